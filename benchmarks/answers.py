@@ -1,4 +1,4 @@
-"""What a large answer costs to write: `rpg sql` against DuckDB's own COPY of the same rows, in turns.
+"""Cost of writing a large answer: `rpg sql` against DuckDB's own COPY of the same rows, in turns.
 
     python benchmarks/answers.py [--rows 1000000] [--rounds 3] [--dir DIR]
 

@@ -1,4 +1,4 @@
-"""What checkpoints cost: steps around one, and steps with none, in turns within one run.
+"""Cost of checkpoints: steps around one, and steps with none, in turns within one run.
 
     python benchmarks/checkpoint.py [--pairs 5] [--shapes quickstart qwen3] [--threads 2]
 

@@ -1,4 +1,4 @@
-"""What merging adapters into bfloat16 weights loses: a model that samples with W + (alpha / rank) B A rounded once.
+"""Loss of merging adapters into bfloat16 weights: a model that samples with W + (alpha / rank) B A rounded once.
 
 Of a weight that lies on bfloat16's grid, a change of less than half a step is rounded away. For adapters as they are
 after so many updates, each of which moves B by the learning rate, it prints

@@ -1,4 +1,4 @@
-"""What watching a run costs: the shares of a step that logging, recording and the sentinel take, in one run.
+"""Cost of watching a run: the shares of a step that logging, recording and the sentinel take, in one run.
 
     python benchmarks/overhead.py [--lengths tailed] [--steps 10]
 

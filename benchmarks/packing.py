@@ -1,4 +1,4 @@
-"""What padding costs, and prompts computed for each response: a forward and backward pass over 8 x 8 responses.
+"""Cost of padding, and of prompts computed for each response: a forward and backward pass over 8 x 8 responses.
 
 padded: rows of like length; packed: sequences end to end, each with its prompt; shared: a group's prompt once.
 

@@ -1,4 +1,4 @@
-"""What pruning saves and what it costs: studies over simulated learning curves whose true final values are known.
+"""Savings and cost of pruning: studies over simulated learning curves whose true final values are known.
 
     python benchmarks/pruning.py [--studies 400]
 

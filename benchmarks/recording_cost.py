@@ -1,4 +1,4 @@
-"""What the record costs of a run's CPU time: writing rows in the trainer, and ingesting and merging them beside it.
+"""Record's share of a run's CPU time: writing rows in the trainer, and ingesting and merging them beside it.
 
     python benchmarks/recording_cost.py [--steps 60]
 

@@ -37,7 +37,7 @@ Way = Callable[[int], list[list[int]]]
 
 @dataclass(frozen=True)
 class Work:
-    """What every way is given."""
+    """Work that every way is given."""
 
     model: PreTrainedModel
     prompts: list[list[int]]

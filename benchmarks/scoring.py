@@ -1,4 +1,4 @@
-"""What a sealed score costs: of tasks that only compare, and of those whose responses are scored in a process each.
+"""Cost of a sealed score: of tasks that only compare, and of those whose responses are scored in a process each.
 
     python benchmarks/scoring.py [--scores 300] [--tasks chain_sum string_insertion countdown]
 
@@ -24,7 +24,7 @@ def item(task: str) -> Problem:
 
 
 def cpu_seconds() -> float:
-    """Of all descendants, those that have ended included."""
+    """CPU seconds of all descendants, those that have ended included."""
     return sum(sum(each.cpu_times()[:4]) for each in psutil.Process().children(recursive=True))
 
 

@@ -1,4 +1,4 @@
-"""What the server profile adds to runs: how long a team waits for it, and what it costs with the number of runs.
+"""Cost of the server profile for runs: how long a team waits for it, and what it takes with the number of runs.
 
     python benchmarks/server.py [--runs 50] [--workers 2] [--slope 10 50 200]
 

@@ -28,7 +28,7 @@ MICROBATCH_ROWS = 16
 
 
 def text(token: int) -> str:
-    """What a token decodes to. DAPO's scorer reads the last answer: that of one token in twelve is right."""
+    """Text of a token. DAPO's scorer reads the last answer: that of one token in twelve is right."""
     if token in ENDS["tailed"]:
         return f"<end{token}>|"
     return "<pad>|" if token == PAD else f"Answer: {int(token % 12 == 0)}\n{token}|"

@@ -146,7 +146,7 @@ def _replay(execution: RunExecution, scratch: Home) -> None:
 
 
 def _compare(home: Home, scratch: Home, run_id: str, start: int, end: int) -> tuple[list[str], list[str]]:
-    """What was compared, and what differs, both in words."""
+    """Comparison in words: what was compared, and what differs."""
     compared, differences = [], []
     with Store.open(home.root) as record, Store.open(scratch.root) as retrained:
         for table in _ROWS:

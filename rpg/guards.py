@@ -119,7 +119,7 @@ class Guards:
         return math.prod(entry.learning_rate_factor for entry in self.roll_backs if step > entry.to_step)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, JSON-able."""
+        """State for a checkpoint, JSON-able."""
         return {"streaks": list(self._streaks)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other: plain values as bytes, never a pickle, which may run any code.
+"""Messages between the processes of a run: plain values as bytes, never a pickle, which may run any code.
 
 A message is a JSON document, with the arrays and tensors that it names behind it. Of classes only those are made that
 this program has marked as a `message`, by their constructors. No torch and no numpy before there is one in a message.

@@ -130,7 +130,7 @@ def token_metrics(sums: Mapping[str, float], tokens: float) -> dict[str, float]:
 
 
 def rollout_metrics(step: StepRollouts) -> dict[str, float]:
-    """What a step's responses show before any training on them. Standard deviations have ddof 1."""
+    """Metrics of a step's responses before any training on them. Standard deviations have ddof 1."""
     rewards = step.rewards.astype(np.float64)
     sizes = np.bincount(step.group_ids)
     groups = np.split(rewards, np.cumsum(sizes)[:-1])
@@ -161,7 +161,7 @@ def staleness_metrics(step: StepRollouts, trained_version: int) -> dict[str, flo
 
 
 def scheduled_values(spec: Experiment, step: int) -> dict[str, float]:
-    """What the spec's schedules give at a step; empty where nothing is scheduled."""
+    """Values of the spec's schedules at a step; empty where nothing is scheduled."""
     return {SCHEDULED[path]: schedule.at(step) for path, schedule in schedules_in(spec)}
 
 

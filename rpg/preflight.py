@@ -1,4 +1,4 @@
-"""What a spec names, looked at before anything runs: the first rows of the data, the model, the lengths of prompts.
+"""A look at what a spec names, before anything runs: the first rows of the data, the model, the lengths of prompts.
 
 What is wrong here a stage would say in the same words, minutes later. Nothing is written and nothing is downloaded.
 """
@@ -34,7 +34,7 @@ MOST_ROWS = 5000
 
 @dataclass(slots=True)
 class Findings:
-    """What a look at data and model has shown; paths lead into the spec."""
+    """Findings of a look at data and model; paths lead into the spec."""
 
     errors: list[Issue] = field(default_factory=list)
     """A stage would end with each of them."""
@@ -70,7 +70,7 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
 
 
 def _overlap(data: Data) -> list[Issue]:
-    """What training and evaluation sets share that are read whole in a moment: those of at most MOST_ROWS problems."""
+    """Problems common to training and evaluation sets that are read in a moment: of at most MOST_ROWS problems."""
     if not (data.train and data.evaluation):
         return []
     sets: dict[str, list[tuple[Path, Source, list[StagedProblem]]]] = {split: [] for split in SPLITS}
@@ -92,7 +92,7 @@ def _overlap(data: Data) -> list[Issue]:
 
 
 def _not_here(experiment: Experiment) -> list[Issue]:
-    """What would have to be downloaded and cannot be: HF_HUB_OFFLINE forbids it, or the Hub does not answer."""
+    """Data or model that must be downloaded and cannot be: HF_HUB_OFFLINE forbids it, or the Hub does not answer."""
     model, missing = experiment.model, list[tuple[str, Path, str]]()
     if isinstance(model, PretrainedModel) and not FilePath(model.path).is_dir() and downloaded(model) is None:
         missing.append(("model", ("model", "path"), model.path))

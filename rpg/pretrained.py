@@ -134,7 +134,7 @@ _LACKING = "which fetches a kernel of a Hub: uninstall the package kernels, or i
 
 
 def _falls_back(implementation: Any) -> bool:
-    """Whether it is a flash attention that is not installed. `paged|flash_attention_2` is one too."""
+    """Whether the attention is a flash attention that is not installed. `paged|flash_attention_2` is one too."""
     named = re.search(r"flash_attention_(\d)", implementation) if isinstance(implementation, str) else None
     return named is not None and not _installed(_FLASH_ATTENTION.get(named[1], ""))
 

@@ -391,7 +391,7 @@ class Trainer:
         return exception
 
     def exception_for(self, fired: FiredGuard) -> Exception:
-        """What a guard raises that stops the run or rolls it back."""
+        """Exception of a guard that stops the run or rolls it back."""
         if self.components.guards.may_roll_back(fired):
             return RollBackRequested(fired)
         tried = f", after {fired.guard.at_most} roll-back(s)" if fired.guard.action == "roll_back" else ""

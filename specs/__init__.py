@@ -1,4 +1,4 @@
-"""What an experiment is: the schema, and the loader that turns spec files into it. `machine` is the ground floor.
+"""Experiments as data: the schema, and the loader that turns spec files into it. `machine` is the ground floor.
 
 Names are loaded when first used, so that `import specs` costs nothing.
 """

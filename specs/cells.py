@@ -41,7 +41,7 @@ def _agrees(cell: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
 
 
 def cell_label(matrix: Matrix | None, values: Mapping[str, Any]) -> str:
-    """What the spec calls a cell: its row's label and what else varies; empty where rows have no labels."""
+    """Name of a cell in the spec: its row's label and what else varies; empty where rows have no labels."""
     if matrix is None or not matrix.labels:
         return ""
     label = matrix.labels[_row(matrix, values)]
@@ -115,7 +115,7 @@ def _present(source: Any, path: Path) -> bool:
 def check_cells(
     source: dict[str, Any], experiment: Experiment, positions: Positions
 ) -> tuple[list[Issue], list[Issue]]:
-    """What makes any run impossible, and warnings: each once, at the matrix's line where the matrix is its cause."""
+    """Errors of any run, and warnings: each once, at the matrix's line where the matrix is its cause."""
     issues = list(_matrix_issues(experiment.matrix, source)) if experiment.matrix else []
     if issues:
         return issues, []

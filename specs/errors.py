@@ -1,4 +1,4 @@
-"""What is wrong with what the user gave: an issue, its place in a file, how it reads, and the exceptions that carry it.
+"""Errors in what the user gave: an issue, its place in a file, how it reads, and the exceptions that carry it.
 
 These exceptions are a user's to cause. Each is shown as it stands, without a traceback, and ends with exit code 2.
 """
@@ -133,7 +133,7 @@ class IssueError(ValueError):
 
 
 class RpgError(Exception):
-    """What the user named is wrong. `str()` is the whole message."""
+    """Error in what the user named. `str()` is the whole message."""
 
 
 class SpecError(RpgError):

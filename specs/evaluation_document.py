@@ -82,7 +82,7 @@ def evaluation_document(source: dict[str, Any], positions: Positions, weights_of
 
 
 def evaluation_source(run: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What the file of an evaluation says that gives one run of an evaluation again, and no other.
+    """The part of an evaluation's file that gives one run of it again, and no other.
 
     Figures of others are left out: they stand beside the models of the whole evaluation.
 
@@ -101,7 +101,7 @@ def evaluation_source(run: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def name_of(model: EvaluatedModel) -> str:
-    """What a model is called."""
+    """Name of a model."""
     if model.name:
         return model.name
     if isinstance(model, EvaluatedRun):
@@ -184,7 +184,7 @@ def _measured_once(evaluation: ModelEvaluation, same: Mapping[int, Sequence[int]
 
 
 def _setting(evaluation: ModelEvaluation, source: Mapping[str, Any], row: _Row, field: str) -> Any:
-    """What a row has for a field of `evaluation`, as the file writes it."""
+    """A row's value for a field of `evaluation`, as the file writes it."""
     assert row.setting is not None
     written = source["sampling"][row.setting].get(field)
     if written is not None:

@@ -1,4 +1,4 @@
-"""What the rows of a matrix are called, and what a row may be called too: figures of others name their row by it."""
+"""Labels of a matrix's rows, and the other names of a row: figures of others name their row by it."""
 
 from collections.abc import Iterable
 

@@ -92,12 +92,12 @@ def load_any(
 
 
 def kind_of_file(path: FilePath) -> Kind:
-    """What a file describes. Raises SpecError where it cannot be read."""
+    """Kind of document in a file. Raises SpecError where it cannot be read."""
     return _kind(read_tree(os.fspath(path), Experiment).plain())
 
 
 def _kind(source: Mapping[str, Any]) -> Kind:
-    """What a file describes, by the keys that only its kind has."""
+    """Kind of document, by the keys that only its kind has."""
     if "experiment" in source or "parameters" in source:
         return "study"
     return "evaluation" if "models" in source else "experiment"
@@ -113,7 +113,7 @@ def parse_objective(data: Mapping[str, Any]) -> Objective:
 
 
 def _source(path: FilePath, overrides: Iterable[str], wanted: Kind) -> tuple[dict[str, Any], Positions]:
-    """What the file says, if it is of the wanted kind."""
+    """Source of the file, if it is of the wanted kind."""
     schema = SCHEMAS[wanted]
     root = read_tree(os.fspath(path), schema)
     if (kind := _kind(root.plain())) != wanted:

@@ -507,7 +507,7 @@ REWARD = BY_NAME["reward/mean"]
 
 
 def progress_text(values: Mapping[str, float | None]) -> str:
-    """What a progress line says of a step; metrics that have no value are left out.
+    """Text of a step on a progress line; metrics that have no value are left out.
 
     Example:
         >>> progress_text({"kl/reverse": 0.00123, "reward/mean": 0.4375, "loss": 0.1})

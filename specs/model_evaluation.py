@@ -22,7 +22,7 @@ from specs.schema.training import Training
 
 
 class _Evaluated(Spec):
-    """What every model of an evaluation may say beside where it comes from."""
+    """Fields of every model of an evaluation beside where it comes from."""
 
     name: str = ""
     """What tables and charts call it; empty: the last part of its path or id, or the run and its checkpoint."""

@@ -64,7 +64,7 @@ def origins_of(document: Document, values: Mapping[str, Any], experiment: Experi
 
 
 def _is_rivals(experiment: Experiment, path: Path) -> bool:
-    """Whether it is a field of a rival, whose defaults are what it was published with."""
+    """Whether the field is one of a rival, whose defaults are what it was published with."""
     return path[0] == "objective" and isinstance(experiment.objective, PublishedObjective)
 
 

@@ -140,7 +140,7 @@ class EvaluationRow:
     """Which start of the trainer measured it, or exported what was measured while training went on; NULL where the
     evaluate stage did."""
     worst: float | None = None
-    """Of score@k the least value that the reward says there can be; NULL: it says none, and of other measures, where it
+    """Least value of score@k that the reward says there can be; NULL: it says none, and of other measures, where it
     is 0."""
 
 

@@ -122,7 +122,7 @@ def secrets_in(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _passwords_of_urls(value: str) -> Iterator[str]:
-    """What may be the password of each URL: up to each of the @ that follow, of which one ends it."""
+    """Candidates for the password of each URL: up to each of the @ that follow, of which one ends it."""
     for match in _URL_PASSWORD.finditer(value):
         yield from accumulate(match["password"].split("@"), "{}@{}".format)
 

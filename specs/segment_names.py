@@ -35,7 +35,7 @@ class SegmentName:
         return f"{kind}{self.number:04}-s{self.first_step:06}-{self.last_step:06}{share}{digest}.parquet"
 
     def share(self, rank: int) -> "SegmentName":
-        """What that rank writes beside it; without the digest, which the writer alone knows."""
+        """Segment of a share that the rank writes beside it; without the digest, which the writer alone knows."""
         return replace(self, digest="", rank=rank)
 
     @property
@@ -50,7 +50,7 @@ class SegmentName:
 
 
 def parse_segment_name(name: str) -> SegmentName | None:
-    """What a file's name says; None where it is not named like a segment."""
+    """Parts of a file's name; None where it is not named like a segment."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None

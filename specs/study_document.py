@@ -72,7 +72,7 @@ class StudyDocument:
         return self.experiment.with_values(values, self.positions.get(("parameters",), Position("", 0, "")))
 
     def own_value(self, path: str) -> Any:
-        """What the experiment itself has at a path; None where it has nothing there."""
+        """The experiment's own value at a path; None where it has none."""
         return item_at(self.experiment.experiment.model_dump(mode="json"), split(path))
 
     def own_params(self) -> tuple[Params, list[str]]:
@@ -181,7 +181,7 @@ def _with_overrides(experiment: Document, study: Study, positions: Positions) ->
 
 
 def _path_issues(study: Study, section: str, check: Callable[[str], Issue | None]) -> list[Issue]:
-    """What `check` finds wrong with the paths that a section of the study names, told at those paths."""
+    """Issues that `check` finds with the paths that a section of the study names, told at those paths."""
     return [
         dataclasses.replace(issue, path=(section, path)) for path in getattr(study, section) if (issue := check(path))
     ]

@@ -173,7 +173,7 @@ def _losses(space: Space, path: str, dependents: frozenset[str]) -> Counter[froz
 
 
 def settings(params: Mapping[str, Any], space: Space) -> dict[str, Any]:
-    """What the params set in the experiment: path -> value."""
+    """Settings in the experiment for the params: path -> value."""
     return {
         path: searched.cases[value] if isinstance(searched := space[path], Cases) else value
         for path, value in params.items()

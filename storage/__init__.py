@@ -1,4 +1,4 @@
-"""What happened: DuckDB over the segments and catalogues that runs leave behind."""
+"""The record of what happened: DuckDB over the segments and catalogues that runs leave behind."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

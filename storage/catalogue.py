@@ -27,7 +27,7 @@ class Documents:
         """Lines that begin with the document's path in the home."""
 
     def read(self, path: Path) -> Row:
-        """What can be read of a document."""
+        """The readable part of a document."""
         document, problems = read_checked(path)
         self.problems += [f"{path.relative_to(self._root).as_posix()}: {problem}" for problem in problems]
         return document

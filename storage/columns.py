@@ -38,7 +38,7 @@ def columns(table: str) -> tuple[tuple[str, str], ...]:
 
 @cache
 def arrow_schema(table: str) -> "pa.Schema":
-    """What a segment written today looks like."""
+    """Arrow schema of a segment written today."""
     import pyarrow as pa  # here, as a query that reads no segment by itself is answered sooner without it
 
     types = {

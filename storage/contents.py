@@ -26,7 +26,7 @@ MERGED = b"rpg.merged"
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a segment says of itself."""
+    """A segment's account of itself."""
 
     num_rows: int
     current_columns: bool
@@ -185,7 +185,7 @@ def read_groups(root: Path, segment: Segment) -> Iterator[pa.Table]:
 
 
 def is_damaged(root: Path, pack: str) -> bool:
-    """Whether a pack's content is not that of the digest in its name. `pack`: its path, relative to the home.
+    """Whether a pack's content differs from the digest in its name. `pack`: its path, relative to the home.
 
     Raises:
         FileNotFoundError: it was deleted meanwhile.

@@ -130,7 +130,7 @@ def open_copy(root: Path) -> duckdb.DuckDBPyConnection:
 
 
 def damage_of_index(root: Path) -> str:
-    """What DuckDB says where a block of the database is not as it was written; empty where all can be read.
+    """DuckDB's message where a block of the database is not as it was written; empty where all can be read.
 
     Each block has a checksum, which is looked at when the block is read: so every row of every table is.
     """

@@ -1,4 +1,4 @@
-"""What every table, view and column means: one text for the pages of the documentation and the database's comments.
+"""Meaning of every table, view and column: one text for the pages of the documentation and the database's comments.
 
 The text of a recorded table stands in its row class in specs/records.py, that of the metrics in specs/metrics.py; that
 of another table, or of a view, in the SQL file that makes it: above the statement, and beside a column or above the
@@ -29,7 +29,7 @@ _COLUMN_BESIDE = re.compile(r' +"?(\w+)"? .*?-- (.*)')
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a table or view is about, and what its columns mean."""
+    """Subject of a table or view, and the meaning of its columns."""
 
     about: str
     columns: dict[str, str]
@@ -89,7 +89,7 @@ def _literal(value: str | float) -> str:
 
 
 def _in_sql(text: str) -> Iterator[tuple[str, Description]]:
-    """What the comments of a SQL file say. A statement without any gives nothing."""
+    """Comments of a SQL file. A statement without any gives nothing."""
     above: list[str] = []
     name, about, columns = "", "", dict[str, str]()
     for line in [*text.splitlines(), ";"]:
@@ -109,7 +109,7 @@ def _in_sql(text: str) -> Iterator[tuple[str, Description]]:
 
 
 def _above(lines: Iterable[str]) -> tuple[str, dict[str, str]]:
-    """What the comment above a statement says of it and of its columns."""
+    """Descriptions in the comment above a statement: of it and of its columns."""
     about: list[str] = []
     columns: dict[str, str] = {}
     for line in lines:

@@ -1,4 +1,4 @@
-"""What a query can get wrong, explained to whoever typed it."""
+"""Errors of a query, explained to whoever typed it."""
 
 import difflib
 import re

@@ -39,7 +39,7 @@ _OVER = (*FINAL, "crashed")
 
 @dataclass(frozen=True)
 class Ingested:
-    """What an ingest did."""
+    """Result of an ingest."""
 
     segments: int = 0
     """Segments that the index did not have."""

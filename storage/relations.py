@@ -1,4 +1,4 @@
-"""What the views of a connection read: each recorded table as a SELECT over its segments, and the views over those."""
+"""Definitions of a connection's views: each recorded table as a SELECT over its segments, and the views over those."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator

@@ -37,12 +37,12 @@ class Segment:
 
     @property
     def parsed(self) -> SegmentName:
-        """What the file's name says; that of an evaluate stage's file says nothing."""
+        """Parts of the file's name; that of an evaluate stage's file says nothing."""
         return parse_segment_name(self.name) or SegmentName(False, 0, 0, 0, "")
 
     @property
     def is_of_evaluate_stage(self) -> bool:
-        """Whether an evaluate stage published it, and not the trainer."""
+        """Whether an evaluate stage published the file, and not the trainer."""
         return "/evaluate/" in self.key
 
     def is_as(self, other: "Segment") -> bool:

@@ -190,7 +190,7 @@ class Snapshot:
         return [entry for entry in known if f"runs/{entry.segment.run_id}" not in self._outdated]
 
     def _is_listed(self, key: str, problem: str) -> bool:
-        """Whether there is a file to leave out: one that was found to be gone may be listed no more."""
+        """Whether the file must be left out: one that was found to be gone may be listed no more."""
         return problem != GONE or bool(self._indexed(f"key = {database.quoted(key)}"))
 
     def _known(self, condition: str) -> dict[str, KnownSegment]:
@@ -207,7 +207,7 @@ def _views_in(sql: str) -> set[str]:
 
 
 def _read_for(sql: str) -> set[str]:
-    """What a query may read of what is recorded in segments, or made from them."""
+    """Tables of recorded rows, or made from them, that a query may read."""
     return {table for name in _views_in(sql) for table in views()[name].tables}
 
 

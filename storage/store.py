@@ -189,7 +189,7 @@ class Store:
     def _attempt(
         self, sql: str, params: Params, use: Callable[[Statement], _Answer], form: Form | None = None
     ) -> tuple[_Answer, tuple[str, ...]]:
-        """What `use` makes of the statement that runs, and the snapshot's warnings."""
+        """Result of `use` for the statement that runs, and the snapshot's warnings."""
         damaged: dict[str, str] = {}
         blames_index = False
         for attempt in range(_ATTEMPTS):

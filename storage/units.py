@@ -57,7 +57,7 @@ class KnownSegment:
 
 @dataclass(frozen=True)
 class Unit:
-    """What a unit's directory holds."""
+    """Content of a unit's directory."""
 
     path: str
     """Relative to the home directory: `runs/ID`, `artifacts/STAGE/FINGERPRINT`."""

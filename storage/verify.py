@@ -1,4 +1,4 @@
-"""What is wrong with the index, or with the files that it is made from, and what that means. Changes nothing."""
+"""Faults of the index, or of the files that it is made from, and what they mean. Changes nothing."""
 
 from collections.abc import Iterator
 from pathlib import Path

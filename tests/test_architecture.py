@@ -266,6 +266,23 @@ def test_every_room_says_what_lives_there() -> None:
         assert len(said) >= least, f"{path.relative_to(ROOT)} does not say what it holds"
 
 
+NO_SUBJECT = re.compile(r"\s*(As|Of|The same|What (is|are))\b")
+"""Openings of a docstring that say of what, like what, but not what."""
+
+
+def texts_alone(text: str) -> list[str]:
+    """Docstrings of a module and of all in it, and those below a field or a constant."""
+    nodes = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+@pytest.mark.parametrize("folder", [*FORBIDDEN, "benchmarks", "tests", "tools"])
+def test_a_docstring_begins_with_its_subject(folder: str) -> None:
+    for path in sources(folder):
+        for said in texts_alone(path.read_text()):
+            assert not NO_SUBJECT.match(said), f"{path.relative_to(ROOT)}: {said.splitlines()[0]}"
+
+
 def test_names_say_what_a_module_holds() -> None:
     for path in MODULES.values():
         assert path.stem not in {"utils", "common", "helpers", "manager"}, path

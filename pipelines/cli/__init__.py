@@ -59,7 +59,7 @@ def main() -> None:
             _run()
         except SystemExit as end:
             if limits := sys.modules.get("storage.statements.limits"):
-                limits.leave_stuck(_exit_code(end))
+                limits.exit_if_stuck(_exit_code(end))
             raise
         except Exception:  # a fault of ours: what it quotes is spelt out too
             traceback.print_exc()

@@ -1,4 +1,4 @@
-"""What `rpg run` says at the end: accuracy before and after with intervals, where the report lies, what to try next."""
+"""The end of `rpg run`: accuracy before and after with intervals, where the report lies, what to try next."""
 
 import shlex
 from collections.abc import Iterator, Sequence

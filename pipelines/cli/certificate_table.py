@@ -99,7 +99,7 @@ def _error(error: float, tolerance: float) -> str:
 
 
 def _parts(on_policy: GradientFinding, off_policy: GradientFinding) -> str:
-    """What the divergence's part is the gradient of; once where it is the same on policy and off it."""
+    """Gradient of which the divergence's part is one; once where it is the same on policy and off it."""
     if not on_policy.divergence_error:
         return ""
     parts = [SHORT[finding.divergence_gradient_of] for finding in (on_policy, off_policy)]

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.cli.reading import Reading, tell_where_they_wait
+from pipelines.cli.reading import Reading, print_waiting_elsewhere
 from pipelines.home.home import Home
 from pipelines.home.runs import log_files, log_stage, read_state, status_of
 from pipelines.running.progress import logged_line, training_line
@@ -19,7 +19,7 @@ def print_logs(reading: Reading, run_ids: Sequence[str], *, stage: str | None, f
     home, offsets = reading.home, dict[Path, int]()
     last: Path | None = None
     if follow:
-        tell_where_they_wait(reading, run_ids)
+        print_waiting_elsewhere(reading, run_ids)
     while True:
         # Asked before reading: what a run writes last is read too.
         live = follow and any(status_of(home, run_id) in _LIVE for run_id in run_ids)
@@ -43,7 +43,7 @@ def watch_runs(reading: Reading, run_ids: Sequence[str]) -> list[str]:
 
     console = SafeConsole(stderr=True, soft_wrap=True)
     home, shown, ended = reading.home, dict[str, str](), dict[str, str]()
-    tell_where_they_wait(reading, run_ids)
+    print_waiting_elsewhere(reading, run_ids)
     with console.status("") as live:
         while True:
             lines = {}

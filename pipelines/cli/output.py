@@ -95,7 +95,7 @@ def form_of(kind: Format) -> "Form | None":
 
 
 def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool) -> None:
-    """What a verb lists: a table, or with `--json` a list of objects."""
+    """Prints a verb's list: a table, or with `--json` a list of objects."""
     if as_json:
         print_json(as_objects(columns, rows))
     else:

@@ -49,7 +49,7 @@ def unfinished(runs: Sequence[RunPlan]) -> list[RunPlan]:
 
 
 def missing_for_sinks(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
-    """What the sinks need that this machine lacks, at its place; nothing where nothing is to be done."""
+    """Needs of the sinks that this machine lacks, at their place; nothing where nothing is to be done."""
     from specs.schema.execution import missing_packages
 
     if all(stage.action == "CACHED" for run in runs for stage in run.stages):
@@ -58,7 +58,7 @@ def missing_for_sinks(document: Document, runs: Sequence[RunPlan]) -> list[Issue
 
 
 def missing_for(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
-    """What a document's runs ask of the machine that executes them and this one lacks, each at its place."""
+    """Needs of a document's runs that the machine which executes them, this one, lacks, each at its place."""
     from pipelines.running.gpu_slots import missing_here
 
     return in_file_order(document.locate(issue, run.values) for run in runs for issue in missing_here(run.experiment))
@@ -77,7 +77,7 @@ def unscorable(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
 def examined(
     document: Document, runs: Sequence[RunPlan] | Sequence[Cell]
 ) -> tuple[list[Issue], list[Issue], list[Issue]]:
-    """What a look at the data and models of a document's runs shows, each at its place, each once.
+    """Findings about the data and models of a document's runs, each at its place, each once.
 
     Returns:
         errors; what is not on this machine and cannot be fetched, an error where it is to execute the runs; warnings.
@@ -96,7 +96,7 @@ def examined(
 
 
 def _looked_at(experiment: Experiment) -> tuple[Hashable, ...]:
-    """What the findings depend on."""
+    """Parts of the experiment that the findings depend on."""
     training = experiment.training
     data, model = experiment.data.model_dump_json(), experiment.model.model_dump_json()
     return model, data, training.lora, training.sequence_parallel_size

@@ -84,7 +84,7 @@ def open_server(profile: str) -> "ServerRecord":
     return ServerRecord(home, profile)
 
 
-def tell_where_they_wait(reading: Reading, run_ids: Sequence[str]) -> None:
+def print_waiting_elsewhere(reading: Reading, run_ids: Sequence[str]) -> None:
     """Says on stderr of runs that were submitted to another server that this home may never see them begin."""
     from pipelines.prefect_server.api import running_services
 

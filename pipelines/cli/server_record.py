@@ -82,7 +82,7 @@ class ServerRecord:
         return open_source(named, of_place or (auth_string(self._own) if shown else ""))
 
     def _variable(self) -> Any:
-        """What the server's variable for the record's place holds; None where there is none."""
+        """Value of the server's variable for the record's place; None where there is none."""
         with prefect_client(self._own, self._url) as client:
             variable = client.read_variable_by_name(RECORD_VARIABLE)
         return None if variable is None else variable.value

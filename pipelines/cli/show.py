@@ -206,7 +206,7 @@ def _without_secrets(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _leaf(tree: Any, *path: str) -> Any:
-    """What stands at a path of nested mappings; None where there is no such path."""
+    """Value at a path of nested mappings; None where there is no such path."""
     for name in path:
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree

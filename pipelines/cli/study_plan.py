@@ -132,7 +132,7 @@ def _lines(document: StudyDocument, data: dict[str, Any]) -> list[str]:
 
 
 def _done(record: StudyRecord) -> dict[str, Any]:
-    """What the record says of the study's state."""
+    """State of the study, as the record has it."""
     states = dict.fromkeys(trial.state for trial in record.trials)
     units = record.confirmation.units if record.confirmation else ()
     ended = sum(unit.state in ("finished", "failed") for unit in units)

@@ -1,4 +1,4 @@
-"""What `rpg doctor` says: what is installed, what answers, what is misconfigured."""
+"""Findings of `rpg doctor`: what is installed, what answers, what is misconfigured."""
 
 import os
 import shutil

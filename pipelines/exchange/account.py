@@ -1,4 +1,4 @@
-"""What there is to say of a run to those who get it, as Markdown: answer, lineage, certificate, spec."""
+"""A run's account for those who get it, as Markdown: answer, lineage, certificate, spec."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class Account:
 
     @property
     def measure(self) -> str:
-        """Of the outcomes."""
+        """Measure of the outcomes."""
         return " or ".join(dict.fromkeys(outcome.measure for outcome in self.outcomes))
 
 
@@ -155,7 +155,7 @@ def _lineage(home: Home, run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _naming(source: Mapping[str, Any]) -> Iterator[Any]:
-    """What of a data source says which data it is."""
+    """Fields of a data source that say which data it is."""
     for key in ("source", "name", "path", "task", "split", "revision"):
         if source.get(key):
             yield source[key]

@@ -150,7 +150,7 @@ def _problems(run: Path, name: Path) -> list[str]:
 
 
 def _difference(export: Path, here: Path) -> str:
-    """What tells the run of the export from that of the home; empty where they are the same."""
+    """Difference between the run of the export and that of the home; empty where they are the same."""
     for name in ("run.json", "train.json"):
         if read_json(export / name) != read_json(here / name):
             return f"{name} differs"

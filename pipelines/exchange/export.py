@@ -92,7 +92,7 @@ def _names(home: Home, run_id: str) -> Iterator[str]:
 
 
 def _of_experiment(home: Home, run_id: str, name: str) -> dict[str, Any]:
-    """What the experiment's record says of the run: the cells of its version, and all runs of that in their order."""
+    """The run's experiment in its record: the cells of its version, and all runs of that in their order."""
     record = read_json(home.experiment(name) / "experiment.json") if name else {}
     versions = [version for version in versions_known(home, record) if run_id in version.runs]
     label = record.get("labels", {}).get(run_id)

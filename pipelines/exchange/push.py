@@ -25,7 +25,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 class PushError(RpgError):
-    """What was asked for cannot be pushed, or not there; nothing was sent."""
+    """The model cannot be pushed, or not there; nothing was sent."""
 
 
 class NotSentError(Exception):

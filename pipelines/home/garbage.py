@@ -1,4 +1,4 @@
-"""What `rpg gc` frees: artifacts, the published results that several runs share, once no run uses them any more, and
+"""Garbage for `rpg gc`: artifacts, the published results that several runs share, once no run uses them any more, and
 token rows and checkpoints of runs that are to keep them for some days only.
 """
 

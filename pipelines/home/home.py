@@ -75,7 +75,7 @@ class Home:
 
     @property
     def services(self) -> Path:
-        """What `rpg up` keeps of its programs: their settings and passwords, PostgreSQL's and Redis' data."""
+        """Directory of `rpg up`'s programs: their settings and passwords, PostgreSQL's and Redis' data."""
         return self.root / "services"
 
     @property
@@ -113,12 +113,12 @@ class Home:
         return self.root / "wandb"
 
     def offline_wandb(self, run_id: str) -> list[Path]:
-        """What W&B's library keeps of a run in offline mode: a directory for each session."""
+        """Copies of a run that W&B's library keeps in offline mode: a directory for each session."""
         name = re.compile(rf"offline-run-\d+_\d+-{re.escape(run_id)}")
         return [path for path in self.wandb.glob(f"offline-run-*-{_name(run_id)}") if name.fullmatch(path.name)]
 
     def sent_copies(self, run_id: str) -> list[Path]:
-        """What sinks hold of a run in this home."""
+        """Notes of what each sink holds of a run in this home."""
         return [path for path in (self.tensorboard(run_id), *self.offline_wandb(run_id)) if path.exists()]
 
     @contextlib.contextmanager

@@ -22,7 +22,7 @@ from storage import Store
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What a name stands for, to be deleted."""
+    """Runs and experiment of a name, to be deleted."""
 
     runs: tuple[str, ...]
     """Ids of those that are on record here."""
@@ -39,7 +39,7 @@ class NotRemovableError(RpgError):
 
 
 def removal_of(home: Home, name: str) -> Removal:
-    """What would be deleted.
+    """Removal of what the name stands for; deletes nothing.
 
     Args:
         name: a run; an experiment, all its versions; or NAME@VERSION, the runs that no other version has.

@@ -41,7 +41,7 @@ def launched_stage(arguments: Sequence[str]) -> LaunchedStage:
 
 
 def job_file(run_directory: Path, stage: str) -> Path:
-    """What the ranks' program is to do, where that is not to train."""
+    """File with the job of the ranks' program, where that is not to train."""
     return run_directory / f"{stage}-job.json"
 
 
@@ -101,7 +101,7 @@ class Launcher(Protocol):
         ...
 
     def examine(self, home: "Home", experiment: "Experiment | None") -> Iterator[Finding]:
-        """What `rpg doctor` says of it.
+        """Findings of `rpg doctor` about the launcher.
 
         Args:
             experiment: a spec with this launcher: what it would reach is tried. None: what this machine has for it.
@@ -152,7 +152,7 @@ def passed_on(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def sent_along(variables: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What the process on another machine gets of launcher.environment, over a channel that nobody else reads.
+    """Variables of launcher.environment for the process on another machine, over a channel that nobody else reads.
 
     Those are the plain values, and this process's own variables that `env:` references name, where it has them. The
     references themselves go with a machine's share of the ranks, and are resolved there.

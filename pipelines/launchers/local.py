@@ -23,7 +23,7 @@ class LocalRanks:
     def command(
         self, run_directory: Path, experiment: Experiment, slots: Sequence[str], *, stage: LaunchedStage = "train"
     ) -> list[str]:
-        """What starts the ranks; they meet at a free port of this machine."""
+        """Command that starts the ranks; they meet at a free port of this machine."""
         port, ranks = free_port(), experiment.training.ranks
         write_launch(
             run_directory,

@@ -89,7 +89,7 @@ class Share:
         return f"ranks {self.first_rank} to {self.first_rank + self.ranks - 1}"
 
     def rank_environment(self, local_rank: int) -> dict[str, str]:
-        """What torch.distributed, DeepSpeed and the trainer read."""
+        """Variables that torch.distributed, DeepSpeed and the trainer read."""
         return self._meeting_environment() | {
             "RANK": str(self.first_rank + local_rank),
             "LOCAL_RANK": str(local_rank),

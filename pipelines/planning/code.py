@@ -58,7 +58,7 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What the manifest says."""
+    """Content of the manifest."""
 
     version: str
     results: dict[str, int]
@@ -104,14 +104,14 @@ class Code:
         self._differing: dict[tuple[str, ...], Differences] = {}
 
     def of_stage(self, stage: str, experiment: Experiment) -> Differences:
-        """What of a stage's code, and of the libraries that score, is not as released.
+        """Differences from the release in a stage's code, and in the libraries that score.
 
         Of an installed package that the spec names that is every module: no manifest knows them.
         """
         return self._differences(stage, sections_of(stage, experiment), experiment)
 
     def of_training_data(self, experiment: Experiment) -> Differences:
-        """As `of_stage` of the data stage, as far as training depends on it."""
+        """Differences of the data stage, see `of_stage`, as far as training depends on it."""
         data = experiment.data
         sources = [*data.train, *(data.evaluation if data.overlap == "drop" else ())]
         return self._differences("data", open_sections(sources), experiment)
@@ -186,7 +186,7 @@ class Code:
         return set(self._released_imports(name)) == set(released.imports)
 
     def _released_name(self, name: str) -> str:
-        """What the manifest calls a module, if another file than today's had it; else its own name."""
+        """A module's name in the manifest, if another file than today's had it; else its own name."""
         if name in self._release.modules or not self._file(name):
             return name if self._file(name) else f"{name} (gone)"
         # Of modules that are alike (empty ones are) the one whose name ends most like this.
@@ -249,7 +249,7 @@ def open_sections(value: Any) -> Iterator[OpenSection]:
 
 
 def _without_sources(sources: Iterable[Source]) -> Iterator[OpenSection]:
-    """What the sources' problems are scored with. What makes the problems is the data stage's."""
+    """Sections that score the sources' problems. What makes the problems is the data stage's."""
     return (section for section in open_sections(sources) if not isinstance(section, Source))
 
 
@@ -326,7 +326,7 @@ def _is_text(node: Any) -> bool:
 
 
 def _our_names(node: Any) -> Iterator[str]:
-    """What a statement imports from the product: NAME, or NAME as OTHER."""
+    """Names that a statement imports from the product: NAME, or NAME as OTHER."""
     is_ours = isinstance(node, ast.ImportFrom) and not node.level and str(node.module).partition(".")[0] in PRODUCT
     for alias in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
         if is_ours or (isinstance(node, ast.Import) and alias.name.partition(".")[0] in PRODUCT):

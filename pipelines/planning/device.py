@@ -16,7 +16,7 @@ NAMED_BY_SPEC = "resources.memory_gib"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a rank computes on."""
+    """Device that a rank computes on."""
 
     name: str
     """The GPU's; NAMED_BY_SPEC where the spec says the memory alone."""
@@ -40,7 +40,7 @@ ASSUMED = KNOWN_GPUS[4]
 
 
 def device_of(experiment: Experiment, shape: ModelShape) -> Device | None:
-    """What a rank of the experiment computes on; None for a CPU, and for small models where no GPU is known."""
+    """Device of the experiment's ranks; None for a CPU, and for small models where no GPU is known."""
     resources = experiment.resources
     if resources.memory_gib:
         return Device(NAMED_BY_SPEC, resources.memory_gib)

@@ -9,7 +9,7 @@ def evaluated_checkpoints(experiment: Experiment) -> int:
 
 
 def measures_base(experiment: Experiment) -> bool:
-    """Whether the base model is evaluated too."""
+    """Whether the base model is evaluated, beside the trained one."""
     return experiment.evaluation.checkpoints != "final"
 
 

@@ -1,4 +1,4 @@
-"""What makes a stage's result what it is: its identity as flat data, hashed with the fingerprints of what it reads.
+"""Identity of a stage's result: flat data, hashed with the fingerprints of what the stage reads.
 
 Identity and execution are separate: a field declared with `execution` (ranks, ZeRO stage, retries, ...) never
 enters. A file enters by its content, not by its name. Code enters by its release's results number, and where it is not
@@ -42,7 +42,7 @@ def fingerprint(
 
 
 def train_data_identity(experiment: Experiment) -> Identity:
-    """What the training problems depend on: evaluation sets only where problems that they share with it are dropped."""
+    """Identity of the training problems: with evaluation sets only where problems that they share are dropped."""
     data = experiment.data
     parts: dict[str, Any] = {
         "train": [_source(source) for source in data.train],
@@ -57,7 +57,7 @@ def train_data_identity(experiment: Experiment) -> Identity:
 
 
 def data_identity(experiment: Experiment) -> Identity:
-    """What the training and evaluation problems depend on."""
+    """Identity of the training and evaluation problems."""
     sets = [_source(source) for source in experiment.data.evaluation]
     return train_data_identity(experiment) | flatten({"data": {"evaluation": sets, "overlap": experiment.data.overlap}})
 
@@ -70,7 +70,7 @@ def of_training_data(identity: Identity) -> Identity:
 
 
 def base_identity(experiment: Experiment) -> Identity:
-    """What the policy before training depends on."""
+    """Identity of the policy before training."""
     model = experiment.model.identity()
     if isinstance(experiment.model, PretrainedModel) and Path(experiment.model.path).is_dir():
         model = {"source": "pretrained", "content": _directory_digest(experiment.model.path)}
@@ -87,7 +87,7 @@ def base_reads_data(experiment: Experiment) -> bool:
 
 
 def train_identity(experiment: Experiment) -> Identity:
-    """What a run's training depends on, beside its data and its base model."""
+    """Identity of a run's training, beside its data and its base model."""
     sections = ("rollout", "reward", "objective", "advantage", "reference", "training")
     parts: dict[str, Any] = {name: getattr(experiment, name).identity() for name in sections}
     if every_steps := experiment.evaluation.every_steps:
@@ -102,7 +102,7 @@ def without_seed(identity: Identity) -> Identity:
 
 
 def evaluate_identity(experiment: Experiment) -> Identity:
-    """What a run's evaluation depends on, beside its data and its weights."""
+    """Identity of a run's evaluation, beside its data and its weights."""
     evaluation, rollout = experiment.evaluation.identity(), experiment.rollout.identity()
     evaluation.pop("every_steps", None)
     if not experiment.evaluation.max_response_length:
@@ -117,7 +117,7 @@ def evaluate_identity(experiment: Experiment) -> Identity:
 
 
 def report_identity(experiment: Experiment) -> Identity:
-    """What a run's page shows beside its results."""
+    """Identity of a run's page, beside its results."""
     return {"name": experiment.name, "question": experiment.question}
 
 

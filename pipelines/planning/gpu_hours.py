@@ -29,7 +29,7 @@ class GpuHours:
     """Every group that dynamic sampling may throw away and sample again counted."""
     training: float
     evaluation: float | None
-    """Of all checkpoints; None where the size of an evaluation set is not known before it is read."""
+    """Hours of all checkpoints; None where the size of an evaluation set is not known before it is read."""
 
     @property
     def total(self) -> float:
@@ -72,8 +72,8 @@ def precision_warnings(experiment: Experiment) -> list[Issue]:
             "a GPU will train in float32",
             path=("training", "precision"),
             given="float32",
-            hint=f"bfloat16 has {PEAK_FLOPS / FLOAT32_FLOPS:.0f} times its rate in matrix products on an H100, half its"
-            " activations, and the attention kernel that takes packed rows at once",
+            hint=f"bfloat16 multiplies matrices {PEAK_FLOPS / FLOAT32_FLOPS:.0f} times as fast on an H100, halves"
+            " the activations, and has the attention kernel for packed rows",
         )
     ]
 

@@ -1,4 +1,4 @@
-"""What a run will need, estimated before it starts: its batch algebra, its tokens, and the memory of one rank.
+"""Needs of a run, estimated before it starts: its batch algebra, its tokens, and the memory of one rank.
 
 From the spec alone; nothing is loaded. Counts of tokens are upper bounds, memory is known to a tenth.
 Sizes are in bytes unless a name says otherwise.
@@ -82,7 +82,7 @@ class MemoryEstimate:
 
     @property
     def only_for_updates(self) -> int:
-        """What `training.offload.while_sampling` moves to host memory, or DeepSpeed frees by then."""
+        """Memory that `training.offload.while_sampling` moves to the host, or DeepSpeed frees by then."""
         return self.gradients + self.buckets + self.optimizer
 
 

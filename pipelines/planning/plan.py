@@ -82,7 +82,7 @@ class RunPlan:
         return recipe_of(self.record())
 
     def record(self) -> dict[str, Any]:
-        """What a later plan compares itself with; kept as the run's plan.json."""
+        """Record that a later plan compares itself with; kept as the run's plan.json."""
         stages = {
             stage.stage: stage_record(stage.fingerprint, stage.identity, stage.inputs, stage.code, stage.results)
             for stage in self.stages
@@ -101,7 +101,7 @@ class Plan:
 def stage_record(
     fingerprint: str, identity: fp.Identity, inputs: dict[str, str], code: Differences, results: int
 ) -> dict[str, Any]:
-    """What is recorded of a stage's identity."""
+    """Record of a stage's identity."""
     record = {"fingerprint": fingerprint, "identity": identity, "inputs": inputs, "results": results}
     return record | ({"code": code} if code else {})
 
@@ -386,7 +386,7 @@ def _why_anew(experiment: Experiment, measured: dict[str, Any], evaluate: _Stage
 
 
 def _identify(cell: "Cell", code: Code, run_id: str = "", accepted: dict[str, Any] | None = None) -> _RunIdentity:
-    """What the stages of a cell's run are.
+    """Stages of a cell's run.
 
     Args:
         run_id: of the run whose stages are accepted.

@@ -16,7 +16,7 @@ def changes(
     varied: Collection[str],
     place_of: Callable[[str], str],
 ) -> str:
-    """What differs between a stage's record in an earlier plan and its record now; empty where nothing does.
+    """Differences between a stage's record in an earlier plan and its record now; empty where there are none.
 
     Args:
         varied: paths of the matrix: what differs in them is named first.
@@ -36,7 +36,7 @@ def changes(
 
 
 def code_changes(stage: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs in the code of a stage's two records. Records of earlier versions tell of no code."""
+    """Differences in the code of a stage's two records. Records of earlier versions tell of no code."""
     lines = list(_differing(before.get("code", {}), now.get("code", {})))
     if before.get("results", now["results"]) != now["results"]:
         lines.append(f"{stage} gives other results since {release().version}")

@@ -1,4 +1,4 @@
-"""What another command can do with runs: stop them, or take their frozen spec to go on with them."""
+"""Commands over other commands' runs: stop them, or take their frozen spec to go on with them."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -81,7 +81,7 @@ def cancel_run(
         except RunBusyError:
             # Just taken over; or executed on a host whose clock is off, where only its heartbeat's moving shows it.
             if time.monotonic() > deadline and not _is_executed(home, run_id):
-                raise _unheard(home, run_id) from None
+                raise _clocks_differ(home, run_id) from None
             request_cancel(home.run(run_id), grace)
             was_executed = True
         finally:
@@ -216,23 +216,23 @@ def _patience(grace: float) -> float:
     return max(grace + CLOSING_SECONDS, liveness.LEASE_SECONDS + 1)
 
 
-def _unheard(home: Home, run_id: str) -> NotStoppedError:
+def _clocks_differ(home: Home, run_id: str) -> NotStoppedError:
     """The error for a run whose holder beats, by a clock that is not that of this host, and does not answer."""
     lease = liveness.newest_lease(home.run(run_id))
     return NotStoppedError(
-        f"{run_id} did not answer; the clock of the node {lease.host if lease else 'unknown'}, which executes it, and"
-        " that of this one differ; the request to stop stays"
+        f"{run_id} did not answer: the node {lease.host if lease else 'unknown'} executes it, and its clock is not that"
+        " of this node. The request to stop stays"
     )
 
 
 def _give_up(home: Home, run_id: str) -> str:
-    """What holds of a run whose holder lives and does not answer. What it started is ended where that is this host."""
+    """Outcome for a run whose holder lives and does not answer. What it started is ended where that is this host."""
     lease = liveness.newest_lease(home.run(run_id))
     if lease is None or lease.is_of_this_host:
         end_work(home, run_id)
         return f"{run_id} did not answer; what it had started was ended"
     ends = datetime.fromisoformat(lease.at) + timedelta(seconds=liveness.LEASE_SECONDS)
     raise NotStoppedError(
-        f"{run_id} did not answer; the node {lease.host}, which executes it, may be away; its lease ends at"
-        f" {ends:%H:%M:%S} UTC unless that node renews it; the request to stop stays"
+        f"{run_id} did not answer: the node {lease.host} executes it, and may be away. The request to stop stays. The"
+        f" lease ends at {ends:%H:%M:%S} UTC unless that node renews it"
     )

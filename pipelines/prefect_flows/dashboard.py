@@ -1,4 +1,4 @@
-"""What the dashboard shows beside the graph: the plan, progress while training, the learning curve and the results.
+"""Artifacts on the dashboard beside the graph: the plan, progress while training, the learning curve and the results.
 
 The dashboard draws Mermaid in Markdown but drops embedded images, so the curve is a Mermaid xychart.
 """

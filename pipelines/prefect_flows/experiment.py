@@ -230,7 +230,7 @@ def outcome_of(execution: RunExecution) -> RunOutcome:
 
 
 def flow_run_name(run: RunPlan) -> str:
-    """What the dashboard calls a run."""
+    """Name of a run on the dashboard."""
     return f"{run.experiment.name}: {run.name}"
 
 

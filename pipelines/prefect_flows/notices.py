@@ -1,4 +1,4 @@
-"""What a spec says under `notify`, as automations of the Prefect server: it sends the notices, nothing here does."""
+"""Notices of a spec's `notify`, as automations of the Prefect server: it sends them, nothing here does."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -128,7 +128,7 @@ def _automation(experiment: str, number: int, notice: Notice, occasion: Occasion
 
 
 def _action(experiment: str, notice: Notice, occasion: Occasion, block: UUID) -> Any:
-    """What the server does on the occasion. The texts are Jinja templates, which it fills in."""
+    """Action of the server on the occasion. The texts are Jinja templates, which it fills in."""
     from prefect.events.actions import CallWebhook, SendNotification
 
     message = "event.payload.message" if occasion == "guard" else "(flow_run.state.message or '')"

@@ -129,7 +129,7 @@ class _Worker:
 
     @property
     def idle(self) -> bool:
-        """Whether it can be given a run."""
+        """Whether the worker can be given a run."""
         return self._alive and self.run is None
 
     def execute(self, run: RunPlan, reporter: ProgressReporter) -> None:

@@ -40,7 +40,7 @@ class ServiceError(RpgError):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What `rpg up` has left running, as prefect/server.json has it."""
+    """Programs that `rpg up` has left running, as prefect/server.json has them."""
 
     url: str
     """The API's: http://.../api."""
@@ -75,7 +75,7 @@ def services_file(home: Home) -> Path:
 
 
 def running_services(home: Home) -> Services | None:
-    """What `rpg up` has started, if its supervisord is still alive."""
+    """Programs that `rpg up` has started, if its supervisord is still alive."""
     fields = read_json(services_file(home))
     supervisor = ProcessRecord.parse(fields.get("supervisor") or {})
     if supervisor is None or not is_alive(supervisor.pid, supervisor.started):
@@ -132,7 +132,7 @@ def refuse_anothers(address: str, owner: str = "") -> None:
 
 
 def auth_string_for(home: Home, url: str) -> str:
-    """What a client shows to the server at the URL: to one of this home its processes' own, at any other URL
+    """Password that a client shows to the server at the URL: to one of this home its processes' own, at any other URL
     PREFECT_API_AUTH_STRING; empty where there is none.
 
     Raises:

@@ -55,7 +55,7 @@ def prefect_client(home: Home, url: str) -> Iterator["SyncPrefectClient"]:
 
 
 def ask_patiently(ask: "Callable[[SyncPrefectClient], Answer]") -> Answer:
-    """What the server that this process reports to answers, which is asked again for some minutes while it is away.
+    """Answer of the server that this process reports to, which is asked again for some minutes while it is away.
 
     Raises what the client raises where the server refuses, or answers too late.
     """
@@ -111,7 +111,7 @@ class _Waits:
 
 
 def _refusal(url: str, response: Any) -> Issue:
-    """What the server's answer means to the user. `response`: an httpx.Response of a status of 400 or more."""
+    """Meaning of the server's answer to the user. `response`: an httpx.Response of a status of 400 or more."""
     if response.status_code in (401, 403):
         given = "a wrong user or password" if response.request.headers.get("Authorization") else "no user and password"
         hint = f"set {_AUTH_STRING}=user:password, or name a Prefect profile that has it with --profile"

@@ -49,12 +49,12 @@ def password(home: Home, name: str) -> str:
 
 
 def auth_string(home: Home) -> str:
-    """What a user types into the dashboard's login page: services/secrets/auth."""
+    """User and password to type into the dashboard's login page: services/secrets/auth."""
     return password(home, "auth")
 
 
 def own_string(home: Home) -> str:
-    """What the home's own processes show each other."""
+    """Password that the home's own processes show each other."""
     return password(home, "own")
 
 
@@ -93,7 +93,7 @@ class Passwords:
         """Identity (number on the disk and time) and content of each file that was read."""
 
     def __call__(self, shown: str) -> bool:
-        """Whether one of them is `shown`."""
+        """Whether one of the passwords is `shown`."""
         given = shown.encode()
         return any(hmac.compare_digest(given, expected) for path in self._paths if (expected := self._current(path)))
 

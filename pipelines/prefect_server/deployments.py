@@ -1,4 +1,4 @@
-"""What Prefect workers take their flow runs from: work pools, their queues, and a deployment of each flow of ours."""
+"""Work pools, their queues, and a deployment of each of our flows: Prefect workers take their flow runs from there."""
 
 import contextlib
 from dataclasses import dataclass
@@ -32,11 +32,11 @@ class Deployment:
 
     @property
     def job(self) -> dict[str, str]:
-        """What a worker starts for a flow run: `pipelines.prefect_flows.workers.flow_process`, which says why."""
+        """Command of a worker for a flow run: `pipelines.prefect_flows.workers.flow_process`, which says why."""
         return {"command": "python -m pipelines.prefect_flows.workers.flow_process"}
 
     def name_in(self, pool: str) -> str:
-        """What it is called in a pool."""
+        """Name of the deployment in a pool."""
         return self.name if pool == POOL else f"{self.name}-{pool}"
 
 

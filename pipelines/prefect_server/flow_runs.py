@@ -90,7 +90,7 @@ def is_unchanged(client: "SyncPrefectClient", flow_run: "FlowRun") -> bool:
 
 
 def has_begun(flow_run: "FlowRun") -> bool:
-    """Whether a worker has ever begun it. Its start time does not tell: any final state sets that."""
+    """Whether a worker has ever begun the flow run. Its start time does not tell: any final state sets that."""
     return flow_run.run_count > 0
 
 

@@ -1,4 +1,4 @@
-"""What a flow tells Prefect while its stages work, and what the server says of the flow run, in a thread of its own.
+"""Messages of a flow to Prefect while its stages work, and the server's orders to the flow run, in a thread of its own.
 
 An outage of the server, of its database or of the network never reaches a stage. A message waits until the server takes
 it; a newer one of the same key replaces it. What is still unsent when the flow ends is kept on disk, from where
@@ -227,7 +227,7 @@ class Outbox:
 
 
 def stop_request(flow_run: "FlowRun") -> StopRequest | None:
-    """What a flow run's state on the server asks of the process that executes it.
+    """Request to the process that executes a flow run, by the run's state on the server.
 
     A suspended one without a deployment is cancelled: no worker would take it up when it is resumed.
     """

@@ -1,4 +1,4 @@
-"""What the processes of Prefect are told through their environment, here and in docker-compose.yml."""
+"""Settings of Prefect's processes through their environment, here and in docker-compose.yml."""
 
 import os
 from typing import Literal

@@ -19,7 +19,7 @@ Post = Callable[[str, dict[str, Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class WaitingRun:
-    """What a flow run tells of its run."""
+    """A waiting run, as its flow run tells of it."""
 
     run_id: str
     run: dict[str, Any]

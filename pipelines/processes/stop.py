@@ -132,7 +132,7 @@ def give_back_grace() -> float:
 
 
 def cancel_message(grace: float) -> str:
-    """What `rpg cancel` writes into the state of a flow run that it cancels on the server."""
+    """Message of `rpg cancel` in the state of a flow run that it cancels on the server."""
     return f"rpg cancel --grace {grace}"
 
 

@@ -65,7 +65,7 @@ class StagePausedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """What to start, and where it is recorded."""
+    """A child process to start, and where it is recorded."""
 
     stage: str
     command: Sequence[str]

@@ -194,5 +194,5 @@ def _files(directory: str, prefix: str, patterns: Sequence[_Pattern]) -> Iterato
 
 
 def _inside(patterns: Sequence[_Pattern], name: str) -> dict[int, _Pattern]:
-    """What remains, behind an entry of this name, of each pattern that fits it; by the pattern's place."""
+    """Rest of each pattern that fits an entry of this name, behind that entry; by the pattern's place."""
     return {place: pattern[1:] for place, pattern in enumerate(patterns) if pattern[0].fullmatch(name)}

@@ -39,7 +39,7 @@ class Source(Protocol):
     """A record that can be read from elsewhere. Threads may share it. Every method may raise SourceError."""
 
     def changes(self, known: Mapping[str, str], only: Collection[str] = ()) -> Changes:
-        """What has changed since the listings of these digests.
+        """Changes since the listings of these digests.
 
         Args:
             known: digest of each unit's listing.

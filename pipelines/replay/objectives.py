@@ -30,7 +30,7 @@ class Alternative:
 
     @property
     def label(self) -> str:
-        """What tells it from the others: what the user named, and the swept values."""
+        """Label that tells the objective from the others: what the user named, and the swept values."""
         return self.label_without("")
 
     def label_without(self, path: str) -> str:

@@ -62,7 +62,7 @@ class ChosenSteps:
 
     @property
     def all(self) -> bool:
-        """Whether none is left out."""
+        """Whether no row is left out."""
         return self == ChosenSteps()
 
 
@@ -72,7 +72,7 @@ class NothingToReplayError(RpgError):
 
 @dataclass(frozen=True, slots=True)
 class RunRows:
-    """What one run has on record for a replay."""
+    """Rows that one run has on record for a replay."""
 
     store: Store
     home: Home
@@ -156,7 +156,7 @@ class RunRows:
             return
         cause = why_incomplete(self.home.run(self.run_id), "tokens") or "`rpg db check` says what is damaged"
         raise NothingToReplayError(
-            f"a replay needs every token of a step; of step {step} of {self.run_id} {recorded:,} of {sampled:,} are on"
+            f"a replay needs every token of a step. {self.run_id} has {recorded:,} of {sampled:,} of step {step} on"
             f" record: {cause}"
         )
 

@@ -8,7 +8,7 @@ from pipelines.home.home import Home
 from pipelines.replay.gradients import Moment, StepGradients, objective_gradients, records_gradient_of
 from pipelines.replay.objectives import Alternative, own_objective
 from pipelines.replay.rows import ChosenSteps, RunRows
-from rpg.replay.comparison import Furthest, GradientComparison
+from rpg.replay.comparison import GradientComparison, LargestDifferences
 from rpg.replay.step import RecordedStep, ReplayedStep, replay_step, response_advantages
 from rpg.replay.tally import Tally
 from specs.machine.files import read_json
@@ -67,12 +67,12 @@ class RunReplay:
 
     @property
     def left_out(self) -> list[str]:
-        """What training takes into account and the record cannot give, a sentence each."""
+        """Parts of training that the record cannot give, a sentence each."""
         training, sentences = self.recorded.experiment.training, []
         if training.entropy_coef:
             sentences.append(
                 f"the gradient of the entropy bonus (training.entropy_coef {training.entropy_coef:g}): it follows from"
-                " the whole distribution of each token, which is not on record. The losses have the bonus; gradient"
+                " each token's whole distribution, and that is not on record. The losses have the bonus; gradient"
                 " weights, cosine and length do not"
             )
         if training.epochs > 1:
@@ -178,7 +178,7 @@ class _Sums:
 
     tally: Tally = field(default_factory=Tally)
     gradients: GradientComparison = field(default_factory=GradientComparison)
-    furthest: Furthest = field(default_factory=Furthest)
+    furthest: LargestDifferences = field(default_factory=LargestDifferences)
 
 
 def _tally(replayed: ReplayedStep, updates: int) -> Tally:

@@ -16,7 +16,7 @@ from pipelines.report.answer import (
     headline,
     outcomes_of,
 )
-from pipelines.report.endings import Beside, FinalMetric, beside_literature, final_metrics, notes_of
+from pipelines.report.endings import FinalMetric, LiteratureComparison, compare_with_literature, final_metrics, notes_of
 from pipelines.report.evidence import Group, Run
 from pipelines.report.signal import incomplete, not_scored, nothing_to_learn
 from storage import Store
@@ -35,7 +35,7 @@ class RunComparison:
     """Accuracy on the evaluation sets."""
     other_measures: tuple[Outcome, ...]
     """pass@k and maj@k on the evaluation sets."""
-    literature: tuple[Beside, ...]
+    literature: tuple[LiteratureComparison, ...]
     """Accuracies beside those that others report."""
     measures: tuple[FinalMetric, ...]
     """Training metrics."""
@@ -78,7 +78,7 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
     with Store.open(home.root) as store:
         found = answers_of(home, store, groups, [name for name in names if is_experiment(home, name)])
         others = answers_of_other_measures(store, groups, found, confidence=confidence)
-        literature = beside_literature(home, store, groups)
+        literature = compare_with_literature(home, store, groups)
         curves = evidence.metric_curves(store, run_ids)
         failed = not_scored(store, groups)
     first = [group.runs[0] for group in groups]
@@ -101,7 +101,7 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
 
 
 def _code_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Of each run what the others' code or its own differs in from what was released, and the results numbers of its
+    """Differences from the release in each run's own code or the others', and the results numbers of the runs'
     stages, as far as all have them on record."""
     stages = [run.read("plan.json").get("stages", {}) for run in runs]
     code = [{name: text for stage in each.values() for name, text in stage.get("code", {}).items()} for each in stages]

@@ -93,7 +93,7 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class LiteratureComparison:
     """A group's accuracies on one dataset, with those that others report of the same row."""
 
     label: str
@@ -115,7 +115,7 @@ class Beside:
     remarks: str
 
 
-def beside_literature(home: Home, store: Store, groups: Sequence[Group]) -> list[Beside]:
+def compare_with_literature(home: Home, store: Store, groups: Sequence[Group]) -> list[LiteratureComparison]:
     """One entry for each figure of the literature that the groups' experiments name, in the order of the groups."""
     runs = [run for group in groups for run in group.runs]
     by_kind = {
@@ -141,12 +141,12 @@ def _tables(home: Home, run: Run) -> "list[LiteratureTable]":
 
 def _of_group(
     group: Group, tables: "Sequence[LiteratureTable]", evaluated: Mapping[tuple[str, str], Checkpoints]
-) -> Iterator[Beside]:
+) -> Iterator[LiteratureComparison]:
     for table in tables:
         row = next((row for label, row in table.rows.items() if is_called(group.label, label)), None)
         for dataset, (theirs_last, theirs_best) in zip(table.datasets, row or (), strict=row is not None):
             of_runs = [found for run_id in group.run_ids if (found := evaluated.get((run_id, dataset)))]
-            yield Beside(
+            yield LiteratureComparison(
                 label=group.label,
                 dataset=dataset,
                 measure=of_runs[0].measure if of_runs else "",
@@ -166,7 +166,7 @@ def _mean_of(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def notes_of(figures: Sequence[Beside]) -> list[str]:
+def notes_of(figures: Sequence[LiteratureComparison]) -> list[str]:
     """Where the figures come from, and what to know of them, in sentences; none without figures."""
     if not figures:
         return []

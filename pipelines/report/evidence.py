@@ -1,4 +1,4 @@
-"""What was recorded of runs, for a report or a comparison: identity from the run directory, rows from the store."""
+"""Evidence of runs for a report or a comparison: identity from the run directory, rows from the store."""
 
 import json
 import math
@@ -241,7 +241,7 @@ def graded(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, float | 
 
 
 def clusters(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
-    """What problems share with others of their set, by dataset and problem; without those that share nothing."""
+    """Clusters of problems with others of their set, by dataset and problem; without those that share nothing."""
     rows = store.query(
         "SELECT DISTINCT dataset, problem_id, cluster FROM evaluation_samples "
         "WHERE list_contains(?, run_id) AND cluster IS NOT NULL",

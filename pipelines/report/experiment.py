@@ -31,7 +31,7 @@ from pipelines.report.endings import (
     LAST_STEPS,
     LEAST_SEEDS,
     FinalMetric,
-    beside_literature,
+    compare_with_literature,
     final_metrics,
     notes_of,
 )
@@ -88,7 +88,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         trouble = trouble_of(store, run_ids)
         best, worst = evidence.sample_responses(store, run_ids)
         trained = trained_responses(store, home, runs)
-        literature = beside_literature(home, store, groups)
+        literature = compare_with_literature(home, store, groups)
         failed = not_scored(store, groups)
         unread = store.query("SELECT 1").warnings
         apart = list(filter(None, [evidence.told_apart(home, store).get(run_ids[0])])) if kind == "run" else []
@@ -199,7 +199,7 @@ def _appendix(home: Home, columns: Sequence[Group], runs: Sequence[Run]) -> dict
 
 
 def _provenance(home: Home, runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """What the runs' results follow from, as the runs recorded it; where runs differ, how many have which."""
+    """Provenance of the runs' results, as the runs recorded it; where runs differ, how many have which."""
     found: dict[str, Counter[str]] = {}
     for run in runs:
         noted = {
@@ -285,7 +285,7 @@ def _facts(name: str, groups: Sequence[Group]) -> list[str]:
 
 
 def _other_versions(home: Home, kind: str, name: str, run: Run) -> list[str]:
-    """What else was run under an experiment's name, and with which other values than these."""
+    """Other runs under an experiment's name, and with which other values than these."""
     others = names_of_others(home, name) if kind == "experiment" else []
     specs = {name: run.spec}
     for other in others:
@@ -326,7 +326,7 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
 
 
 def _damage_lines(unread: Sequence[str], run_ids: Sequence[str]) -> list[str]:
-    """What of these runs could not be read, and is missing on the page. `unread`: the store's warnings."""
+    """Parts of these runs that could not be read, and are missing on the page. `unread`: the store's warnings."""
     return [f"{line}: its rows are missing here." for line in unread if any(f"runs/{run}/" in line for run in run_ids)]
 
 
@@ -364,7 +364,7 @@ def _answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> l
 
 
 def _graded(measures: Sequence[Mapping[str, Any]]) -> evidence.Graded:
-    """As `evidence.graded`, of rows that are read already."""
+    """Graded measures, see `evidence.graded`, of rows that are read already."""
     found: dict[str, dict[str, float | None]] = {}
     for row in measures:
         if row["metric"].startswith("score@"):

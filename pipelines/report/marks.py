@@ -1,4 +1,4 @@
-"""What happened at which step, behind the learning curves: moves of the reference, ramps of schedules, roll-backs."""
+"""Marks behind the learning curves: moves of the reference, ramps of schedules, roll-backs, each at its step."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ class StepMarks:
         return "".join(drawn)
 
     def notes(self) -> list[str]:
-        """What the marks mean, one line each."""
+        """Meaning of the marks, one line each."""
         lines = [f"shaded: {ramp}" for ramp in self._all_ramps()]
         lines += [f"dashed: {what}" for of_group in self.roll_backs.values() for _, what in of_group]
         if (left := len(lines) - _MOST_NOTES) > 0:

@@ -76,7 +76,7 @@ def bar_chart(bars: Sequence[tuple[str, float]], *, title: str, unit: str = "") 
 
 
 @dataclass(frozen=True, slots=True)
-class Upright:
+class ParallelAxis:
     """One vertical axis of a chart in parallel coordinates."""
 
     name: str
@@ -86,20 +86,20 @@ class Upright:
     """(place, text) beside it."""
 
 
-def parallel_chart(uprights: Sequence[Upright], shades: Sequence[float], *, title: str) -> Markup:
+def parallel_chart(parallel_axes: Sequence[ParallelAxis], shades: Sequence[float], *, title: str) -> Markup:
     """One path a trial across all parameters, the best drawn strongest. `shades`: from 0, the worst, to 1, the best."""
-    if not uprights or not shades:
+    if not parallel_axes or not shades:
         return Markup("")
     height, top, foot = 260, 58, 236
-    gap = (WIDTH - 120) / max(1, len(uprights) - 1)
-    across = [60 + gap * index for index in range(len(uprights))]
+    gap = (WIDTH - 120) / max(1, len(parallel_axes) - 1)
+    across = [60 + gap * index for index in range(len(parallel_axes))]
     drawn = []
     for path, shade in sorted(enumerate(shades), key=lambda pair: pair[1]):
         pixels = " ".join(
-            f"{x:.1f},{foot - up.places[path] * (foot - top):.1f}" for x, up in zip(across, uprights, strict=True)
+            f"{x:.1f},{foot - up.places[path] * (foot - top):.1f}" for x, up in zip(across, parallel_axes, strict=True)
         )
         drawn.append(f'<polyline class="path" style="--shade:{shade:.2f}" points="{pixels}"/>')
-    for x, up in zip(across, uprights, strict=True):
+    for x, up in zip(across, parallel_axes, strict=True):
         drawn.append(f'<line class="upright" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{foot}"/>')
         drawn.append(f'<text class="name" x="{x:.1f}" y="{top - 12}" text-anchor="middle">{escape(up.name)}</text>')
         for place, text in up.marks:

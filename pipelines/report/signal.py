@@ -91,8 +91,8 @@ def nothing_to_learn(groups: Sequence[Group], curves: Curves) -> str:
     where = "" if len(silent) == len(groups) else f" in {', '.join(group.label for group in silent)}"
     return (
         f"There was nothing to learn from{where}: in {percent(share)} of the groups all responses had the same reward "
-        f"(mean {reward}), so that none was better than another. Where all fail, take easier problems, a warm_up, or a "
-        "reward that marks part of an answer; where all succeed, harder problems; a larger training.group_size or "
+        f"(mean {reward}), so none was better than another. Where all fail: take easier problems, a warm_up, or a "
+        "reward that marks part of an answer. Where all succeed: take harder problems. A larger training.group_size or "
         "rollout.temperature lets responses differ."
     )
 

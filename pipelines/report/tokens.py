@@ -80,7 +80,7 @@ def _load(path: Path) -> "Tokenizer | None":
 
 
 def _texts(tokenizer: "Tokenizer", token_ids: Sequence[int], before: Sequence[int]) -> list[str]:
-    """What each token adds to the text, special tokens by name."""
+    """Text that each token adds, special tokens by name."""
     from tokenizers.decoders import DecodeStream
 
     # The tokens before are decoded too, one by one: in one piece they would hide a character that they only begin.

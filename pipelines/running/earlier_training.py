@@ -118,7 +118,7 @@ def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """What differs between another run's rows and those that this run takes of it."""
+    """Differences between another run's rows and those that this run takes of it."""
 
     run_id: str
     """This run's."""

@@ -50,7 +50,7 @@ def experiment_markdown(home: Home, experiment: str, record_url: str = "") -> st
 
 
 def _answer(home: Home, experiment: str) -> str:
-    """What the runs, which have all ended, say together."""
+    """Answer of the runs, which have all ended, together."""
     from pipelines.report.answer import answers_of, headline, note_looks
     from pipelines.report.evidence import experiment_groups
 

@@ -71,7 +71,7 @@ def cause_of_error(error: BaseException | None) -> Cause:
 
 
 def failure_record(execution: RunExecution, stage: str, error: BaseException) -> dict[str, Any]:
-    """What a stage's record keeps of a failure for the next attempt.
+    """Record of a failure for the stage's next attempt.
 
     That is the cause in a word and with its message. Where training ran out of memory for the first time it is also the
     token budget of the next attempt: half of the largest microbatch that was tried.
@@ -101,14 +101,14 @@ def may_retry(execution: RunExecution, stage: str, error: Exception) -> bool:
 
 
 def retry_inputs(execution: RunExecution) -> dict[str, Any]:
-    """What the trainer reads of the attempts before it: the token budget to use, and the last failure."""
+    """Inputs of the trainer from the attempts before it: the token budget to use, and the last failure."""
     record = execution.state.stage("train")
     tokens = token_budget(record, execution.plan.experiment.training.microbatch_tokens)
     return {"microbatch_tokens": tokens, "failure": record.get("failure") or ""}
 
 
 def retry_difference(execution: RunExecution, stage: str) -> str:
-    """What another attempt does differently, for the user; empty where it does nothing differently."""
+    """Difference of another attempt, for the user; empty where there is none."""
     record, in_spec = execution.state.stage(stage), execution.plan.experiment.training.microbatch_tokens
     if record.get("cause") != "out_of_memory" or stage != "train":
         return ""

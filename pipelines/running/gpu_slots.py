@@ -83,7 +83,7 @@ def _too_few(experiment: Experiment, stage: str, slots: Sequence[str]) -> Issue 
 
 
 def missing_here(experiment: Experiment) -> Iterator[Issue]:
-    """What the spec asks of the machine that executes it and this one lacks: GPUs, the sampler's package. Nothing where
+    """Needs of the spec that the machine which executes it, this one, lacks: GPUs, the sampler's package. Nothing where
     the ranks compute elsewhere."""
     if not launcher_of(experiment).ranks_run_here:
         return

@@ -233,7 +233,7 @@ def _stderr() -> Console:
 
 
 def _beginning(reason: str) -> str:
-    """What a stage does until it says more of itself, and why it runs where that is no matter of course."""
+    """Words for a stage until it says more of itself, and why it runs where that is no matter of course."""
     return "starting" if reason == "new" else f"starting: {reason}"
 
 
@@ -244,7 +244,7 @@ def _ending(stage: str, outcome: str, seconds: float) -> str:
 
 
 def logged_line(log: Path, stage: str, *, since: int = 0) -> str:
-    """What a stage without steps has just done: its log's last line, without the time and the stage's name.
+    """Last line in the log of a stage without steps, without the time and the stage's name.
 
     Empty where nothing was written after the log's first `since` bytes, and where the line says that the stage is done:
     the outcome, with the time that it took, is about to be shown.

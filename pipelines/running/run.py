@@ -134,7 +134,7 @@ class RunExecution:
                     clear_request(self.directory)
 
     def _others(self) -> list[str]:
-        """What the run needs or belongs to beside its own directory, by path in the home."""
+        """Directories that the run needs or belongs to beside its own, by path in the home."""
         outputs = [self.plan.stage(name).output for name in ("data", "base")]
         return [
             f"experiments/{self.document.experiment.name}",

@@ -1,4 +1,4 @@
-"""What doing a stage means: take a result that is there as it is, or start the stage's process and publish its result.
+"""Stages done: a result that is there is taken as it is, or the stage's process is started and its result published.
 
 Several runs share the results of data and base; train, evaluate and report write into the run's own directory. Nothing
 here knows Prefect.

@@ -167,7 +167,7 @@ class Redis:
         return f":{password(self.home, 'redis')}@127.0.0.1:{self.port}"
 
     def answers(self) -> bool:
-        """Whether it takes the password and has read its append-only file. ServiceError: another user listens."""
+        """Whether Redis takes the password and has read its append-only file. ServiceError: another user listens."""
         import redis
 
         refuse_anothers(f"redis://127.0.0.1:{self.port}")

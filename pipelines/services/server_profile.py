@@ -1,4 +1,4 @@
-"""What the server profile has beyond the embedded one: PostgreSQL, Redis, background services apart, a password."""
+"""The server profile beyond the embedded one: PostgreSQL, Redis, background services apart, a password."""
 
 import importlib.util
 import os
@@ -47,7 +47,7 @@ class ServerProfile:
 
     @property
     def backends(self) -> list[Program]:
-        """What has to answer before any process of the Prefect server starts."""
+        """Backends that have to answer before any process of the Prefect server starts."""
         return [self.postgres.program(), self.redis.program()]
 
     def start_backends(self, supervisor: Supervisor) -> None:

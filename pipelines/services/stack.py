@@ -38,7 +38,7 @@ DEFAULT_PORT = 4200
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a call of `rpg up` asks for."""
+    """Wishes of a call of `rpg up`."""
 
     port: int = 0
     """Port of the Prefect dashboard; 0: 4200, or any free one where that is taken."""

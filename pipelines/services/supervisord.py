@@ -107,7 +107,7 @@ class Supervisor:
         return supervisor, ProcessRecord.of(process.pid, "supervisord")
 
     def answers(self) -> bool:
-        """Whether it takes orders."""
+        """Whether supervisord takes orders."""
         try:
             self._order("getState")
         except ServiceError:

@@ -50,7 +50,7 @@ class Unit:
 
     @property
     def is_installed(self) -> bool:
-        """Whether it has been written."""
+        """Whether the unit has been written."""
         return self.path.is_file()
 
     def text(self) -> str:
@@ -95,7 +95,7 @@ WantedBy={"multi-user.target" if self.is_system else "default.target"}
 
     @property
     def commands(self) -> list[str]:
-        """What enables and starts it, for a shell."""
+        """Commands that enable and start the unit, for a shell."""
         orders = [["daemon-reload"], ["enable", "--now", self.name]]
         commands = [shlex.join([*self._systemctl, *order]) for order in orders]
         return [*commands, *self.until_log_in]

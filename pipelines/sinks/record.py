@@ -1,4 +1,4 @@
-"""What a sink is sent: what the record says of one run, in the words that every tracker has."""
+"""A sink's share of the record: what it says of one run, in the words that every tracker has."""
 
 import json
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ EVALUATION = "evaluation/"
 
 @dataclass(frozen=True, slots=True)
 class SentRun:
-    """What a run is. None of it changes while it is executed."""
+    """A run as a sink knows it. Nothing of it changes while it is executed."""
 
     run_id: str
     experiment: str
@@ -34,12 +34,12 @@ class SentRun:
 
     @property
     def title(self) -> str:
-        """What a tracker calls the run, as the dashboard does."""
+        """Title of the run in a tracker, as on the dashboard."""
         return f"{self.experiment}: {self.name}"
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """What one filters runs by."""
+        """Tags to filter runs by."""
         return self.objective, f"seed:{self.seed}"
 
 
@@ -56,7 +56,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What the record had beyond some step, at one moment."""
+    """News of a run: the record beyond some step, at one moment."""
 
     metrics: list[Point]
     """Metric values of the later steps, in order."""
@@ -84,7 +84,7 @@ class Ending:
 
 
 def describe(home: Home, run_id: str) -> SentRun:
-    """What a run is, from its documents."""
+    """Description of a run, from its documents."""
     directory = home.run(run_id)
     record = read_json(directory / "run.json")
     spec: dict[str, Any] = json.loads(hide(json.dumps(read_json(directory / "spec.json"))))
@@ -101,7 +101,7 @@ def describe(home: Home, run_id: str) -> SentRun:
 
 
 def read_news(store: Store, run_id: str, *, after: int, attempt: int) -> News:
-    """What the record has of a run, as the store sees it now.
+    """News of a run, as the store sees it now.
 
     Args:
         after: metrics of later steps are read.

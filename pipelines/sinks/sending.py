@@ -29,7 +29,7 @@ class SinkError(RpgError):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a sink has of a run, as it was last noted in the run's directory."""
+    """A sink's copy of a run, as it was last noted in the run's directory."""
 
     steps: int = 0
     """Steps whose metrics it has."""
@@ -44,7 +44,7 @@ class Sent:
 
 
 def noted(home: Home, run_id: str, sink: Sink) -> Sent:
-    """What a sink has of a run."""
+    """Note of a sink's copy of a run."""
     note = read_json(_file(home, run_id, sink))
     return Sent(**note) if note else Sent()
 
@@ -87,7 +87,7 @@ def send(home: Home, run_id: str, sink: Sink, *, follow: bool = False) -> Sent:
 
 
 class _Sending:
-    """What one call of `send` has sent."""
+    """Progress of one call of `send`."""
 
     def __init__(self, home: Home, run_id: str, sink: Sink) -> None:
         self._home, self._run_id, self._sink = home, run_id, sink

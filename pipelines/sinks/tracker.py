@@ -1,4 +1,4 @@
-"""What the trackers have in common: a session, in which a run's copy there is brought up to the record."""
+"""Sessions with a tracker, in which a run's copy there is brought up to the record."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Protocol, assert_never

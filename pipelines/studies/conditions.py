@@ -1,4 +1,4 @@
-"""What makes trials comparable: a stored study goes on only under the conditions that its trials were made under."""
+"""Conditions that make trials comparable: a stored study goes on only under those that its trials were made under."""
 
 import hashlib
 import json

@@ -29,7 +29,7 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """What pages call it."""
+        """Label on pages."""
         return "baseline" if self.baseline else f"trial {self.trial}"
 
 

@@ -1,4 +1,4 @@
-"""What a study will cost before anything runs: at worst, at best, and the confirmation.
+"""Cost of a study before anything runs: at worst, at best, and the confirmation.
 
 At worst every trial is trained to its end; at best pruning lets no more go on than it has to. Response tokens are upper
 bounds in both, and GPU hours are about those of that many. What the parameters of a trial change in a run's cost is not
@@ -43,7 +43,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class StudyCost:
-    """What a study takes from its beginning."""
+    """Cost of a study from its beginning."""
 
     trials: int
     seeds: tuple[int, ...]

@@ -40,7 +40,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a task."""
+    """Result of a task."""
 
     run_ids: tuple[str, ...] = ()
     values: tuple[Score, ...] = ()

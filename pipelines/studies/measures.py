@@ -1,4 +1,4 @@
-"""What a trial's runs are worth: a goal's measure over the seeds, constraints, and what it all cost."""
+"""Measures of a trial's runs: a goal's measure over the seeds, constraints, and what it all cost."""
 
 import math
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def score(
 
 
 def constraint_values(store: Store, home: Home, study: Study, run_ids: Sequence[str]) -> dict[str, float]:
-    """What the constraints bound, by `measure_label`; what was not recorded is left out."""
+    """Values that the constraints bound, by `measure_label`; what was not recorded is left out."""
     measured: dict[str, float] = {}
     for constraint in study.constraints:
         goal = Goal(metric=constraint.metric, dataset=constraint.dataset)

@@ -47,7 +47,7 @@ def suggest(trial: "Trial", name: str, distribution: "BaseDistribution") -> Any:
 
 
 def notes_of(study: "Study", trial: "Trial") -> dict[str, Any]:
-    """What the sampler has noted with a trial that was asked for."""
+    """Notes of the sampler with a trial that was asked for."""
     return study._storage.get_trial(trial._trial_id).system_attrs
 
 

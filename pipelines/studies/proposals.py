@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class ForeignResult:
     """A result from elsewhere that the sampler learns from."""
 
     params: Params
@@ -31,7 +31,7 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a sampler proposes, and what it wants to find again next time."""
+    """Proposal of a sampler, and what it wants to find again next time."""
 
     params: Params
     sampler_notes: Mapping[str, Any]
@@ -43,7 +43,7 @@ def is_exhausted(study: Study, trials: Sequence[Trial]) -> bool:
     return study.sampler.type == "grid" and next(_left_of_grid(study, trials), None) is None
 
 
-def propose(study: Study, trials: Sequence[Trial], foreign: Sequence[Foreign] = ()) -> Proposal:
+def propose(study: Study, trials: Sequence[Trial], foreign: Sequence[ForeignResult] = ()) -> Proposal:
     """The next trial's params, unless the sampler is exhausted.
 
     The same study proposes the same after the same results: each trial has a sampler seeded by the study's seed and the
@@ -131,7 +131,7 @@ def _as_shown(study: Study, trial: Trial) -> "optuna.trial.FrozenTrial | None":
     )
 
 
-def _foreign(study: Study, result: Foreign) -> "optuna.trial.FrozenTrial":
+def _foreign(study: Study, result: ForeignResult) -> "optuna.trial.FrozenTrial":
     from optuna.trial import create_trial
 
     params, distributions = stored_params(study, result.params)

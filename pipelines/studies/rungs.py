@@ -40,7 +40,7 @@ def bracket_of(study: Study, number: int) -> int:
 
 
 def verdict(study: Study, trial: Trial, others: Iterable[Trial]) -> tuple[Verdict, str]:
-    """What becomes of a trial that has just been evaluated at a rung, and why.
+    """Decision on a trial that has just been evaluated at a rung, and why.
 
     Successive halving lets it wait for the others; the other rules decide by what is known now.
     """
@@ -100,7 +100,7 @@ def last_promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
     return Promotion(best, next_step(study, best))
 
 
-def why_left_behind(study: Study, trial: Trial, trials: Sequence[Trial]) -> str:
+def reason_not_promoted(study: Study, trial: Trial, trials: Sequence[Trial]) -> str:
     """Why a trial that waits at a rung when the search ends did not go on."""
     step = trial.rung
     there = _ranked(study, [other for other in trials if step in other.rungs and other.bracket == trial.bracket], step)

@@ -34,7 +34,7 @@ def stored(value: Any, searched: Range) -> Any:
 
 
 def restored(value: Any, searched: Range) -> Any:
-    """What `stored` made of a param, undone."""
+    """The param from which `stored` made the value."""
     return json.loads(value) if isinstance(searched, Choice) else value
 
 
@@ -78,7 +78,7 @@ _HINT = "give the study another name: values found in different spaces do not co
 
 
 def _fixed(searched: Mapping[str, Any]) -> dict[str, Any]:
-    """What may not change of one range."""
+    """Properties of one range that may not change."""
     kind = next(key for key in ("float", "int", "choice", "cases") if key in searched)
     fixed = {"type": kind, kind: searched[kind]} if kind in ("choice", "cases") else {"type": kind}
     if "log" in searched:

@@ -81,7 +81,7 @@ class _StudyWorker:
         self._is_told = False
         self.storage = open_storage(home, self.study.name, self._wait_for_database)
         self.ledger = TrialLedger(document, self.storage, Worker.this(), stopping)
-        self.foreign: list[proposals.Foreign] = []
+        self.foreign: list[proposals.ForeignResult] = []
         self.record: dict[str, Any] = {}
         self._written_at, self._write_seconds = -1e9, 0.0
 
@@ -133,7 +133,7 @@ class _StudyWorker:
             return Task(self.ledger.claim(last.trial, last.until))
         for trial in trials:
             if trial.state == "paused":
-                self.ledger.end_without_value(trial, rungs.why_left_behind(self.study, trial, trials))
+                self.ledger.end_without_value(trial, rungs.reason_not_promoted(self.study, trial, trials))
         return self._decide_confirmation(trials)
 
     def _is_stopped(self, trials: Sequence[Trial]) -> bool:
@@ -191,10 +191,10 @@ class _StudyWorker:
         self.say(outcome)
 
     def _result(self, task: Task) -> Result:
-        """What comes of the task. Waits while another process executes one of its runs."""
+        """Result of the task. Waits while another process executes one of its runs."""
         waiting = 0.0
         while True:
-            twin = None if task.confirming else self.ledger.transaction(lambda: self._twin(task.trial))
+            twin = None if task.confirming else self.ledger.transaction(lambda: self._result_of_equal_trial(task.trial))
             result = twin or run_task(task, self.document, self.home, self.execute)
             if not result.busy:
                 return result
@@ -206,7 +206,7 @@ class _StudyWorker:
             waiting = min(2 * waiting + _WAIT_SECONDS, _LONGEST_WAIT_SECONDS)
             time.sleep(waiting)
 
-    def _twin(self, trial: Trial) -> Result | None:
+    def _result_of_equal_trial(self, trial: Trial) -> Result | None:
         """The result of a trial with the same params, if there is one: nothing would come out differently."""
         for other in self.ledger.trials():
             if other.values and other.id != trial.id and space.text_of(other.params) == space.text_of(trial.params):

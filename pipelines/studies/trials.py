@@ -61,7 +61,7 @@ class Work:
 
     @property
     def abandoned(self) -> bool:
-        """Whether somebody has to take it up: nobody has, or the one who did is gone."""
+        """Whether somebody has to take the work up: nobody has, or the one who did is gone."""
         if self.paused:
             return False
         return self.worker is None or not _lives(self.worker, self.beat)
@@ -72,7 +72,7 @@ class Work:
 
     @classmethod
     def read(cls, plain: Mapping[str, Any], beat: Mapping[str, str]) -> "Work":
-        """What `plain` wrote; `beat`: when which worker gave a later sign of life.
+        """Reads what `plain` wrote; `beat`: when which worker gave a later sign of life.
 
         A worker that was given up for dead may still give signs of life; they are not those of its successor.
         """
@@ -83,7 +83,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a trial's seeds say of a measure."""
+    """A measure over a trial's seeds."""
 
     value: float
     low: float | None
@@ -156,7 +156,7 @@ def read_trial(frozen: "FrozenTrial", restore: Callable[[Mapping[str, Any]], dic
 
 
 def seconds_left(trials: Sequence[Trial], wanted: int) -> float:
-    """What the trials that have not ended still take, as many at a time as are under way now, if each takes what those
+    """Seconds that unfinished trials still take, as many at a time as are under way now, if each takes what those
     that have ended took on average; 0 where none has.
 
     Args:

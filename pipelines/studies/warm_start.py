@@ -6,7 +6,7 @@ from typing import Any
 from pipelines.home.home import Home
 from pipelines.studies.answers.results import StudyRecord
 from pipelines.studies.measures import constraint_values, score
-from pipelines.studies.proposals import Foreign
+from pipelines.studies.proposals import ForeignResult
 from specs.errors import Issue, SpecError
 from specs.machine.files import read_json
 from specs.schema.fields import item_at, split
@@ -16,14 +16,14 @@ from specs.study_space import Params, holds, in_order, is_active, settings
 from storage import Store
 
 
-def foreign_results(document: StudyDocument, home: Home) -> list[Foreign]:
+def foreign_results(document: StudyDocument, home: Home) -> list[ForeignResult]:
     """The results that `warm_start` names, as far as this study's space holds their values.
 
     Raises:
         SpecError: a study or run is not there, or gives nothing to learn from.
     """
     issues: list[Issue] = []
-    results: list[Foreign] = []
+    results: list[ForeignResult] = []
     for section in ("studies", "runs"):
         collect = _of_study if section == "studies" else _of_run
         for index, name in enumerate(getattr(document.study.warm_start, section)):
@@ -36,7 +36,7 @@ def foreign_results(document: StudyDocument, home: Home) -> list[Foreign]:
     return results
 
 
-def _of_study(document: StudyDocument, home: Home, name: str) -> tuple[list[Foreign], str]:
+def _of_study(document: StudyDocument, home: Home, name: str) -> tuple[list[ForeignResult], str]:
     record = read_json(home.study(name) / "study.json")
     if not record:
         return [], "no such study in this home"
@@ -51,7 +51,7 @@ def _of_study(document: StudyDocument, home: Home, name: str) -> tuple[list[Fore
         return [], f"it was judged by another goal: {record['goal']}"
     searched = document.study.parameters
     usable = [
-        Foreign(
+        ForeignResult(
             {path: value for path, value in trial.params.items() if path in searched}, trial.values, trial.constraints
         )
         for trial in StudyRecord.of(record).finished
@@ -60,7 +60,7 @@ def _of_study(document: StudyDocument, home: Home, name: str) -> tuple[list[Fore
     return usable, "" if usable else "none of its finished trials has values of this study's parameters"
 
 
-def _of_run(document: StudyDocument, home: Home, run_id: str) -> tuple[list[Foreign], str]:
+def _of_run(document: StudyDocument, home: Home, run_id: str) -> tuple[list[ForeignResult], str]:
     spec = read_json(home.run(run_id) / "spec.json")
     if not spec:
         return [], "no such run in this home"
@@ -73,7 +73,7 @@ def _of_run(document: StudyDocument, home: Home, run_id: str) -> tuple[list[Fore
     values = tuple(scored.value for scored in scores if scored is not None)
     if len(values) < len(scores):
         return [], "it lacks the goal's measure"
-    return [Foreign(params, values, measured)], ""
+    return [ForeignResult(params, values, measured)], ""
 
 
 def _params_of(document: StudyDocument, spec: Mapping[str, Any]) -> Params:

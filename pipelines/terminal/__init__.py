@@ -1,1 +1,1 @@
-"""What a terminal is shown: texts that cannot command it (`spelling`), and Rich's console for them (`console`)."""
+"""Text for a terminal: it cannot command the terminal (`spelling`), and Rich's console prints it (`console`)."""

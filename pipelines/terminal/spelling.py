@@ -1,4 +1,4 @@
-"""What a terminal is shown: recorded text as it is, and spelt out what a terminal would obey.
+"""Spelling of recorded text for a terminal: as it is, and spelt out what a terminal would obey.
 
 Run names, logs and responses come from elsewhere: in them a terminal's commands may write the clipboard, or over what
 was shown before. What goes to a pipe or a file is left as it is.

@@ -155,7 +155,7 @@ def _number_of_experts(experts: "nn.Module") -> int:
 
 
 def _routers(model: "PreTrainedModel", experts: Mapping[str, "nn.Module"]) -> Iterator["nn.Module"]:
-    """What chooses the experts: it stands beside them."""
+    """Modules that choose the experts: they stand beside them."""
     for beside in dict.fromkeys(name.rpartition(".")[0] for name in experts):
         for name, module in model.get_submodule(beside).named_children():
             if name in ("gate", "router") or "Router" in type(module).__name__:
@@ -174,7 +174,7 @@ def _looked_up(model: "PreTrainedModel") -> int:
 def _experts_width(
     model: "PreTrainedModel", experts: Mapping[str, "nn.Module"], chosen: int, hidden: int, *, gated: bool
 ) -> int:
-    """What one token's experts of a layer have together as an MLP's intermediate size, shared ones included."""
+    """Intermediate size of one token's experts of a layer together, as an MLP would have it, shared ones included."""
     if not (chosen and hidden):
         return 0
     routed = max(_size(module) * chosen // _number_of_experts(module) for module in experts.values())

@@ -184,7 +184,7 @@ _HUB_HINT = "without a network, give the directory of a downloaded model"
 
 @contextmanager
 def _blaming(spec: PretrainedModel) -> Iterator[None]:
-    """What transformers or safetensors cannot read is the named model's fault."""
+    """Blames the named model for what transformers or safetensors cannot read."""
     try:
         yield
     except Exception as error:
@@ -278,7 +278,7 @@ def scratch_config(spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase") -> 
 
 
 def cannot_build(spec: ScratchModel, error: Exception) -> SpecError:
-    """What transformers says of the settings; at the one that it names in quotes, if it names one."""
+    """transformers' complaint about the settings; at the one that it names in quotes, if it names one."""
     reason = " ".join(str(error).split()) or type(error).__name__
     message = f"transformers cannot build {spec.model_type} with these settings: {reason}"
     named = {key: value for key, value in spec.config.items() if f"'{key}'" in reason}

@@ -28,7 +28,7 @@ class Rows:
 
     @property
     def counts(self) -> bool:
-        """Whether there are any. A rank with fewer passes than another makes some of none, since all ranks must take
+        """Whether it has responses. A rank with fewer passes than another makes some of none, since all ranks must take
         part in each collective call."""
         return bool(self.rollouts)
 

@@ -22,7 +22,7 @@ Value = TypeVar("Value", bound=np.generic)
 
 
 def without_contents(step: StepRollouts) -> StepRollouts:
-    """What the other ranks get of a share: length, score and group of each response. No prompt: they know the
+    """The part of a share for the other ranks: length, score and group of each response. No prompt: they know the
     problems."""
     return replace(keep(step, np.empty(0, dtype=np.int64)), prompts=())
 

@@ -43,7 +43,7 @@ def step_advantages(
 
 @dataclass(frozen=True, slots=True)
 class PassLoss:
-    """What one pass contributes to the loss of its update. Tensors of tokens are [b, T]."""
+    """One pass's contribution to the loss of its update. Tensors of tokens are [b, T]."""
 
     loss: Tensor
     """Its part of the update's loss, a scalar; over all passes and ranks the parts add up to it."""
@@ -57,7 +57,7 @@ class PassLoss:
     """How far the two are apart, see `mismatch_diagnostics`."""
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """What metrics are made of, by name: the evaluation's and the mismatch's."""
+        """Token values that metrics are made of, by name: the evaluation's and the mismatch's."""
         return self.evaluation.diagnostics() | self.mismatch
 
 

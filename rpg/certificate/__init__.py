@@ -1,4 +1,4 @@
-"""What every objective's gradient is, by enumeration of all responses of small policies: `rpg certify`.
+"""Gradient of every objective, by enumeration of all responses of small policies: `rpg certify`.
 
 Imports objectives and the schema alone; the keeper stores a run's certificate with it.
 """

@@ -123,7 +123,7 @@ def certify_over_training(objective: Objective) -> dict[int, Certificate]:
 
 
 def certificate_record(certificates: Mapping[int, Certificate]) -> dict[str, Any]:
-    """What a run keeps of its objective's certificates: the only one, or {"steps": {step: certificate}}."""
+    """Record of a run's certificates of its objective: the only one, or {"steps": {step: certificate}}."""
     plain = {str(step): certificate.as_json() for step, certificate in certificates.items()}
     return {"steps": plain} if len(plain) > 1 else plain["1"]
 

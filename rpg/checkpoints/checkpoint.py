@@ -188,7 +188,7 @@ class _Background:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the write has ended."""
         return not self._thread.is_alive()
 
     def join(self) -> None:

@@ -130,7 +130,7 @@ class PieceFiles:
 
 
 def load_values(directory: Path, stem: str, *, rank: int | None = None) -> Any:
-    """What a rank, by default this one, gave to `StateCopy.values`; None where there was no rank of that number."""
+    """Values that a rank, by default this one, gave to `StateCopy.values`; None where there was no such rank."""
     path = directory / _values_file(stem, rank)
     return torch.load(path, weights_only=True) if path.exists() else None
 

@@ -48,7 +48,7 @@ class Retention:
 
 
 def accuracy_on(dataset: str) -> str:
-    """What the accuracy on an evaluation set is called among a checkpoint's metrics."""
+    """Name of the accuracy on an evaluation set among a checkpoint's metrics."""
     return f"accuracy on {dataset}"
 
 

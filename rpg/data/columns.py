@@ -26,7 +26,7 @@ class Columns(Spec):
 
 
 class TableSource(Source):
-    """What the sources have in common whose problems are rows of a table."""
+    """Base of the sources whose problems are rows of a table."""
 
     columns: Columns = Columns()
     """Which column holds what."""

@@ -192,7 +192,7 @@ class _HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What a training problem shares with an evaluation set."""
+    """A training problem's likeness to a problem of an evaluation set."""
 
     text: str
     """The prompt, or the words of the question."""

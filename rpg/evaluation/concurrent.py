@@ -37,7 +37,7 @@ class ExportedPolicy:
         return self.weights.stat().st_ino
 
     def measured(self) -> MeasuredPolicy:
-        """What it is on disk now."""
+        """The measured checkpoint as it is on disk now."""
         return MeasuredPolicy(self.step, self.weights, digests_of(self.weights) if self.step else {})
 
 

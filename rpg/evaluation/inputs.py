@@ -1,4 +1,4 @@
-"""What an evaluation needs, checked: its problems, and that they fit the model. Cheap enough to do before training."""
+"""Inputs of an evaluation, checked: its problems, and that they fit the model. Cheap enough to do before training."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

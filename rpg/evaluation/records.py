@@ -1,4 +1,4 @@
-"""What an evaluation leaves: a row for every response and measure, and the summary."""
+"""Results of an evaluation: a row for every response and measure, and the summary."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -90,7 +90,7 @@ def chosen(spec: Experiment, base: Path, run: Path | None) -> list[MeasuredPolic
 
 
 def _exported(run: Path) -> list[MeasuredPolicy]:
-    """What training has exported, by step."""
+    """Weights that training has exported, by step."""
     trained = json.loads((run / "train.json").read_text())
     policies = []
     for step, path in trained["weights"].items():

@@ -1,4 +1,4 @@
-"""What only an update needs, in host memory between updates: a sampler then has that much more of the GPU's memory."""
+"""State that only updates need, in host memory between them: a sampler then has that much more of the GPU's memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,7 +68,7 @@ class UpdateState:
             torch.cuda.synchronize(self._device)
 
     def _tensors(self) -> Iterator[Tensor]:
-        """What DeepSpeed does not move."""
+        """Tensors that DeepSpeed does not move."""
         stage = self._engine.zero_optimization_stage()
         if stage in (1, 2):
             return

@@ -240,7 +240,7 @@ def _flash(
 
 @cache
 def _shared_keys() -> dict[str, Any]:
-    """What the kernel is told for query heads to share keys. Before torch 2.12 they may without being announced."""
+    """Options of the kernel for query heads that share keys. Before torch 2.12 they may without being announced."""
     from torch.nn.attention.varlen import varlen_attn
 
     return {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}

@@ -21,7 +21,7 @@ _LONGEST = 88
 
 @dataclass(frozen=True, slots=True)
 class PackingTrial:
-    """What the trial found, the same on all ranks."""
+    """Result of the trial, the same on all ranks."""
 
     difference: float
     """Mean difference of the responses' logprobs over their standard deviation, of the rank where it is largest;

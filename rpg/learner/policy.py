@@ -83,7 +83,7 @@ def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
 
 
 def attention_share(model: PreTrainedModel) -> float:
-    """What n^2 of a sequence's n tokens cost in attention beside n in the products with weights, as arithmetic has it.
+    """Cost of n^2 of a sequence's n tokens in attention beside n in the products with weights, as arithmetic has it.
 
     A token costs 2 a weight. Half of all pairs see each other, and each costs 4 a layer and element of its queries.
     """

@@ -33,7 +33,7 @@ def recompute_activations(model: PreTrainedModel, *, selective: bool) -> None:
 
 
 def _contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """What surrounds a layer's forward pass, and its recomputation."""
+    """Contexts around a layer's forward pass, and around its recomputation."""
     forward, recomputation = create_selective_checkpoint_contexts(list(_operations()))  # type: ignore[no-untyped-call]
     return _Chosen(forward), _Chosen(recomputation)
 

@@ -75,7 +75,7 @@ class SequenceGroup:
         packing: Packing,
         host_sources: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """What the policy gives of the first rank's row, on every rank of the group. [n] each
+        """The policy's values for the first rank's row, on every rank of the group. [n] each
 
         Args:
             policy: takes what this takes, of a piece of the row; see `rpg.learner.policy.Policy`.

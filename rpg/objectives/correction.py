@@ -54,7 +54,7 @@ def masked_weight(ratio: Tensor, *, bound: float) -> Tensor:
 
 
 def correction_weight(correction: Correction, ratio: Tensor) -> Tensor:
-    """What each token's loss is multiplied by, as the spec says; 1 without a correction."""
+    """Factor of each token's loss, as the spec says; 1 without a correction."""
     match correction.type:
         case "none":
             return torch.ones_like(ratio)
@@ -67,7 +67,7 @@ def correction_weight(correction: Correction, ratio: Tensor) -> Tensor:
 
 
 def mismatch_diagnostics(ratio: Tensor, weight: Tensor, correction: Correction) -> dict[str, Tensor]:
-    """What metrics show of the gap between engine and learner, of each token and by name.
+    """Gap between engine and learner for the metrics, of each token and by name.
 
     rollout_ratio: learner over engine. kl_rollout: nats, ≥ 0, whose mean estimates KL(engine ‖ learner) without bias.
     corrected: bool, where the correction's bound acted.

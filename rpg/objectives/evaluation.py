@@ -16,7 +16,7 @@ from specs.schema.schedule import constant
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveEvaluation:
-    """What an objective makes of each token, all [batch, time]. All but the losses are constant, and 0 or False where
+    """An objective's values for each token, all [batch, time]. All but the losses are constant, and 0 or False where
     `response_mask` is 0."""
 
     losses: Tensor

@@ -53,7 +53,7 @@ ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({"k1": k
 
 
 def reward_penalties(log_ref_ratio: Tensor, lengths: Tensor, *, estimator: str, credit: str) -> Tensor:
-    """What a penalty in the reward takes off the reward that each token answers for, per unit of its coefficient.
+    """Amount that a penalty takes off the reward that each token answers for, per unit of its coefficient.
 
     The sum of the estimates at the policy that sampled, over the whole response or from the token on. With k1 and on
     policy its expected gradient is exactly that of the whole response's KL(pi || pi_ref), either way; off policy it

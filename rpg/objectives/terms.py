@@ -1,4 +1,4 @@
-"""What every equation is written in: a batch of tokens, and the ratios between the three policies.
+"""Terms of the equations: a batch of tokens, and the ratios between the three policies.
 
 π is the policy being trained, π_old the one that sampled, π_ref the reference; w = π/π_old, r = π/π_ref and
 q = π_ref/π_old, so that r = w/q. A is the advantage. SG(x) is x as a constant.

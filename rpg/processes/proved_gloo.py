@@ -29,7 +29,7 @@ class StrangerError(RuntimeError):
 
 
 def _open(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroupGloo:
-    """What PyTorch calls for each process group, on each of its ranks."""
+    """Opens a process group on each of its ranks, called by PyTorch."""
     if size == 1:
         return ProcessGroupGloo(store, rank, size, timeout=timeout)
     for attempt in range(_ATTEMPTS):
@@ -48,8 +48,8 @@ def _open(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGrou
         if of_attempt.get("verdict") == b"0":
             return group
     raise StrangerError(
-        f"ranks cannot meet: {_ATTEMPTS} times in a row a process that does not have the launch's key connected in the"
-        " place of a rank; look at who else is on this machine or network"
+        f"ranks cannot meet: a process without the launch's key connected in the place of a rank, {_ATTEMPTS} times in"
+        " a row. Look for other programs on this machine or network that connect to its ports"
     )
 
 

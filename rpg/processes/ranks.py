@@ -169,7 +169,7 @@ def gather_made(
     gather: Callable[[Any], list[Any]] = gather,
     for_others: Callable[[T], T] = lambda made: made,
 ) -> list[T]:
-    """What each rank makes, in the order of the ranks. If one rank fails all do: else the others would wait for ever.
+    """Results of all ranks, in their order. If one rank fails all do: else the others would wait for ever.
 
     Args:
         what: is made, in a few words, for the error of the other ranks.

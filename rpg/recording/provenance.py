@@ -1,4 +1,4 @@
-"""What a training process works with: its code, its packages, its machine and the variables that steer it.
+"""Provenance of a training process: its code, its packages, its machine and the variables that steer it.
 
 Written with each attempt of a run, since a run may go on elsewhere with something else.
 """
@@ -24,7 +24,7 @@ _GIT_SECONDS = 20.0
 
 
 def provenance_of(experiment: Experiment) -> dict[str, Any]:
-    """What an attempt notes of itself: what this process works with, and which rows the spec has it record."""
+    """Note of an attempt about itself: its process's provenance, and which rows the spec has it record."""
     return {**_process(), "record": experiment.record.model_dump(mode="json")}
 
 
@@ -76,7 +76,7 @@ def _code(root: Path) -> dict[str, str]:
 
 
 def _git(root: Path, *arguments: str) -> bytes | None:
-    """What Git prints; None where there is no Git, no checkout, or Git refuses."""
+    """Git's output; None where there is no Git, no checkout, or Git refuses."""
     command = ["git", "-c", "core.fsmonitor=false", "-C", str(root), *arguments]
     try:
         return subprocess.run(command, capture_output=True, check=True, timeout=_GIT_SECONDS).stdout

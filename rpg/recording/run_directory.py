@@ -82,7 +82,7 @@ class RunDirectory:
                 return number
 
     def evaluated(self) -> Accuracies:
-        """What training has measured, rows on disk, as the present evaluate stage would."""
+        """Evaluations that training has made, rows on disk, as the present evaluate stage would make them."""
         noted = read_json(self.path / "evaluated.json")
         return accuracies_in(noted) if noted and noted["evaluation"] == self.inputs().get("evaluation") else {}
 
@@ -120,7 +120,7 @@ class RunDirectory:
 
 
 def accuracies_in(noted: Mapping[str, Any]) -> Accuracies:
-    """What an evaluated.json says."""
+    """Accuracies in an evaluated.json."""
     known = noted.get("accuracies", {})
     return {step: known.get(str(step), {}) for step in noted.get("steps", ())}
 

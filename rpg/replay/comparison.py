@@ -50,7 +50,7 @@ class GradientComparison:
 
 
 @dataclass(slots=True)
-class Furthest:
+class LargestDifferences:
     """The tokens on which two objectives differ most, where each one's gradient of a step is scaled to length 1."""
 
     most: int = 10

@@ -50,7 +50,7 @@ class RecordedStep:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedStep:
-    """What an objective makes of a recorded step's tokens. [M] each, 0 or False where a token was not trained on."""
+    """An objective's values for a recorded step's tokens. [M] each, 0 or False where a token was not trained on."""
 
     trained: Tensor
     """Whether the token was trained on."""

@@ -20,7 +20,7 @@ _NOT_BUILTINS = frozenset(
     | {"open", "setattr", "vars"}
 )
 _NOT_ATTRIBUTES = frozenset({"ctypeslib", "eval", "exec", "f2py", "fromfile", "load", "memmap", "testing"})
-"""Of numpy above all, which also reads pickles."""
+"""Attributes of numpy above all, which also reads pickles."""
 _HARMLESS_VALUES = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -74,15 +74,15 @@ class _Reader(ast.NodeVisitor):
             self._take(base)
 
     def harmless(self) -> bool:
-        """Whether all that it names is harmless or followed."""
+        """Whether all names that it uses are harmless or followed."""
         return self._harmless
 
     def visit_Import(self, _node: ast.Import) -> None:
-        """What a function imports is not known."""
+        """Counts an import in a function as harmful: its source is not known."""
         self._harmless = False
 
     def visit_ImportFrom(self, _node: ast.ImportFrom) -> None:
-        """As visit_Import."""
+        """Counts the import as harmful, see `visit_Import`."""
         self._harmless = False
 
     def visit_Name(self, node: ast.Name) -> None:

@@ -171,7 +171,7 @@ class _Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether it is starting or at a task."""
+        """Whether the worker is starting or at a task."""
         return self.task is not None or not self._ready
 
     def fileno(self) -> int:

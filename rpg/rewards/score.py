@@ -135,7 +135,7 @@ class RewardFailedError(RuntimeError):
 
 
 class RewardAwayError(RuntimeError):
-    """What the reward asks does not answer for most responses."""
+    """The service that the reward asks does not answer for most responses."""
 
 
 def failures(scores: Sequence[Score]) -> str:

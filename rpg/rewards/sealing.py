@@ -28,8 +28,8 @@ def refusal(reward: Reward) -> Issue | None:
             f"{running} may run what a response says, and {opened[0]} cannot be scored in its sandbox",
             path=("reward",),
             given=reward.type,
-            hint=f'take one of the two, or have the class of {opened[0]} say `sealed = "if possible"`, if it needs'
-            " no network, no file of its own and no variable of the environment",
+            hint=f"take one of the two. If {opened[0]} needs no network, no file of its own and no variable of the"
+            ' environment, its class may say `sealed = "if possible"`',
         )
     return None
 

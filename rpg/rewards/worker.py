@@ -67,7 +67,7 @@ def _answer(answers: IO[bytes], verdict: bytes) -> None:
 
 
 class _Request(NamedTuple):
-    """What is to be scored."""
+    """A response to be scored, with its problem."""
 
     problem: Problem
     response: str

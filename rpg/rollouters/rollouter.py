@@ -1,4 +1,4 @@
-"""What carries a policy through its environment: prompts and a sampler in, finished rollouts out."""
+"""Rollouters carry a policy through its environment: prompts and a sampler in, finished rollouts out."""
 
 from abc import abstractmethod
 from collections.abc import Sequence

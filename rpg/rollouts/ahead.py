@@ -21,7 +21,7 @@ WAITING = "rollouts"
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueuedBatch:
     """The batch of a step to come."""
 
     step: int
@@ -34,19 +34,19 @@ class Waiting:
     """The lengths seen up to it, see `SeenLengths.state`; None: none. A checkpoint has its last batch's alone."""
 
 
-MakeBatch = Callable[[int, Stopwatch], Waiting]
+MakeBatch = Callable[[int, Stopwatch], QueuedBatch]
 """(step, clock) -> the batch of the step. Its collective calls need a group of their own: the main thread may be in the
 middle of one."""
 
 
-class Ahead:
+class SamplingQueue:
     """A queue of batches, made one after another in the order of their steps."""
 
     def __init__(self, make: MakeBatch, device: torch.device) -> None:
         self._make = make
         self._device = device
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampling")
-        self._batches: dict[int, Future[Waiting]] = {}
+        self._batches: dict[int, Future[QueuedBatch]] = {}
 
     def begin(self, last: int, *, after: int) -> None:
         """Asks for every batch up to step `last` that is neither asked for yet nor of a step up to `after`."""
@@ -63,15 +63,15 @@ class Ahead:
         ended = (batch for _, batch in sorted(self._batches.items()) if batch.done())
         return next((error for batch in ended if (error := batch.exception())), None)
 
-    def take(self, step: int) -> Waiting:
+    def take(self, step: int) -> QueuedBatch:
         """Waits for the batch of a step. Raises the error with which it failed."""
         return self._batches.pop(step).result()
 
-    def waiting(self, last: int) -> list[Waiting]:
+    def waiting(self, last: int) -> list[QueuedBatch]:
         """The batches up to step `last` that are not taken yet, once they are there."""
         return [batch.result() for step, batch in sorted(self._batches.items()) if step <= last]
 
-    def start_over(self, batches: Iterable[Waiting]) -> None:
+    def start_over(self, batches: Iterable[QueuedBatch]) -> None:
         """Drops all batches, waiting for the one under way, and takes these as the batches of their steps."""
         for pending in self._batches.values():
             pending.cancel()
@@ -85,7 +85,7 @@ class Ahead:
         """Ends the thread after the batch under way."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _run(self, step: int) -> Waiting:
+    def _run(self, step: int) -> QueuedBatch:
         clock = Stopwatch(torch.device("cpu"))  # it never waits for the GPU, which the learner shares
         if self._device.type != "cuda":
             return self._make(step, clock)
@@ -96,12 +96,12 @@ class Ahead:
             return self._make(step, clock)
 
 
-def plain_waiting(batches: Sequence[Waiting]) -> list[dict[str, Any]]:
+def plain_waiting(batches: Sequence[QueuedBatch]) -> list[dict[str, Any]]:
     """Batches as tensors and plain values, for a checkpoint."""
     return [{"step": batch.step, "position": batch.position, "rollouts": _plain(batch.rollouts)} for batch in batches]
 
 
-def load_waiting(directory: Path, *, seen: torch.Tensor | None = None) -> list[Waiting]:
+def load_waiting(directory: Path, *, seen: torch.Tensor | None = None) -> list[QueuedBatch]:
     """The batches in a checkpoint. The ranks that saved it may have been more or fewer: what each of them held goes to
     one of those that there are now."""
     saved = count_values(directory, WAITING)
@@ -110,7 +110,7 @@ def load_waiting(directory: Path, *, seen: torch.Tensor | None = None) -> list[W
     mine = [load_values(directory, WAITING, rank=rank) for rank in range(ranks.rank(), saved, ranks.world_size())]
     known = mine[0] if mine else load_values(directory, WAITING, rank=0)  # each file has what every rank knows
     return [
-        Waiting(
+        QueuedBatch(
             record["step"],
             holding(_rollouts(record["rollouts"]), [_rollouts(share[number]["rollouts"]) for share in mine]),
             position=record["position"],

@@ -50,7 +50,7 @@ class SeenLengths:
         return [np.array(sorted(share), dtype=np.int64) for share in shares]
 
     def state(self) -> Tensor:
-        """What `restore` takes, for a checkpoint. [problems]"""
+        """State for a checkpoint, as `restore` takes it. [problems]"""
         return torch.from_numpy(self._means.copy())
 
     def restore(self, state: Tensor | None) -> None:

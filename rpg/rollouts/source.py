@@ -22,7 +22,7 @@ from rpg.processes import ranks
 from rpg.rewards import Score
 from rpg.rollouters.rollouter import SeededPrompt, check_rollouts
 from rpg.rollouters.scoring import Scoring
-from rpg.rollouts.ahead import WAITING, Ahead, Waiting, load_waiting, plain_waiting
+from rpg.rollouts.ahead import WAITING, QueuedBatch, SamplingQueue, load_waiting, plain_waiting
 from rpg.rollouts.dealing import SeenLengths
 from rpg.rollouts.dynamic_sampling import refill
 from rpg.rollouts.stream import Admission, RankStream
@@ -57,7 +57,7 @@ class RolloutSource:
         )
         self._dynamic = rollout.dynamic_sampling
         self._staleness = rollout.max_staleness
-        self._ahead = Ahead(self._make, components.device) if self._staleness else None
+        self._ahead = SamplingQueue(self._make, components.device) if self._staleness else None
         self._gather = ranks.Channel().gather if self._ahead else ranks.gather
         self._position = components.order.position
         self._samplers = sampling_ranks(rollout)
@@ -115,7 +115,7 @@ class RolloutSource:
         self._lengths.restore(self._seen)
         self._position = self._components.order.position = position
 
-    def _make(self, step: int, clock: Stopwatch) -> Waiting:
+    def _make(self, step: int, clock: Stopwatch) -> QueuedBatch:
         """The batch of a step, refilled until every group's scores vary where the spec asks for it."""
 
         def sample(taken: int, count: int) -> StepRollouts:
@@ -135,7 +135,9 @@ class RolloutSource:
             rollouts = refill(
                 sample, groups=groups, max_batches=self._dynamic.max_batches, surplus_tokens=surplus_tokens
             )
-        return Waiting(step, rollouts, self._components.order.position, clock.seconds("rollout"), self._lengths.state())
+        return QueuedBatch(
+            step, rollouts, self._components.order.position, clock.seconds("rollout"), self._lengths.state()
+        )
 
     def _stream(self, step: int, dynamic: DynamicSampling, clock: Stopwatch) -> tuple[StepRollouts, int]:
         """Takes and streams the prompts that a step needs. Returns their groups, in their order, and the tokens that
@@ -295,7 +297,7 @@ class RolloutSource:
 
 
 def _known_to_others(share: StepRollouts | None) -> StepRollouts | None:
-    """What the other ranks get of this rank's share; None where there is none."""
+    """The part of this rank's share for the other ranks; None where there is none."""
     return without_contents(share) if share else None
 
 

@@ -1,4 +1,4 @@
-"""What every sampler does, and what it is opened with."""
+"""The Protocol of every sampler, and the settings that it is opened with."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -163,7 +163,7 @@ class InProcessSampler(ABC):
 
 @dataclass(frozen=True, slots=True)
 class SamplerSettings:
-    """What a sampler is opened with besides its section of the spec."""
+    """Settings of a sampler besides its section of the spec."""
 
     weights_dir: Path
     """A transformers model directory: config, safetensors and tokenizer."""
@@ -184,7 +184,7 @@ class SamplerSettings:
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """What ends a response, and what pads."""
+    """Tokens that end a response, and the one that pads."""
 
     eos_ids: tuple[int, ...]
     """Any of them ends a response."""

@@ -24,7 +24,7 @@ _ALLOW = "allow unprivileged user namespaces here; docs/own-reward.md says how, 
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class NamespaceSetup:
     """A way to make namespaces."""
 
     options: tuple[str, ...]
@@ -33,9 +33,9 @@ class Way:
     """Whether the process begins as root, to become another user itself."""
 
 
-_OF_ROOT = Way(("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"), nobody=True)
+_OF_ROOT = NamespaceSetup(("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"), nobody=True)
 """Without a namespace of users: the limit of processes binds no process that is root outside."""
-_OF_USERS = Way(("--unshare-user", "--uid", "65534", "--gid", "65534"))
+_OF_USERS = NamespaceSetup(("--unshare-user", "--uid", "65534", "--gid", "65534"))
 """What any user may do, where the kernel lets them."""
 
 
@@ -49,12 +49,12 @@ class Missing:
 
 
 def missing() -> Missing | None:
-    """What keeps this machine from sealing processes; None where it can. Tried once in a process."""
+    """Obstacle that keeps this machine from sealing processes; None where it can. Tried once in a process."""
     way = _way()
     return way if isinstance(way, Missing) else None
 
 
-def sealing(readable: Iterable[Path]) -> tuple[list[str], Way]:
+def sealing(readable: Iterable[Path]) -> tuple[list[str], NamespaceSetup]:
     """The command that seals another, and the way it goes.
 
     Args:
@@ -69,7 +69,7 @@ def sealing(readable: Iterable[Path]) -> tuple[list[str], Way]:
 
 
 @lru_cache(maxsize=1)
-def _way() -> Way | Missing:
+def _way() -> NamespaceSetup | Missing:
     """The first way that works."""
     if shutil.which("bwrap") is None:
         return Missing("bubblewrap is not installed", _INSTALL)
@@ -87,7 +87,7 @@ def _way() -> Way | Missing:
     return Missing(f"bubblewrap may not make namespaces ({said})", _ALLOW)
 
 
-def _command(way: Way, readable: Iterable[Path]) -> list[str]:
+def _command(way: NamespaceSetup, readable: Iterable[Path]) -> list[str]:
     """bwrap with all that a sealed process sees: of it /tmp alone can be written, and there is no /proc."""
     program = shutil.which("bwrap") or "bwrap"
     command = [program, *_ALWAYS, "--die-with-parent", *way.options, *_scratch()]

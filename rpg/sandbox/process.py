@@ -30,7 +30,7 @@ _END_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a confined process may take. A process that it starts has limits of its own, of the same size."""
+    """Limits of a confined process. A process that it starts has limits of its own, of the same size."""
 
     memory_bytes: int = 8 << 30
     """Address space: what an answer such as 10^10^10 may ask for before it is a MemoryError."""

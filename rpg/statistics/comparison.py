@@ -1,4 +1,4 @@
-"""What may be said of several arms: which differ, whether one is best, and the sentence that says so.
+"""Comparison of several arms: which differ, whether one is best, and the sentence that says so.
 
 All pairs of arms are held against each other, with intervals that hold together: in `confidence` of all experiments
 none of the differences that are named is wrong (Tukey and Kramer). The best is the one arm that is shown to be better
@@ -65,7 +65,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What may be said of some arms."""
+    """Verdict on some arms."""
 
     best: str | None
     """Label of the arm that is better than each other arm; None where none is shown to be."""
@@ -117,7 +117,7 @@ def verdict(
     figures: bool = False,
     shares: bool | None = None,
 ) -> Verdict:
-    """What may be said of arms that were all measured on the same problems after the same number of steps.
+    """Verdict on arms that were all measured on the same problems after the same number of steps.
 
     Args:
         arms: label -> scores [seeds, problems]; a row of NaN is a seed that failed.
@@ -249,7 +249,7 @@ BySeeds = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class _Problems:
-    """What problems add to the variance of a difference, pooled over arms."""
+    """Contribution of problems to the variance of a difference, pooled over arms."""
 
     variance: float
     freedom: float

@@ -27,7 +27,7 @@ class Interval:
 
     @property
     def known(self) -> bool:
-        """Whether there is an interval."""
+        """Whether the variance has an interval."""
         return not math.isnan(self.low)
 
     def within(self, least: float, most: float) -> "Interval":
@@ -54,7 +54,7 @@ class Spread:
 
     @property
     def holds_for(self) -> str:
-        """What an interval with this spread is about."""
+        """Scope of an interval with this spread: new seeds, or these weights."""
         return NEW_SEEDS if self.freedom else THESE_WEIGHTS
 
 

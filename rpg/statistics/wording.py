@@ -38,7 +38,7 @@ def sentence(
     worst: float,
     looks: Sequence[int] = (),
 ) -> str:
-    """What a headline says: who is best, all that differ or that nothing does, and which seeds were lost.
+    """Sentence of a headline: who is best, all that differ or that nothing does, and which seeds were lost.
 
     Args:
         pairs: the intervals of all pairs.

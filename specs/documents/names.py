@@ -1,4 +1,4 @@
-"""What can be a name: of a run or a file that a record is given, and of one that lies in it."""
+"""Rules for names: of a run or a file that a record is given, and of one that lies in it."""
 
 import re
 

@@ -22,7 +22,7 @@ _MISFIT = object()
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """What the object in a file has of the shape of its documents; {} where the file is missing or holds no object."""
+    """Content of a file, as far as it has its document's shape; {} where the file is missing or holds no object."""
     return read_checked(path)[0]
 
 
@@ -70,7 +70,7 @@ def _text(path: Path) -> str:
 
 
 def _shape_of(path: Path, value: dict[str, Any]) -> Any:
-    """What a document may hold, by its file's name; None: anything."""
+    """Shape of a document, by its file's name; None: anything."""
     from specs.documents import shapes  # here, as a query that reads no document is answered sooner without
 
     if path.name == "certificate.json" and "steps" in value:
@@ -86,7 +86,7 @@ def _counts_whole(shape: Any) -> bool:
 
 
 def _fit(value: Any, shape: Any, at: str, problems: list[str]) -> Any:
-    """What of a value has the shape, or _MISFIT. `at`: the place in the document, for `problems`, which is added to."""
+    """The part of a value that has the shape, or _MISFIT. `at`: its place in the document; `problems` is added to."""
     if shape is Any:
         return value
     kind, arguments = get_origin(shape), get_args(shape)
@@ -115,7 +115,7 @@ def _fit(value: Any, shape: Any, at: str, problems: list[str]) -> Any:
 
 
 def _fit_one(value: Any, shapes: tuple[Any, ...], at: str, problems: list[str]) -> Any:
-    """What of a value has one of several shapes."""
+    """The part of a value that has one of several shapes."""
     if value is None and NoneType in shapes:
         return None
     shapes = tuple(shape for shape in shapes if shape is not NoneType)
@@ -129,7 +129,7 @@ def _fit_one(value: Any, shapes: tuple[Any, ...], at: str, problems: list[str]) 
 
 
 def _fit_object(value: Any, shape: Any, at: str, problems: list[str]) -> Any:
-    """What of a value has the shape of an object with these keys. Keys that are null count as missing."""
+    """The part of a value that has the shape of an object with these keys. Keys that are null count as missing."""
     if not isinstance(value, dict):
         return _misfit(value, "an object", at, problems)
     kept = dict(value)

@@ -1,4 +1,4 @@
-"""What the JSON documents of a record may hold. Keys that are not told here may hold anything."""
+"""Shapes of a record's JSON documents. Keys that are not told here may hold anything."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -237,7 +237,7 @@ class ExperimentDocument(TypedDict, total=False):
 
 
 class ExportedExperiment(TypedDict, total=False):
-    """What export.json says of the run's experiment."""
+    """The run's experiment in export.json."""
 
     name: Required[PortableName]
     question: str
@@ -271,7 +271,7 @@ class Arm(TypedDict, total=False):
 
 
 class Confirmation(TypedDict, total=False):
-    """What a study confirms its answer by."""
+    """The confirmation of a study's answer."""
 
     arms: list[Arm]
 

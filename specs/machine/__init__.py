@@ -1,4 +1,4 @@
-"""What every package needs of the machine that it runs on: files, locks, processes and how they end.
+"""The machine under every package: files, locks, processes and how they end.
 
 Files written whole, their digests and manifests; who holds a run (leases, fences, liveness) and a GPU; a process's
 parent, launch, log and cause of exit. The ground floor of the house: it imports the standard library, psutil and of

@@ -106,7 +106,7 @@ def note_exit(run_dir: Path, early: EarlyExit) -> None:
 
 
 def noted_exits(run_dir: Path) -> list[EarlyExit]:
-    """What the ranks noted, in their order; a note that is not whole is left out."""
+    """Notes of the ranks on how they ended, in their order; a note that is not whole is left out."""
     exits = []
     for path in sorted((run_dir / "exits").glob("rank-*.json")):
         with suppress(OSError, ValueError, TypeError):
@@ -125,7 +125,7 @@ def leave_issues(path: Path, issues: Sequence[Issue]) -> None:
 
 
 def read_issues(path: Path) -> list[Issue]:
-    """What a process left with `leave_issues`; empty where it left nothing readable."""
+    """Issues that a process left with `leave_issues`; empty where it left nothing readable."""
     try:
         return [read_issue(plain) for plain in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError, KeyError):

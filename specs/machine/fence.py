@@ -20,7 +20,7 @@ def lease_file(run_directory: Path, number: int) -> Path:
 
 @dataclass(slots=True)
 class Fence:
-    """What a writer asks before it gives anything in the run's directory its name."""
+    """Permission that a writer asks for before it gives anything in the run's directory its name."""
 
     run_directory: Path
     number: int

@@ -1,4 +1,4 @@
-"""What a launcher tells the ranks and engines of one launch, beside what PyTorch reads."""
+"""Message of a launcher to the ranks and engines of one launch, beside what PyTorch reads."""
 
 import os
 import secrets

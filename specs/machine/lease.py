@@ -78,7 +78,7 @@ class Lease:
             self._write(self._record)
 
     def _write(self, record: LeaseRecord) -> bool:
-        """Whether the disk took it. One that is full or away for a while costs a few heartbeats, not the run."""
+        """Writes, and says whether the disk took it. One that is full or away costs a few heartbeats, not the run."""
         try:
             write_json(self._path, asdict(record), durable=False)
         except (OSError, DiskError):

@@ -1,4 +1,4 @@
-"""Whether a run is being executed: by its newest lease and that one's heartbeat, and by the process that holds it.
+"""Liveness of a run: by its newest lease and that one's heartbeat, and by the process that holds it.
 
 `specs.machine.lease` writes leases; here they are read. A run that says `running` and that nobody executes has
 crashed.

@@ -16,7 +16,7 @@ _DRAIN_SECONDS = 5.0
 
 @contextmanager
 def redacted_log(log: Path, environment: Mapping[str, str]) -> Iterator[BinaryIO]:
-    """What a process is to write to, its stdout or stderr, so that the log gets it without the environment's secrets.
+    """Pipe for a process's stdout or stderr, so that the log gets what is written without the environment's secrets.
 
     At the end of the block the log holds all that was written: end it when the process has ended. While there is no
     secret to hide, this is the log itself; else a pipe, which a thread of this process empties into the log.

@@ -137,7 +137,7 @@ def _absolute(node: YamlNode, schema: Iterable[Any]) -> YamlNode:
 
 
 def _kind_of_path(sections: Iterable[type[BaseModel]], key: str) -> PathKind | None:
-    """What the field names, if it names a path."""
+    """Kind of path that the field names, if it names one."""
     fields = [model.model_fields[str(key)] for section in sections for model in with_field(section, key)]
     return next((kind for field in fields if (kind := path_kind(field))), None)
 

@@ -1,4 +1,4 @@
-"""What a YAML parser complains of, in plain words and at the line of the cause.
+"""Complaints of a YAML parser in plain words and at the line of the cause.
 
 The parser stops where the text can no longer be YAML. That is often some lines after the mistake: a brace that is never
 closed shows at the next key.
@@ -136,7 +136,7 @@ def _after_bracket(complaint: _Complaint) -> SyntaxMistake:
 
 
 def _block(complaint: _Complaint) -> SyntaxMistake | None:
-    """What stands where an entry of a section, or the end of it, should."""
+    """Text that stands where an entry of a section, or the end of it, should."""
     if not complaint.problem.startswith("expected <block end>"):
         return None
     what, line = complaint.problem.removeprefix("expected <block end>, but found ").strip("'"), complaint.line + 1

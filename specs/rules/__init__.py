@@ -1,4 +1,4 @@
-"""What no single field shows: rules across fields, files that must exist, knobs that cannot act or cannot be meant."""
+"""Rules that no single field shows: across fields, files that must exist, knobs that cannot act or cannot be meant."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,13 +17,13 @@ _MOST_BETWEEN = 1000
 
 
 def issues_of(experiment: Experiment) -> list[Issue]:
-    """What makes the experiment impossible."""
+    """Errors that make the experiment impossible."""
     rules = RULES if experiment.trains else OF_A_MODEL
     return [issue for rule in rules for issue in rule(experiment)]
 
 
 def warnings_of(experiment: Experiment) -> list[Issue]:
-    """What the experiment says without effect, or can hardly mean; each names the knob."""
+    """Warnings of settings without effect, or hardly meant; each names the knob."""
     rules = IDLE_KNOBS if experiment.trains else IDLE_OF_A_MODEL
     return [issue for rule in rules for issue in rule(experiment)]
 
@@ -197,7 +197,7 @@ def _idle_reference(experiment: Experiment) -> Iterator[Issue]:
         return
     for unit, in_a_step in (("steps", 1), ("updates", updates)):
         every = getattr(update, f"every_{unit}")
-        steps = _told_steps(every, training.steps)
+        steps = _example_steps(every, training.steps)
         moves = (0 < value_at(every, step) <= in_a_step * step for step in steps)
         if largest(every) and not any(moves):
             yield Issue(
@@ -208,7 +208,7 @@ def _idle_reference(experiment: Experiment) -> Iterator[Issue]:
             )
 
 
-def _told_steps(value: float | ValueSchedule, steps: int) -> list[int]:
+def _example_steps(value: float | ValueSchedule, steps: int) -> list[int]:
     """Steps before the last one that show what a value is throughout: those around its points, and some between."""
     points = value.phases() if isinstance(value, ValueSchedule) else set[int]()
     around = {step + beside for step in points for beside in (-1, 0, 1)}

@@ -1,4 +1,4 @@
-"""What makes measuring a model as it is impossible, and keys of an evaluation that cannot act."""
+"""Rules for measuring a model as it is: errors, and keys of an evaluation that cannot act."""
 
 from collections.abc import Iterator
 

@@ -36,7 +36,7 @@ def idle_penalty(experiment: Experiment) -> Iterator[Issue]:
 
 
 def idle_clip_knobs(experiment: Experiment) -> Iterator[Issue]:
-    """What a dual clip says of a divergence that is not there, or that it cannot drop."""
+    """Knobs of a dual clip for a divergence that is not there, or that it cannot drop."""
     objective = experiment.objective
     if not isinstance(objective, RegularizedObjective) or not isinstance(objective.clip, DualClip):
         return

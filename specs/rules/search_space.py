@@ -53,7 +53,7 @@ def warnings_of(space: Space) -> Iterator[Issue]:
 
 
 def describe(searched: Range) -> str:
-    """What a parameter can be: `0.05 to 0.5`, `2 to 16 in steps of 2`, `reverse, forward`."""
+    """Values of a parameter in words: `0.05 to 0.5`, `2 to 16 in steps of 2`, `reverse, forward`."""
     if isinstance(searched, (Choice, Cases)):
         return ", ".join(map(shown, names(searched)))
     low, high = bounds(searched)

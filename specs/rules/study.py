@@ -34,12 +34,12 @@ NEEDS_ONE_SPACE = ("gp", "cma", "nsga2", "qmc")
 
 
 def issues_of(study: Study, experiment: Experiment) -> list[Issue]:
-    """What makes the study impossible; its search space by itself is checked before."""
+    """Errors that make the study impossible; its search space by itself is checked before."""
     return [issue for rule in RULES for issue in rule(study, experiment)]
 
 
 def warnings_of(study: Study, experiment: Experiment) -> list[Issue]:
-    """What the study says without effect, each naming the knob, and what it is advised against."""
+    """Warnings of settings without effect, each naming the knob, and of what the study is advised against."""
     return [*(issue for rule in IDLE_KNOBS for issue in rule(study)), *_few_seeds(study, experiment)]
 
 

@@ -21,7 +21,7 @@ def offload(experiment: Experiment) -> Iterator[Issue]:
 
 
 def offload_while_sampling(experiment: Experiment) -> Iterator[Issue]:
-    """What updates need can leave a GPU only if it is there, and is worth moving only if the sampler's memory is not
+    """State of updates can leave a GPU only if it is there, and is worth moving only if the sampler's memory is not
     held while updates are made."""
     offload, rollout = experiment.training.offload, experiment.rollout
     if not offload.while_sampling:

@@ -1,4 +1,4 @@
-"""What all sections of a spec share, sections with variants of a user's own, and what a field can say of itself."""
+"""Base of all sections of a spec, of sections with variants of a user's own, and of what a field can say of itself."""
 
 from abc import ABC
 from collections.abc import Iterator, Mapping
@@ -71,7 +71,7 @@ def _as_written(value: Any, annotation: Any) -> Any:
 
 
 def item_of(annotation: Any, index: int) -> Any:
-    """What may stand at a place of a list: of one kind throughout, or, as in [step, value], of one kind each."""
+    """Type at a place of a list: of one kind throughout, or, as in [step, value], of one kind each."""
     kinds = get_args(annotation)
     return kinds[min(index, len(kinds) - 1)] if ... not in kinds else kinds[0]
 
@@ -87,7 +87,7 @@ def _plain(value: Any) -> Any:
 
 
 def is_open(section: Any) -> bool:
-    """Whether it is a kind of open section (not one of its variants)."""
+    """Whether the class is a kind of open section (not one of its variants)."""
     return isinstance(section, type) and "group" in vars(section)
 
 
@@ -157,7 +157,7 @@ def names_path(kind: PathKind, default: Any = ..., **constraints: Any) -> Any:
 
 
 def path_kind(field: FieldInfo) -> PathKind | None:
-    """What a field declared with `names_path` names; None for others."""
+    """Kind of path in a field declared with `names_path`; None for others."""
     extra = field.json_schema_extra
     return cast("PathKind | None", extra.get("path")) if isinstance(extra, dict) else None
 

@@ -92,7 +92,7 @@ class Data(Spec):
 
     @property
     def compares_questions(self) -> bool:
-        """Whether there are training and evaluation sets that no program generates, see `overlap`."""
+        """Whether the spec has training and evaluation sets that no program generates, see `overlap`."""
         return all(any(not each.generated for each in sets) for sets in (self.train, self.evaluation))
 
     max_prompt_length: int = Field(1024, ge=1)

@@ -1,4 +1,4 @@
-"""What a run may use of a machine, what it records and where that is sent, what happens when a stage fails. Nothing
+"""Resources of a run on a machine, what it records and where that is sent, what happens when a stage fails. Nothing
 here changes a result.
 """
 
@@ -14,7 +14,7 @@ from specs.secrets import HIDDEN, looks_secret
 
 
 class Resources(Spec):
-    """What a training rank may use."""
+    """Resources of a training rank."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda where there is one."""

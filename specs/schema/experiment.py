@@ -49,7 +49,7 @@ class Experiment(Spec):
     matrix: Matrix | None = None
     """The fields that vary between runs."""
     model: Model
-    """What is trained: {source: pretrained} or {source: scratch}."""
+    """Model that is trained: {source: pretrained} or {source: scratch}."""
     data: Data
     """Training and evaluation problems."""
     warm_up: WarmUp | None = None
@@ -59,11 +59,11 @@ class Experiment(Spec):
     reward: Reward
     """How responses are scored."""
     objective: Objective
-    """What is optimised."""
+    """Objective that is optimised."""
     advantage: Advantage = Advantage()
-    """What is left out takes the objective's published setting."""
+    """Keys that are left out take the objective's published setting."""
     reference: Reference = Reference()
-    """What is left out takes the objective's published setting."""
+    """Keys that are left out take the objective's published setting."""
     training: Training
     """Batch algebra, optimizer, and how the work is spread."""
     evaluation: Evaluation = Evaluation()

@@ -1,4 +1,4 @@
-"""What the schema says of a path: which fields there are, what a value may be. Walks annotations, unions included."""
+"""The schema as paths: which fields there are, what a value may be. Walks annotations, unions included."""
 
 import difflib
 import types
@@ -25,7 +25,7 @@ def members(annotation: Any) -> tuple[Any, ...]:
 
 
 def is_model(annotation: Any) -> bool:
-    """Whether it is a section of the schema."""
+    """Whether the type is a section of the schema."""
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
@@ -211,7 +211,7 @@ def unknown(root: type[BaseModel], path: Path) -> Issue | None:
 
 
 def item_at(data: Any, path: Path) -> Any:
-    """What stands at a path of plain data; None where nothing does."""
+    """Value at a path of plain data; None where there is none."""
     for part in path:
         if isinstance(data, list) and isinstance(part, int) and part < len(data):
             data = data[part]
@@ -254,7 +254,7 @@ def number(value: float) -> str:
 
 
 def kind_of(annotation: Any) -> str:
-    """What a value must be, in words."""
+    """Kind of value, in words."""
     words: list[str] = []
     for part in members(annotation):
         if get_origin(part) is not None and str(get_origin(part)) == "typing.Literal":
@@ -269,7 +269,7 @@ def kind_of(annotation: Any) -> str:
 
 
 def describe(annotation: Any, field: FieldInfo | None) -> str:
-    """What a field may be: `a number in (0, 1)`, `a whole number, at least 1`, `dual, none`, a section's fields."""
+    """Values of a field: `a number in (0, 1)`, `a whole number, at least 1`, `dual, none`, a section's fields."""
     if field and (values := literal_of(field)):
         flags = ("true", "false") if bool in members(annotation) else ()
         return ", ".join([*flags, *map(str, values)])

@@ -1,4 +1,4 @@
-"""What starts the training ranks, and on which machines. Nothing here changes a result.
+"""Launchers: programs that start the training ranks, and on which machines. Nothing here changes a result.
 
 A launcher is a section here, which says what is wrong with it, and the module of its type's name in
 `pipelines/launchers`.
@@ -27,13 +27,13 @@ _HOSTFILE_LINE = re.compile(r"^(\S+)\s+slots=(\d+)$")
 
 
 class _Launcher(Spec):
-    """What every launcher's section has."""
+    """Fields of every launcher's section."""
 
     pool: str = execution("", pattern=POOL_NAME)
     """The Prefect work pool whose workers take the run when it is submitted; empty: `rpg`."""
 
     def issues(self, training: Training) -> Iterator[Issue]:
-        """What makes it impossible to train so, beyond what single fields show. Paths begin at the experiment."""
+        """Errors that make it impossible to train so, beyond what single fields show. Paths begin at the experiment."""
         del training
         yield from ()
 
@@ -47,7 +47,7 @@ class _Launcher(Spec):
         return ""
 
     def engine_issues(self, engines: int, gpus: int) -> Iterator[Issue]:
-        """What keeps so many engines of so many GPUs each from the machines that have no ranks."""
+        """Obstacles to so many engines of so many GPUs each on the machines that have no ranks."""
         del engines, gpus
         yield from ()
 
@@ -87,7 +87,7 @@ class Host(Spec):
 
 
 class _Cluster(_Launcher):
-    """What launchers over several machines have in common. All machines must see the run's directory."""
+    """Fields of launchers over several machines. All machines must see the run's directory."""
 
     python: str = ""
     """The interpreter on the other machines; empty: the path of this one."""

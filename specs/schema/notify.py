@@ -27,7 +27,7 @@ SecretReference = Annotated[str, AfterValidator(_reference)]
 
 
 class _Notice(Spec):
-    """What every notice has. The Prefect server that the experiment is submitted to sends it; `rpg run` sends none."""
+    """Fields of every notice. The Prefect server that the experiment is submitted to sends it; `rpg run` sends none."""
 
     on: tuple[Occasion, ...] = Field(("failure", "guard"), min_length=1)
     """failure: a run failed or crashed. completion: a run finished. guard: a guard acted."""

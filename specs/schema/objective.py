@@ -1,4 +1,4 @@
-"""What is optimised: one frozen class per objective, joined by `type`. Class defaults are the vetted setting.
+"""Objectives: one frozen class each, joined by `type`. Class defaults are the vetted setting.
 
 A new objective is a class here, named in the union at the end, and an equation in `rpg/objectives`.
 """
@@ -62,7 +62,7 @@ class Advantage(Spec):
 
 
 class BaseObjective(Spec):
-    """What training, certificates and checks ask of every objective."""
+    """Questions that training, certificates and checks ask of every objective."""
 
     published: ClassVar[dict[str, dict[str, Any]]]
     """The `advantage` and `reference` it was published with; a spec that leaves them out gets these."""
@@ -81,7 +81,7 @@ class BaseObjective(Spec):
 
     @property
     def ratio_over(self) -> RatioOver:
-        """What the importance ratio is of."""
+        """Unit of the importance ratio."""
         return "token"
 
     @property
@@ -133,7 +133,7 @@ class RegularizedObjective(BaseObjective):
             if self.divergence in ("forward", "unnormalized_forward"):
                 raise ValueError(
                     "clip branch regularized with estimator differentiable needs a reverse divergence: "
-                    "a forward one is no part of the ratio times an advantage"
+                    "a forward one cannot be written as the ratio times an advantage"
                 )
             if self.clip.keep_divergence:
                 raise ValueError(
@@ -144,12 +144,12 @@ class RegularizedObjective(BaseObjective):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether there is a divergence."""
+        """Whether the objective has a divergence."""
         return self.divergence != "none" and largest(self.kl_coef) > 0
 
     @property
     def ratio_over(self) -> RatioOver:
-        """What `level` says."""
+        """Unit of the ratio, as `level` says."""
         return self.level
 
     @property
@@ -159,7 +159,7 @@ class RegularizedObjective(BaseObjective):
 
     @property
     def claim_level(self) -> Level:
-        """What `level` says."""
+        """Level of the claim, as `level` says."""
         return self.level
 
     @property
@@ -199,17 +199,17 @@ class PublishedObjective(BaseObjective):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether there is a penalty."""
+        """Whether the objective has a penalty."""
         return largest(self.kl_coef) > 0
 
     @property
     def penalizes_reward(self) -> bool:
-        """Whether there is a penalty, and in the reward."""
+        """Whether the objective has a penalty, and in the reward."""
         return self.kl_in == "reward" and largest(self.kl_coef) > 0
 
     @property
     def penalizes_loss(self) -> bool:
-        """Whether there is a penalty, and in the loss."""
+        """Whether the objective has a penalty, and in the loss."""
         return self.kl_in == "loss" and largest(self.kl_coef) > 0
 
     @property

@@ -38,7 +38,7 @@ class Reward(OpenSection):
     """Whether its values say how good a response is, and not whether it is right. Evaluations then have `score@k`, the
     mean value, and no accuracy."""
     worst: ClassVar[float | None] = None
-    """Of a graded one the least value that there can be, with which a seed whose training failed counts. None: there is
+    """Least value of a graded reward, with which a seed whose training failed counts. None: there is
     none, and nothing is claimed where a seed failed."""
 
     type: str
@@ -53,7 +53,7 @@ class Reward(OpenSection):
         return (self,)
 
     def grades(self) -> bool:
-        """Whether it is graded; of a sum, whether the term that decides is."""
+        """Whether the reward is graded; of a sum, whether the term that decides is."""
         return self.graded
 
     def worst_value(self) -> float | None:

@@ -134,7 +134,7 @@ class SamplerSection(Spec):
         return ranks
 
     def placement_issues(self, ranks_of_machines: Iterable[int]) -> Iterator[Issue]:
-        """What keeps samplers from the GPUs on which the spec puts them. Paths begin at the experiment."""
+        """Obstacles to samplers on the GPUs where the spec puts them. Paths begin at the experiment."""
         del ranks_of_machines
         yield from ()
 
@@ -168,7 +168,7 @@ class SamplerSection(Spec):
 
     @property
     def sleeps(self) -> bool:
-        """Whether it gives its memory to the learner while it does not sample."""
+        """Whether the engine gives its memory to the learner while it does not sample."""
         return False
 
     @property

@@ -118,12 +118,12 @@ Range = Annotated[
 
 
 def measure_label(metric: str, dataset: str) -> str:
-    """What records and pages call a measure: `kl/reverse`, `mean@4 on held_out`."""
+    """Name of a measure in records and on pages: `kl/reverse`, `mean@4 on held_out`."""
     return f"{metric} on {dataset}" if dataset else metric
 
 
 class Goal(Spec):
-    """What a trial is judged by: a measure of its last checkpoint, or a training metric, over its seeds."""
+    """Measure that a trial is judged by: of its last checkpoint, or a training metric, over its seeds."""
 
     dataset: str = ""
     """An evaluation set of the experiment, for mean@k, pass@k, maj@k and score@k; empty for a training metric."""

@@ -51,7 +51,7 @@ class Schedule(Spec):
 
 
 class Offload(Spec):
-    """What is kept in host memory."""
+    """State that is kept in host memory."""
 
     optimizer: bool = False
     """The optimizer's state, and its step on the CPU; needs ZeRO 2 or 3."""
@@ -165,7 +165,7 @@ class Training(Spec):
     the model into host memory, and no GPU has to hold the whole of it. In bfloat16, 0 and 1 run as 2, which adds the
     gradients of an update up in float32, each rank its share: else every rank would hold all of them, in both types."""
     offload: Offload = execution(Offload())
-    """What is kept in host memory."""
+    """State that is kept in host memory."""
     kernels: Literal["torch", "liger"] = execution("torch")
     """What computes norms, rotations and the gates of MLPs: PyTorch's operations, or Liger-Kernel's, which read and
     write memory less often (the extra `liger`; on GPUs, for models of type llama, qwen2 and qwen3)."""

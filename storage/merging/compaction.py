@@ -38,7 +38,7 @@ _STALE_SECONDS = 86_400.0
 
 @dataclass(frozen=True)
 class Compacted:
-    """What a compaction of a run did."""
+    """Result of compacting a run."""
 
     num_merged: int = 0
     """Segments that were merged into others."""

@@ -1,4 +1,4 @@
-"""What a query may cost: time, memory, and disk for what does not fit into memory."""
+"""Limits of a query: time, memory, and disk for what does not fit into memory."""
 
 import contextlib
 import os
@@ -124,7 +124,7 @@ def process_within(limits: Limits) -> Iterator[None]:
 
 
 def out_of_memory(num_bytes: int) -> str:
-    """What to say to a query that needs more than this limit."""
+    """Message to a query that needs more memory than this limit."""
     return f"the query needs more than {memory_text(num_bytes)}, the memory limit\n  hint: `--memory SIZE` allows more"
 
 
@@ -175,7 +175,7 @@ class Stopwatch:
             _stuck.append(answer)
 
 
-def leave_stuck(code: int) -> None:
+def exit_if_stuck(code: int) -> None:
     """Ends this process at once, with this exit code, if a query goes on that was told to stop; else does nothing.
 
     An interpreter that ends beside DuckDB's threads is aborted by them, and leaves what they have put on disk.

@@ -1,4 +1,4 @@
-"""What a statement may do: read what is recorded, and nothing else.
+"""Statements that are allowed: they read what is recorded, and nothing else.
 
 DuckDB parses the statement, and every function and table that it names is looked up before it runs. The tables' own
 views reach the segments; a statement reaches no file by itself. DuckDB's settings are a second fence behind this one:

@@ -71,7 +71,7 @@ class Statement:
 
     @property
     def stuck(self) -> bool:
-        """Whether it did not stop when it was told to. Its connection must not be closed then."""
+        """Whether the statement did not stop when told to. Its connection must not be closed then."""
         return self._watch.stuck
 
     def rows(self) -> Iterator[list[tuple[Any, ...]]]:

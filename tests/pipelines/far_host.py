@@ -35,7 +35,7 @@ class FarHost:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """Of a command that runs there."""
+        """Prefix of a command that runs there."""
         return "ip", "netns", "exec", self.namespace
 
     def cut(self) -> None:

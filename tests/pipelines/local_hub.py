@@ -31,7 +31,7 @@ class Repository:
 
     @property
     def sha(self) -> str:
-        """Of the last commit."""
+        """Digest of the last commit."""
         return hashlib.sha1(str(len(self.commits)).encode()).hexdigest()
 
 
@@ -160,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
         return {"id": name, "sha": repository.sha, "private": repository.private, "siblings": siblings, "tags": []}
 
     def _validate(self, body: bytes) -> Any:
-        """As the Hub does: the metadata is YAML, and its fields have their types."""
+        """Checks what the Hub checks: the metadata is YAML, and its fields have their types."""
         content = json.loads(body)["content"]
         metadata = YAML(typ="safe").load(content.split("---\n")[1])
         texts, lists = ("library_name", "pipeline_tag", "license", "base_model_relation"), ("tags", "datasets")

@@ -23,7 +23,7 @@ PARAMETERS: dict[str, Any] = {
     PACE: {"int": [1, 2], "step": 1, "log": False, "when": {}},
     SCALE: {"choice": ["none", "group_std"], "when": {}},
 }
-"""Of `tiny_study.STUDY`."""
+"""Search space of `tiny_study.STUDY`."""
 GOAL = {"dataset": "two-terms", "metric": "mean@8", "direction": "maximize", "over_seeds": "mean"}
 KL_GOAL = {"dataset": "", "metric": "kl/reverse", "direction": "minimize", "over_seeds": "mean"}
 AT = "2026-11-20T09:30:00+00:00"
@@ -63,7 +63,7 @@ def study(trials: Sequence[Mapping[str, Any]], name: str = "clips", **changes: A
 
 
 def params_of(number: int) -> dict[str, Any]:
-    """Of a trial: drawn at random from PARAMETERS; trial 0 has the experiment's own."""
+    """Params of a trial: drawn at random from PARAMETERS; trial 0 has the experiment's own."""
     if number == 0:
         return {LOW: 0.2, HIGH: 0.28, PACE: 2, SCALE: "none"}
     rng = np.random.default_rng([7, number])
@@ -128,7 +128,7 @@ def arm(number: int, values: Sequence[float | None], seeds: Sequence[int] = rang
 
 
 def confirmation(*arms: Mapping[str, Any], dataset: str = "two-terms") -> dict[str, Any]:
-    """Of these arms."""
+    """Confirmation of these arms."""
     return {"dataset": dataset, "seeds": [unit["seed"] for unit in arms[0]["units"]], "arms": list(arms)}
 
 

@@ -75,7 +75,7 @@ def answer(ask: Ask, place: Path, question: list[str]) -> list[Any]:
 
 
 def assert_still_true(now: Any, then: Any) -> None:
-    """The same, but for what is told in addition."""
+    """Asserts that nothing has changed, but for what is told in addition."""
     if isinstance(then, dict):
         assert set(then) <= set(now)
         if now.get("stage") == "evaluate" and now.get("reason", "").startswith("evaluated as "):

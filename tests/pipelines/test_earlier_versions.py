@@ -42,7 +42,7 @@ def unpacked(commit: str, place: Path) -> Path:
 
 
 def settle(place: Path) -> None:
-    """As if nothing had changed in the last seconds: what has is looked at again in any case."""
+    """Makes all changes older than the last seconds: what changed then is looked at again in any case."""
     for directory in place.rglob("*/"):
         os.utime(directory, (0, 0))
 

@@ -419,7 +419,7 @@ def test_groups_that_may_be_sampled_again_take_their_hours(tmp_path: Path) -> No
 
 
 def test_logprobs_that_the_sampler_gives_cost_no_pass_and_those_that_advantages_need_cost_all(tmp_path: Path) -> None:
-    """Of 3 epochs with a backward of twice a forward: 9 forwards, and 0, a half or 1 for the old logprobs; RLOO's
+    """3 epochs with a backward of twice a forward: 9 forwards, and 0, a half or 1 for the old logprobs; RLOO's
     reference takes one more."""
     plain = experiment(tmp_path)
     shape = model_shape(plain)

@@ -12,7 +12,7 @@ STEPS = 30
 OVERRIDES = (f"training.steps={STEPS}", "training.checkpoint.every_steps=4")
 NO_RETRY = (*OVERRIDES, "stages.train.retries=0")
 SEED = int(os.environ.get("RPG_KILL_SEED", random.SystemRandom().randrange(2**31)))
-"""Of the moments; a failing test names it, and setting it gives the same moments again."""
+"""Seed of the moments; a failing test names it, and setting it gives the same moments again."""
 
 ten = pytest.mark.parametrize("number", range(10))
 

@@ -18,7 +18,7 @@ def test_successive_halving_comes_to_the_unpruned_best_at_half_of_its_steps(
 
 
 def test_halving_from_a_quarter_on_takes_more_than_half() -> None:
-    """What is promoted early, and found not to be among the best later, comes on top of the halves."""
+    """Trials that are promoted early, and found not to be among the best later, come on top of the halves."""
     figures = compare(24, 24, {"type": "asha", "rungs": (6, 12), "eta": 2}, studies=60)
     assert 0.5 < figures.share < 0.6
 

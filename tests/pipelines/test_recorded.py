@@ -88,7 +88,7 @@ def test_a_replay_says_which_rows_it_lacks_and_why(trained: dict[str, Path], tmp
     )
     of_step = sum(row["num_tokens"] for row in rows(trained["sampled"], "rollouts") if row["step"] == 1)
     assert refused("sampled") == (
-        f"a replay needs every token of a step; of step 1 of tiny {recorded} of {of_step} are on record:"
+        f"a replay needs every token of a step. tiny has {recorded} of {of_step} of step 1 on record:"
         " the run was trained with record.tokens: sampled, record.sampled_share: 0.1"
     )
     assert refused("none") == (
@@ -99,7 +99,7 @@ def test_a_replay_says_which_rows_it_lacks_and_why(trained: dict[str, Path], tmp
     assert why_incomplete(directory, "tokens") == why_incomplete(directory, "metrics") == ""
     for segment in sorted((directory / "segments" / "tokens").iterdir())[1:]:
         segment.unlink()
-    with pytest.raises(NothingToReplayError, match=r"step 2 of tiny 0 of .* are on record: `rpg db check` says what"):
+    with pytest.raises(NothingToReplayError, match=r"tiny has 0 of .* of step 2 on record: `rpg db check` says what"):
         replay(Home(tmp_path / "home"))
 
 

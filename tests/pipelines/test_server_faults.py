@@ -30,10 +30,10 @@ pytestmark = [pytest.mark.long, needs_backends]
 
 SEEDS = 4
 STEPS = 40
-"""Of 16 responses, each of which is scored in 15 ms: about 12 s of training on an idle machine."""
+"""Steps, of 16 responses, each of which is scored in 15 ms: about 12 s of training on an idle machine."""
 ROLLOUTS = SEEDS * STEPS * 16
 REWARD_SECONDS = (0.015 + number * 1e-6 for number in itertools.count())
-"""Of a response; another time for each experiment. So each trains, and does not take what one before it has trained,
+"""Seconds of a response, other ones for each experiment: so each trains, and takes nothing of one before it,
 while the rewards are the same."""
 TAKEN_OVER_SECONDS = 30.0
 """From the death of whoever executes a run to its flow run's being scheduled again."""
@@ -119,7 +119,7 @@ class Submitted:
         return self.lab.query(EVALUATED.format(experiment=self.name))
 
     def leases(self, run_id: str) -> list[dict[str, Any]]:
-        """Of those who executed a run, not of a worker that wrote down that nobody does."""
+        """Leases of those who executed a run, not of a worker that wrote down that nobody does."""
         leases = [read_json(path) for path in sorted(self.lab.home.run(run_id).glob("leases/*.json"))]
         return [lease for lease in leases if not lease["settles"]]
 

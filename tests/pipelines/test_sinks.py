@@ -220,7 +220,7 @@ def command(name: str) -> list[str]:
 
 
 def send(home: Home, name: str) -> None:
-    """As the flow does, in a process of its own."""
+    """Sends in a process of its own, as the flow does."""
     environment = os.environ | {"RPG_HOME": str(home.root)}
     done = subprocess.run(command(name), env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -27,7 +27,7 @@ from tiny_trials import (
 from pipelines.home.home import Home
 from pipelines.studies import trials as stored_trials
 from pipelines.studies.execution import Result
-from pipelines.studies.proposals import Foreign, propose
+from pipelines.studies.proposals import ForeignResult, propose
 from pipelines.studies.trials import Score, Trial, Work
 from pipelines.studies.warm_start import foreign_results
 from specs import SpecError
@@ -37,7 +37,7 @@ from specs.study_space import holds, is_active
 
 STEPPED: dict[str, Any] = {LOW: {"float": [0.1, 0.4], "step": 0.1}, SCALE: {"choice": ["none", "group_std"]}}
 SPACES = {"cma": NUMBERS, "grid": {**STEPPED, DUAL: {"int": [2, 3], "when": {SCALE: "none"}}}}
-"""Of the samplers that do not take any space."""
+"""Spaces of the samplers that do not take every space."""
 SAMPLERS: tuple[str, ...] = get_args(SearchSampler.model_fields["type"].annotation)
 RUNGS = [2, 4]
 PRUNERS: list[dict[str, Any]] = [
@@ -246,7 +246,7 @@ def test_tpe_is_steered_by_constraints(tmp_path: Path) -> None:
 
 
 def share_that_diverges(study: Study, *, seen: bool) -> float:
-    """Of the proposals that TPE makes, where the best values border on what diverges."""
+    """Share of TPE's proposals that diverges, where the best values border on what diverges."""
     trials: list[Trial] = []
     for number in range(40):
         params = propose(study, trials).params
@@ -291,7 +291,7 @@ def test_results_from_elsewhere_change_what_is_proposed_and_are_no_trials(
 
 def test_tpe_proposes_where_results_from_elsewhere_are_good(tmp_path: Path) -> None:
     document = study_document(tmp_path / "specs")
-    foreign = [Foreign({LOW: 0.05 + 0.018 * n, HIGH: 0.5}, (-abs(0.18 - 0.018 * n),)) for n in range(25)]
+    foreign = [ForeignResult({LOW: 0.05 + 0.018 * n, HIGH: 0.5}, (-abs(0.18 - 0.018 * n),)) for n in range(25)]
     lows = [propose(with_seed(document.study, seed), [], foreign).params[LOW] for seed in range(20)]
     assert sum(abs(low - 0.23) < 0.06 for low in lows) >= 15  # of draws at random 6
 
@@ -299,7 +299,7 @@ def test_tpe_proposes_where_results_from_elsewhere_are_good(tmp_path: Path) -> N
 def test_results_from_elsewhere_that_break_a_constraint_attract_no_proposal(tmp_path: Path) -> None:
     document = study_document(tmp_path / "specs", constraints=[{"metric": "kl/reverse", "max": 0.5}])
     places = [0.06 * 1.18**step for step in range(16)]
-    foreign = [Foreign({LOW: 0.3, HIGH: high}, (high,), {"kl/reverse": 2 * high}) for high in places]
+    foreign = [ForeignResult({LOW: 0.3, HIGH: high}, (high,), {"kl/reverse": 2 * high}) for high in places]
     proposed = [propose(with_seed(document.study, seed), [], foreign).params[HIGH] for seed in range(30)]
     assert sum(high <= 0.25 for high in proposed) > 18
 
@@ -330,7 +330,7 @@ def test_a_study_of_an_earlier_version_is_learnt_from(home: Home, tmp_path: Path
     home.study("older").mkdir(parents=True)
     write_json(home.study("older") / "study.json", words)
     document = study_document(tmp_path / "specs", warm_start={"studies": ["older"]})
-    assert foreign_results(document, home) == [Foreign({LOW: 0.2, HIGH: 0.3}, (0.7,))]
+    assert foreign_results(document, home) == [ForeignResult({LOW: 0.2, HIGH: 0.3}, (0.7,))]
     cautious = study_document(
         tmp_path / "b",
         goal={**GOAL, "over_seeds": "lower_bound"},

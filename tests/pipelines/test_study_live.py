@@ -31,7 +31,7 @@ sampler: {startup_trials: 4}
 trials: 8
 """
 SEED = int(os.environ.get("RPG_KILL_SEED", random.SystemRandom().randrange(2**31)))
-"""Of the moments; a failing test names it, and setting it gives the same moments again."""
+"""Seed of the moments; a failing test names it, and setting it gives the same moments again."""
 
 
 @pytest.fixture

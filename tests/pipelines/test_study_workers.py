@@ -34,7 +34,7 @@ from specs.machine.lease import acquire
 
 HERE = Path(__file__).parent
 SEED = int(os.environ.get("RPG_KILL_SEED", random.SystemRandom().randrange(2**31)))
-"""Of the moments; a failing test names it, and setting it gives the same moments again."""
+"""Seed of the moments; a failing test names it, and setting it gives the same moments again."""
 FIRST_WORKER = """
 import sys, time, psutil
 from pathlib import Path

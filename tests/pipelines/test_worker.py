@@ -36,7 +36,7 @@ class Cluster:
             return json.loads(answer.read())
 
     def start_worker(self) -> "subprocess.Popen[str]":
-        """As a script's `rpg worker &` does: with SIGINT ignored."""
+        """Starts a worker as a script's `rpg worker &` does: with SIGINT ignored."""
         begin = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from pipelines.cli import main; main()"
         return self.lab.start_program(begin, "worker", "--profile", self.url)
 
@@ -87,7 +87,7 @@ def metrics(lab: Lab, run_id: str) -> list[Any]:
 
 
 def undisturbed_metrics(lab: Lab) -> list[Any]:
-    """Of the same run in a home of its own, on the same data and base model."""
+    """Metrics of the same run in a home of its own, on the same data and base model."""
     alone = Lab(lab.root.parent / "alone", lab.spec)
     alone.root.mkdir()
     (alone.root / "artifacts").symlink_to(lab.root / "artifacts")

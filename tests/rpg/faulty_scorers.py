@@ -48,7 +48,7 @@ class Faulty(Reward):
 
 
 def _of_a_service(tries: str, answers_from: str = "never") -> Score:
-    """Of a service that answers from that call on. `tries`: a file with a character for each call so far."""
+    """Scores of a service that answers from that call on. `tries`: a file with a character for each call so far."""
     with open(tries, "a+") as file:
         file.write(".")
         file.seek(0)

@@ -234,7 +234,7 @@ def check_reference(trainer: Trainer, minibatches: list[Minibatch], ledger: Toke
 
 
 def by_hand(base: Path, spec: Experiment) -> dict[str, np.ndarray]:
-    """The same updates with whole logits, no padding, one response at a time."""
+    """Makes the same updates with whole logits, no padding, one response at a time."""
     step, training = responses(), spec.training
     starts = np.concatenate([[0], np.cumsum(step.lengths)])
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)

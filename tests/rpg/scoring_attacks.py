@@ -78,7 +78,7 @@ def code(text: str) -> str:
 
 
 def attacked_tasks(directory: Path) -> dict[str, Any]:
-    """Of each task, what the answer could do."""
+    """Effect that the answer could have, for each task."""
     os.environ["HF_TOKEN"] = "hf_secret"
     with socket.create_server(("127.0.0.1", 0)) as server, scorer(10.0) as pool:
         known = {

@@ -16,7 +16,7 @@ from specs.machine.parent import die_with_parent, share_cores
 
 
 def train(directory: str, run_dir: str, printed: str) -> None:
-    """As `python -m rpg.train RUN_DIR` in a directory."""
+    """Runs `python -m rpg.train RUN_DIR` in a directory."""
     os.chdir(directory)
     with Path(printed).open("w") as file:
         os.dup2(file.fileno(), 1)

@@ -23,7 +23,7 @@ from rpg.checkpoints.pieces import StateCopy
 from rpg.processes import ranks
 from rpg.recording.rows import write_rollouts, write_tokens
 from rpg.recording.segments import SegmentWriter
-from rpg.rollouts.ahead import WAITING, Waiting, load_waiting, plain_waiting
+from rpg.rollouts.ahead import WAITING, QueuedBatch, load_waiting, plain_waiting
 from rpg.types import Problem
 from specs.machine.launch import KEY
 from specs.schema.experiment import Experiment
@@ -56,7 +56,7 @@ def the_step() -> StepRollouts:
 
 
 def known_of(step: StepRollouts, column: int) -> np.ndarray:
-    """What is known of each sampled token: it follows from the token's place in the whole step."""
+    """Known value of each sampled token: it follows from the token's place in the whole step."""
     places = np.concatenate([1000 * response + np.arange(step.num_sampled[response]) for response in step.held])
     values: np.ndarray = np.sin(places + column).astype(np.float32) - 1
     return values
@@ -109,7 +109,7 @@ def rank_of(number: int, size: int, out: Path) -> None:
     ranks.join_in(torch.distributed.FileStore(str(out / "store"), size), "cpu")
     step = sampled_here(the_step())
     copy = StateCopy()
-    copy.values(WAITING, plain_waiting([Waiting(2, step, position=9)]))
+    copy.values(WAITING, plain_waiting([QueuedBatch(2, step, position=9)]))
     copy.write(out / "checkpoint")
     for packed in (True, False):
         trained, ledger = trained_here(step, packed=packed)

@@ -22,7 +22,7 @@ ALONE = [
 TOGETHER = [*STAGES, "1:bfloat16:60", "3:float32:60:lora", "2:float32:60:free", "3:float32:60:free"]
 TOGETHER += ["3:float32:60:away", "2:float32:60:poisoned", "0:float32:60:shared", "3:float32:60:selective"]
 BOUND = {"float32": 1e-5, "bfloat16": 0.03}
-"""Of the relative error in norm of any tensor after five updates, and of the gradient norm.
+"""Bound of the relative error in norm of any tensor after five updates, and of the gradient norm.
 
 In float32 it is what another order of summation does. In bfloat16 a number has a relative error of 2^-9, the weights
 that come out too, and a gradient one of about 2^-7; AdamW divides it by its own size, so that an element whose gradient

@@ -46,7 +46,7 @@ def diagnostics(item: Objective, **inputs: Tensor) -> dict[str, Tensor]:
 
 
 def gradient(item: Objective, inputs: dict[str, Tensor], *, microbatches: list[list[int]] | None = None) -> Tensor:
-    """Of the aggregated loss by the logprobs, from microbatches with the whole batch's denominators."""
+    """Gradient of the aggregated loss by the logprobs, from microbatches with the whole batch's denominators."""
     leaf = inputs["logprobs"].clone().requires_grad_()
     mask = inputs["response_mask"]
     for rows in microbatches or [list(range(len(mask)))]:

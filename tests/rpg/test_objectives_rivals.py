@@ -28,7 +28,7 @@ def draw(seed: int, spread: float = 0.5) -> torch.Tensor:
 
 
 def numbers(tensor: torch.Tensor) -> list[list[float]]:
-    """Of each response, its tokens' values."""
+    """Values of each response's tokens."""
     return [row[:length] for row, length in zip(tensor.tolist(), LENGTHS, strict=True)]
 
 

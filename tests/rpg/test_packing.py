@@ -17,7 +17,7 @@ from tests.rpg.tiny_engine import gpt2, llama, qwen3, sharpened
 from tests.rpg.tiny_run import finish, group_of, start
 
 FAMILIES = ((11,), (6,), (6,), (6, 3, 3, 1, 6), (2, 4), (3, 1, 1), (2, 5, 3))
-"""Of each prompt its length, then those of its responses."""
+"""Length of each prompt, then those of its responses."""
 
 
 def sliding() -> PreTrainedModel:

@@ -26,7 +26,7 @@ DATA = {"evaluation": [{"source": "parquet", "name": "held_out", "path": "held_o
 EVALUATION = {"samples_per_problem": SAMPLES, "max_response_length": 12}
 """Longer responses than those of training, which are of 8 tokens."""
 ROLLOUT = {"max_concurrent": 32}
-"""As many as a step samples; an evaluation answers eight times as many between two progress lines."""
+"""Requests, as many as a step has responses; an evaluation answers eight times as many between two progress lines."""
 CHANGES: dict[str, dict[str, Any]] = {
     "training": TRAINING,
     "data": DATA,

@@ -40,7 +40,7 @@ def made(directory: Path, model_type: str, recomputes: bool | str, **changes: An
 
 
 def add_gradients(policy: Policy, packing: Packing | None = PACKED) -> Tensor:
-    """Of a row of several sequences, or of four rows; returns the logprobs."""
+    """Adds the gradients of a row of several sequences, or of four rows; returns the logprobs."""
     ids = (torch.arange(TOKENS) * 7 % 40).view(1 if packing else 4, -1)
     logprobs, _ = policy(ids, SOURCES, ids.flatten()[SOURCES + 1], packing=packing)
     (logprobs * torch.linspace(-1, 1, len(SOURCES))).sum().backward()

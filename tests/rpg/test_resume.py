@@ -28,7 +28,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 """Two values rise from the first step to the last, so that whatever happens, happens in the middle of a ramp."""
 VLLM = {**CHANGES, "rollout": {"engine": "vllm"}}
 SEED = int(os.environ.get("RPG_KILL_SEED", random.SystemRandom().randrange(2**31)))
-"""Of the moments; a failing test names it, and setting it gives the same moments again."""
+"""Seed of the moments; a failing test names it, and setting it gives the same moments again."""
 MANY = int(os.environ.get("RPG_KILLS", "20"))
 
 

@@ -213,7 +213,7 @@ def test_a_loss_asks_for_the_step_of_an_objective_that_changes() -> None:
 
 
 def losses(objective: Objective) -> list[float]:
-    """Of one token with ratio 2 and advantage 1."""
+    """Losses of one token with ratio 2 and advantage 1."""
     one = torch.ones(1, 1, dtype=torch.float64)
     return token_losses(
         objective,

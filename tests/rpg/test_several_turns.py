@@ -31,7 +31,7 @@ from rpg.metrics import rollout_metrics
 from rpg.rollouters import Rollout, RolloutGroup, Sampling, SeededPrompt, Turn
 from rpg.rollouters.rollouter import check_rollouts
 from rpg.rollouters.scoring import Scoring
-from rpg.rollouts.ahead import WAITING, Waiting, load_waiting, plain_waiting
+from rpg.rollouts.ahead import WAITING, QueuedBatch, load_waiting, plain_waiting
 from rpg.types import Problem
 from specs.schema.experiment import Experiment
 from storage import Store
@@ -235,7 +235,7 @@ def test_metrics_of_a_batch_leave_given_tokens_out() -> None:
 @pytest.mark.parametrize("step", [example(), two_turns()], ids=["all_sampled", "some_given"])
 def test_a_checkpoint_keeps_which_tokens_of_a_batch_that_waits_were_given(tmp_path: Path, step: StepRollouts) -> None:
     copy = StateCopy()
-    copy.values(WAITING, plain_waiting([Waiting(3, step, position=7)]))
+    copy.values(WAITING, plain_waiting([QueuedBatch(3, step, position=7)]))
     copy.write(tmp_path)
     [waiting] = load_waiting(tmp_path)
     for field in fields(StepRollouts):
@@ -245,7 +245,7 @@ def test_a_checkpoint_keeps_which_tokens_of_a_batch_that_waits_were_given(tmp_pa
 
 
 def test_a_batch_of_a_single_turn_and_one_reward_waits_in_a_file_like_those_of_before() -> None:
-    [plain] = plain_waiting([Waiting(3, example(), position=7)])
+    [plain] = plain_waiting([QueuedBatch(3, example(), position=7)])
     assert "sampled" not in plain["rollouts"]
     assert plain["rollouts"]["scores"][0].keys() == {"value", "correct", "extracted", "error", "penalty"}
 

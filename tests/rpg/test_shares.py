@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rpg.checkpoints.pieces import StateCopy
-from rpg.rollouts.ahead import WAITING, Waiting, load_waiting, plain_waiting
+from rpg.rollouts.ahead import WAITING, QueuedBatch, load_waiting, plain_waiting
 from storage import Store
 from tests.rpg.shares_worker import OBJECTIVES, RUN, advantages_here, record, the_step, trained_here
 from tests.storage.recording import RecordedRun
@@ -40,7 +40,7 @@ def save_alone(directory: Path) -> None:
     """A batch that waits, as one rank saves it."""
     directory.mkdir()
     copy = StateCopy()
-    copy.values(WAITING, plain_waiting([Waiting(2, the_step(), position=9)]))
+    copy.values(WAITING, plain_waiting([QueuedBatch(2, the_step(), position=9)]))
     copy.write(directory)
 
 

@@ -52,7 +52,7 @@ def same_first_step(one: Path, other: Path, *names: str) -> None:
 
 
 def figures(run_dir: Path) -> dict[str, float]:
-    """Of the first step."""
+    """Figures of the first step."""
     return {row["name"]: row["value"] for row in rows(run_dir, "metrics") if row["step"] == 1}
 
 

@@ -49,7 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logprobs_of(model_dir: Path, run: Path, step: int, column: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Of each response of a step: the logprobs that the run recorded, and those of a model on disk."""
+    """Logprobs of each response of a step: those that the run recorded, and those of a model on disk."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
     tokens = [row for row in rows(run, "tokens") if row["step"] == step]
     pairs = []

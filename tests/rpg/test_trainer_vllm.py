@@ -1,4 +1,4 @@
-"""The same loop with a vLLM engine as its sampler."""
+"""Training with a vLLM engine as the sampler."""
 
 from importlib.util import find_spec
 from pathlib import Path

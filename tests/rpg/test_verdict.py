@@ -24,7 +24,7 @@ def pairs(found: Verdict) -> set[tuple[str, str]]:
 
 
 def failing(scores: Scores, seeds: int) -> Scores:
-    """The same arm, of which the last seeds failed."""
+    """A copy of the arm, of which the last seeds failed."""
     return np.vstack([scores[: len(scores) - seeds], np.full((seeds, scores.shape[1]), np.nan)])
 
 

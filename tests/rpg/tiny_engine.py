@@ -23,7 +23,7 @@ WORDS = ["<eos>", "<pad>", "a", "b", "ab", "ba", "c", "d", " ", "e", "fa", "bf"]
 MAX_LENGTH = 64
 PROMPT = [5, 7, 3]
 PROMPTS = [[5, 6, 7], [8], [9] * 20, [3, 4], list(range(2, 12)) * 3]
-"""Of unequal lengths, a single token among them."""
+"""Prompts of unequal lengths, a single token among them."""
 
 
 def qwen3(vocabulary: int = VOCABULARY, context: int = 256, head_dim: int = 32) -> PreTrainedModel:
@@ -141,7 +141,7 @@ def fresh_logprobs(
 
 
 def reference_probabilities(logits: torch.Tensor, drawn: Sampling) -> torch.Tensor:
-    """Of each token [rows, vocabulary], row by row and in float64: tempered, cut to top_k, then to the nucleus."""
+    """Probabilities [rows, vocabulary], row by row and in float64: tempered, cut to top_k, then to the nucleus."""
     rows = torch.softmax(logits.double() / drawn.temperature, dim=-1)
     for row in rows:
         likeliest = row.argsort(descending=True).tolist()

@@ -117,7 +117,7 @@ def meet(trouble: str, run_dir: Path) -> None:
 
 
 def train(trouble: str, run_dir: Path) -> int:
-    """As `python -m rpg.train RUN_DIR`, but for the trouble."""
+    """Runs `python -m rpg.train RUN_DIR`, but for the trouble."""
     if trouble == "set_back":
         return set_back.main(run_dir)
     if int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1:

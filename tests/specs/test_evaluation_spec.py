@@ -36,7 +36,7 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def in_a_home(model: EvaluatedRun) -> str:
-    """As a home finds weights: a directory with a model."""
+    """Weights as a home finds them: a directory with a model."""
     if model.run != "small-s0-1234":
         raise SpecError(Issue("there is no such run", ("run",), model.run))
     weights = Path("weights").absolute()

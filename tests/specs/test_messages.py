@@ -1,4 +1,4 @@
-"""What is said of each kind of mistake, word for word."""
+"""Messages for each kind of mistake, word for word."""
 
 import pytest
 from spec_text import GOOD, changed, message, write

@@ -1,4 +1,4 @@
-"""What is said of an objective's knobs that cannot act."""
+"""Messages about an objective's knobs that cannot act."""
 
 import pytest
 from spec_text import changed, warnings

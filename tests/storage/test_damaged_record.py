@@ -38,7 +38,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def age(directory: Path) -> None:
-    """As if nothing in a directory had changed for an hour."""
+    """Sets all times in a directory back by an hour."""
     hour_ago = time.time() - 3600
     for path in (directory, *directory.rglob("*")):
         if path.is_dir():

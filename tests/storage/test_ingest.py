@@ -389,7 +389,7 @@ def test_runs_that_have_ended_and_are_as_they_were_are_not_looked_at(
 
 
 def age(*directories: Path) -> None:
-    """As if the last change of these directories were an hour ago."""
+    """Sets the times of these directories back by an hour."""
     for directory in directories:
         hour_ago = directory.stat().st_mtime - 3600
         os.utime(directory, (hour_ago, hour_ago))

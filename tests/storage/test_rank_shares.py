@@ -28,7 +28,7 @@ def whole(run: RecordedRun, step: int, *, ranks: int = 2) -> None:
 
 
 def counted(home: Path) -> list[tuple[int, int, int]]:
-    """Of each step: the responses and the tokens that count, each of them once."""
+    """Responses and tokens of each step that count, each of them once."""
     with Store.open(home) as store:
         keys = "count(distinct (step, rollout_id, position))"
         assert store.query(f"select count(*) = {keys} from tokens").rows == [(True,)], "doubled"

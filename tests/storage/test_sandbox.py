@@ -35,7 +35,7 @@ def store(home: Path) -> Iterator[Store]:
 
 
 def digest(root: Path) -> str:
-    """Of every name and file under a directory."""
+    """Digest of every name and file under a directory."""
     content = hashlib.sha256()
     for path in sorted(root.rglob("*")):
         content.update(f"{path.relative_to(root)} {path.stat().st_mode}".encode())

@@ -15,7 +15,7 @@ def logs(
     stage: Annotated[str | None, typer.Option(help="Only this stage's log.")] = None,
     profile: ServerRecord = "",
 ) -> None:
-    """What the stages of a run wrote, or those of all runs that an experiment has now."""
+    """Logs of a run's stages, or those of all runs that an experiment has now."""
     from pipelines.cli.follow import print_logs
     from pipelines.cli.reading import reading
     from pipelines.home.runs import find_runs

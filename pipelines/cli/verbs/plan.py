@@ -300,7 +300,7 @@ def _experts(shape: ModelShape) -> str:
 
 
 def _of(device: Device | None) -> str:
-    """What the estimate is held against."""
+    """Memory that the estimate is held against."""
     return f", of {device.memory_gib:g} GiB ({device.name})," if device else ""
 
 

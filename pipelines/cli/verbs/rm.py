@@ -47,7 +47,7 @@ def rm(name: RunsName, yes: Yes = False) -> None:
 
 
 def _still_needed(by: Sequence[str]) -> str:
-    """What becomes of the runs whose model goes."""
+    """Warning about the runs that need the model which goes."""
     lines = [
         f"{_count(len(by))} measured these weights or began from them; what was recorded then stays, but the weights"
         " cannot be measured again:",

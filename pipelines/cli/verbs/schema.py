@@ -9,7 +9,7 @@ import typer
 
 
 class Kind(enum.StrEnum):
-    """What a spec file describes."""
+    """Kinds of spec files."""
 
     experiment = "experiment"
     study = "study"

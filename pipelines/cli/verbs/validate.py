@@ -65,7 +65,7 @@ def validate(
 
 
 def _looked_at(document: Document | StudyDocument) -> list[Issue]:
-    """What is odd about the data and the models of the file's runs. SpecError with what is wrong with them."""
+    """Warnings about the data and the models of the file's runs. SpecError with what is wrong with them."""
     from pipelines.cli.preflight import examined
     from specs.document import Document, expand
     from specs.errors import SpecError, in_file_order
@@ -94,7 +94,7 @@ def _finding(
 
 
 def _described(document: Document | StudyDocument) -> dict[str, Any]:
-    """What the file is, for people (`summary`) and programs."""
+    """Description of the file, for people (`summary`) and programs."""
     from specs.cells import cell_label, combinations
     from specs.document import Document
 

@@ -18,8 +18,8 @@ CHECKS = (
         "all_reduce",
         "network.all_reduce_between_pairs",
         "pairs of ranks add up their tensors, each at a rate like that of the other pairs",
-        "NCCL_DEBUG=INFO in launcher.environment shows the path that NCCL takes; NCCL_IB_HCA and NCCL_SOCKET_IFNAME"
-        " choose it; look at the cable or the switch of a pair that is slow",
+        "NCCL_DEBUG=INFO in launcher.environment shows the path that NCCL takes. NCCL_IB_HCA and NCCL_SOCKET_IFNAME"
+        " choose it. Look at the cable or the switch of a slow pair",
         scope="all",
         ranks=2,
     ),

@@ -18,7 +18,7 @@ together, in one process group."""
 
 
 class CheckFailedError(Exception):
-    """What was measured is not as it should be."""
+    """The measured value is not as it should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one check on one rank."""
+    """Result of one check on one rank."""
 
     check: str
     status: Status

@@ -126,7 +126,7 @@ def _difference(group: RolloutGroup, learner: PreTrainedModel) -> float:
 
 
 def _memory_given_back(sampler: Sampler, sentinel: Sentinel, learner: PreTrainedModel, device: torch.device) -> Figures:
-    """What lies free while the engine sleeps beyond what does while it is awake; and with new weights, before it
+    """Memory that is free while the engine sleeps, beyond that while it is awake; and with new weights, before it
     samples. It samples with these, though it gave those before away."""
     awake, whole = _free(device)
     sampler.sleep()

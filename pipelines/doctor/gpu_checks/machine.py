@@ -1,4 +1,4 @@
-"""What this rank computes on: driver, versions, and whether the device computes at all."""
+"""Checks of this rank's device: driver, versions, and whether it computes at all."""
 
 import os
 import platform

@@ -129,7 +129,7 @@ def useful_flops(model: ModelShape, tokens: int, sampled: int, length: int) -> f
 
 
 def estimated_bytes(model: ModelShape, settings: Training, shape: BatchShape) -> int:
-    """What `rpg plan` says that the learner alone takes: no sampler, no cache, no reference of its own."""
+    """Bytes that `rpg plan` estimates for the learner alone: no sampler, no cache, no reference of its own."""
     spec = Experiment.model_validate(
         {
             "name": "gpu-check",

@@ -27,7 +27,7 @@ class SlurmRanks:
     def command(
         self, run_directory: Path, experiment: "Experiment", slots: Sequence[str], *, stage: LaunchedStage = "train"
     ) -> list[str]:
-        """What submits the job, or finds the run's job, and waits until it has ended. GPUs are Slurm's to give."""
+        """Command that submits or finds the run's job, and waits until it has ended. GPUs are Slurm's to give."""
         del experiment, slots
         return [sys.executable, "-m", "pipelines.launchers.slurm.head", str(run_directory.absolute()), stage]
 

@@ -64,7 +64,7 @@ class SlurmHead:
         return job
 
     def _work(self) -> dict[str, object]:
-        """What a job was submitted for. The module: a job of another version of this code would not start. out: an
+        """Purpose of a job. The module: a job of another version of this code would not start. out: an
         evaluation that a killed command has left fills a directory that is gone."""
         if self._stage == "train":
             result = {"fingerprint": read_json(self._run / "inputs.json").get("fingerprint")}

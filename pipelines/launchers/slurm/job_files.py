@@ -1,4 +1,4 @@
-"""What the command that waits, the batch job and its nodes leave for each other."""
+"""Files by which the command that waits, the batch job and its nodes tell each other what they need."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What Slurm is asked: whether it would take a run's job, to take it, how it stands, to end it."""
+"""Requests to Slurm: whether it would take a run's job, to take it, how it stands, to end it."""
 
 import os
 import re
@@ -134,5 +134,5 @@ def batch_script(experiment: Experiment, run_directory: Path) -> str:
 
 
 def batch_log(run_directory: Path, stage: LaunchedStage) -> Path:
-    """What the script and srun print."""
+    """Output of the script and srun."""
     return run_directory / "logs" / f"{stage}-slurm.log"

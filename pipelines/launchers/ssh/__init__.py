@@ -26,7 +26,7 @@ class SshRanks:
     def command(
         self, run_directory: Path, experiment: "Experiment", slots: Sequence[str], *, stage: LaunchedStage = "train"
     ) -> list[str]:
-        """What connects, starts the ranks, and stays until they have ended. GPUs are leased on the hosts."""
+        """Command that connects, starts the ranks, and stays until they have ended. GPUs are leased on the hosts."""
         del experiment, slots
         return [sys.executable, "-m", "pipelines.launchers.ssh.head", str(run_directory.absolute()), stage]
 

@@ -128,7 +128,7 @@ class SshHead:
         return []
 
     def _unfit(self, connections: Sequence[Connection]) -> list[Issue]:
-        """What keeps these hosts from training together."""
+        """Obstacle that keeps these hosts from training together."""
         here, issues = machine_versions(), []
         for connection in connections:
             name, address = connection.host.host, connection.hello["address"]

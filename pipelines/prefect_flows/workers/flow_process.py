@@ -43,12 +43,12 @@ class FlowProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the process runs."""
         return is_alive(self.process.pid, self.process.started)
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it runs and was not stopped (SIGSTOP)."""
+        """Whether the process runs and was not stopped (SIGSTOP)."""
         with contextlib.suppress(psutil.Error):
             return self.is_alive and psutil.Process(self.process.pid).status() != psutil.STATUS_STOPPED
         return False

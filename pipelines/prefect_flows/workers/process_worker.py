@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WORKER_TYPE = "rpg"
 HOOKS = ("_run_on_crashed_hooks", "_run_on_cancellation_hooks")
-"""Of Prefect's runner: how it calls a flow's hooks."""
+"""Methods of Prefect's runner that call a flow's hooks."""
 
 
 class RefusedError(Exception):
@@ -90,7 +90,7 @@ class OwnWorker(ProcessWorker):
 
     @staticmethod
     def __dispatch_key__() -> str:
-        """What Prefect's command line calls this kind of worker."""
+        """Name of this kind of worker on Prefect's command line."""
         return WORKER_TYPE
 
     async def __aenter__(self) -> "OwnWorker":

@@ -22,7 +22,7 @@ from pipelines.running.run import WORKER
 
 @contextlib.contextmanager
 def worker_name(pool: str) -> Iterator[str]:
-    """What the dashboard and the lease of a run call this process: the first of `HOST-POOL`, `HOST-POOL-2` and so on
+    """Name of this process on the dashboard and in a run's lease: the first of `HOST-POOL`, `HOST-POOL-2` and so on
     that no other worker of this host has.
 
     The name is that of a socket of the kernel's, which frees it when this process ends, however that comes.

@@ -61,7 +61,7 @@ def answers_of(
     evaluated: Mapping[str, BySteps] | None = None,
     graded: evidence.Graded | None = None,
 ) -> list[Answer]:
-    """What may be said of accuracy, at the level that the runs' spec asks for.
+    """Answers on accuracy, at the level that the runs' spec asks for.
 
     Args:
         names: of the experiments that are asked about, whose earlier answers count; none for runs by themselves.

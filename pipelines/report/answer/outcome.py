@@ -1,4 +1,4 @@
-"""What was found: the outcomes of groups on each dataset, and what may be said of them."""
+"""Outcomes of groups on each dataset, and what may be said of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ SCORE = "score"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What training did to one group on one dataset."""
+    """Outcome of training one group, on one dataset."""
 
     label: str
     dataset: str
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was found on one dataset, and what may be said of it."""
+    """Outcomes on one dataset, and what may be said of them."""
 
     dataset: str
     measure: str

@@ -15,7 +15,7 @@ BySteps = Mapping[str, Mapping[int, Scores]]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What values a measure has."""
+    """Scale of a measure's values."""
 
     shares: bool = True
     worst: float | None = 0.0
@@ -43,7 +43,7 @@ class Level:
 
     @property
     def known(self) -> Any:
-        """What every interval takes of it. That shares are shares is seen by their values."""
+        """Arguments that every interval gets. That shares are shares is seen by their values."""
         return {"confidence": self.confidence, "shares": None if self.scale.shares else False}
 
     def of(self, problems: Sequence[str]) -> list[str] | None:

@@ -45,7 +45,7 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """What fresh seeds say."""
+    """Result of the confirmation on fresh seeds."""
 
     arms: tuple[ArmResult, ...]
     """The baseline first."""
@@ -55,7 +55,7 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a study found."""
+    """Answer of a study."""
 
     sentence: str
     note: str
@@ -242,7 +242,7 @@ def _num_judged(record: StudyRecord) -> int:
 
 
 def _candidate(record: StudyRecord) -> str:
-    """What the search says: a candidate, of which nothing is claimed."""
+    """Candidate of the search, of which nothing is claimed."""
     if not record.finished:
         return "No trial has finished yet."
     trial = best_trial(record)

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from pipelines.report.charts import Line, line_chart
 from pipelines.report.dots import Dot, Scale, dot_chart, surface_chart
 from pipelines.report.evidence import show
-from pipelines.report.plots import Mark, Upright, bar_chart, interval_chart, parallel_chart
+from pipelines.report.plots import Mark, ParallelAxis, bar_chart, interval_chart, parallel_chart
 from pipelines.studies.answers.answer import ArmResult, amount
 from pipelines.studies.answers.importances import Importance
 from pipelines.studies.answers.results import StudyRecord, Trial, pareto_front
@@ -139,11 +139,11 @@ def parallel(record: StudyRecord, trials: Sequence[Trial]) -> Markup:
     values = [trial.value for trial in finished]
     if len(finished) < 2 or min(values) == max(values):
         return Markup("")
-    uprights = [_upright(path, searched, finished) for path, searched in record.parameters.items()]
+    parallel_axes = [_parallel_axis(path, searched, finished) for path, searched in record.parameters.items()]
     scaled = [(value - min(values)) / (max(values) - min(values)) for value in values]
     marks = [(place, amount(record.first, value)) for place, value in ((0.0, min(values)), (1.0, max(values)))]
     shades = scaled if record.first.direction == "maximize" else [1 - place for place in scaled]
-    every = [*uprights, Upright(record.first.metric, scaled, marks)]
+    every = [*parallel_axes, ParallelAxis(record.first.metric, scaled, marks)]
     return parallel_chart(every, shades, title="All trials, the best strongest")
 
 
@@ -224,7 +224,7 @@ def _two_numeric(record: StudyRecord, ranked: Sequence[Importance]) -> tuple[str
     return (ordered[0], ordered[1]) if len(ordered) > 1 else None
 
 
-def _upright(path: str, searched: Searched, trials: Sequence[Trial]) -> Upright:
+def _parallel_axis(path: str, searched: Searched, trials: Sequence[Trial]) -> ParallelAxis:
     places = [_place(trial.params[path], searched) if path in trial.params else None for trial in trials]
     having = [place for place in places if place is not None]
     if names := _names(searched):
@@ -238,4 +238,4 @@ def _upright(path: str, searched: Searched, trials: Sequence[Trial]) -> Upright:
         marks = [((_place(end, searched) - low) / (high - low), show(end)) for end in ends]
     marks += [(_NOT_SET, "not set")] if None in places else []
     crossings = [_NOT_SET if place is None else (place - low) / (high - low) for place in places]
-    return Upright(path.removeprefix("objective."), crossings, marks)
+    return ParallelAxis(path.removeprefix("objective."), crossings, marks)

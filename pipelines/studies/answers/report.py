@@ -110,7 +110,7 @@ def _chance(ranked: Sequence[Importance]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RungRow:
-    """What happened at one step at which trials were evaluated."""
+    """Events at one step at which trials were evaluated."""
 
     step: int
     reached: int
@@ -171,7 +171,7 @@ def _mean_cost(trials: Sequence[Trial], name: str) -> str:
 
 
 def _saved(record: StudyRecord) -> str:
-    """What the pruned trials would have cost beyond what they did, had each been trained to its end."""
+    """Cost of the pruned trials beyond what they had, had each been trained to its end."""
     pruned = [trial for trial in record.trials if trial.state == "pruned"]
     if not pruned or not record.finished:
         return ""

@@ -27,14 +27,14 @@ _ENDED = ("finished", "pruned", "failed")
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What the trials are judged by."""
+    """Goal that the trials are judged by."""
 
     dataset: str
     """Empty for a training metric."""
     metric: str
     direction: Literal["maximize", "minimize"]
     least: float | None = None
-    """Of score@k the least value that the reward says there can be; None: it says none."""
+    """Least value of score@k that the reward says there can be; None: it says none."""
 
     @property
     def measure(self) -> str:
@@ -43,7 +43,7 @@ class Goal:
 
     @property
     def is_share(self) -> bool:
-        """Whether its values are shares between 0 and 1."""
+        """Whether the goal's values are shares between 0 and 1."""
         return self.metric.startswith(SHARES)
 
     @property
@@ -93,7 +93,7 @@ class Trial:
 
     @property
     def finished(self) -> bool:
-        """Whether it was trained to its end and has a value."""
+        """Whether the trial was trained to its end and has a value."""
         return self.state == "finished" and bool(self.values)
 
     @property
@@ -210,7 +210,7 @@ class Confirmation:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """What the study holds for best, and on which ground."""
+    """Best trial of the study, and on which ground."""
 
     trial: int | None
     """None: the experiment's own values, where no trial has them."""
@@ -305,7 +305,7 @@ class StudyRecord:
         return sum(trial.state == state for trial in self.trials)
 
     def settings(self, params: Params) -> Params:
-        """What params set in the experiment: path -> value."""
+        """Settings in the experiment for the params: path -> value."""
         cases = {path: self.parameters.get(path, {}).get("cases") for path in params}
         return {path: named[value] if (named := cases[path]) else value for path, value in params.items()}
 
@@ -351,7 +351,7 @@ def read_study(home: Home, name: str) -> StudyRecord:
 
 
 def best_of(record: StudyRecord) -> Best | None:
-    """What the study holds for best; None where nothing has finished, and of several goals before confirmation.
+    """Best trial of the study; None where nothing has finished, and of several goals before confirmation.
 
     An arm that was confirmed on fresh seeds comes before any trial of the search, and the baseline before a candidate
     that is no better. What breaks a constraint is never best, be it on fresh seeds alone.

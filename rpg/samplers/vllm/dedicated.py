@@ -54,7 +54,7 @@ class EngineProcess(Protocol):
     """The address at which it reaches this machine; empty where it is on this machine."""
 
     def has_ended(self) -> bool:
-        """Whether it is known to have ended. The end of the connection says so too."""
+        """Whether the engine is known to have ended. The end of the connection says so too."""
         ...
 
     def end_error(self, method: str) -> EngineProcessError:

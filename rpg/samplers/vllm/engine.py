@@ -32,7 +32,7 @@ this process."""
 @message
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What an engine is started with."""
+    """Settings that an engine is started with."""
 
     weights_dir: Path
     """Config and safetensors of a transformers model, and its tokenizer where stop texts are asked for."""

@@ -34,8 +34,8 @@ class RemoteEngine:
     def end_error(self, method: str) -> EngineProcessError:
         """The error of an ended engine, with the machine, whose log has the cause."""
         return EngineProcessError(
-            f"engine {self._number} on {self._meeting.host} has ended, or cannot be reached any more, in {method}; what"
-            " it said stands in the log of its machine"
+            f"engine {self._number} on {self._meeting.host} has ended, or cannot be reached any more, in {method}. The"
+            " log of its machine has what it said"
         )
 
     def close(self) -> None:

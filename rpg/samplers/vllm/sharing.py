@@ -67,7 +67,7 @@ class GuestSampler:
 
 
 def opened_on_all_ranks(make: Callable[[], HostSampler | GuestSampler]) -> HostSampler | GuestSampler:
-    """What `make` opens on this rank, once all have opened theirs. Else guests would wait in vain for their host.
+    """Opens `make` on this rank, and waits until all have opened theirs. Else guests would wait in vain for their host.
 
     Raises:
         SpecError: what `make` raised, on this rank or another.

@@ -51,16 +51,16 @@ def open_transfer(settings: EngineSettings, call: CallFn, *, sender_address: str
 
 
 def open_guests_transfer(settings: EngineSettings) -> WeightTransfer:
-    """What a rank does that shares the engine of another, while that one sends. All ranks send at the same time."""
-    return VllmTransfer(settings, _unheard, sends=False) if settings.transfer == "ipc" else Gathering()
+    """Takes part in a transfer as a guest of another rank's engine. All ranks send at the same time."""
+    return VllmTransfer(settings, _no_call, sends=False) if settings.transfer == "ipc" else GatherOnlyTransfer()
 
 
-def _unheard(method: str, /, **_: Any) -> None:
+def _no_call(method: str, /, **_: Any) -> None:
     """A call that the rank which holds the engine makes."""
     del method
 
 
-class Gathering:
+class GatherOnlyTransfer:
     """Sends nothing, but reads the weights: at ZeRO 3 all ranks gather each of them."""
 
     def send(self, weights: Weights, policy_version: int) -> None:
