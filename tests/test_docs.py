@@ -150,7 +150,7 @@ def commands_named() -> list[tuple[str, list[str]]]:
         if line.removeprefix("$ ").startswith("rpg ")
     ]
     inline = [(page.name, code) for page in PAGES for code in re.findall(r"`(rpg [a-z][^`]*)`", page.read_text())]
-    return [(where, shlex.split(line.replace("'s", "s"), comments=True)) for where, line in shown + inline]
+    return [(where, shlex.split(re.sub(r"(?<=\w)'s\b", "s", line), comments=True)) for where, line in shown + inline]
 
 
 def test_commands_and_options_named_in_the_docs_exist() -> None:

@@ -14,6 +14,7 @@ from pipelines.prefect_server.api import Services, answers, is_healthy, running_
 from pipelines.services.supervisord import ProcessState, Supervisor
 from rpg import sandbox
 from rpg.rewards import refusal
+from rpg.sandbox import room
 from specs.errors import SpecError
 from specs.machine.files import read_json
 from specs.machine.gpu_slots import holders, slots_here
@@ -90,14 +91,16 @@ def _devices() -> Iterator[Finding]:
 
 
 def _sandbox(experiment: Experiment | None) -> Iterator[Finding]:
-    lack = sandbox.missing()
-    if lack is None:
-        yield Finding("sandbox", "ok", "bubblewrap makes one for rewards that may run what a response says")
-    elif experiment and refusal(experiment.reward):
-        message = f"{lack.reason}; reward.type {experiment.reward.type} needs it here: {lack.hint}"
+    lack = sandbox.missing() or room.missing()
+    refused = refusal(experiment.reward) if experiment else None
+    if experiment and refused:
+        why = f"{lack.reason}; reward.type {experiment.reward.type} needs it here: {lack.hint}" if lack else ""
+        message = why or f"{refused.message}: {refused.hint}"
         yield Finding("sandbox", "broken" if launcher_of(experiment).ranks_run_here else "note", message)
+    elif lack:
+        yield Finding("sandbox", "note", f"{lack.reason}; needed for reward.type: reasoning_gym and code: {lack.hint}")
     else:
-        yield Finding("sandbox", "note", f"{lack.reason}; needed for reward.type: reasoning_gym: {lack.hint}")
+        yield Finding("sandbox", "ok", "bubblewrap makes one for rewards that may run what a response says")
 
 
 def _home(home: Home) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rpg.data import test_cases
 from rpg.data.problems import Message, SourceProblem
 from specs.errors import Issue, SpecError
 from specs.schema.base import Spec, addition
@@ -33,6 +34,9 @@ class TableSource(Source):
     cluster: str = addition("")
     """Column of an evaluation set that names the passage, the theme or the template that a problem shares with others.
     Intervals are then those of new clusters, not of new problems alone. Empty: every problem is by itself."""
+    tests: test_cases.Format = addition("none")
+    """Form of the tests by which `reward: {type: code}` scores programs, named after sets whose columns hold them so
+    ([which](own-data.md#programs-and-their-tests)). The answer's column may then be lacking."""
 
     def problem(self, row: dict[str, Any], dataset: str, where: str) -> SourceProblem:
         """The problem that a row holds.
@@ -48,29 +52,59 @@ class TableSource(Source):
             try:
                 values[role] = cell(row, column)
             except MissingColumnError:
+                if self.tests != "none" and role == "answer":
+                    continue
                 lacking.append(missing(column, role, names(row), where))
         if lacking:
             raise SpecError(*lacking)
+        tests = self._tests(row, where)
         origin, answer = values.get("data_source"), self.columns.answer
         return SourceProblem(
             _prompt(values["prompt"], self.columns.prompt, where),
-            _answer(_joined(values["answer"]) if self.columns.answer_list else values["answer"], answer, where),
+            _answer(_joined(values["answer"]) if self.columns.answer_list else values["answer"], answer, where)
+            if "answer" in values
+            else "",
             dataset if origin is None else str(origin),
+            metadata=tests,
             cluster="" if values.get("cluster") is None else str(values["cluster"]),
         )
+
+    def _tests(self, row: dict[str, Any], where: str) -> dict[str, Any]:
+        """What the scorer of programs needs of the row; nothing without `tests`."""
+        if self.tests == "none":
+            return {}
+        try:
+            return {"tests": test_cases.cases_of(self.tests, row).as_data()}
+        except test_cases.BadTestsError as error:
+            raise SpecError(
+                Issue(
+                    f"{where}: {error}",
+                    path=("tests",),
+                    given=self.tests,
+                    allowed=", ".join(test_cases.FORMATS),
+                    hint="docs/own-data.md says which columns each form has",
+                )
+            ) from None
 
     def columns_to_read(self, schema: Any, where: str) -> list[str]:
         """The top-level columns of a table with this Arrow schema. SpecError for those that it lacks."""
         known = _leaves(schema)
         chosen = self._chosen()
+        there = {
+            role: column
+            for role, column in chosen.items()
+            if column in known or any(name.startswith(column + ".") for name in known)
+        }
         lacking = [
             missing(column, role, known, where)
             for role, column in chosen.items()
-            if column not in known and not any(name.startswith(column + ".") for name in known)
+            if role not in there and not (self.tests != "none" and role == "answer")
         ]
         if lacking:
             raise SpecError(*lacking)
-        return list(dict.fromkeys(name if name in schema.names else name.split(".")[0] for name in chosen.values()))
+        more = [name for group in test_cases.columns_of(self.tests) for name in group] if self.tests != "none" else []
+        columns = [*there.values(), *(name for name in more if name in schema.names)]
+        return list(dict.fromkeys(name if name in schema.names else name.split(".")[0] for name in columns))
 
     def _chosen(self) -> dict[str, str]:
         """Role -> column, those that are in use."""

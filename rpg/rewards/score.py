@@ -15,6 +15,7 @@ from urllib.error import HTTPError
 from pydantic import TypeAdapter
 
 from rpg.messages import message
+from rpg.sandbox import SandboxError
 from rpg.types import Problem
 from specs.schema.reward import Reward
 
@@ -76,7 +77,7 @@ def received(line: bytes | bytearray) -> Score:
 
 
 def verdict(reward: Reward, problem: Problem, response: str) -> Score:
-    """The reward's score of a response, or why there is none."""
+    """The reward's score of a response, or why there is none. SandboxError where the sandbox failed, and no reward."""
     return as_of(reward, _verdict(reward, problem, response))
 
 
@@ -93,6 +94,8 @@ def as_of(reward: Reward, score: Score) -> Score:
 def _verdict(reward: Reward, problem: Problem, response: str) -> Score:
     try:
         score = reward.score(problem, response)
+    except SandboxError:
+        raise
     except Exception as error:
         place = _place(reward, error)
         return Score.failed(f"{type(error).__name__}: {error}"[:500] + place, away=_is_away(error))

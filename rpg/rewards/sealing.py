@@ -5,24 +5,30 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rpg import sandbox
+from rpg.sandbox import room
 from specs.errors import Issue
 from specs.schema.reward import Reward
 
 
 def refusal(reward: Reward) -> Issue | None:
     """Why this machine may not score with the reward: it may run what a response says, and cannot be sealed here, or
-    not together with a part that needs the machine.
+    not together with a part that needs the machine; or it lacks something else.
     """
-    if not runs_code(reward):
+    if issue := next((issue for part in reward.parts() if (issue := part.lacks())), None):
+        return issue
+    running = next((part.type for part in reward.parts() if part.sealed == "always" or part.sandboxed), None)
+    if running is None:
         return None
-    running = next(part.type for part in reward.parts() if part.sealed == "always")
-    if lack := sandbox.missing():
+    programs = any(part.sandboxed for part in reward.parts())
+    if lack := room.missing() if programs else sandbox.missing():
         return Issue(
             f"{running} may run what a response says, and is scored in a sandbox alone: {lack.reason}",
             path=("reward",),
             given=reward.type,
             hint=f"{lack.hint}; or take a reward that compares: exact_match, math_dapo, math_verify",
         )
+    if not runs_code(reward):
+        return None
     if opened := [part.type for part in reward.parts() if part.sealed == "never" and not part.in_process]:
         return Issue(
             f"{running} may run what a response says, and {opened[0]} cannot be scored in its sandbox",
@@ -32,6 +38,11 @@ def refusal(reward: Reward) -> Issue | None:
             ' environment, its class may say `sealed = "if possible"`',
         )
     return None
+
+
+def in_threads(reward: Reward) -> bool:
+    """Whether all that may hang or crash is programs in the sandbox, so that the reward needs no worker process."""
+    return all(part.sandboxed or part.in_process for part in reward.parts())
 
 
 def runs_code(reward: Reward) -> bool:

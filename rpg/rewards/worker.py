@@ -21,6 +21,7 @@ from typing import IO, NamedTuple
 
 from rpg.data import metadata
 from rpg.rewards.score import LONGEST_VERDICT, Score, verdict
+from rpg.sandbox import SandboxError
 from rpg.types import Problem
 from specs.schema.reward import Reward
 
@@ -141,6 +142,8 @@ def _in_time(reward: Reward, problem: Problem, response: str) -> Score:
             return verdict(reward, problem, response)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
+    except SandboxError as error:
+        return Score.failed(str(error), away=True)  # the pool tries it again, and says so where most fail
     except _OverTimeError:
         return Score.failed(f"no verdict after {reward.timeout_seconds:g} s")
 

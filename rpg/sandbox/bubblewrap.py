@@ -31,9 +31,15 @@ class NamespaceSetup:
     """Options of bwrap."""
     nobody: bool = False
     """Whether the process begins as root, to become another user itself."""
+    keeps: tuple[str, ...] = ("--cap-add", "CAP_SYS_ADMIN")
+    """Options beside them for the keeper of programs, which makes namespaces of its own for each."""
 
 
-_OF_ROOT = NamespaceSetup(("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"), nobody=True)
+_OF_ROOT = NamespaceSetup(
+    ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"),
+    nobody=True,
+    keeps=("--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_KILL"),
+)
 """Without a namespace of users: the limit of processes binds no process that is root outside."""
 _OF_USERS = NamespaceSetup(("--unshare-user", "--uid", "65534", "--gid", "65534"))
 """What any user may do, where the kernel lets them."""
@@ -54,18 +60,19 @@ def missing() -> Missing | None:
     return way if isinstance(way, Missing) else None
 
 
-def sealing(readable: Iterable[Path]) -> tuple[list[str], NamespaceSetup]:
+def sealing(readable: Iterable[Path], *, keeps: bool = False) -> tuple[list[str], NamespaceSetup]:
     """The command that seals another, and the way it goes.
 
     Args:
         readable: files and directories that the process may read, beside Python and the system's libraries.
+        keeps: for the keeper of programs.
     Raises:
         RuntimeError: this machine can seal nothing.
     """
     way = _way()
     if isinstance(way, Missing):
         raise RuntimeError(f"{way.reason}: {way.hint}")
-    return _command(way, readable), way
+    return _command(way, readable, way.keeps if keeps else ()), way
 
 
 @lru_cache(maxsize=1)
@@ -75,7 +82,7 @@ def _way() -> NamespaceSetup | Missing:
         return Missing("bubblewrap is not installed", _INSTALL)
     said = ""
     for way in (_OF_ROOT, _OF_USERS) if os.geteuid() == 0 else (_OF_USERS,):
-        trial = [*_command(way, ()), *entered([sys.executable, "-c", "import rpg"], {}, nobody=way.nobody)]
+        trial = [*_command(way), *entered([sys.executable, "-c", "import rpg"], {}, nobody=way.nobody)]
         try:
             done = subprocess.run(trial, capture_output=True, env={}, timeout=_TRIAL_SECONDS, check=False)
         except subprocess.TimeoutExpired:
@@ -87,10 +94,10 @@ def _way() -> NamespaceSetup | Missing:
     return Missing(f"bubblewrap may not make namespaces ({said})", _ALLOW)
 
 
-def _command(way: NamespaceSetup, readable: Iterable[Path]) -> list[str]:
+def _command(way: NamespaceSetup, readable: Iterable[Path] = (), rights: Iterable[str] = ()) -> list[str]:
     """bwrap with all that a sealed process sees: of it /tmp alone can be written, and there is no /proc."""
     program = shutil.which("bwrap") or "bwrap"
-    command = [program, *_ALWAYS, "--die-with-parent", *way.options, *_scratch()]
+    command = [program, *_ALWAYS, "--die-with-parent", *way.options, *rights, *_scratch()]
     for name in _LIBRARIES:
         if os.path.islink(name):
             command += ["--symlink", os.readlink(name), name]

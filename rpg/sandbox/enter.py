@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import signal
+import struct
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,16 +19,27 @@ from typing import Any
 NOBODY = 65534
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_SECCOMP = 22
+_STEP = 8
+"""Bytes of a step of a filter."""
 END = signal.SIGHUP
 """Asks a watcher to end all that came of its command. Slurm sends SIGTERM to every process of a run that is to save
 its state, and the command goes on after it."""
 
 
 def entered(
-    command: Sequence[str], limits: Mapping[str, int], *, nobody: bool = False, watched_by: int = 0
+    command: Sequence[str],
+    limits: Mapping[str, int],
+    *,
+    nobody: bool = False,
+    filtered: bytes = b"",
+    watched_by: int = 0,
 ) -> list[str]:
     """The command, begun by this program; see `main`."""
-    settings = json.dumps({"limits": dict(limits), "nobody": nobody, "watched_by": watched_by})
+    settings = json.dumps(
+        {"limits": dict(limits), "nobody": nobody, "filter": filtered.hex(), "watched_by": watched_by}
+    )
     return [sys.executable, "-I", "-S", str(Path(__file__).resolve()), settings, *command]
 
 
@@ -35,8 +47,9 @@ def main(settings: dict[str, Any], command: list[str]) -> None:
     """Becomes the command, or starts and watches it.
 
     Args:
-        settings: `limits`, by the name of the resource; `nobody`: whether root becomes another user; `watched_by`: the
-            process with which a watcher ends, 0 where the command needs no watcher.
+        settings: `limits`, by the name of the resource; `nobody`: whether root becomes another user; `filter`: of
+            system calls, hexadecimal, empty for none; `watched_by`: the process with which a watcher ends, 0 where the
+            command needs no watcher.
         command: a program and its arguments.
     """
     if settings["watched_by"]:
@@ -51,12 +64,32 @@ def _become(settings: dict[str, Any], command: list[str]) -> None:
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
     # After the change of user, which the limit of processes would count against the command.
-    for name, most in settings["limits"].items():
+    limit(settings["limits"])
+    refuse_calls(bytes.fromhex(settings["filter"]))
+    os.execv(command[0], command)
+
+
+def limit(limits: Mapping[str, int]) -> None:
+    """Sets limits of this process, by the name of the resource; none above what it may take already."""
+    for name, most in limits.items():
         kind = getattr(resource, name)
         hard = resource.getrlimit(kind)[1]
         bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (bound, bound))
-    os.execv(command[0], command)
+
+
+def refuse_calls(filtered: bytes) -> None:
+    """Puts a filter of system calls on this process and all that come of it. OSError where the kernel takes none."""
+    if not filtered:
+        return
+    steps = ctypes.create_string_buffer(filtered, len(filtered))
+    # struct sock_fprog: how many steps, and where they are.
+    program = ctypes.create_string_buffer(struct.pack("@HP", len(filtered) // _STEP, ctypes.addressof(steps)))
+    call = ctypes.CDLL(None, use_errno=True).prctl
+    call.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+    for option, value, place in ((_PR_SET_NO_NEW_PRIVS, 1, 0), (_PR_SET_SECCOMP, 2, ctypes.addressof(program))):
+        if call(option, value, place, 0, 0):
+            raise OSError(ctypes.get_errno(), "no filter of system calls")
 
 
 def _watch(parent: int, settings: dict[str, Any], command: list[str]) -> None:

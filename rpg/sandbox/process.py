@@ -1,5 +1,6 @@
 """A confined process: begun, and ended with all that came of it."""
 
+import math
 import os
 import signal
 import site
@@ -12,6 +13,7 @@ from typing import IO, Any
 
 from rpg.sandbox import enter
 from rpg.sandbox.bubblewrap import sealing
+from rpg.sandbox.filter import program
 
 _PASSED_ON = (
     *("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH"),
@@ -24,6 +26,8 @@ _OF_USER = (
 )
 """Variables that an unsealed process gets: where its user's files are, and which devices it may use."""
 _FIXED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+_OF_KEEPER = {"PYTHONHASHSEED": "0", "PYTHONPATH": str(Path(__file__).parents[2])}
+"""What a program prints of a set of texts is the same in each."""
 _END_SECONDS = 5.0
 """A watcher kills the descendants of its command, which takes milliseconds."""
 
@@ -41,6 +45,17 @@ class Limits:
     file_bytes: int = 1 << 20
     """Length of a file that it writes."""
     open_files: int = 256
+    seconds: float = 10.0
+    """Wall time of a program of `Sandbox`, or of a call of a session."""
+    cpu_seconds: int = 0
+    """CPU time of each process of such a program; 0: a second more than the wall time, and no limit in a session."""
+    output_bytes: int = 1 << 20
+    """What such a program may write on standard output, and on standard error."""
+
+    @property
+    def cpu_limit(self) -> int:
+        """CPU seconds of each process of a program."""
+        return self.cpu_seconds or math.ceil(self.seconds) + 1
 
 
 class Confined:
@@ -94,6 +109,7 @@ def start(
     limits: Limits | None = None,
     readable: Iterable[Path] = (),
     variables: Iterable[str] = (),
+    keeps: bool = False,
     **pipes: Any,
 ) -> Confined:
     """Begins a command with an environment made from a list, in a session of its own, within limits.
@@ -107,19 +123,26 @@ def start(
         limits: left out, the default ones.
         readable: files and directories that a sealed process may read beside Python and the system's libraries.
         variables: names of environment variables that one gets which is not sealed, beside those of the list.
+        keeps: the command is the keeper of programs, sealed but with the right to make namespaces: it confines each.
         pipes: stdin, stdout and stderr of subprocess.Popen. A file that it writes to has the limit of files.
     Raises:
         RuntimeError: this machine can seal nothing.
     """
     limits = limits or Limits()
     if sealed:
-        sealer, way = sealing(readable)
-        inside = [*sealer, *enter.entered(command, _rlimits(limits, limits.processes), nobody=way.nobody)]
-        names: Iterable[str] = _PASSED_ON
+        sealer, way = sealing(readable, keeps=keeps)
+        entered = enter.entered(
+            command,
+            {} if keeps else _rlimits(limits, limits.processes),
+            nobody=way.nobody and not keeps,
+            filtered=b"" if keeps else program(),
+        )
+        inside = [*sealer, *entered]
+        names: Iterable[str] = ("LD_LIBRARY_PATH",) if keeps else _PASSED_ON
     else:
         inside = enter.entered(command, _rlimits(limits, 0))
         names = (*_PASSED_ON, *_OF_USER, *variables)
-    environment = {"PATH": "/usr/bin:/bin", **_passed_on(names), **_FIXED}
+    environment = {"PATH": "/usr/bin:/bin", **_passed_on(names), **_FIXED, **(_OF_KEEPER if keeps else {})}
     # bubblewrap too: one that is killed while it begins leaves a process behind.
     watched = enter.entered(inside, {}, watched_by=os.getpid())
     return Confined(subprocess.Popen(watched, env=environment, start_new_session=True, **pipes))

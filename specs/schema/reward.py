@@ -30,6 +30,9 @@ class Reward(OpenSection):
     sealed: ClassVar[Literal["always", "if possible", "never"]] = "never"
     """Whether the worker process is in bubblewrap, without a network and without the machine's files. `always` where a
     text of a response may be run as code: machines that cannot seal it refuse the reward."""
+    sandboxed: ClassVar[bool] = False
+    """Whether it runs programs by `rpg.sandbox.Sandbox`, and nothing that may hang or crash beside them. Its scores are
+    then taken in threads of the process that asks. Machines that can make no sandbox refuse the reward."""
     environment: ClassVar[tuple[str, ...]] = ()
     """Environment variables that a worker process gets beside those of a short list, such as the key of a service. A
     sealed one does not get them."""
@@ -72,6 +75,10 @@ class Reward(OpenSection):
     @abstractmethod
     def score(self, problem: Any, response: str) -> Any:
         """The `rpg.rewards.Score` of a response to a problem, which is an `rpg.rewards.Problem`. May raise."""
+
+    def lacks(self) -> Issue | None:
+        """What a machine that is to score must have, the sandbox aside, and this one has not."""
+        return None
 
     def refuses(self, source: Source) -> Issue | None:  # noqa: ARG002 (for those that override it)
         """Why the problems of a source cannot be scored, if they cannot."""

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import specs
 from pipelines.cli import app, main
 from rpg.rewards import open_scorer
-from rpg.sandbox import bubblewrap
+from rpg.sandbox import Limits, Program, Sandbox, SandboxError, bubblewrap, room
 from specs.errors import SpecError
 from specs.loader import load_experiment
 from specs.schema.reward import Reward
@@ -39,9 +39,11 @@ def lack(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     Path("spec.yaml").write_text(STARTER.replace("reward: {type: exact_match}  # or", REWARD))
     bubblewrap._way.cache_clear()
     bubblewrap._scratch.cache_clear()
+    room.missing.cache_clear()
     yield request.param
     bubblewrap._way.cache_clear()
     bubblewrap._scratch.cache_clear()
+    room.missing.cache_clear()
 
 
 @pytest.mark.parametrize("verb", ["plan", "run"])
@@ -62,9 +64,16 @@ def test_it_is_refused_before_anything_runs(
 @pytest.mark.usefixtures("lack")
 def test_the_machine_that_is_to_score_refuses_it() -> None:
     terms = [{"reward": {"type": "exact_match"}}, {"reward": {"type": "reasoning_gym"}}]
-    for reward in ({"type": "reasoning_gym"}, {"type": "weighted_sum", "terms": terms}):
-        with pytest.raises(SpecError, match="reasoning_gym may run what a response says"):
+    for reward in ({"type": "reasoning_gym"}, {"type": "weighted_sum", "terms": terms}, {"type": "code"}):
+        with pytest.raises(SpecError, match=r"(reasoning_gym|code) may run what a response says"):
             open_scorer(Reward.model_validate(reward))
+
+
+def test_no_program_is_ever_run_bare(lack: str) -> None:
+    with Sandbox(Limits()) as sandbox, pytest.raises(SandboxError) as refused:
+        sandbox.run(Program("open('written', 'w')"))
+    assert str(refused.value).startswith(lack)
+    assert not Path("written").exists()
 
 
 @pytest.mark.usefixtures("lack")

@@ -109,6 +109,21 @@ def test_reasoning_gym_cannot_score_other_problems():
     assert "data.train.0: reward.type reasoning_gym scores reasoning-gym's own problems only" in message(text)
 
 
+def test_programs_are_scored_where_a_source_has_tests():
+    said = message(changed("exact_match", "code"))
+    assert "data.train.0: reward.type code needs tests, and the source has none" in said
+    assert "data.evaluation.0: reward.type code needs tests, and the source has none" in said
+
+
+def test_a_form_of_tests_that_there_is_not_is_named_with_those_that_there_are():
+    source = "source: reasoning_gym, task: chain_sum, size: 100"
+    said = message(changed("exact_match", "code").replace(source, "source: hub, path: a/b, tests: tacos"))
+    assert "data.train.0.tests: not one of the values allowed" in said
+    assert (
+        "allowed: none, taco, livecodebench, verification_info, deepcoder, codeforces, mbpp, humaneval, cases" in said
+    )
+
+
 def test_a_clip_that_can_never_fire_is_named():
     assert warnings(changed("minibatches: 2", "minibatches: 1")) == (
         "spec.yaml:16: objective.clip: the clip can never fire\n"

@@ -86,7 +86,7 @@ class WeightedSum(Reward):
         labels: list[str] = []
         for index, term in enumerate(self.terms):
             for field in shared:
-                if getattr(term.reward, field) != Reward.model_fields[field].default:
+                if getattr(term.reward, field) != type(term.reward).model_fields[field].default:
                     where = ("terms", index, "reward", field)
                     yield Issue("belongs to the sum, not to a term", where, hint=f"write it as reward.{field}")
             if term.label in labels:

@@ -1,0 +1,238 @@
+"""Programs by their tests, run in the sandbox."""
+
+import atexit
+import json
+import re
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from decimal import Decimal, InvalidOperation
+from functools import lru_cache
+from math import isclose, isfinite
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from rpg.rewards.score import Score
+from rpg.sandbox import Limits, Program, Sandbox
+from rpg.sandbox.room import Session, has_compiler
+from rpg.types import Problem
+from specs.errors import Issue
+from specs.schema.base import execution
+from specs.schema.data import Source
+from specs.schema.reward import Reward
+
+_FENCED = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
+_PRELUDE = """
+import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string, sys
+from typing import *; from collections import *; from functools import *; from itertools import *
+sys.setrecursionlimit(50_000)
+"""
+"""What the sets' own graders have ready for a solution."""
+_CALL = """
+import io, json, sys
+request = json.loads(sys.stdin.read())
+answers, sys.stdout, sys.stdin = sys.stdout, io.StringIO(), io.StringIO()
+names = {"__name__": "solution"}
+exec(compile(request["solution"], "<solution>", "exec"), names)
+owner = names.get("Solution")
+function = names.get(request["function"]) or getattr(owner() if owner else None, request["function"])
+value = function(*request["arguments"])
+answers.write(json.dumps({"value": value}))
+"""
+"""Calls a function of the solution, whose value is compared outside the sandbox: where it stands nobody knows what it
+should be."""
+_RELATIVE, _ABSOLUTE = 1e-5, 1e-8
+"""How close numbers are, in the graders that ask for no more: numpy's defaults."""
+
+
+class Code(Reward):
+    """Runs the program of a response on the tests of its problem: 1 where all pass, else 0, or their share. Needs
+    bubblewrap, and sources with `tests`."""
+
+    sandboxed: ClassVar[bool] = True
+    libraries: ClassVar[tuple[str, ...]] = ("python",)
+
+    language: Literal["python", "c++"] = "python"
+    """What programs are written in. c++ needs g++, and tests on standard input and output."""
+    credit: Literal["all", "share"] = "all"
+    """What counts: that all tests pass, or the share of those that do."""
+    tests: Literal["all", "hidden", "shown"] = "all"
+    """Which tests are run. Where a set does not say which ones its problem shows, all are hidden."""
+    max_tests: int = Field(0, ge=0)
+    """The first so many tests of a problem are run; 0: all."""
+    seconds_per_test: float = Field(6.0, gt=0)
+    """Wall time of a test. One that takes longer is failed."""
+    memory_mb: int = Field(1024, ge=64)
+    """Address space of a program, MiB."""
+    extract: Literal["fenced", "whole"] = "fenced"
+    """Where the program is: in the last fenced block of the response, or the whole response is it."""
+    frame: str = Field("{code}", pattern=r"\{code\}")
+    """Text that is run, with the program in the place of {code}. For short responses: "def f(x): return {code}"."""
+    timeout_seconds: float = execution(120.0, gt=0)
+    """Tests of a response that have not begun after so long are failed."""
+
+    def refuses(self, source: Source) -> Issue | None:
+        """See Reward."""
+        if source.source in ("reasoning_gym", "suite") or getattr(source, "tests", "") == "none":
+            return Issue(
+                "reward.type code needs tests, and the source has none",
+                given=source.source,
+                hint="`tests` of a source jsonl, parquet or hub says of which form they are: `tests: taco`",
+            )
+        return None
+
+    def lacks(self) -> Issue | None:
+        """See Reward."""
+        if has_compiler(self.language):
+            return None
+        return Issue(
+            "there is no compiler of the reward's language on this machine",
+            path=("reward", "language"),
+            given=self.language,
+            hint="install g++ (apt install g++, dnf install gcc-c++)",
+        )
+
+    def score(self, problem: Problem, response: str) -> Score:
+        """See Reward; the extracted answer is the program.
+
+        Raises:
+            SandboxError: the sandbox itself failed. What a program does wrong is in the score.
+        """
+        tests: dict[str, Any] = problem.metadata.get("tests") or {}
+        chosen = self._chosen(tests)
+        if not chosen:
+            raise ValueError(f"problem {problem.problem_id} has no tests for reward.tests: {self.tests}")
+        if self.language != "python" and tests["kind"] != "stdin":
+            raise ValueError(f"problem {problem.problem_id} has tests for Python alone")
+        code = self._extracted(response)
+        if code is None:
+            return Score.of(0.0, None)
+        passed = 0
+        until = time.monotonic() + self.timeout_seconds
+        for outcome in self._outcomes(tests, chosen, self.frame.replace("{code}", code)):
+            passed += outcome
+            if time.monotonic() > until or (self.credit == "all" and not outcome):
+                break
+        share = passed / len(chosen)
+        return Score.of(share if self.credit == "share" else float(share == 1.0), code)
+
+    def _chosen(self, tests: dict[str, Any]) -> Sequence[Any]:
+        kinds = ("shown", "hidden") if self.tests == "all" else (self.tests,)
+        chosen = [test for kind in kinds for test in tests.get(kind, ())]
+        return chosen[: self.max_tests or None]
+
+    def _extracted(self, response: str) -> str | None:
+        if self.extract == "whole":
+            return response.strip() or None
+        blocks = _FENCED.findall(response)
+        return blocks[-1] if blocks else None
+
+    def _outcomes(self, tests: dict[str, Any], chosen: Sequence[Any], code: str) -> Iterator[bool]:
+        """Whether each test passed, one after another."""
+        sandbox = _sandbox(self.seconds_per_test, self.memory_mb)
+        if tests["kind"] == "assert":
+            yield from _asserted(sandbox, tests, chosen, code)
+            return
+        # An import from __future__ stands before all else.
+        prelude = "" if self.language != "python" or "__future__" in code else _PRELUDE
+        for given, expected in chosen:
+            if tests["kind"] == "call":
+                yield _called(sandbox, tests, prelude + code, given, expected)
+            else:
+                outcome = sandbox.run(Program(prelude + code, given, language=self.language))
+                yield outcome.fine and same_output(outcome.stdout, expected, close=tests["grader"] == "apps")
+
+
+@lru_cache(maxsize=8)
+def _sandbox(seconds: float, memory_mb: int) -> Sandbox:
+    """The process's sandbox for programs with these limits: it stays warm from one scorer to the next."""
+    limits = Limits(
+        seconds=seconds, memory_bytes=memory_mb << 20, processes=16, file_bytes=16 << 20, output_bytes=16 << 20
+    )
+    sandbox = Sandbox(limits)
+    atexit.register(sandbox.close)
+    return sandbox
+
+
+def _called(sandbox: Sandbox, tests: dict[str, Any], solution: str, arguments: Any, expected: Any) -> bool:
+    request = {"solution": solution, "function": tests["function"], "arguments": arguments}
+    outcome = sandbox.run(Program(_CALL, json.dumps(request)))
+    try:
+        value = json.loads(outcome.stdout)["value"]
+    except (ValueError, TypeError, KeyError):
+        return False
+    if not outcome.fine:
+        return False
+    if tests["grader"] == "apps":
+        wrapped = isinstance(expected, list) and bool(expected) and same_value(value, expected[0])
+        return same_value(value, expected) or wrapped
+    return bool(value == expected)
+
+
+def _asserted(sandbox: Sandbox, tests: dict[str, Any], chosen: Sequence[Any], code: str) -> Iterator[bool]:
+    """The program runs before it is told of any test, and says by a word that it is told last that one has passed.
+
+    It runs beside the tests all the same: a program that is out to find the word there can.
+    """
+    with sandbox.session() as session:
+        ready = _passes(session, f"{tests['setup']}\n") and _passes(session, _completed(tests, code))
+        for statements in chosen:
+            yield ready and _passes(session, statements)
+
+
+def _completed(tests: dict[str, Any], code: str) -> str:
+    """The program; where it is but the body of the function that the problem begins, with that beginning."""
+    is_body = tests["function"] and not re.search(rf"\b{re.escape(tests['function'])}\b", code)
+    return tests["setup"] + code if is_body else code
+
+
+def _passes(session: Session, statements: str) -> bool:
+    word = secrets.token_hex(16)
+    outcome = session.execute(f"{statements}\nprint({word!r})")
+    return outcome.fine and outcome.stdout.splitlines()[-1:] == [word]
+
+
+def same_output(output: str, expected: str, *, close: bool) -> bool:
+    """Whether a program printed what it should.
+
+    As LiveCodeBench's grader: line for line, white space around lines aside, each the same text or the same decimal
+    numbers. `close`, as those of APPS and TACO: numbers that are close are the same.
+
+    Example:
+        >>> same_output("1 2.50 \\n", "1 2.5", close=False), same_output("0.333333333", "0.3333333", close=True)
+        (True, True)
+    """
+    got, wanted = ([line.strip() for line in text.strip().split("\n")] for text in (output, expected))
+    return len(got) == len(wanted) and all(
+        one == other or _same_numbers(one.split(), other.split(), close=close)
+        for one, other in zip(got, wanted, strict=True)
+    )
+
+
+def _same_numbers(got: list[str], wanted: list[str], *, close: bool) -> bool:
+    if len(got) != len(wanted):
+        return False
+    if close:
+        return all(one == other or _close(one, other) for one, other in zip(got, wanted, strict=True))
+    try:
+        return [Decimal(word) for word in got] == [Decimal(word) for word in wanted]
+    except InvalidOperation:
+        return False
+
+
+def _close(got: Any, wanted: Any) -> bool:
+    try:
+        one, other = float(got), float(wanted)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return isfinite(one) and isclose(one, other, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
+
+
+def same_value(value: Any, expected: Any) -> bool:
+    """Whether two values of JSON are the same, numbers that are no whole ones being close."""
+    if isinstance(value, list) and isinstance(expected, list):
+        return len(value) == len(expected) and all(map(same_value, value, expected))
+    if isinstance(value, float) or isinstance(expected, float):
+        return value == expected or (not isinstance(value, (str, list, dict)) and _close(value, expected))
+    return bool(value == expected)

@@ -1,0 +1,448 @@
+"""The keeper: a warm interpreter inside the seal, which forks for each program a process of its own.
+
+A program is the first process of a namespace: whatever it started, in sessions of its own too, the kernel ends with it.
+It has a /tmp of its own, another user's identity or no capability, limits, a filter of system calls, and no descriptor
+but its input and its two outputs. What programs are given and what they write goes from pipe to file to pipe within
+the kernel: it is never in the memory of the keeper, of which each program has a copy.
+
+A frame begins with the length of a JSON text as eight bytes and that text, whose `lengths` say how many bytes follow.
+Run by `rpg.sandbox.room`.
+"""
+
+import ast
+import atexit
+import ctypes
+import gc
+import importlib
+import io
+import json
+import linecache
+import os
+import random
+import select
+import signal
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from types import ModuleType
+from typing import Any
+
+from rpg.sandbox import enter
+
+_WARM = (
+    *("array", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions"),
+    *("functools", "heapq", "itertools", "math", "operator", "queue", "re", "statistics", "string", "typing"),
+)
+"""What short programs import: loaded once."""
+_NEW_NAMESPACES = 0x20000000 | 0x00020000
+"""CLONE_NEWPID and CLONE_NEWNS."""
+_PIECE = 1 << 20
+"""Bytes that are moved at once."""
+_NO_SET_USER_NO_DEVICE = 2 | 4
+_SCRATCH = b"size=64m,nr_inodes=4096,mode=1777"
+"""A program's own /tmp, which ends with it."""
+_FIRST_USER, _USERS = 2_000_000_000, 100_000_000
+"""Where the keeper is root, a program is a user of its own: the kernel counts processes by user."""
+_OF_THE_SEAL = 2
+"""Processes of the seal that count as a program's where both are one user: bubblewrap's and the keeper."""
+_STACK_BYTES = 64 << 20
+_PR_SET_DUMPABLE, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 4, 47, 4
+_CAPABILITIES_VERSION = 0x20080522
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "TMPDIR": "/tmp", "OMP_NUM_THREADS": "1"}
+_CLONE = {"x86_64": 56, "aarch64": 220}
+_libc = ctypes.PyDLL(None, use_errno=True)
+
+
+def main(filtered: str) -> None:
+    """Serves until its input ends. `filtered`: the filter of system calls, hexadecimal."""
+    sys.path.remove(os.environ["PYTHONPATH"])  # where this package is
+    for name in _WARM:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    _send({"lengths": []})
+    while (request := _receive()) is not None:
+        serve = _serve_session if request["kind"] == "session" else _serve_program
+        with ExitStack() as held:
+            serve(request, bytes.fromhex(filtered), held)
+
+
+def _serve_program(request: dict[str, Any], filtered: bytes, held: ExitStack) -> None:
+    limits, command = request["limits"], request["command"]
+    program, text = (_filled(held, length) for length in request["lengths"])
+
+    def become() -> None:
+        if request["kind"] == "python":
+            _run_python(program, command)
+        else:  # a binary is its own file, in memory
+            os.execve(program if request["kind"] == "binary" else command[0], command, _ENVIRONMENT)
+
+    begun = time.monotonic()
+    child = _Child(limits, filtered, become, [text], [program], limits["cpu_seconds"], held)
+    child.answer(child.watch(begun + limits["seconds"]), begun)
+
+
+class _Child:
+    """A confined process, the first of its namespace, and what it writes."""
+
+    def __init__(
+        self,
+        limits: Mapping[str, Any],
+        filtered: bytes,
+        become: Callable[[], None],
+        stdin: list[int],
+        kept: list[int],
+        cpu_seconds: int,
+        held: ExitStack,
+    ) -> None:
+        """`kept`: descriptors that `become` needs, whose numbers stay. All that is opened is closed by `held`."""
+        self._most = limits["output_bytes"]
+        outputs = [os.pipe() for _ in range(2)]
+        is_ready, says_ready = os.pipe()
+        self.process = _fork()
+        if self.process == 0:
+            try:
+                _confine(limits, filtered, cpu_seconds, [*stdin, *(write for _, write in outputs)], says_ready, kept)
+            except BaseException:
+                traceback.print_exc()  # on the keeper's standard error
+                os._exit(1)
+            _end(become)
+        for descriptor in (*(write for _, write in outputs), says_ready):
+            os.close(descriptor)
+        self._gone = _held(held, os.pidfd_open(self.process))
+        # Pipe -> the file in memory that takes what comes of it.
+        self._files = {_held(held, read): _held(held, os.memfd_create("output")) for read, _ in outputs}
+        self._lengths = dict.fromkeys(self._files, 0)
+        self._open = set(self._files)
+        held.callback(self.end)  # before its pipes are closed
+        ready = os.read(is_ready, 1)
+        os.close(is_ready)
+        if ready != b"+":
+            raise RuntimeError("a program's process could not be confined")
+
+    def watch(self, until: float, *, or_says: int = -1) -> str:
+        """Takes what it writes until it has ended, the time is over, or it has written too much; and then ends it.
+
+        Args:
+            until: on the monotonic clock.
+            or_says: a descriptor; once a byte can be read the process is left alive, and the answer is 0 or 1.
+        """
+        watched = {self._gone, or_says} - {-1}
+        while True:
+            left = until - time.monotonic()
+            ready = select.select([*self._open, *watched], [], [], max(left, 0.0))[0]
+            if self._take(ready):
+                return self.end("output")
+            if self._gone in ready:
+                return self.end("exited")
+            if left <= 0:
+                return self.end("timeout")
+            if or_says in ready:
+                if not (said := os.read(or_says, 1)):  # it has closed it, at its end as a rule
+                    watched.discard(or_says)
+                    continue
+                while self._open and (ready := select.select([*self._open], [], [], 0)[0]):
+                    if self._take(ready):
+                        return self.end("output")
+                return "0" if said == b"0" else "1"
+
+    def end(self, why: str = "killed") -> str:
+        """Kills it, and all that came of it. What is still in its pipes is taken."""
+        if not self.process:
+            return why
+        os.kill(self.process, signal.SIGKILL)
+        _, self._status, self._usage = os.wait4(self.process, 0)
+        self.process = 0
+        while self._open and why != "output":
+            if self._take([*self._open]):
+                why = "output"
+        return why
+
+    def answer(self, ended: str, begun: float) -> None:
+        """Sends how it ended, or that it goes on, and what it has written since the last answer."""
+        found: dict[str, Any] = {"ended": ended, "seconds": time.monotonic() - begun, "alive": bool(self.process)}
+        if not self.process:
+            found["exit_status"] = os.waitstatus_to_exitcode(self._status)
+            found["cpu_seconds"] = self._usage.ru_utime + self._usage.ru_stime
+        _send({**found, "lengths": [*self._lengths.values()]})
+        for pipe, length in self._lengths.items():
+            file = self._files[pipe]
+            os.lseek(file, 0, os.SEEK_SET)
+            _move(file, 1, length)
+            os.ftruncate(file, 0)
+            os.lseek(file, 0, os.SEEK_SET)
+            self._lengths[pipe] = 0
+
+    def _take(self, ready: list[int]) -> bool:
+        """Takes from those pipes that are ready. Whether one has given too much."""
+        for pipe in self._open & set(ready):
+            left = self._most - self._lengths[pipe]
+            if left == 0:
+                if os.read(pipe, 1):
+                    return True
+                self._open.discard(pipe)
+            elif moved := os.splice(pipe, self._files[pipe], min(left, _PIECE)):
+                self._lengths[pipe] += moved
+            else:
+                self._open.discard(pipe)
+        return False
+
+
+def _fork() -> int:
+    """A child in namespaces of its own: its number, 0 in the child itself.
+
+    Not by os.fork: what that sets right in a child is of other threads, of which there are none, and costs a
+    millisecond in copies of pages.
+    """
+    flags = _NEW_NAMESPACES | signal.SIGCHLD
+    process: int = _libc.syscall(_CLONE[os.uname().machine], flags, 0, 0, 0, 0)
+    if process < 0:
+        raise OSError(ctypes.get_errno(), "no namespaces for a program")
+    return process
+
+
+def _confine(
+    limits: Mapping[str, Any],
+    filtered: bytes,
+    cpu_seconds: int,
+    standard: list[int],
+    says_ready: int,
+    kept: list[int],
+) -> None:
+    """What the program's process gives up before it runs a line of it."""
+    if _libc.mount(b"tmpfs", b"/tmp", b"tmpfs", _NO_SET_USER_NO_DEVICE, _SCRATCH):
+        raise OSError(ctypes.get_errno(), "no /tmp for a program")
+    os.chdir("/tmp")
+    os.setsid()
+    for signum in (signal.SIGTERM, signal.SIGPIPE):  # which the watcher and Python ignore
+        signal.signal(signum, signal.SIG_DFL)
+    for number, descriptor in enumerate(standard):
+        os.dup2(descriptor, number)
+    begin = 3
+    for descriptor in (*sorted({*kept, says_ready}), 1 << 16):
+        os.closerange(begin, descriptor)
+        begin = descriptor + 1
+    beside = _OF_THE_SEAL
+    if os.geteuid() == 0:
+        beside = 0
+        _become_another()
+    _drop_capabilities()
+    enter.limit(
+        {
+            "RLIMIT_AS": limits["memory_bytes"],
+            "RLIMIT_NPROC": limits["processes"] + beside,
+            "RLIMIT_FSIZE": limits["file_bytes"],
+            "RLIMIT_NOFILE": limits["open_files"],
+            "RLIMIT_CORE": 0,
+            "RLIMIT_STACK": _STACK_BYTES,
+            **({"RLIMIT_CPU": cpu_seconds} if cpu_seconds else {}),
+        }
+    )
+    enter.refuse_calls(filtered)
+    os.environ.clear()
+    os.environ.update(_ENVIRONMENT)
+    os.write(says_ready, b"+")
+    os.close(says_ready)
+
+
+def _become_another() -> None:
+    user = _FIRST_USER + int.from_bytes(os.urandom(4)) % _USERS
+    os.setgroups([])
+    for number in (user, enter.NOBODY):  # a container may not have so many users
+        with suppress(OSError):
+            os.setresgid(number, number, number)
+            os.setresuid(number, number, number)
+            return
+    raise OSError("root cannot become another user")
+
+
+def _drop_capabilities() -> None:
+    _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITIES_VERSION, 0))
+    if _libc.capset(header, ctypes.create_string_buffer(bytes(24))):
+        raise OSError(ctypes.get_errno(), "capabilities cannot be given up")
+
+
+def _end(become: Callable[[], None]) -> None:
+    """Runs what is to run in this process, and ends it as an interpreter ends."""
+    code = 1
+    try:
+        become()
+        code = 0
+    except SystemExit as end:
+        code = _exit_code(end)
+    except BaseException as error:
+        _print(error)
+    with suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the end of an interpreter does
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with suppress(BaseException):  # None, where the program has closed it so
+            stream.flush()  # type: ignore[union-attr]
+    os._exit(code)
+
+
+def _exit_code(end: SystemExit) -> int:
+    if end.code is None:
+        return 0
+    if isinstance(end.code, int):
+        return end.code & 0xFF
+    with suppress(BaseException):
+        print(end.code, file=sys.stderr)
+    return 1
+
+
+def _print(error: BaseException) -> None:
+    """The traceback, without the keeper's own lines."""
+    with suppress(BaseException):
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        traceback.print_exception(type(error), error, trace)
+
+
+def _run_python(program: int, command: list[str]) -> None:
+    source = _text_of(program)
+    os.close(program)
+    exec(_compiled(source, "<program>"), _new_main(command).__dict__)
+
+
+def _text_of(file: int) -> str:
+    return os.pread(file, os.fstat(file).st_size, 0).decode()
+
+
+def _new_main(arguments: list[str]) -> ModuleType:
+    """A module `__main__` in an interpreter as it is when it begins."""
+    for name in [name for name in sys.modules if name == "rpg" or name.startswith("rpg.")]:
+        del sys.modules[name]
+    sys.argv[:] = arguments
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8", errors="replace")
+    random.seed(0)  # what a program says is to depend on what it is given
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    return module
+
+
+def _compiled(source: str | ast.Module, name: str) -> Any:
+    if isinstance(source, str):
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    return compile(source, name, "exec", dont_inherit=True)
+
+
+def _serve_session(request: dict[str, Any], filtered: bytes, held: ExitStack) -> None:
+    """An interpreter that keeps its state, until it ends or there is no further call."""
+    limits = request["limits"]
+    box = _held(held, os.memfd_create("code"))
+    nothing = _held(held, os.open(os.devnull, os.O_RDONLY))
+    waits, starts = (_held(held, each) for each in os.pipe())
+    told, tells = os.pipe()
+    _held(held, told)
+
+    def become() -> None:
+        _run_calls(box, waits, tells)
+
+    child = _Child(limits, filtered, become, [nothing], [box, waits, tells], 0, held)
+    os.close(tells)
+    while (call := _receive()) is not None and call["lengths"]:
+        begun = time.monotonic()
+        os.ftruncate(box, 0)
+        os.lseek(box, 0, os.SEEK_SET)
+        _move(0, box, call["lengths"][0])
+        os.kill(child.process, signal.SIGCONT)
+        with suppress(BrokenPipeError):
+            os.write(starts, b"+")
+        ended = child.watch(begun + limits["seconds"], or_says=told)
+        if child.process:
+            os.kill(child.process, signal.SIGSTOP)  # its threads do nothing between calls
+        child.answer(ended, begun)
+        if not child.process:
+            return
+
+
+def _run_calls(box: int, waits: int, tells: int) -> None:
+    """The session's interpreter: runs what is in the box each time that it is woken, and tells how that went."""
+    module = _new_main([""])
+    number = 0
+    while os.read(waits, 1):
+        number += 1
+        result = b"1"
+        try:
+            _execute(_text_of(box), f"<call {number}>", module.__dict__)
+            result = b"0"
+        except SystemExit as end:
+            result = b"1" if _exit_code(end) else b"0"
+        except BaseException as error:
+            _print(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.write(tells, result)
+
+
+def _execute(source: str, name: str, names: dict[str, Any]) -> None:
+    """Runs the text; what its last line is worth is printed, as at a prompt."""
+    code = _compiled(source, name)
+    tree = ast.parse(source)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    if last is None:
+        exec(code, names)
+        return
+    exec(_compiled(tree, name), names)
+    assert isinstance(last, ast.Expr)
+    value = eval(compile(ast.Expression(last.value), name, "eval", dont_inherit=True), names)
+    if value is not None:
+        print(repr(value))
+
+
+def _held(held: ExitStack, descriptor: int) -> int:
+    """The descriptor, which is closed with the request."""
+    held.callback(os.close, descriptor)
+    return descriptor
+
+
+def _filled(held: ExitStack, length: int) -> int:
+    """A file in memory with the next bytes of the input, read from its beginning."""
+    file = _held(held, os.memfd_create("input"))
+    _move(0, file, length)
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
+
+
+def _move(source: int, target: int, length: int) -> None:
+    """Moves bytes from a pipe to a file or back, within the kernel."""
+    while length:
+        moved = os.splice(source, target, min(length, _PIECE))
+        if not moved:
+            raise EOFError("the input ended within a frame")
+        length -= moved
+
+
+def _receive() -> dict[str, Any] | None:
+    """The head of the next frame; None at the end of the input."""
+    header = _read(8)
+    text = _read(int.from_bytes(header, "little")) if header else b""
+    request: dict[str, Any] | None = json.loads(text) if text else None
+    return request
+
+
+def _read(count: int) -> bytes:
+    """So many bytes; fewer at the end of the input."""
+    parts = b""
+    while len(parts) < count and (part := os.read(0, count - len(parts))):
+        parts += part
+    return parts
+
+
+def _send(answer: dict[str, Any]) -> None:
+    """The head of a frame."""
+    text = json.dumps(answer).encode()
+    view = memoryview(len(text).to_bytes(8, "little") + text)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

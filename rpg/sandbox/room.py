@@ -1,0 +1,249 @@
+"""The room: programs run one after another in seals that stay warm, from any thread."""
+
+import os
+import shutil
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from rpg.sandbox.bubblewrap import Missing
+from rpg.sandbox.bubblewrap import missing as missing_seal
+from rpg.sandbox.process import Limits
+from rpg.sandbox.seal import Answer, Outcome, Seal, SealError
+
+_COMPILERS = {"c++": "g++ -O2 -std=c++17 -w -x c++", "c": "gcc -O2 -std=c17 -w -x c"}
+_COMPILING = Limits(seconds=60.0, memory_bytes=4 << 30, processes=16, file_bytes=64 << 20, output_bytes=32 << 20)
+_START_SECONDS = 60.0
+_TRIES = 3
+_PAUSE_SECONDS = 0.5
+_MOST_BUILT = 64
+"""Compiled programs that are kept: one is run for each of its tests."""
+
+Language = Literal["python", "c++", "c"]
+
+
+class SandboxError(RuntimeError):
+    """The sandbox itself failed, and so it did when it was tried again. No fault of the program's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Program text, input and arguments."""
+
+    source: str
+    """Its text."""
+    stdin: str = ""
+    """Its standard input."""
+    argv: tuple[str, ...] = ()
+    """Arguments, the program's own name left out."""
+    language: Language = "python"
+    """What it is written in. Other than Python it is compiled once, within the sandbox."""
+
+
+class Sandbox:
+    """Runs programs that nobody trusts, several at a time. A context manager; any thread may call.
+
+    Each program has processes, a /tmp, limits and a filter of system calls of its own, reads Python and the system's
+    libraries and nothing else of the machine, and is ended whole. It has no network and no variable of this process.
+    """
+
+    def __init__(self, limits: Limits, *, at_once: int = 0) -> None:
+        """Starts nothing yet.
+
+        Args:
+            limits: of each program, and of each call of a session.
+            at_once: programs that run at a time; 0: as many as this process has cores. Sessions come on top.
+        """
+        self._limits = limits
+        self._running = threading.Semaphore(at_once or cores())
+        self._idle: list[Seal] = []
+        self._built: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self._lock = threading.Lock()
+        # A seal ends with the thread that started it.
+        self._starter = ThreadPoolExecutor(1, "sandbox")
+
+    def run(self, program: Program) -> Outcome:
+        """Runs the program. What it does wrong is in the outcome.
+
+        Raises:
+            SandboxError: the sandbox itself failed, three times in a row.
+            ValueError: there is no compiler of the language here.
+        """
+        command = ["program", *program.argv]
+        stdin = _encoded(program.stdin)
+        with self._running:
+            if program.language == "python":
+                return self._ask("python", command, self._limits, _encoded(program.source), stdin).outcome()
+            built = self._build(program)
+            if isinstance(built, Outcome):
+                return built
+            return self._ask("binary", command, self._limits, built, stdin).outcome()
+
+    def session(self) -> "Session":
+        """A Python interpreter that keeps its state from call to call."""
+        return Session(self)
+
+    def close(self) -> None:
+        """Ends all seals, and with them what runs in them."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for seal in idle:
+            seal.end()
+        self._starter.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _build(self, program: Program) -> bytes | Outcome:
+        """The compiled program; what the compiler said where there is none."""
+        key = (program.language, program.source)
+        with self._lock:
+            if key in self._built:
+                self._built.move_to_end(key)
+                return self._built[key]
+        if not has_compiler(program.language):
+            name = _COMPILERS[program.language].split()[0]
+            raise ValueError(f"no compiler of {program.language} here: {name} is not in /usr/bin")
+        command = ["/bin/sh", "-c", f"{_COMPILERS[program.language]} - -o program && cat program"]
+        answer = self._ask("command", command, _COMPILING, b"", _encoded(program.source))
+        outcome = answer.outcome()
+        if not outcome.fine:
+            return replace(outcome, stdout="")
+        with self._lock:
+            self._built[key] = answer.stdout
+            while len(self._built) > _MOST_BUILT:
+                self._built.popitem(last=False)
+        return answer.stdout
+
+    def _ask(self, kind: str, command: list[str], limits: Limits, *parts: bytes) -> Answer:
+        """The answer of a seal. One that fails is ended, and another asked. SandboxError where none answers."""
+        head = {"kind": kind, "command": command, "limits": {**asdict(limits), "cpu_seconds": limits.cpu_limit}}
+        for rest in reversed(range(_TRIES)):
+            try:
+                with self.lent() as seal:
+                    seal.send(head, *parts)
+                    return seal.answer(limits)
+            except SealError as error:
+                if not rest:
+                    raise SandboxError(f"the sandbox failed {_TRIES} times in a row: {error}") from error
+                time.sleep(_PAUSE_SECONDS)
+        raise AssertionError
+
+    @contextmanager
+    def lent(self) -> Iterator[Seal]:
+        """A seal for one program or one session; ended where that fails."""
+        with self._lock:
+            seal = self._idle.pop() if self._idle else None
+        if seal is None:
+            if lack := missing_seal():
+                raise SandboxError(f"{lack.reason}: {lack.hint}")
+            seal = self._starter.submit(Seal).result()
+        try:
+            yield seal
+        except BaseException:
+            seal.end()
+            raise
+        with self._lock:
+            self._idle.append(seal)
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of each program."""
+        return self._limits
+
+
+class Session:
+    """A Python interpreter with state over calls, made by `Sandbox.session`. One thread at a time."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._lent: Any = None
+        self._seal: Seal | None = None
+
+    def execute(self, code: str) -> Outcome:
+        """Runs the code in the names that earlier calls left, and prints what its last expression is worth.
+
+        A call that does not come to its end by itself takes the interpreter with it: the next one begins without names.
+
+        Raises:
+            SandboxError: the sandbox itself failed. The state is lost.
+        """
+        try:
+            if self._seal is None:
+                self._lent = self._sandbox.lent()
+                self._seal = self._lent.__enter__()
+                self._seal.send({"kind": "session", "limits": asdict(self._sandbox.limits)})
+            self._seal.send({}, _encoded(code))
+            answer = self._seal.answer(self._sandbox.limits)
+        except SealError as error:
+            self._give_back(error)
+            raise SandboxError(f"the sandbox failed: {error}") from error
+        if not answer.alive:
+            self._give_back(None)
+        return answer.outcome()
+
+    def close(self) -> None:
+        """Ends the interpreter."""
+        if self._seal is None:
+            return
+        try:
+            self._seal.send({})
+        except SealError as error:
+            self._give_back(error)
+        else:
+            self._give_back(None)
+
+    def _give_back(self, error: Exception | None) -> None:
+        lent, self._lent, self._seal = self._lent, None, None
+        if lent is None:
+            return
+        with suppress(SealError):
+            lent.__exit__(type(error) if error else None, error, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@lru_cache(maxsize=1)
+def missing() -> Missing | None:
+    """What keeps this machine from running programs; None where it can. Tried once in a process."""
+    if lack := missing_seal():
+        return lack
+    try:
+        with Sandbox(Limits(seconds=_START_SECONDS), at_once=1) as sandbox:
+            outcome = sandbox.run(Program("print(6 * 7)"))
+    except SandboxError as error:
+        return Missing(str(error), "allow bubblewrap's processes namespaces of their own; see docs/own-reward.md")
+    return None if outcome.stdout == "42\n" else Missing(f"a program ended: {outcome}"[:500], "see docs/own-reward.md")
+
+
+def has_compiler(language: Language) -> bool:
+    """Whether programs in the language can be run here."""
+    return language == "python" or shutil.which(_COMPILERS[language].split()[0], path="/usr/bin:/bin") is not None
+
+
+def cores() -> int:
+    """Cores of this process, shared with the other ranks of this machine."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="replace")

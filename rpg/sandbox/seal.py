@@ -1,0 +1,171 @@
+"""A seal with a keeper in it, and what the keeper says of programs."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rpg.sandbox.filter import program
+from rpg.sandbox.process import Confined, Limits, start
+
+_START_SECONDS = 60.0
+_GRACE_SECONDS = 10.0
+"""By so much later than the time limit the keeper has ended a program."""
+_LONGEST_HEAD = 1 << 16
+_BYTES_A_SECOND = 1e6
+"""A keeper takes more, whatever else the machine does."""
+
+Ending = Literal["exited", "timeout", "memory", "output", "killed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a program, or of a call of a session."""
+
+    stdout: str
+    """At most `Limits.output_bytes`; bytes that are no UTF-8 are replaced."""
+    stderr: str
+    """Text on standard error, bounded as stdout is."""
+    exit_status: int
+    """Exit code, or minus the number of the signal that ended it. Of a call 1 where it raised, else 0."""
+    seconds: float
+    """Wall time."""
+    ended: Ending
+    """`exited`: by itself. `timeout`: wall time or CPU time was over. `memory`: it asked for more than it may have.
+    `output`: it wrote more than it may. `killed`: by a signal, a segmentation fault say."""
+
+    @property
+    def fine(self) -> bool:
+        """Whether it came to its end, with exit code 0."""
+        return self.ended == "exited" and self.exit_status == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a keeper says of a program, or of a call of a session."""
+
+    head: dict[str, Any]
+    stdout: bytes
+    stderr: bytes
+    cpu_seconds: int
+    """The limit."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the session's interpreter goes on."""
+        return bool(self.head["alive"])
+
+    def outcome(self) -> Outcome:
+        """This answer in the words of the room."""
+        status = int(self.head["ended"]) if self.alive else self.head["exit_status"]
+        out, err = (text.decode(errors="replace") for text in (self.stdout, self.stderr))
+        return Outcome(out, err, status, self.head["seconds"], self._ending(status))
+
+    def _ending(self, status: int) -> Ending:
+        if self.alive:
+            return "exited"
+        if self.head["ended"] != "exited":
+            ended: Ending = self.head["ended"]
+            return ended
+        if status == -signal.SIGKILL and self.cpu_seconds and self.head["cpu_seconds"] >= self.cpu_seconds - 0.5:
+            return "timeout"
+        last = self.stderr[-4096:].strip().rpartition(b"\n")[2]
+        # The kernel's own killer, or what interpreters and libraries say.
+        if status == -signal.SIGKILL or (status and (last.startswith(b"MemoryError") or b"bad_alloc" in last)):
+            return "memory"
+        return "killed" if status < 0 else "exited"
+
+
+class SealError(Exception):
+    """A seal has died, or does not answer."""
+
+
+class Seal:
+    """A keeper in bubblewrap, and the pipes to it. It ends with the thread that makes it."""
+
+    def __init__(self) -> None:
+        """Raises RuntimeError where this machine can seal nothing, SealError where the keeper does not begin."""
+        self._noise = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
+        self._process: Confined = start(
+            [sys.executable, "-P", "-s", "-X", "utf8", "-m", "rpg.sandbox.keeper", program().hex()],
+            sealed=True,
+            keeps=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._noise,
+        )
+        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._input, False)
+        try:
+            self._head(time.monotonic() + _START_SECONDS)
+        except SealError:
+            self.end()
+            raise
+
+    def send(self, head: dict[str, Any], *parts: bytes) -> None:
+        """Writes a request. SealError where it is not taken."""
+        text = json.dumps({**head, "lengths": [*map(len, parts)]}).encode()
+        rest = memoryview(b"".join((len(text).to_bytes(8, "little"), text, *parts)))
+        until = time.monotonic() + _GRACE_SECONDS + len(rest) / _BYTES_A_SECOND
+        while rest:
+            if not _is_ready(self._input, select.POLLOUT, until):
+                raise SealError("it takes no request")
+            try:
+                rest = rest[os.write(self._input, rest) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError as error:
+                raise SealError(self._last_words()) from error
+
+    def answer(self, limits: Limits) -> Answer:
+        """The answer to the request. SealError where there is none in time, or what came is none."""
+        until = time.monotonic() + limits.seconds + _GRACE_SECONDS
+        head = self._head(until)
+        if sum(head["lengths"]) > 2 * limits.output_bytes:
+            raise SealError("it answers without end")
+        until = time.monotonic() + _GRACE_SECONDS + sum(head["lengths"]) / _BYTES_A_SECOND
+        stdout, stderr = (self._read(length, until) for length in head["lengths"])
+        return Answer(head, stdout, stderr, limits.cpu_limit)
+
+    def end(self) -> None:
+        """Ends it, and what runs in it."""
+        self._process.end()
+        self._noise.close()
+
+    def _head(self, until: float) -> dict[str, Any]:
+        length = int.from_bytes(self._read(8, until), "little")
+        if length > _LONGEST_HEAD:
+            raise SealError("it answers without end")
+        head: dict[str, Any] = json.loads(self._read(length, until))
+        return head
+
+    def _read(self, count: int, until: float) -> bytes:
+        parts = bytearray()
+        while len(parts) < count:
+            if not _is_ready(self._output, select.POLLIN, until):
+                raise SealError("it does not answer")
+            part = os.read(self._output, min(count - len(parts), 1 << 20))
+            if not part:
+                raise SealError(self._last_words())
+            parts += part
+        return bytes(parts)
+
+    def _last_words(self) -> str:
+        self._noise.seek(0)
+        lines = self._noise.read().decode(errors="replace").strip().splitlines()
+        return f"its keeper died: {lines[-1]}" if lines else "its keeper died"
+
+
+def _is_ready(descriptor: int, event: int, until: float) -> bool:
+    """Whether the pipe takes or gives something before the time is over. A trainer has more descriptors than `select`
+    may have.
+    """
+    poll = select.poll()
+    poll.register(descriptor, event)
+    return bool(poll.poll(max(0.0, until - time.monotonic()) * 1000))
