@@ -11,10 +11,10 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from storage.record import SERVERS
 
-ROOT = Path(__file__).parents[1]
 FORBIDDEN = {
     "specs": {"torch", "prefect", "duckdb", "optuna", "transformers", "rpg", "storage", "pipelines"},
     "rpg": {"prefect", "duckdb", "optuna", "storage", "pipelines"},
@@ -281,6 +281,14 @@ def test_a_docstring_begins_with_its_subject(folder: str) -> None:
     for path in sources(folder):
         for said in texts_alone(path.read_text()):
             assert not NO_SUBJECT.match(said), f"{path.relative_to(ROOT)}: {said.splitlines()[0]}"
+
+
+def test_tests_lie_in_the_room_that_they_are_of() -> None:
+    """Above rooms lie tests of modules without one, of several rooms, and what tests share."""
+    for package in FORBIDDEN:
+        for path in (ROOT / "tests" / package).rglob("test_*.py"):
+            room = path.parent.relative_to(ROOT / "tests")
+            assert (ROOT / room / "__init__.py").exists(), f"{path.relative_to(ROOT)}: there is no room {room}"
 
 
 def test_names_say_what_a_module_holds() -> None:

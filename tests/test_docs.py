@@ -25,19 +25,19 @@ from tests.pipelines.unpacked_home import unpack
 
 NOT_RUN = {
     "installs": "CI does so on a bare machine, by .ci/run",
-    "minutes": "the specs are trained in small by tests/rpg/test_sanity_checks.py and tests/pipelines/test_execute.py,"
-    " models are measured by tests/pipelines/test_evaluated_models.py",
-    "many GPUs": "tests/rpg/test_paper_specs.py trains the specs in small",
-    "a server": "tests/pipelines/test_server_profile.py and test_submit_to_server.py start one, at ports of their own",
-    "several machines": "two homes stand for them in tests/pipelines/test_server_record.py",
-    "Docker": "nothing: tests/pipelines/test_compose.py holds the file against Compose's schema, as the page says",
+    "minutes": "the specs are trained in small by test_sanity_checks.py and test_execute.py,"
+    " models are measured by test_evaluated_models.py",
+    "many GPUs": "test_paper_specs.py trains the specs in small",
+    "a server": "test_server_profile.py and test_submit_to_server.py start one, at ports of their own",
+    "several machines": "two homes stand for them in test_server_record.py",
+    "Docker": "nothing: test_compose.py holds the file against Compose's schema, as the page says",
     "Kubernetes": "nothing: there is none here, as the page says",
-    "a crash": "tests/pipelines/test_kill.py kills the command and the trainer, and gives the same command again",
-    "a Hub": "tests/pipelines/test_push.py pushes to one of its own",
+    "a crash": "test_kill.py kills the command and the trainer, and gives the same command again",
+    "a Hub": "test_push.py pushes to one of its own",
     "another home": "docs/sql.md asks the recorded home the same",
-    "another program": "tests/storage/test_documentation.py opens the index without this package's code",
-    "a tracker": "tests/pipelines/test_sinks.py reads what it would show, with its own library",
-    "an installed package": "tests/pipelines/test_installed_packages.py installs it",
+    "another program": "test_documentation.py opens the index without this package's code",
+    "a tracker": "test_sinks.py reads what it would show, with its own library",
+    "an installed package": "test_installed_packages.py installs it",
 }
 """Why a block may be only shown, as the comment above it says -> what is run in its place."""
 NAMES = {

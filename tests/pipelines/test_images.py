@@ -4,15 +4,14 @@ import re
 import subprocess
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from places import ROOT
 from ruamel.yaml import YAML
 
-ROOT = Path(__file__).parents[2]
 RECIPE = (ROOT / "docker/Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = {"cpu": ["server"], "gpu": ["server", "vllm"]}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from live import SPEC, Lab, copy_prefect_database
+from places import PACKAGES
 
 from tests.rpg.tiny_run import finish, start
 
-PACKAGES = Path(__file__).parents[1] / "packages"
 REWARD = """\
 reward:
   type: weighted_sum

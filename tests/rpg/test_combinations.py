@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from pipelines.launchers.local import local_command
-from tests.rpg.test_resume import wait_for_step
-from tests.rpg.test_staleness import STEPS, same_training
-from tests.rpg.test_trained_weights import furthest, logprobs_of
+from tests.rpg.checkpoints.test_resume import wait_for_step
+from tests.rpg.checkpoints.test_trained_weights import furthest, logprobs_of
+from tests.rpg.rollouts.test_staleness import STEPS, same_training
 from tests.rpg.tiny_run import finish, free_port, make_inputs, make_run, rows, start, train
 
 LORA = {"lora": {"rank": 4, "alpha": 8.0}}

@@ -7,7 +7,7 @@ import torch
 from rpg.batches.batch import Microbatch, microbatch
 from rpg.batches.packing_plan import IDLE, Rows
 from rpg.metrics import UpdateMetrics, rollout_metrics
-from tests.rpg.test_batch import example
+from tests.rpg.batches.test_batch import example
 
 NAMES = ("kl_reverse", "kl_forward", "kl_behaviour", "ratio", "weight", "entropy", "rollout_ratio", "kl_rollout")
 SIDES = ("clipped_low", "clipped_high", "clipped_dual", "corrected")

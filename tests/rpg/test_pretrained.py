@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import ROOT
 from stage_jobs import SPEC
 
 from rpg import pretrained
@@ -18,7 +19,6 @@ from rpg.preflight import examine
 from specs.errors import SpecError
 from specs.schema.experiment import Experiment
 
-ROOT = Path(__file__).parents[2]
 TELLTALE = "open({path!r}, 'w').close()\nclass Mine: pass\n"
 MAP = {"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.Mine", "AutoTokenizer": ["mine.Mine", None]}
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {

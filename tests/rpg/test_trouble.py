@@ -22,7 +22,7 @@ from rpg.samplers.out_of_memory import SamplerOutOfMemoryError, memory_of_sample
 from rpg.samplers.vllm.dedicated import EngineProcessError
 from specs.machine.exit_cause import RETRIED, cause_of
 from specs.schema.rollout import Rollout, TransformersRollout, VllmRollout
-from tests.rpg.test_staleness import TRAINING, same_training, waiting
+from tests.rpg.rollouts.test_staleness import TRAINING, same_training, waiting
 from tests.rpg.tiny_run import PROBLEMS, finish, free_port, make_run, rows, start
 from tests.rpg.troubled_runs import LONG_SECONDS
 

@@ -9,13 +9,13 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
+from places import PACKAGES
 from spec_text import GOOD, changed, message, write
 
 from specs.document import Document, experiment_of
 from specs.errors import SpecError
 from specs.loader import load_document, load_experiment
 
-PACKAGES = Path(__file__).parents[1] / "packages"
 BREVITY = changed("reward: {type: exact_match}", "reward: {type: brevity, spare: 5}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from places import ROOT
 from spec_text import GOOD
 
 from specs.errors import SpecError, render
@@ -190,7 +191,7 @@ def test_any_setting_of_a_study(path, value):
     study_loads_or_is_refused(STUDY, f"{path}={value}")
 
 
-SHIPPED = Path(__file__).parents[2] / "specs"
+SHIPPED = ROOT / "specs"
 NAMES = sorted(str(path.relative_to(SHIPPED)) for path in SHIPPED.rglob("*.yaml"))
 TEXTS = {name: (SHIPPED / name).read_text().splitlines() for name in NAMES}
 WORDS = sorted({word.strip(",:{}[]") for lines in TEXTS.values() for line in lines for word in line.split()})

@@ -1,0 +1,76 @@
+"""`rpg certify` as a user calls it."""
+
+import json
+
+import pytest
+from places import ROOT
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from rpg.objectives import divergence, regularized
+
+QUICKSTART = ROOT / "specs" / "experiments" / "quickstart.yaml"
+
+
+def test_every_objective_is_certified_with_its_claim() -> None:
+    result = CliRunner().invoke(app, ["certify"])
+    assert result.exit_code == 0
+    assert "RPG, clipped value (eq. 4.1)" in result.stdout
+    assert "99 of 99 claims hold; 6 objectives claim nothing." in result.stdout
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("grpo k3  ")]
+    assert "never" in line
+    assert "forward token, none" in line
+    assert max(map(len, result.stdout.splitlines())) <= 100
+
+
+def test_the_objectives_of_a_spec_are_certified_each_once() -> None:
+    arguments = ["certify", str(QUICKSTART), "--set", "seeds=[0,1,2]", "--set", "objective.level=sequence", "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0
+    (found,) = json.loads(result.stdout)
+    assert found["objective"]["level"] == "sequence"
+    assert found["claim"] == "on_policy"
+    assert found["holds"]
+
+
+def test_the_objectives_of_a_matrix_are_certified_by_its_labels() -> None:
+    result = CliRunner().invoke(app, ["certify", str(QUICKSTART.with_name("kl-weighting.yaml"))])
+    assert result.exit_code == 0
+    rows = {line[:31].strip(): line[31:].split() for line in result.stdout.splitlines()[-9:]}
+    assert rows["GRPO as published"][:2] == ["never", "25"]
+    assert rows["Corrected GRPO"][:2] == ["on", "exact"]
+    assert rows["RPG unnormalised reverse"][:2] == ["on", "exact"]
+    assert "5 of 5 claims hold; 1 objective claims nothing." in result.stdout
+
+
+def test_an_objective_that_schedules_change_is_certified_at_their_points_and_in_the_middle_of_ramps() -> None:
+    arguments = ["--set", "objective.clip.low={schedule: [[1, 0.1], [9, 0.3], [12, 0.2]], between: cosine}"]
+    arguments += ["--set", "objective.kl_coef={schedule: [[1, 0], [4, 0.1]]}"]
+    result = CliRunner().invoke(app, ["certify", str(QUICKSTART), *arguments])
+    assert result.exit_code == 0
+    names = [line.strip() for line in result.stdout.splitlines() if " at step " in line]
+    assert [name.rpartition(" ")[2] for name in names] == ["1", "4", "5", "9", "10", "12"]
+    assert "6 of 6 claims hold" in result.stdout
+    objectives = json.loads(CliRunner().invoke(app, ["certify", str(QUICKSTART), *arguments, "--json"]).stdout)
+    assert [found["objective"]["kl_coef"] for found in objectives] == [0, 0.1, 0.1, 0.1, 0.1, 0.1]
+    assert [found["objective"]["clip"]["low"] for found in objectives] == pytest.approx(
+        [0.1, 0.1617, 0.2, 0.3, 0.275, 0.2], abs=1e-4
+    )
+
+
+def test_a_weight_that_is_wrong_ends_with_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = divergence.unnormalized_reverse_weight
+    wrong = {**divergence.WEIGHTS, "unnormalized_reverse": lambda w, q: 1.001 * right(w, q)}
+    monkeypatch.setattr(regularized, "WEIGHTS", wrong)
+    result = CliRunner().invoke(app, ["certify", str(QUICKSTART)])
+    assert result.exit_code == 1
+    assert "CLAIM FAILS: said to be exact on policy, but its gradient is 0." in result.stdout
+    assert "0 of 1 claims hold" in result.stdout
+    other = CliRunner().invoke(app, ["certify", str(QUICKSTART), "--set", "objective.divergence=reverse"])
+    assert other.exit_code == 0
+
+
+def test_an_override_without_a_spec_is_refused() -> None:
+    result = CliRunner().invoke(app, ["certify", "--set", "objective.kl_coef=1"])
+    assert result.exit_code == 2
+    assert "name the file" in result.output

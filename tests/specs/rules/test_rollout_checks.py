@@ -1,0 +1,188 @@
+"""What a spec may say of sampling, of sampling ahead, and of trusting the sampler's logprobs."""
+
+import pytest
+from places import PACKAGES
+from spec_text import GOOD, changed, message, warnings, write
+
+from specs import load_experiment
+from specs.schema.rollout import DynamicSampling
+
+ROLLOUT = "rollout: {max_response_length: 32}"
+
+
+def with_rollout(fields: str) -> str:
+    return changed(ROLLOUT, f"rollout: {{max_response_length: 32, {fields}}}")
+
+
+@pytest.mark.parametrize("name", ["max_staleness: 1", "trust_logprobs: true"])
+def test_the_logprobs_of_a_cut_distribution_cannot_stand_for_the_policys(name: str) -> None:
+    field = name.partition(":")[0]
+    text = message(with_rollout(f"{name}, top_p: 0.9, top_k: 20"))
+    assert f"rollout.{field}: old_logprobs would be the sampler's, of a distribution that was cut\n" in text
+    assert "given: top_p 0.9 and top_k 20\n" in text
+    assert f"hint: leave {field} out, or leave out top_p and top_k\n" in text
+
+
+def test_sampling_ahead_of_the_whole_training_is_named() -> None:
+    assert warnings(with_rollout("max_staleness: 3")) == (
+        "spec.yaml:11: rollout.max_staleness: every batch is sampled by the policy that training begins with\n"
+        "    11 | rollout: {max_response_length: 32, max_staleness: 3}\n"
+        "  given: 3, in 4 steps\n"
+        "  hint: 1 is enough to sample while training\n"
+        "1 warning"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ("max_staleness: 1, trust_logprobs: true", "rollout.trust_logprobs: trust_logprobs has no effect"),
+        ("max_staleness: 1, correction: {type: mask}", "rollout.correction: there is no gap left to correct"),
+        ("trust_logprobs: true, correction: {type: mask}", "rollout.correction: there is no gap left to correct"),
+    ],
+)
+def test_what_cannot_act_beside_sampling_ahead_or_trust_is_named(fields: str, expected: str) -> None:
+    named = warnings(with_rollout(fields))
+    assert f": {expected}" in named
+    assert named.endswith("\n1 warning")
+
+
+def test_rounds_have_no_use_for_oversampling() -> None:
+    named = warnings(with_rollout("dynamic_sampling: {oversampling: 3}"))
+    assert "rollout.dynamic_sampling.oversampling: oversampling has no effect\n" in named
+    assert warnings(with_rollout("dynamic_sampling: {refill: stream, oversampling: 3}")) == "0 warnings"
+
+
+def test_dynamic_sampling_in_rounds_is_what_it_was_before_there_were_streams() -> None:
+    assert DynamicSampling().identity() == DynamicSampling(refill="rounds").identity() == {"max_batches": 10}
+    assert DynamicSampling(refill="stream").identity() == {"max_batches": 10, "refill": "stream"}
+
+
+def test_trust_has_nothing_to_act_on_in_a_single_minibatch() -> None:
+    text = with_rollout("trust_logprobs: true").replace("minibatches: 2", "minibatches: 1\n  epochs: 2")
+    assert "rollout.trust_logprobs: nothing is recomputed that could be trusted\n" in warnings(text)
+    assert warnings(with_rollout("trust_logprobs: true")) == "0 warnings"
+
+
+@pytest.mark.parametrize(
+    ("text", "gives"),
+    [
+        (GOOD, True),
+        (with_rollout("trust_logprobs: true"), True),
+        (with_rollout("max_staleness: 1"), False),
+        (GOOD + "  optimizer: {type: schedule_free_adamw}\n", False),
+        (changed("type: rpg\n  kl_coef: 1e-2", "type: rloo").replace("    type: dual\n", ""), False),
+        (changed("type: rpg\n  kl_coef: 1e-2", "type: rloo\n  kl_coef: 0").replace("    type: dual\n", ""), True),
+    ],
+)
+def test_the_first_pass_gives_old_logprobs_unless_they_are_needed_before_it_or_are_of_another_policy(
+    text: str, gives: bool
+) -> None:
+    assert load_experiment(write(text)).first_pass_gives_old_logprobs is gives
+
+
+def test_a_clip_can_fire_in_one_minibatch_of_an_earlier_policys_responses() -> None:
+    text = with_rollout("max_staleness: 1").replace("minibatches: 2", "minibatches: 1")
+    assert warnings(text) == "0 warnings"
+
+
+def test_nothing_is_skipped_under_a_divergence_or_an_entropy_bonus() -> None:
+    skipping = changed("minibatches: 2", "minibatches: 2\n  skip_zero_advantage: true")
+    message_start = "training.skip_zero_advantage: every response is computed: the loss has a gradient where"
+    assert f"{message_start} the advantage is 0 as well\n" in warnings(skipping)
+    assert "given: kl_coef 0.01\n" in warnings(skipping)
+    without = skipping.replace("  kl_coef: 1e-2", "  divergence: none")
+    assert warnings(without) == "0 warnings"
+    assert "given: entropy_coef 0.1\n" in warnings(without + "  entropy_coef: 0.1\n")
+
+
+def spec_with(section: str) -> str:
+    """The good spec with another rollout section, or an evaluation section."""
+    return changed(ROLLOUT, section if section.startswith("rollout") else f"{ROLLOUT}\n{section}")
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        (
+            "rollout: {max_response_length: 32, top_p: 0.9}",
+            "rollout.top_p: the importance ratio is biased",
+        ),
+        (
+            "rollout: {max_response_length: 32, top_k: 20}",
+            "given: 20: tokens are drawn from a part of the distribution",
+        ),
+        ("evaluation: {temperature: 0, samples_per_problem: 1, top_k: 5}", "evaluation.top_k: top_k has no effect"),
+        ("evaluation: {temperature: 0, samples_per_problem: 1, top_p: 0.5}", "evaluation.top_p: top_p has no effect"),
+        (
+            "rollout: {max_response_length: 32, stop: ['.']}",
+            "rollout.stop: evaluation does not stop where training does",
+        ),
+    ],
+)
+def test_sampling_that_misleads_is_warned_of(section: str, expected: str) -> None:
+    text = warnings(spec_with(section))
+    assert expected in text
+    assert text.endswith("1 warning")
+
+
+def test_sampling_that_fits_is_not_warned_of() -> None:
+    section = "rollout: {max_response_length: 32, stop: ['.']}\nevaluation: {stop: ['.'], top_p: 0.95, top_k: 20}"
+    assert warnings(changed(ROLLOUT, section)) == "0 warnings"
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ("rollout: {max_response_length: 32, top_p: 0}", "rollout.top_p: must be greater than 0"),
+        ("rollout: {max_response_length: 32, top_k: -1}", "rollout.top_k: must be at least 0"),
+        ("rollout: {max_response_length: 32, stop: ['']}", "rollout.stop.0: must not be empty"),
+        ("evaluation: {stop: ['a', '']}", "evaluation.stop.1: must not be empty"),
+    ],
+)
+def test_sampling_out_of_range_is_an_error(section: str, expected: str) -> None:
+    assert expected in message(spec_with(section))
+
+
+TWO_TURNS = "rollouter: {type: check_again, question: sure?}"
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package with an environment of two turns is installed."""
+    monkeypatch.syspath_prepend(str(PACKAGES))
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_environment_is_checked_like_ours() -> None:
+    rollout = load_experiment(write(with_rollout(TWO_TURNS))).rollout
+    assert rollout.rollouter.model_dump() == {"type": "check_again", "question": "sure?"}
+    assert load_experiment("spec.yaml", ("rollout.rollouter.question=why?",)).rollout.rollouter.question == "why?"
+    assert message(with_rollout("rollouter: {type: check_again, questoin: sure?}")) == (
+        "spec.yaml:11: rollout.rollouter.questoin: unknown field\n"
+        "    11 | rollout: {max_response_length: 32, rollouter: {type: check_again, questoin: sure?}}\n"
+        "  allowed: question, type\n"
+        "  hint: did you mean `question`?\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_an_environment_that_is_not_installed_is_an_unknown_name() -> None:
+    assert message(with_rollout(TWO_TURNS)) == (
+        "spec.yaml:11: rollout.rollouter.type: unknown type\n"
+        "    11 | rollout: {max_response_length: 32, rollouter: {type: check_again, question: sure?}}\n"
+        '  given: "check_again"    allowed: single_turn\n'
+        "  hint: more are installed as packages with an entry point in `rpg.rollouters`\n"
+        "1 error; nothing was run"
+    )
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_environment_is_part_of_a_results_identity_unless_it_is_the_one_of_a_single_turn() -> None:
+    plain, spelled_out, two_turns = (
+        load_experiment(write(text)).rollout.identity()
+        for text in (GOOD, with_rollout("rollouter: {type: single_turn}"), with_rollout(TWO_TURNS))
+    )
+    assert plain == spelled_out
+    assert "rollouter" not in plain
+    assert two_turns == plain | {"rollouter": {"type": "check_again (rpg-check-again 1.0)", "question": "sure?"}}
