@@ -25,7 +25,12 @@ from specs.machine.files import digest, files_under, read_json, write_json
 from specs.metrics import METRICS
 from storage import Store
 
-_ROWS = {"metrics": "step, name", "rollouts": "step, rollout_id", "tokens": "step, rollout_id, position"}
+_ROWS = {
+    "metrics": "step, name",
+    "rollouts": "step, rollout_id",
+    "tokens": "step, rollout_id, position",
+    "turns": "step, rollout_id, turn",
+}
 """The tables that are compared, and the order in which their rows correspond."""
 _NOT_REPEATABLE = [metric.name for metric in METRICS if not metric.repeatable]
 _NOT_COMPARED = ("attempt", "recorded_at")

@@ -42,6 +42,28 @@ def advantages(rewards: Tensor, group_ids: Tensor, *, baseline: Baseline, scale:
     return (centred / _scale(exact, group, scale)).to(torch.promote_types(rewards.dtype, torch.float32))
 
 
+def normalized_sum(terms: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+    """Sum over the terms k of w_k (r_k - group mean of r_k) / (group deviation of r_k + 1e-4), for each response.
+
+    Args:
+        terms: [terms, responses], each in units of its own; all responses of the step, over all ranks. NaN: the
+            response could not be scored, and counts with what is worst for the sum in its group; 0 where none could.
+        weights: [terms, responses]; the same throughout a group.
+        group_ids: [responses], as of `advantages`.
+    Returns:
+        [responses], at least float32; constant. A term that is the same throughout a group adds exactly 0 there.
+    Source: GDPO, arXiv:2601.05242, before its normalisation over the batch.
+    """
+    group = torch.unique(group_ids, return_inverse=True)[1]
+    total = torch.zeros(len(group_ids), dtype=torch.float64)
+    for values, weight in zip(terms.detach().double(), weights.double(), strict=True):
+        worth = torch.where(values.isnan(), torch.inf, values * weight.sign())
+        least = worth.new_full((len(group),), torch.inf).scatter_reduce(0, group, worth, "amin")[group]
+        known = torch.where(least.isinf(), 0.0, torch.where(values.isnan(), least * weight.sign(), values))
+        total += weight * advantages(known, group_ids, baseline="group_mean", scale="group_std")
+    return total.to(torch.promote_types(terms.dtype, torch.float32))
+
+
 def token_advantages(
     objective: Objective,
     advantage: Advantage,

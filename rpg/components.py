@@ -21,7 +21,7 @@ from rpg.pretrained import config_of, tokenizer_of
 from rpg.processes import ranks
 from rpg.recording.run_directory import RunDirectory
 from rpg.reference import ReferencePolicy, ReferenceSchedule, reference_policy
-from rpg.rewards import Scorer, open_scorer, refusal
+from rpg.rewards import Scorer, open_scorers, refusals
 from rpg.samplers import SamplerSettings, open_sampler
 from rpg.samplers.base import Sampler
 from rpg.samplers.sentinel import Sentinel, open_sentinel, probe_of
@@ -91,14 +91,14 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
     Raises:
         SpecError: the spec does not fit the data, the model or the number of ranks, or this machine may not score.
     """
-    if issue := refusal(spec.reward):  # before minutes of loading
-        raise SpecError(issue)
+    if issues := refusals(spec):  # before minutes of loading
+        raise SpecError(*issues)
     seed = spec.seeds[0]
     _seed_everything(seed)
     inputs = run.inputs()
     base, data = run.path / inputs["base"], run.path / inputs["data"]
     tokenizer = tokenizer_of(base)
-    problems = load_problems(data, "train", tokenizer, spec.data)
+    problems = load_problems(data, "train", tokenizer, spec.data, spec.rollout.rollouter.shown_tools)
     prompts = encode_prompts(tokenizer, [problem.prompt for problem in problems], spec.data)
     max_length = max(map(len, prompts), default=0) + spec.rollout.max_response_length
     _check(spec, base, max_length)
@@ -136,7 +136,7 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
             order=PromptOrder(len(problems), seed=seed_of(seed, 0)),
             evaluation=evaluation,
             sampler=sampler,
-            scorer=closing.enter_context(open_scorer(spec.reward)),
+            scorer=closing.enter_context(open_scorers(spec)),
             learner=learner,
             reference=reference_policy(spec.reference, learner.model),
             schedule=ReferenceSchedule.of(spec.reference),

@@ -144,6 +144,21 @@ def rollout_metrics(step: StepRollouts) -> dict[str, float]:
         "response_length/mean": float(step.num_sampled.mean()),
         "response_length/max": float(step.num_sampled.max()),
         "truncated_fraction": step.finish_reasons.count("length") / len(step.finish_reasons),
+        **_turn_metrics(step),
+    }
+
+
+def _turn_metrics(step: StepRollouts) -> dict[str, float]:
+    """Counts of turns and calls a response; nothing where the environment gives no turn."""
+    if not step.turn_counts:
+        return {}
+    calls = sum(counts.calls for counts in step.turn_counts)
+    return {
+        "turns/mean": sum(counts.sampled for counts in step.turn_counts) / len(step.turn_counts),
+        "calls/mean": calls / len(step.turn_counts),
+        "calls/error_fraction": sum(counts.errors for counts in step.turn_counts) / max(1, calls),
+        "time/tools": sum(counts.seconds for counts in step.turn_counts),
+        "given_fraction": 1.0 - float(step.num_sampled.sum() / step.lengths.sum()),
     }
 
 

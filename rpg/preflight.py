@@ -5,13 +5,13 @@ What is wrong here a stage would say in the same words, minutes later. Nothing i
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from rpg.base.check import check_scratch, check_training, downloaded, tokenizer_of
-from rpg.data.loading import encode_prompts, rendered
+from rpg.data.loading import Tools, encode_prompts, rendered
 from rpg.data.problems import StagedProblem
 from rpg.data.prompts import check_template
 from rpg.data.sources.hub import HubSource
@@ -52,13 +52,13 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
     """
     findings, sets = Findings(), dict[str, list[list[StagedProblem]]]()
     for split in SPLITS:
-        sets[split] = [problems for problems in _first_rows(experiment.data, split, findings) if problems]
+        sets[split] = [problems for problems in _first_rows(experiment, split, findings) if problems]
     try:
         if model and isinstance(experiment.model, ScratchModel):
             check_scratch(experiment.model)
         tokenizer = tokenizer_of(experiment.model)
         if tokenizer is not None:
-            _check_lengths(sets, tokenizer, experiment.data, findings)
+            _check_lengths(sets, tokenizer, experiment.data, findings, experiment.rollout.rollouter.shown_tools)
         if model and experiment.trains:
             check_training(experiment)
     except SpecError as error:
@@ -128,14 +128,21 @@ def _why_no_download() -> str:
     return "" if answered.is_set() else f"the Hub ({constants.ENDPOINT}) does not answer"
 
 
-def _first_rows(data: Data, split: str, findings: Findings) -> Iterator[list[StagedProblem]]:
-    """The first problems of each set of a split that can be read."""
+def _first_rows(experiment: Experiment, split: str, findings: Findings) -> Iterator[list[StagedProblem]]:
+    """The first problems of each set of a split that can be read and scored."""
+    data = experiment.data
     for index, source in enumerate(getattr(data, split)):
+        path = ("data", split, index)
         try:
             check_template(data.prompt.template)
-            yield first_problems(source, data, ("data", split, index), FIRST_ROWS)
+            problems = first_problems(source, data, path, FIRST_ROWS)
         except SpecError as error:
             findings.errors += error.issues
+            continue
+        reward = source.reward or experiment.reward
+        if issue := next((issue for problem in problems if (issue := reward.objects_to(problem))), None):
+            findings.errors.append(replace(issue, path=(*path, "reward") if source.reward else path))
+        yield problems
 
 
 def _check_lengths(
@@ -143,13 +150,14 @@ def _check_lengths(
     tokenizer: "PreTrainedTokenizerBase",
     data: Data,
     findings: Findings,
+    tools: Tools,
 ) -> None:
     """Holds the prompts against the most tokens that one may have: a long one of evaluation is an error, of training it
     is left out."""
     path, limit = ("data", "max_prompt_length"), data.max_prompt_length
     for split in SPLITS:
         for problems in sets[split]:
-            prompts = rendered([problem.prompt for problem in problems], tokenizer, data)
+            prompts = rendered([problem.prompt for problem in problems], tokenizer, data, tools)
             lengths = [len(ids) for ids in encode_prompts(tokenizer, prompts, data)]
             if not (too_long := [length for length in lengths if length > limit]):
                 continue

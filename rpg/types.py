@@ -1,6 +1,6 @@
 """The vocabulary of the loop: plain, frozen, every field documented."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,6 +26,8 @@ class Problem:
     """What the scorer needs beyond the answer (reasoning-gym's entry)."""
     cluster: str = ""
     """Name of what it shares with other problems of its set; empty: nothing."""
+    source: str = ""
+    """Place of its set in the spec, such as `data.train.0`; empty where no set has a reward of its own."""
 
 
 @message
@@ -57,6 +59,12 @@ class Turn:
     """Logprob of each sampled token under the distribution it was drawn from, nats: tempered, cut to top_k and the
     nucleus, and renormalised. They differ from the learner's wherever a cut took something away. None: the tokens were
     given."""
+    tool: str = ""
+    """Name of the tool that gave the tokens; empty: no tool did."""
+    error: str = ""
+    """Why a call was not answered otherwise; empty: it was."""
+    seconds: float = 0.0
+    """Wall time that the tool took."""
 
     def __post_init__(self) -> None:
         """Raises ValueError where there is no token, or not a logprob for each sampled one."""
@@ -115,11 +123,60 @@ class Rollout:
         return next(turn.token_ids for turn in reversed(self.turns) if turn.sampled)
 
 
+@message
+@dataclass(frozen=True, slots=True)
+class RecordedTurn:
+    """A turn as the record keeps it."""
+
+    sampled: bool
+    num_tokens: int
+    text: str
+    """Its tokens as text, special tokens included."""
+    tool: str = ""
+    error: str = ""
+    seconds: float = 0.0
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class TurnCounts:
+    """Counts of a response's turns."""
+
+    sampled: int
+    """Turns of the policy."""
+    calls: int
+    """Calls of tools that were answered."""
+    errors: int
+    """Calls that were answered by an error."""
+    seconds: float
+    """Wall time that the tools took."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """A turn that the policy is to sample."""
+
+    token_ids: tuple[int, ...]
+    """Context: the prompt, and the turns before this one."""
+    seed: int
+    """All that is random in the turn follows from it."""
+    limit: int
+    """Tokens at most."""
+
+
 OnResponse = Callable[[int, Rollout], None]
 """(index, response), called once the response has ended; the i-th response to prompt p has index p * group_size + i."""
 Admit = Callable[[], int | None]
 """How many of a call's prompts, from the first on, may have begun by now: never fewer than before. None: enough has
 been sampled, and the call ends."""
+
+
+Pause = Literal["idle", "steps", "ended"]
+"""When a sampler asks for turns: idle: nothing is under way; steps: so many decoding steps have passed; ended: a turn
+has ended."""
+NextTurns = Callable[[Pause], Sequence[TurnRequest] | None]
+"""Turns that begin now. None: the call ends."""
 
 
 @message

@@ -88,6 +88,8 @@ def _loaded(kind: Kind, entry: "EntryPoint") -> Kind:
     except Exception as error:  # whatever the package does as it is imported
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise _at_tag(kind, entry.name, f"{package} cannot be loaded: {reason}", "install it again") from error
+    if inspect.isfunction(variant) and kind.of_function[0]:
+        variant = _calling(variant, *kind.of_function, entry.name)
     if not isinstance(variant, type) or not issubclass(variant, kind) or inspect.isabstract(variant):
         methods = " and ".join(f"{name}()" for name in sorted(getattr(kind, "__abstractmethods__", ())))
         hint = f"an entry point of {kind.group} names a subclass of {kind.__module__}.{kind.__name__} with {methods}"
@@ -99,6 +101,13 @@ def _loaded(kind: Kind, entry: "EntryPoint") -> Kind:
         )
     offered.distribution = package
     return offered
+
+
+@lru_cache
+def _calling(function: Any, module: str, base: str, name: str) -> Kind:
+    """The variant that calls a function, the same each time."""
+    called: Kind = getattr(importlib.import_module(module), base)
+    return type(name, (called,), {"function": staticmethod(function), "__module__": function.__module__})
 
 
 def _unknown(kind: Kind, name: Any) -> IssueError:

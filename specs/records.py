@@ -74,6 +74,9 @@ class RolloutRow:
     """Version of the reference at that step: how often it had moved."""
     reward_error: str | None
     """Why the scorer failed; NULL where it did not."""
+    reward_terms: str | None = None
+    """Terms of a weighted_sum, JSON: {"NAME": [value, weight]}. NULL of other rewards, where the scorer failed, and in
+    older records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,36 @@ class TokenRow:
     sampled: bool
     """Whether the policy sampled it. False: given by the environment of several turns (what a tool returned, what a
     user said), and context alone. True in older records."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRow:
+    """One turn of a response, where the environment gives turns."""
+
+    run_id: str
+    """The run, as in `runs`."""
+    attempt: Int32
+    """Which start of the trainer wrote the row, from 1; see `attempts`."""
+    step: Int32
+    """Step of training, from 1."""
+    rollout_id: Int32
+    """The response, as in `rollouts`."""
+    turn: Int32
+    """Place in the response, from 0; the first follows the prompt."""
+    sampled: bool
+    """Whether the policy sampled it. False: given by the environment, and context alone."""
+    tool: str | None
+    """Name of the tool whose answer it is, as the policy called it; NULL of all other turns."""
+    text: str
+    """Its tokens as text, special tokens included."""
+    num_tokens: Int32
+    """Tokens of the turn."""
+    reward: float | None
+    """Reward of the turn by itself, reward units; NULL: it has none."""
+    error: str | None
+    """Why the call was answered by an error; NULL where it was not."""
+    seconds: float | None
+    """Wall time that the tool took; NULL of all other turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +261,12 @@ TABLES = {
     "metrics": MetricRow,
     "rollouts": RolloutRow,
     "tokens": TokenRow,
+    "turns": TurnRow,
     "evaluations": EvaluationRow,
     "evaluation_samples": EvaluationSampleRow,
     "checkpoints": CheckpointRow,
     "events": EventRow,
 }
-LARGE_TABLES = ("rollouts", "tokens")
+LARGE_TABLES = ("rollouts", "tokens", "turns")
 """Tables that are most of a record. Each rank writes a share of them. Of a record elsewhere they are fetched only where
 somebody asks for them."""

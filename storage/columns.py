@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 NATIVE = ("events", "checkpoints", "evaluations")
 """Tables whose rows are copied into the DuckDB file."""
-PARQUET = ("metrics", "rollouts", "tokens", "evaluation_samples")
+PARQUET = ("metrics", "rollouts", "tokens", "turns", "evaluation_samples")
 """Tables whose rows stay in their segments: millions of them, or long texts."""
 EVALUATED = ("evaluations", "evaluation_samples")
 """Tables that the evaluate stage writes; the trainer writes all of them."""

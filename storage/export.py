@@ -9,6 +9,7 @@ TABLES = (
     "metrics",
     "rollouts",
     "tokens",
+    "turns",
     "evaluations",
     "evaluation_samples",
     "checkpoints",

@@ -18,6 +18,7 @@ _ANSWERS = {
     "metrics": "learning curves, compare and report lack these steps",
     "rollouts": "queries of rollouts, and replay, lack these steps",
     "tokens": "queries of tokens, and replay, lack these steps",
+    "turns": "conversations lack these steps",
     "events": "what happened to the run is not whole",
     "checkpoints": "the list of checkpoints is not whole; the checkpoints themselves are",
     "evaluations": "accuracies in runs, compare, report and leaderboard are not of the steps that they seem to be of",

@@ -45,7 +45,7 @@ FLOORS = {
         {"rollouters", "samplers", "learner", "metrics", "stopwatch"},
         {"recording", "guards"},
         {"batches", "checkpoints"},
-        {"rewards"},
+        {"rewards", "tools"},
         {"data", "certificate", "advantages", "processes", "sandbox"},
         {"objectives", "messages", "types", "schedule", "statistics", "pretrained"},
     ],

@@ -67,11 +67,11 @@ def missing_for(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
 def unscorable(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
     """Why this machine may not score the runs that are to be executed here, each at its place."""
     from pipelines.launchers import launcher_of
-    from rpg.rewards import refusal
+    from rpg.rewards import refusals
 
     here = [run for run in runs if launcher_of(run.experiment).ranks_run_here]
-    refused = ((refusal(run.experiment.reward), run.values) for run in here)
-    return in_file_order(document.locate(issue, values) for issue, values in refused if issue)
+    refused = ((issue, run.values) for run in here for issue in refusals(run.experiment))
+    return in_file_order(document.locate(issue, values) for issue, values in refused)
 
 
 def examined(

@@ -13,7 +13,7 @@ from pipelines.launchers import Finding, launcher_of, launchers
 from pipelines.prefect_server.api import Services, answers, is_healthy, running_services, status_of_answer
 from pipelines.services.supervisord import ProcessState, Supervisor
 from rpg import sandbox
-from rpg.rewards import refusal
+from rpg.rewards import refusals
 from rpg.sandbox import room
 from specs.errors import SpecError
 from specs.machine.files import read_json
@@ -92,9 +92,9 @@ def _devices() -> Iterator[Finding]:
 
 def _sandbox(experiment: Experiment | None) -> Iterator[Finding]:
     lack = sandbox.missing() or room.missing()
-    refused = refusal(experiment.reward) if experiment else None
+    refused = next(iter(refusals(experiment)), None) if experiment else None
     if experiment and refused:
-        why = f"{lack.reason}; reward.type {experiment.reward.type} needs it here: {lack.hint}" if lack else ""
+        why = f"{lack.reason}; reward.type {refused.given} needs it here: {lack.hint}" if lack else ""
         message = why or f"{refused.message}: {refused.hint}"
         yield Finding("sandbox", "broken" if launcher_of(experiment).ranks_run_here else "note", message)
     elif lack:

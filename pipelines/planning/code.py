@@ -226,10 +226,11 @@ def sections_of(stage: str, experiment: Experiment) -> Iterator[OpenSection]:
     """The sections with code of their own whose work a stage does."""
     data = experiment.data
     scoring = list(open_sections([experiment.rollout, experiment.reward]))
+    measures = bool(experiment.evaluation.every_steps)
     parts: dict[str, Iterable[OpenSection]] = {
-        "data": open_sections([data.train, data.evaluation]),
+        "data": _without_rewards([*data.train, *data.evaluation]),
         "base": open_sections([experiment.model, experiment.warm_up]),
-        "train": [*scoring, *_without_sources(data.train)],
+        "train": [*scoring, *_without_sources((*data.train, *(data.evaluation if measures else ())))],
         "evaluate": [*scoring, *_without_sources(data.evaluation)],
     }
     yield from parts.get(stage, ())
@@ -246,6 +247,12 @@ def open_sections(value: Any) -> Iterator[OpenSection]:
     if isinstance(value, (list, tuple)):
         for item in value:
             yield from open_sections(item)
+
+
+def _without_rewards(sources: Iterable[Source]) -> Iterator[OpenSection]:
+    """Sections that make the sources' problems. What scores them is the affair of later stages."""
+    for source in sources:
+        yield from open_sections(source.model_copy(update={"reward": None}))
 
 
 def _without_sources(sources: Iterable[Source]) -> Iterator[OpenSection]:

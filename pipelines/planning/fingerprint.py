@@ -93,6 +93,8 @@ def train_identity(experiment: Experiment) -> Identity:
     if every_steps := experiment.evaluation.every_steps:
         # What training measures on its way is part of its result, and comes of training alone.
         parts["evaluation"] = {"every_steps": every_steps}
+    measures = ("data.train.", "data.evaluation.") if every_steps else ("data.train.",)
+    parts |= {place: own for place, own in _own_rewards(experiment).items() if place.startswith(measures)}
     return flatten(parts | {"seeds": list(experiment.seeds)})
 
 
@@ -113,7 +115,13 @@ def evaluate_identity(experiment: Experiment) -> Identity:
             "reward": experiment.reward.identity(),
             "rollout": {name: rollout[name] for name in ("engine", "rollouter") if name in rollout},
         }
+        | {place: own for place, own in _own_rewards(experiment).items() if place.startswith("data.evaluation.")}
     )
+
+
+def _own_rewards(experiment: Experiment) -> dict[str, Any]:
+    """What each set's own reward is, by its place, such as `data.train.0.reward`; nothing where no set has one."""
+    return {f"{place}.reward": reward.identity() for place, reward in experiment.own_rewards.items()}
 
 
 def report_identity(experiment: Experiment) -> Identity:

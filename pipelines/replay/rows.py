@@ -1,5 +1,6 @@
 """Recorded steps, read from the store."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ TOKENS_AT_ONCE = 2**20
 """Rows of the table `tokens` that one query reads."""
 _STEPS = "SELECT step, sum(num_tokens) AS tokens FROM rollouts WHERE run_id = ? GROUP BY step ORDER BY step"
 _ROLLOUTS = """
-    SELECT step, group_id, reward, advantage, num_tokens, finish_reason FROM rollouts
+    SELECT step, group_id, reward, reward_terms, reward_error, advantage, num_tokens, finish_reason FROM rollouts
     WHERE run_id = ? AND step BETWEEN ? AND ? ORDER BY step, rollout_id
 """
 _TOKENS = """
@@ -143,7 +144,7 @@ class RunRows:
                 lengths=np.bincount(tokens.column("rollout_id").to_numpy(), minlength=len(group_ids)).astype(np.int64),
                 finish_reasons=tuple(rollouts.column("finish_reason").to_pylist()),
                 responses=("",) * len(group_ids),
-                scores=tuple(Score(value=reward, correct=False) for reward in rollouts.column("reward").to_pylist()),
+                scores=tuple(map(_score, rollouts.select(["reward", "reward_terms", "reward_error"]).to_pylist())),
                 policy_version=0,
             ),
             positions=tokens.column("position").to_numpy().astype(np.int64)[sampled],
@@ -165,6 +166,15 @@ class RunRows:
         if steps := self.steps():
             return f"there are steps {steps[0]} to {steps[-1]}"
         return why_incomplete(self.home.run(self.run_id), "rollouts") or "it has recorded no step yet"
+
+
+def _score(row: dict[str, Any]) -> Score:
+    """The score that a response has on record. What its reward is more or less than its terms is a penalty."""
+    held: dict[str, list[float]] = json.loads(row["reward_terms"] or "{}")
+    terms, weights = ({name: each[place] for name, each in held.items()} for place in (0, 1))
+    value = sum(weights[name] * terms[name] for name in terms) if terms else row["reward"]
+    penalty, error = row["reward"] - value, row["reward_error"]
+    return Score(value, correct=False, error=error, penalty=penalty, terms=terms, weights=weights)
 
 
 def _spans(steps: Sequence[tuple[int, int]], chosen: ChosenSteps) -> Iterator[tuple[int, int]]:

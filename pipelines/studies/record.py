@@ -35,9 +35,10 @@ def study_record(
         looks: numbers of fresh seeds at which there was an answer.
     """
     study = document.study
-    least = document.experiment.experiment.reward.worst_value()
+    experiment = document.experiment.experiment
     goals = [
-        goal.model_dump(mode="json") | ({"least": least} if goal.metric.startswith("score@") else {})
+        goal.model_dump(mode="json")
+        | ({"least": experiment.reward_on(goal.dataset).worst_value()} if goal.metric.startswith("score@") else {})
         for goal in study.targets
     ]
     return {

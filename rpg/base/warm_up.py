@@ -36,7 +36,8 @@ def warm_up(
     seed: int,
     microbatch_tokens: int,
 ) -> list[float]:
-    """Trains the model in place to follow each prompt with its answer and the end token, in float32.
+    """Trains the model in place to follow each prompt with its demonstration, the answer where there is none, and the
+    end token, in float32.
 
     Prompt and answer are encoded apart, as sampling will have them. The same seed gives the same bits on the same kind
     of machine with the same number of threads.
@@ -88,7 +89,8 @@ def learning_rate(step: int, spec: WarmUp) -> float:
 def _examples(tokenizer: "PreTrainedTokenizerBase", problems: Sequence[Problem], data: Data) -> list[Example]:
     answered = [problem for problem in problems if problem.answer]
     prompts = encode_prompts(tokenizer, [problem.prompt for problem in answered], data)
-    answers = tokenizer([problem.answer for problem in answered], add_special_tokens=False)["input_ids"]
+    shown = [problem.metadata.get("demonstration", problem.answer) for problem in answered]
+    answers = tokenizer(shown, add_special_tokens=False)["input_ids"]
     end = tokenizer.eos_token_id
     return [(prompt, [*answer, end]) for prompt, answer in zip(prompts, answers, strict=True)]
 

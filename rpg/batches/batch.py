@@ -11,7 +11,7 @@ from torch import Tensor
 from rpg.batches.packing_plan import Integers, Rows
 from rpg.messages import message
 from rpg.rewards.score import Score
-from rpg.types import FinishReason, RolloutGroup
+from rpg.types import FinishReason, RecordedTurn, RolloutGroup, TurnCounts
 
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
@@ -52,6 +52,10 @@ class StepRollouts:
     responses: tuple[str, ...]
     """The text of each response that this rank holds."""
     policy_version: int
+    turns: tuple[tuple[RecordedTurn, ...], ...] = ()
+    """The turns of each response that this rank holds; nothing where the environment gives no turn."""
+    turn_counts: tuple[TurnCounts, ...] = ()
+    """Counts of the turns of each response; nothing where the environment gives no turn. [B]"""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Metrics of how the batch came about."""
 
@@ -80,6 +84,27 @@ class StepRollouts:
         """Reward of each response, penalties included. [B]"""
         return np.array([score.reward for score in self.scores], dtype=np.float32)
 
+    def reward_terms(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Values and weights of the terms of each response's reward; one that is no sum is a term by itself.
+
+        A value is NaN where the response could not be scored, and 0 with weight 0 of a term that its group has not.
+        [terms, B] each, float64
+        """
+        whole = {"": 1.0}
+        of_group = {
+            group: score.weights or whole
+            for group, score in zip(self.group_ids, self.scores, strict=True)
+            if score.error is None
+        }
+        weights = [of_group.get(group, whole) for group in self.group_ids]
+        labels = sorted({label for each in weights for label in each})
+        values = np.zeros((len(labels), len(self.scores)))
+        for place, (score, held) in enumerate(zip(self.scores, weights, strict=True)):
+            terms = score.terms or {"": score.value}
+            known = [terms.get(label, 0.0) if score.error is None else np.nan for label in labels]
+            values[:, place] = [value if label in held else 0.0 for label, value in zip(labels, known, strict=True)]
+        return values, np.array([[each.get(label, 0.0) for each in weights] for label in labels])
+
     @property
     def truncated(self) -> Bools:
         """Whether a response was cut at the maximum length. [B]"""
@@ -87,11 +112,17 @@ class StepRollouts:
 
 
 def collate(
-    groups: Sequence[RolloutGroup], *, problems: Sequence[int], responses: Sequence[str], scores: Sequence[Score]
+    groups: Sequence[RolloutGroup],
+    *,
+    problems: Sequence[int],
+    responses: Sequence[str],
+    scores: Sequence[Score],
+    turns: Sequence[tuple[RecordedTurn, ...]] = (),
 ) -> StepRollouts:
-    """Lays the groups' responses end to end; `problems` has one entry a group, the others one a response."""
+    """Lays the groups' responses end to end; `problems` has one entry a group, the others one a response. `turns` is
+    empty where none are recorded."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    parts = [turn for rollout in rollouts for turn in rollout.turns]
     sizes = [len(group.rollouts) for group in groups]
     return StepRollouts(
         prompts=tuple(np.array(group.prompt_ids, dtype=np.int64) for group in groups),
@@ -102,11 +133,23 @@ def collate(
         finish_reasons=tuple(rollout.finish_reason for rollout in rollouts),
         scores=tuple(scores),
         held=np.arange(len(rollouts), dtype=np.int64),
-        token_ids=np.concatenate([np.array(turn.token_ids, dtype=np.int64) for turn in turns]),
-        sampled=np.repeat([turn.sampled for turn in turns], [len(turn.token_ids) for turn in turns]),
-        rollout_logprobs=np.concatenate([np.array(turn.logprobs, dtype=np.float32) for turn in turns if turn.sampled]),
+        token_ids=np.concatenate([np.array(turn.token_ids, dtype=np.int64) for turn in parts]),
+        sampled=np.repeat([turn.sampled for turn in parts], [len(turn.token_ids) for turn in parts]),
+        rollout_logprobs=np.concatenate([np.array(turn.logprobs, dtype=np.float32) for turn in parts if turn.sampled]),
         responses=tuple(responses),
         policy_version=groups[0].policy_version,
+        turns=tuple(turns),
+        turn_counts=tuple(map(_counted, turns)),
+    )
+
+
+def _counted(turns: tuple[RecordedTurn, ...]) -> TurnCounts:
+    called = [turn for turn in turns if turn.tool or turn.error]
+    return TurnCounts(
+        sum(turn.sampled for turn in turns),
+        len(called),
+        sum(bool(turn.error) for turn in called),
+        sum(turn.seconds for turn in called),
     )
 
 
@@ -128,6 +171,8 @@ def join(parts: Sequence[StepRollouts]) -> StepRollouts:
         rollout_logprobs=np.concatenate([part.rollout_logprobs for part in parts]),
         responses=tuple(text for part in parts for text in part.responses),
         policy_version=parts[0].policy_version,
+        turns=tuple(turns for part in parts for turns in part.turns),
+        turn_counts=tuple(counts for part in parts for counts in part.turn_counts),
     )
 
 
@@ -151,6 +196,8 @@ def select(step: StepRollouts, groups: Sequence[int]) -> StepRollouts:
         rollout_logprobs=kept.rollout_logprobs,
         responses=kept.responses,
         policy_version=step.policy_version,
+        turns=kept.turns,
+        turn_counts=tuple(step.turn_counts[response] for response in index) if step.turn_counts else (),
     )
 
 
@@ -164,6 +211,7 @@ def keep(step: StepRollouts, places: Integers) -> StepRollouts:
         sampled=step.sampled[tokens],
         rollout_logprobs=step.rollout_logprobs[_places(step.held_num_sampled, places)],
         responses=tuple(step.responses[place] for place in places),
+        turns=tuple(step.turns[place] for place in places) if step.turns else (),
     )
 
 

@@ -16,6 +16,7 @@ import torch
 
 from rpg.batches.batch import StepRollouts, keep
 from rpg.batches.packing_plan import Integers
+from rpg.messages import decoded, encoded
 from rpg.processes import ranks
 
 Value = TypeVar("Value", bound=np.generic)
@@ -37,6 +38,7 @@ def holding(step: StepRollouts, shares: Sequence[StepRollouts]) -> StepRollouts:
         sampled=np.concatenate([part.sampled for part in parts]),
         rollout_logprobs=np.concatenate([part.rollout_logprobs for part in parts]),
         responses=tuple(text for part in parts for text in part.responses),
+        turns=tuple(turns for part in parts for turns in part.turns),
     )
     return keep(together, np.argsort(together.held))
 
@@ -52,17 +54,25 @@ def hand_over(step: StepRollouts, trainers: Integers) -> StepRollouts:
     targets = np.where(trainers < 0, ranks.rank(), trainers)[step.held]
     shares = [keep(step, np.flatnonzero(targets == rank)) for rank in range(ranks.world_size())]
     texts = [[text.encode() for text in share.responses] for share in shares]
-    ends = np.cumsum(_all_to_all([np.array(list(map(len, each)), dtype=np.int64) for each in texts]))
-    written = _all_to_all([np.frombuffer(b"".join(each), dtype=np.uint8) for each in texts]).tobytes()
     arrived = replace(
         step,
         held=_all_to_all([share.held for share in shares]),
         token_ids=_all_to_all([share.token_ids for share in shares]),
         sampled=_all_to_all([share.sampled.view(np.uint8) for share in shares]).view(np.bool_),
         rollout_logprobs=_all_to_all([share.rollout_logprobs for share in shares]),
-        responses=tuple(written[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)),
+        responses=tuple(text.decode() for text in _bytes_to_all(texts)),
+        turns=tuple(
+            turns for each in _bytes_to_all([[encoded(share.turns)] for share in shares]) for turns in decoded(each)
+        ),
     )
     return holding(step, [arrived])
+
+
+def _bytes_to_all(contents: Sequence[Sequence[bytes]]) -> list[bytes]:
+    """The contents that all ranks have for this one, given those for each of them."""
+    ends = np.cumsum(_all_to_all([np.array(list(map(len, each)), dtype=np.int64) for each in contents]))
+    written = _all_to_all([np.frombuffer(b"".join(each), dtype=np.uint8) for each in contents]).tobytes()
+    return [written[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _all_to_all(arrays: Sequence[npt.NDArray[Value]]) -> npt.NDArray[Value]:

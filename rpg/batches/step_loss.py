@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rpg.advantages import token_advantages
+from rpg.advantages import normalized_sum, token_advantages
 from rpg.batches.batch import Microbatch, StepRollouts
 from rpg.batches.minibatches import Minibatch
 from rpg.objectives import ObjectiveEvaluation, TokenBatch, evaluate_objective
@@ -32,13 +32,22 @@ def step_advantages(
     return token_advantages(
         experiment.objective,
         experiment.advantage,
-        rewards=torch.from_numpy(rollouts.rewards),
+        rewards=_rewards(experiment, rollouts),
         group_ids=torch.from_numpy(rollouts.group_ids),
         lengths=torch.from_numpy(rollouts.num_sampled),
         held=torch.from_numpy(rollouts.held),
         old_logprobs=old_logprobs,
         ref_logprobs=ref_logprobs,
     )
+
+
+def _rewards(experiment: Experiment, rollouts: StepRollouts) -> Tensor:
+    """The rewards of all responses, as `advantage.rewards` has them; a penalty on length is added as it is. [B]"""
+    if experiment.advantage.rewards == "summed":
+        return torch.from_numpy(rollouts.rewards)
+    terms, weights = (torch.from_numpy(each) for each in rollouts.reward_terms())
+    group_ids = torch.from_numpy(rollouts.group_ids)
+    return normalized_sum(terms, weights, group_ids) + torch.tensor([score.penalty for score in rollouts.scores])
 
 
 @dataclass(frozen=True, slots=True)

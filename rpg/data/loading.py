@@ -12,14 +12,20 @@ from rpg.types import Problem
 from specs import errors
 from specs.schema.data import ChatPrompt, Data
 
+Tools = Sequence[dict[str, Any]]
+"""Descriptions of tools, as `Tool.describe` gives them."""
 
-def load_problems(data_dir: Path, split: Literal["train", "evaluation"], tokenizer: Any, data: Data) -> list[Problem]:
-    """The problems of a split, their prompts as the model sees them.
+
+def load_problems(
+    data_dir: Path, split: Literal["train", "evaluation"], tokenizer: Any, data: Data, tools: Tools = ()
+) -> list[Problem]:
+    """The problems of a split, their prompts as the model sees them, with the tools that a chat template shows.
 
     Training problems whose prompt has more than `data.max_prompt_length` tokens are left out; an evaluation problem
     that long, or no training problem left, is a SpecError. `tokenizer` is transformers'.
     """
     rows = pq.read_table(data_dir / f"{split}.parquet").to_pylist()
+    sources = _sources(data_dir, split) if any(source.reward for source in (*data.train, *data.evaluation)) else []
     problems = [
         Problem(
             row["problem_id"],
@@ -28,14 +34,26 @@ def load_problems(data_dir: Path, split: Literal["train", "evaluation"], tokeniz
             row["dataset"],
             metadata.load(row["metadata"]),
             row.get("cluster", ""),
+            source,
         )
-        for row, prompt in zip(rows, rendered([row["prompt"] for row in rows], tokenizer, data), strict=True)
+        for row, prompt, source in zip(
+            rows,
+            rendered([row["prompt"] for row in rows], tokenizer, data, tools),
+            sources or [""] * len(rows),
+            strict=True,
+        )
     ]
     lengths = [len(ids) for ids in encode_prompts(tokenizer, [problem.prompt for problem in problems], data)]
     fitting = [p for p, length in zip(problems, lengths, strict=True) if length <= data.max_prompt_length]
     if len(fitting) < len(problems) and (split == "evaluation" or not fitting):
         raise _too_long(split, problems, lengths, data)
     return fitting
+
+
+def _sources(data_dir: Path, split: str) -> list[str]:
+    """Place in the spec of each row's set: the sets lie one after another."""
+    sets = json.loads((data_dir / "summary.json").read_text())[split]["sets"]
+    return [each["source"] for each in sets for _ in range(each["problems"])]
 
 
 def encode_prompts(tokenizer: Any, prompts: Sequence[str], data: Data) -> list[list[int]]:
@@ -48,9 +66,15 @@ def encode_prompts(tokenizer: Any, prompts: Sequence[str], data: Data) -> list[l
     return encoded
 
 
-def rendered(prompts: list[str], tokenizer: Any, data: Data) -> list[str]:
-    """Staged prompts as the model sees them. SpecError where they are messages and the tokenizer takes none."""
+def rendered(prompts: list[str], tokenizer: Any, data: Data, tools: Tools = ()) -> list[str]:
+    """Staged prompts as the model sees them.
+
+    Raises:
+        SpecError: they are messages and the tokenizer takes none, or tools are to be shown and its template shows none.
+    """
     if not isinstance(data.prompt, ChatPrompt):
+        if tools:
+            raise _no_tools("the prompts are plain text", "write data.prompt.type: chat, or format: tags")
         return prompts
     if not tokenizer.chat_template:
         raise errors.SpecError(
@@ -63,10 +87,22 @@ def rendered(prompts: list[str], tokenizer: Any, data: Data) -> list[str]:
         )
     thinking = data.prompt.enable_thinking
     arguments = {} if thinking == "unset" else {"enable_thinking": thinking}
-    return [
-        tokenizer.apply_chat_template(json.loads(prompt), tokenize=False, add_generation_prompt=True, **arguments)
+    shown = {"tools": list(tools)} if tools else {}
+    texts = [
+        tokenizer.apply_chat_template(
+            json.loads(prompt), tokenize=False, add_generation_prompt=True, **shown, **arguments
+        )
         for prompt in prompts
     ]
+    names = [tool["function"]["name"] for tool in tools]
+    if unseen := [name for name in names if any(name not in text for text in texts[:1])]:
+        raise _no_tools(f"the model's chat template does not show {', '.join(unseen)}", "write format: tags")
+    return texts
+
+
+def _no_tools(why: str, hint: str) -> errors.SpecError:
+    path = ("rollout", "rollouter", "format")
+    return errors.SpecError(errors.Issue("the policy would not be told of its tools", path, given=why, hint=hint))
 
 
 def _too_long(split: str, problems: list[Problem], lengths: list[int], data: Data) -> errors.SpecError:

@@ -80,8 +80,8 @@ def evaluate_exported(
             step = policy.step
             aside = results.path(step).with_name(f".step-{step:06}.partial")
             shutil.rmtree(aside, ignore_errors=True)
-            writer, worst = SegmentWriter(aside, run_id, attempt=1), spec.reward.worst_value()
-            recorder = Recorder(writer, spec.evaluation, run_id, fingerprint, worst=worst)
+            writer = SegmentWriter(aside, run_id, attempt=1)
+            recorder = Recorder(writer, spec.evaluation, run_id, fingerprint, worst=spec.worst_at)
             summary = recorder.record(step, answered)
             recorder.writer.flush()
             fence.check()

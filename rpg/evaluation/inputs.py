@@ -41,7 +41,9 @@ def evaluation_inputs(
     Raises:
         SpecError: a set that is not there, a prompt longer than max_prompt_length, a context that is too short.
     """
-    problems = _of_chosen_sets(load_problems(data_dir, "evaluation", tokenizer, spec.data), spec)
+    problems = _of_chosen_sets(
+        load_problems(data_dir, "evaluation", tokenizer, spec.data, spec.rollout.rollouter.shown_tools), spec
+    )
     prompts = encode_prompts(tokenizer, [problem.prompt for problem in problems], spec.data)
     response = spec.evaluation.max_response_length or spec.rollout.max_response_length
     inputs = EvaluationInputs(problems, prompts, response)

@@ -1,6 +1,6 @@
 """Results of an evaluation: a row for every response and measure, and the summary."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,8 +41,8 @@ class Recorder:
     fingerprint: str
     attempt: Int32 | None = None
     """See EvaluationRow."""
-    worst: float | None = None
-    """The least value that a graded reward can give, if it has one."""
+    worst: Callable[[str], float | None] = lambda _: None
+    """Place of a set -> the least value that its reward can give, where that is graded and has one."""
 
     def record(self, step: int, answered: Sequence[list[Answered]]) -> list[dict[str, Any]]:
         """Records one policy's answers, a list per problem, and returns its part of the summary, set by set."""
@@ -54,7 +54,8 @@ class Recorder:
             clusters = [each.cluster or each.problem_id for each in problems] if named else None
             measured, means = self._measures(groups, clusters)
             self.writer.rows(self._sample(step, each) for group in groups for each in group)
-            self.writer.rows(self._measure(step, dataset, len(groups), each) for each in measured)
+            worst = self.worst(problems[0].source)
+            self.writer.rows(self._measure(step, dataset, len(groups), each, worst) for each in measured)
             summary.append(_summary(step, dataset, groups, measured, means))
             first = measured[0]
             interval = f"[{first.ci_low:.4f}, {first.ci_high:.4f}] ({THESE_WEIGHTS})"
@@ -74,7 +75,9 @@ class Recorder:
         measured = measures(correct, votes, confidence=confidence, seed=self.spec.seed, clusters=clusters)
         return measured, mean_at_k(correct).tolist()
 
-    def _measure(self, step: int, dataset: str, num_problems: int, measure: EvaluationMeasure) -> EvaluationRow:
+    def _measure(
+        self, step: int, dataset: str, num_problems: int, measure: EvaluationMeasure, worst: float | None
+    ) -> EvaluationRow:
         return EvaluationRow(
             run_id=self.run_id,
             fingerprint=self.fingerprint,
@@ -84,7 +87,7 @@ class Recorder:
             num_problems=Int32(num_problems),
             samples_per_problem=Int32(self.spec.samples_per_problem),
             attempt=self.attempt,
-            worst=self.worst if measure.metric.startswith("score@") else None,
+            worst=worst if measure.metric.startswith("score@") else None,
         )
 
     def _sample(self, step: int, answered: Answered) -> EvaluationSampleRow:

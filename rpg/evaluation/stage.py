@@ -45,8 +45,8 @@ def evaluate(
         if first:
             shutil.rmtree(out)
             out.mkdir(exist_ok=True)  # another rank may have been first
-        writer, worst = SegmentWriter(out, run_id, attempt=1), spec.reward.worst_value()
-        recorder = Recorder(writer, spec.evaluation, run_id, fingerprint, worst=worst)
+        writer = SegmentWriter(out, run_id, attempt=1)
+        recorder = Recorder(writer, spec.evaluation, run_id, fingerprint, worst=spec.worst_at)
         policies = chosen(spec, inputs["base"], inputs.get("run"))
         summaries = ranks.from_first(_taken(policies, inputs.get("run"), fingerprint, out) if first else {})
         start = time.monotonic()

@@ -1,6 +1,7 @@
 """The rows of one step: metrics, responses, tokens. Columns straight from arrays; no object a token."""
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from rpg.batches.batch import StepRollouts
 from rpg.recording.segments import SegmentWriter
+from rpg.rewards.score import Score
 from rpg.types import Problem
-from specs.records import MetricRow, RolloutRow, TokenRow
+from specs.records import MetricRow, RolloutRow, TokenRow, TurnRow
 
 
 def write_metrics(writer: SegmentWriter, step: int, metrics: Mapping[str, float]) -> None:
@@ -55,8 +57,38 @@ def write_rollouts(
             "trained_version": trained_version,
             "reference_version": reference_version,
             "reward_error": [score.error for score in scores],
+            "reward_terms": [_terms(score) for score in scores],
         },
     )
+
+
+def write_turns(writer: SegmentWriter, step: int, rollouts: StepRollouts) -> None:
+    """One row a turn of the responses that this rank holds."""
+    turns = [
+        (response, place, turn)
+        for response, turns in zip(rollouts.held, rollouts.turns, strict=True)
+        for place, turn in enumerate(turns)
+    ]
+    writer.columns(
+        TurnRow,
+        {
+            "step": step,
+            "rollout_id": [response for response, _, _ in turns],
+            "turn": [place for _, place, _ in turns],
+            "sampled": [turn.sampled for _, _, turn in turns],
+            "tool": [turn.tool or None for _, _, turn in turns],
+            "text": [turn.text for _, _, turn in turns],
+            "num_tokens": [turn.num_tokens for _, _, turn in turns],
+            "reward": [None for _ in turns],
+            "error": [turn.error or None for _, _, turn in turns],
+            "seconds": [turn.seconds if turn.tool else None for _, _, turn in turns],
+        },
+    )
+
+
+def _terms(score: Score) -> str | None:
+    terms = {name: [value, score.weights[name]] for name, value in score.terms.items()}
+    return json.dumps(terms) if terms else None
 
 
 def chosen_responses(run_id: str, step: int, count: int, share: float) -> np.ndarray:

@@ -6,20 +6,67 @@ docs/extending.md.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from rpg.rewards.score import FULL_MARK, Score, Scorer, failures, prove, verdict
 from rpg.rewards.sealing import in_threads, refusal
+from rpg.sandbox import room
 from rpg.sandbox.room import cores
 from rpg.types import Problem
-from specs.errors import SpecError
+from specs.errors import Issue, SpecError
 from specs.machine.standstill import show_work
+from specs.schema.experiment import Experiment
 from specs.schema.reward import Reward
 
-__all__ = ["FULL_MARK", "Problem", "Reward", "Score", "Scorer", "failures", "open_scorer", "prove", "refusal"]
+__all__ = [
+    "FULL_MARK",
+    "Problem",
+    "Reward",
+    "Score",
+    "Scorer",
+    "failures",
+    "open_scorer",
+    "open_scorers",
+    "prove",
+    "refusal",
+    "refusals",
+]
+
+
+def refusals(experiment: Experiment) -> list[Issue]:
+    """Why this machine may not run an experiment: it cannot score with one of the rewards (see `refusal`), or run what
+    its tools run. Each at its place."""
+    found = ((at, refusal(reward)) for at, reward in experiment.rewards())
+    refused = [replace(issue, path=(*at, *issue.path[1:])) for at, issue in found if issue]
+    if (tool := experiment.rollout.rollouter.runs_programs) and (lack := room.missing()):
+        message = f"the tool {tool} runs what the policy writes, in a sandbox alone: {lack.reason}"
+        refused.append(Issue(message, ("rollout", "rollouter", "tools"), given=tool, hint=lack.hint))
+    return refused
+
+
+def open_scorers(experiment: Experiment) -> Scorer:
+    """The scorer of an experiment's problems, each by the reward of its set; like `open_scorer`. Sets with the same
+    reward share one.
+    """
+    if issues := refusals(experiment):
+        raise SpecError(*issues)
+    scorers: list[tuple[Reward, Scorer]] = []
+    for _, reward in experiment.rewards():
+        if all(reward != other for other, _ in scorers):
+            scorers.append((reward, open_scorer(reward)))
+    if len(scorers) == 1:
+        return scorers[0][1]
+    of = {
+        place: next(scorer for other, scorer in scorers if other == reward)
+        for place, reward in experiment.own_rewards.items()
+    }
+    default = next((scorer for reward, scorer in scorers if reward == experiment.reward), scorers[0][1])
+    return _BySet(of, default, [scorer for _, scorer in scorers])
 
 
 def open_scorer(reward: Reward) -> Scorer:
@@ -37,6 +84,38 @@ def open_scorer(reward: Reward) -> Scorer:
     from rpg.rewards.pool import WorkerPool
 
     return WorkerPool(reward, workers=max(1, min(8, (os.cpu_count() or 1) // 2)))
+
+
+class _BySet:
+    """A Scorer that hands each response to the scorer of its problem's set."""
+
+    def __init__(self, own: Mapping[str, Scorer], default: Scorer, scorers: Sequence[Scorer]) -> None:
+        """`own`: by the sets' places; `default`: of the other sets; `scorers`: all of them, each once."""
+        self._own, self._default = own, default
+        self._open = ExitStack()
+        for scorer in scorers:
+            self._open.callback(scorer.close)
+
+    def submit(self, problem: Problem, response: str) -> "Future[Score]":
+        """See Scorer."""
+        return self._own.get(problem.source, self._default).submit(problem, response)
+
+    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score]:
+        """See Scorer."""
+        scores = [self.submit(*pair) for pair in zip(problems, responses, strict=True)]
+        return [score.result() for score in scores]
+
+    def close(self) -> None:
+        """See Scorer."""
+        self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class _InThreads:

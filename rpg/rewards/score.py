@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from rpg.messages import message
 from rpg.sandbox import SandboxError
 from rpg.types import Problem
+from specs.errors import Issue
 from specs.schema.reward import Reward
 
 FULL_MARK = 1.0
@@ -48,6 +49,8 @@ class Score:
     """Added to the value for what the scorer does not see, such as the length; at most 0."""
     terms: dict[str, float] = field(default_factory=dict)
     """Terms of a weighted sum: name of a term -> its value, not weighted."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Name of each term -> its weight in the sum."""
 
     @property
     def reward(self) -> float:
@@ -131,6 +134,17 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             met.append(each)
             yield each
             waiting += [each.__cause__, each.__context__, getattr(each, "reason", None)]
+
+
+def without_answer(problem: Problem, reward: str) -> Issue | None:
+    """That a reward which compares has nothing to compare with, where the problem's answer is empty."""
+    if problem.answer.strip():
+        return None
+    return Issue(
+        f"reward.type {reward} compares with the answer, and this problem has none",
+        given=problem.prompt[:80],
+        hint="name the column of the answers, mend the row, or take a reward that needs no answer",
+    )
 
 
 class RewardFailedError(RuntimeError):

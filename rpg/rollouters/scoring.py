@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from rpg.rewards import Score, Scorer
-from rpg.types import Problem, Rollout
+from rpg.types import Problem, RecordedTurn, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -14,18 +14,45 @@ if TYPE_CHECKING:
 class Scoring:
     """The responses of one call of a rollouter: their texts and their scores, whatever order they end in."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", scorer: Scorer, problems: Sequence[Problem]) -> None:
-        """`problems` has one entry a response, in the order of the rollouter's responses."""
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        scorer: Scorer,
+        problems: Sequence[Problem],
+        *,
+        with_turns: bool = False,
+    ) -> None:
+        """
+        Args:
+            tokenizer: the policy's.
+            scorer: of responses.
+            problems: one entry a response, in the order of the rollouter's responses.
+            with_turns: whether the turns of each response are kept for the record.
+        """
+        self._with_turns = with_turns
         self._tokenizer = tokenizer
         self._scorer = scorer
         self._problems = problems
         self._texts: dict[int, str] = {}
         self._verdicts: dict[int, Future[Score]] = {}
+        self._turns: dict[int, tuple[RecordedTurn, ...]] = {}
 
     def begin(self, index: int, rollout: Rollout) -> None:
         """Begins to score a response by the text of its last sampled turn."""
         answer = self._decoded(rollout.answer_ids)
         self._texts[index] = answer if len(rollout.turns) == 1 else self._decoded(rollout.response_ids)
+        if self._with_turns:
+            self._turns[index] = tuple(
+                RecordedTurn(
+                    turn.sampled,
+                    len(turn.token_ids),
+                    str(self._tokenizer.decode(list(turn.token_ids))),
+                    turn.tool,
+                    turn.error,
+                    turn.seconds,
+                )
+                for turn in rollout.turns
+            )
         self._verdicts[index] = self._scorer.submit(self._problems[index], answer)
 
     def texts(self, number: int | None = None) -> list[str]:
@@ -39,6 +66,10 @@ class Scoring:
         if missing:
             raise ValueError(f"the rollouter did not call on_response for response {missing[0]}")
         return [self._texts[index] for index in wanted]
+
+    def turns(self, number: int) -> list[tuple[RecordedTurn, ...]]:
+        """Turns of the first `number` responses, in order; nothing where they are not kept."""
+        return [self._turns[index] for index in range(number)] if self._with_turns else []
 
     def scores(self, number: int | None = None) -> list[Score]:
         """Scores of all responses or the first `number`, in order, once they are there."""

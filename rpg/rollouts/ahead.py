@@ -15,6 +15,7 @@ from rpg.checkpoints.pieces import count_values, load_values
 from rpg.processes import ranks
 from rpg.rewards.score import Score
 from rpg.stopwatch import Stopwatch
+from rpg.types import RecordedTurn, TurnCounts
 
 WAITING = "rollouts"
 """Stem of the file in a checkpoint that holds the batches sampled but not yet trained on."""
@@ -127,6 +128,11 @@ def _plain(rollouts: StepRollouts) -> dict[str, Any]:
         del values["sampled"]
     if len(rollouts.held) == len(rollouts.lengths):  # as in those of before each rank held a share
         del values["held"], values["num_sampled"]
+    if not rollouts.turn_counts:
+        del values["turns"], values["turn_counts"]
+    else:
+        values["turns"] = [[asdict(turn) for turn in turns] for turns in rollouts.turns]
+        values["turn_counts"] = [asdict(counts) for counts in rollouts.turn_counts]
     return {
         **{name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in values.items()},
         "prompts": [torch.from_numpy(prompt) for prompt in rollouts.prompts],
@@ -137,7 +143,7 @@ def _plain(rollouts: StepRollouts) -> dict[str, Any]:
 def _plain_score(score: Score) -> dict[str, Any]:
     values = asdict(score)
     if not score.terms:  # as in the checkpoints of before a reward could be a sum of several
-        del values["terms"]
+        del values["terms"], values["weights"]
     if not score.away:  # as in the checkpoints of before a service could be away
         del values["away"]
     return values
@@ -149,6 +155,8 @@ def _rollouts(plain: dict[str, Any]) -> StepRollouts:
     }
     values["prompts"] = tuple(prompt.numpy() for prompt in plain["prompts"])
     values["scores"] = tuple(Score(**score) for score in plain["scores"])
+    values["turns"] = tuple(tuple(RecordedTurn(**turn) for turn in turns) for turns in plain.get("turns", ()))
+    values["turn_counts"] = tuple(TurnCounts(**counts) for counts in plain.get("turn_counts", ()))
     sampled = values.setdefault("sampled", np.ones(len(values["token_ids"]), dtype=np.bool_))
     if "held" not in values:
         lengths = values["lengths"]

@@ -30,6 +30,7 @@ from rpg.samplers.out_of_memory import memory_of_sampler
 from rpg.samplers.sampling_ranks import sampling_ranks
 from rpg.stopwatch import Stopwatch
 from rpg.types import Rollout, RolloutGroup, Sampling
+from specs.schema.reward import Overlong
 from specs.schema.rollout import DynamicSampling
 
 LENGTHS = "lengths"
@@ -250,7 +251,8 @@ class RolloutSource:
     def _scoring(self, prompts: Sequence[SeededPrompt]) -> Scoring:
         """Scoring of the responses to these prompts."""
         asked = [prompt.problem for prompt in prompts for _ in range(self._training.group_size)]
-        return Scoring(self._components.tokenizer, self._components.scorer, asked)
+        several_turns = self._components.spec.rollout.rollouter.type != "single_turn"
+        return Scoring(self._components.tokenizer, self._components.scorer, asked, with_turns=several_turns)
 
     def _scored(
         self,
@@ -267,20 +269,24 @@ class RolloutSource:
         with clock("reward"):
             rollouts = [rollout for group in groups for rollout in group.rollouts]
             texts = scoring.texts(len(rollouts))
-            scores = self._penalized(scoring.scores(len(rollouts)), rollouts)
-        return collate(groups, problems=problems, responses=texts, scores=scores)
+            scores = self._penalized(scoring.scores(len(rollouts)), rollouts, prompts)
+        return collate(groups, problems=problems, responses=texts, scores=scores, turns=scoring.turns(len(rollouts)))
 
-    def _penalized(self, scores: list[Score], rollouts: list[Rollout]) -> list[Score]:
-        """The scores less what the spec takes off for length, given tokens included: they too fill the room."""
-        overlong = self._components.spec.reward.overlong
-        if overlong is None:
-            return scores
-        penalties = overlong.penalty * overlong_penalties(
-            torch.tensor([rollout.length for rollout in rollouts]),
-            max_response_length=self._sampling.max_response_length,
-            buffer=overlong.buffer,
-        )
-        return [replace(score, penalty=penalty) for score, penalty in zip(scores, penalties.tolist(), strict=True)]
+    def _penalized(self, scores: list[Score], rollouts: list[Rollout], prompts: Sequence[SeededPrompt]) -> list[Score]:
+        """The scores less what the prompts' rewards take off for length, given tokens included: they too fill the
+        room."""
+        spec, size = self._components.spec, self._training.group_size
+        rewards = [spec.reward_at(prompt.problem.source) for prompt in prompts for _ in range(size)]
+        lengths = torch.tensor([rollout.length for rollout in rollouts])
+        return [
+            self._of_length(score, reward.overlong, length) if reward.overlong else score
+            for score, reward, length in zip(scores, rewards, lengths, strict=True)
+        ]
+
+    def _of_length(self, score: Score, overlong: Overlong, length: Tensor) -> Score:
+        longest = self._sampling.max_response_length
+        share = overlong_penalties(length, max_response_length=longest, buffer=overlong.buffer)
+        return replace(score, penalty=float(overlong.penalty * share))
 
     def close(self) -> None:
         """Ends the thread; what it has under way is lost."""

@@ -17,7 +17,7 @@ from rpg.components import TrainerComponents
 from rpg.evaluation.records import Answered, Recorder
 from rpg.processes import ranks
 from rpg.recording.provenance import provenance_of
-from rpg.recording.rows import chosen_responses, write_metrics, write_rollouts, write_tokens
+from rpg.recording.rows import chosen_responses, write_metrics, write_rollouts, write_tokens, write_turns
 from rpg.recording.run_directory import RunDirectory
 from rpg.recording.segments import SegmentWriter
 from rpg.rewards import failures
@@ -105,6 +105,8 @@ class RunRecorder:
                 trained_version=trained_version,
                 reference_version=reference_version,
             )
+            if self._components.spec.rollout.rollouter.type != "single_turn":
+                write_turns(self._writer, step, rollouts)
         if record.share:
             table = ledger.on_host()
             if self._components.reference is None:
@@ -136,8 +138,7 @@ class RunRecorder:
             return []
         inputs, writer = self._components.run.inputs(), self._writer
         spec, attempt = self._components.spec, Int32(writer.attempt)
-        worst = spec.reward.worst_value()
-        recorder = Recorder(writer, spec.evaluation, inputs["run_id"], inputs["evaluation"], attempt, worst)
+        recorder = Recorder(writer, spec.evaluation, inputs["run_id"], inputs["evaluation"], attempt, spec.worst_at)
         return recorder.record(step, answered)
 
     def has_evaluated(self, step: int) -> bool:

@@ -1,7 +1,7 @@
 """The Protocol of every sampler, and the settings that it is opened with."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rpg.pretrained import tokenizer_of
-from rpg.types import Admit, OnResponse, Rollout, RolloutGroup, Sampling
+from rpg.types import Admit, NextTurns, OnResponse, Pause, Rollout, RolloutGroup, Sampling
 from specs.errors import Issue, SpecError
 
 if TYPE_CHECKING:
@@ -19,6 +19,25 @@ if TYPE_CHECKING:
 ADMISSION_STEPS = 16
 """Decoding steps between two questions of how many prompts may begin. The scores of what has ended are waited for at
 each, so they are computed during these steps; and the ranks exchange what has ended."""
+
+
+AdmitMore = Callable[[Pause], int | None]
+"""Admission of prompts in a sampler's own loop: how many may have begun, or None for the end of the call."""
+
+
+def pause_of(*, idle: bool, steps: int, ended: bool) -> Pause | None:
+    """Whether the loop asks for more now, and why.
+
+    Args:
+        idle: nothing is under way.
+        steps: decoding steps since it asked for another reason than an end.
+        ended: whether a turn has ended since it asked, and the caller wants to know.
+    """
+    if idle:
+        return "idle"
+    if steps == ADMISSION_STEPS:
+        return "steps"
+    return "ended" if ended else None
 
 
 class Sampler(Protocol):
@@ -82,6 +101,24 @@ class Sampler(Protocol):
         """
         ...
 
+    def serve(self, next_turns: NextTurns, *, sampling: Sampling, on_response: OnResponse) -> int:
+        """Samples turns as they are asked for, until `next_turns` ends the call: a turn begins while others go on.
+
+        `next_turns` is asked at the start, when turns have ended, after every ADMISSION_STEPS decoding steps, and
+        whenever nothing is under way.
+
+        Args:
+            next_turns: called in this thread. What it raises ends the call.
+            sampling: temperature, top_p, top_k, what ends a turn.
+            on_response: called in this thread with the number of a turn, counted from 0 in the order of the requests,
+                and the turn as a rollout of its own. Not called for a turn that is under way at the end.
+        Returns:
+            Sampled tokens of the turns that were under way at the end.
+        Raises:
+            ValueError: a context that is empty or leaves no room for a token, or a limit below 1.
+        """
+        ...
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
         """Takes over the learner's weights, by the names of the transformers model."""
         ...
@@ -126,7 +163,7 @@ class InProcessSampler(ABC):
             if on_response:
                 on_response(index, rollout)
 
-        self._sample(prompts, group_size, sampling, seeds, limits, ended)
+        self._sample(prompts, group_size, sampling, seeds, self._limits(prompts, sampling, seeds, limits), ended)
         return [
             RolloutGroup(
                 tuple(prompt), tuple(rollouts[i * group_size + j] for j in range(group_size)), self.policy_version
@@ -145,7 +182,44 @@ class InProcessSampler(ABC):
         on_response: OnResponse,
     ) -> int:
         """Samples prompts as they are admitted; see Sampler."""
-        return self._sample(prompts, group_size, sampling, seeds, None, on_response, admit)
+        limits = self._limits(prompts, sampling, seeds, None)
+
+        def admitted(_: Pause) -> int | None:
+            return admit()
+
+        return self._sample(prompts, group_size, sampling, seeds, limits, on_response, admitted)
+
+    def serve(self, next_turns: NextTurns, *, sampling: Sampling, on_response: OnResponse) -> int:
+        """Samples turns as they are asked for; see Sampler."""
+        contexts: list[Sequence[int]] = []
+        seeds: list[int] = []
+        limits: list[int] = []
+
+        def admitted(pause: Pause) -> int | None:
+            if (turns := next_turns(pause)) is None:
+                return None
+            asked = [turn.token_ids for turn in turns]
+            drawn = [turn.seed for turn in turns]
+            limits.extend(self._limits(asked, sampling, drawn, [turn.limit for turn in turns]))
+            contexts.extend(asked)
+            seeds.extend(drawn)
+            return len(contexts)
+
+        return self._sample(contexts, 1, sampling, seeds, limits, on_response, admitted, open_ended=True)
+
+    @property
+    @abstractmethod
+    def max_length(self) -> int:
+        """Tokens of prompt and response together at most."""
+
+    def _limits(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        limits: Sequence[int] | None,
+    ) -> list[int]:
+        return response_limits(prompts, sampling, seeds, limits, max_length=self.max_length)
 
     @abstractmethod
     def _sample(
@@ -154,11 +228,24 @@ class InProcessSampler(ABC):
         group_size: int,
         sampling: Sampling,
         seeds: Sequence[int],
-        limits: Sequence[int] | None,
+        limits: Sequence[int],
         on_response: OnResponse,
-        admit: Admit | None = None,
+        admit: AdmitMore | None = None,
+        *,
+        open_ended: bool = False,
     ) -> int:
-        """Samples prompts, all at once or as they are admitted. Returns the tokens of responses that did not end."""
+        """Samples prompts, all at once or as they are admitted. Returns the tokens of responses that did not end.
+
+        Args:
+            prompts: `admit` may append to them, to the seeds and to the limits.
+            group_size: responses to each prompt.
+            sampling: see Sampler.
+            seeds: one per prompt.
+            limits: response tokens of each prompt at most, for which there is room.
+            on_response: see Sampler.
+            admit: None: all prompts begin.
+            open_ended: whether `admit` is asked when responses have ended, too.
+        """
 
 
 @dataclass(frozen=True, slots=True)

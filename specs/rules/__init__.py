@@ -131,10 +131,9 @@ def _repeated(values: Sequence[object], path: Path, message: str) -> Iterator[Is
 
 
 def _reward(experiment: Experiment) -> Iterator[Issue]:
-    for split, sources in (("train", experiment.data.train), ("evaluation", experiment.data.evaluation)):
-        for index, source in enumerate(sources):
-            if issue := experiment.reward.refuses(source):
-                yield replace(issue, path=("data", split, index))
+    for path, source in experiment.sets():
+        if issue := (source.reward or experiment.reward).refuses(source):
+            yield replace(issue, path=(*path, "reward") if source.reward else path)
 
 
 def _prompt(experiment: Experiment) -> Iterator[Issue]:

@@ -1,6 +1,7 @@
 """Rules on how responses are sampled, and which are scored and trained on."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from specs.errors import Issue
 from specs.rules.objective import on_policy
@@ -20,16 +21,34 @@ def dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
+def normalized_groups(experiment: Experiment) -> Iterator[Issue]:
+    """Dynamic sampling throws away groups whose sums are equal, also where their terms are not."""
+    if experiment.rollout.dynamic_sampling and experiment.advantage.rewards == "normalized_each":
+        yield Issue(
+            "groups would be thrown away whose sums are equal and whose terms are not",
+            ("advantage", "rewards"),
+            given="normalized_each with rollout.dynamic_sampling",
+            hint="write rewards: summed, or leave rollout.dynamic_sampling out",
+        )
+
+
+def environment(experiment: Experiment) -> Iterator[Issue]:
+    """The turns of an environment must fit into a response."""
+    for issue in experiment.rollout.rollouter.issues(experiment.rollout.max_response_length):
+        yield replace(issue, path=("rollout", "rollouter", *issue.path))
+
+
 def overlong(experiment: Experiment) -> Iterator[Issue]:
     """The buffer of the overlong penalty must lie within the response."""
-    penalty, longest = experiment.reward.overlong, experiment.rollout.max_response_length
-    if penalty and penalty.buffer > longest:
-        yield Issue(
-            "the buffer is longer than a response",
-            ("reward", "overlong", "buffer"),
-            given=str(penalty.buffer),
-            allowed=f"at most {longest}, rollout.max_response_length",
-        )
+    longest = experiment.rollout.max_response_length
+    for path, reward in experiment.rewards():
+        if reward.overlong and reward.overlong.buffer > longest:
+            yield Issue(
+                "the buffer is longer than a response",
+                (*path, "overlong", "buffer"),
+                given=str(reward.overlong.buffer),
+                allowed=f"at most {longest}, rollout.max_response_length",
+            )
 
 
 def mask_truncated(experiment: Experiment) -> Iterator[Issue]:
@@ -199,7 +218,7 @@ def idle_clip(experiment: Experiment) -> Iterator[Issue]:
     )
 
 
-RULES = (dynamic_sampling, overlong, mask_truncated, sampler_logprobs)
+RULES = (environment, dynamic_sampling, normalized_groups, overlong, mask_truncated, sampler_logprobs)
 IDLE_KNOBS = (
     idle_dynamic_sampling,
     idle_oversampling,

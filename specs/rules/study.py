@@ -119,11 +119,11 @@ def _measured(place: Path, measured: Goal | Constraint, experiment: Experiment) 
     if k > samples:
         hint = "raise evaluation.samples_per_problem"
         yield Issue("more samples than are taken", at, measured.metric, f"k at most {samples}", hint)
-    elif experiment.reward.grades() != (measure == "score"):
-        graded = experiment.reward.grades()
+    elif (reward := experiment.reward_on(measured.dataset)).grades() != (measure == "score"):
+        graded = reward.grades()
         reason = "is graded: it does not say what is right" if graded else "says what is right, and is not graded"
         allowed = f"score@{k}" if graded else f"mean@{k}, pass@{k} or maj@{k}"
-        yield Issue(f"is not measured: reward.type {experiment.reward.type} {reason}", at, measured.metric, allowed)
+        yield Issue(f"is not measured: reward.type {reward.type} {reason}", at, measured.metric, allowed)
     elif measure not in ("mean", "score") and k != samples and k & (k - 1):
         powers = [2**exponent for exponent in range(samples.bit_length())]
         allowed = ", ".join(f"{measure}@{size}" for size in sorted({*powers, samples}))

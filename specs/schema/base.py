@@ -107,6 +107,8 @@ class OpenSection(Spec, ABC):
     """The entry points' group, set by the kind."""
     package: ClassVar[str]
     """The package whose modules are our variants, set by the kind."""
+    of_function: ClassVar[tuple[str, str]] = ("", "")
+    """Module and name of the class that calls a plain function, for kinds of which a package may offer one."""
     distribution: ClassVar[str] = ""
     """Name and version of the installed package that a variant comes from; empty for ours."""
     libraries: ClassVar[tuple[str, ...]] = ()

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from specs.errors import Issue
 from specs.schema.base import OpenSection, Spec, addition, unless_said
+from specs.schema.reward import Reward
 
 
 class Source(OpenSection):
@@ -27,6 +28,14 @@ class Source(OpenSection):
     Empty: the task's, the file's or the dataset's own name."""
     limit: int = Field(0, ge=0)
     """Keep the first so many problems after deduplication; 0 keeps all."""
+    reward: Reward | None = None
+    """How responses to the set's problems are scored; left out: as the experiment's `reward` says."""
+
+    def identity(self) -> dict[str, Any]:
+        """See Spec. The problems are the same, whatever scores them."""
+        plain = super().identity()
+        del plain["reward"]
+        return plain
 
     @abstractmethod
     def read(self) -> Iterator[Any]:

@@ -1,12 +1,13 @@
 """Experiment: the root of a spec file. Fields stand in the order a file has them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, model_validator
 
+from specs.errors import Path
 from specs.schema.base import Spec, execution
-from specs.schema.data import Data
+from specs.schema.data import Data, Source
 from specs.schema.evaluation import Evaluation
 from specs.schema.execution import Record, Resources, Sink, Stages
 from specs.schema.fields import choose
@@ -57,7 +58,7 @@ class Experiment(Spec):
     rollout: Rollout = TransformersRollout()
     """How responses are sampled."""
     reward: Reward
-    """How responses are scored."""
+    """How responses are scored, but for those to sets that have a `reward` of their own."""
     objective: Objective
     """Objective that is optimised."""
     advantage: Advantage = Advantage()
@@ -85,6 +86,37 @@ class Experiment(Spec):
     def trains(self) -> bool:
         """Whether a policy is trained: not where a model is measured as it is."""
         return True
+
+    def reward_at(self, place: str) -> Reward:
+        """What scores a set, by its place, such as `data.train.0`; the experiment's reward where it has none."""
+        return self.own_rewards.get(place, self.reward)
+
+    def worst_at(self, place: str) -> float | None:
+        """The least value that the reward of a set can give, if it has one; see `reward_at`."""
+        return self.reward_at(place).worst_value()
+
+    def reward_on(self, dataset: str) -> Reward:
+        """What scores an evaluation set, by its name."""
+        own = (source.reward for source in self.data.evaluation if source.name == dataset)
+        return next(own, None) or self.reward
+
+    @property
+    def own_rewards(self) -> dict[str, Reward]:
+        """The rewards of the sets that have one of their own, by their place, such as `data.train.0`."""
+        return {".".join(map(str, at)): source.reward for at, source in self.sets() if source.reward}
+
+    def sets(self) -> Iterator[tuple[Path, Source]]:
+        """Each training and evaluation set, with its place."""
+        for split in ("train", "evaluation"):
+            for index, source in enumerate(getattr(self.data, split)):
+                yield ("data", split, index), source
+
+    def rewards(self) -> Iterator[tuple[Path, Reward]]:
+        """Each reward that scores something, with where it is written."""
+        sets = list(self.sets())
+        if any(source.reward is None for _, source in sets):
+            yield ("reward",), self.reward
+        yield from (((*at, "reward"), source.reward) for at, source in sets if source.reward)
 
     @property
     def gpus(self) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from specs.schema.base import Spec
+from specs.schema.base import Spec, addition
 from specs.schema.clip import (
     Clip,
     DualClip,
@@ -59,6 +59,10 @@ class Advantage(Spec):
     """Divide by the standard deviation (ddof 1) plus 1e-4."""
     whiten: Literal["none", "tokens"] = "none"
     """tokens: afterwards to mean 0 and variance 1 over all response tokens of the step, as REINFORCE++ does."""
+    rewards: Literal["summed", "normalized_each"] = addition("summed")
+    """Terms of a weighted_sum: added up as they are, or each first brought to mean 0 and deviation 1 (ddof 1, plus
+    1e-4) within its group, so that no term drowns another. Baseline and scale are then taken of the sum. GDPO,
+    arXiv:2601.05242: normalized_each, with baseline batch_mean and scale batch_std."""
 
 
 class BaseObjective(Spec):

@@ -7,7 +7,6 @@ from pydantic import Field
 
 from specs.errors import Issue
 from specs.schema.base import OpenSection, Spec, addition, execution
-from specs.schema.data import Source
 
 
 class Overlong(Spec):
@@ -80,6 +79,12 @@ class Reward(OpenSection):
         """What a machine that is to score must have, the sandbox aside, and this one has not."""
         return None
 
-    def refuses(self, source: Source) -> Issue | None:  # noqa: ARG002 (for those that override it)
-        """Why the problems of a source cannot be scored, if they cannot."""
+    def refuses(self, source: Any) -> Issue | None:  # noqa: ARG002 (for those that override it)
+        """Why the problems of a `specs.schema.data.Source` cannot be scored, if they cannot."""
+        return None
+
+    def objects_to(self, problem: Any) -> Issue | None:  # noqa: ARG002 (for those that override it)
+        """Why no response to the problem can be scored, where the problem shows it: it has no answer, say. Its
+        `answer` and `metadata` are those of an `rpg.rewards.Problem`. Asked of a set's first problems before a run.
+        """
         return None

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from specs.bounds import MAX_RANKS
 from specs.errors import Issue
@@ -38,6 +38,66 @@ class Correction(Spec):
     """Largest weight."""
 
 
+def _named(value: Any) -> Any:
+    """A section that is written as its name alone, in full."""
+    return {"type": value} if isinstance(value, str) else value
+
+
+class ToolSection(OpenSection):
+    """A tool that the policy may call. A function of an installed package, with types and a docstring, is one."""
+
+    group: ClassVar[str] = "rpg.tools"
+    package: ClassVar[str] = "rpg.tools.functions"
+
+    of_function: ClassVar[tuple[str, str]] = ("rpg.tools.tool", "FunctionTool")
+
+    immediate: ClassVar[bool] = False
+    """Whether an answer follows from the call alone and takes microseconds. It is then taken where the sampler waits,
+    so that a run that is done again is the same in every bit."""
+    sandboxed: ClassVar[bool] = False
+    """Whether it runs programs by `rpg.sandbox.Sandbox`. Machines that can make no sandbox refuse it."""
+
+    type: str
+    """Name of the tool."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """See `rpg.tools.Tool`."""
+
+    @abstractmethod
+    def open(self) -> Any:
+        """See `rpg.tools.Tool`."""
+
+
+class TagsFormat(Spec):
+    """A call is a text between two marks, its tool's only argument. The answer follows, and the response goes on."""
+
+    type: Literal["tags"] = "tags"
+    call: str = Field("<{tool}>{argument}</{tool}>", pattern=r"^.*\S.*\{argument\}.*\S.*$")
+    """Text of a call: {tool} stands for the tool's name, {argument} for what it is asked."""
+    answer: str = Field("<result>{answer}</result>", pattern=r"\{answer\}")
+    """Text that the policy is given for {answer}."""
+
+    def around_call(self, tool: str) -> tuple[str, str]:
+        """Marks before and after the argument of a call."""
+        begin, _, end = self.call.replace("{tool}", tool).partition("{argument}")
+        return begin, end
+
+
+class HermesFormat(Spec):
+    """Calls as Hermes and Qwen models are trained to write them, {"name", "arguments"} in <tool_call>. The model's chat
+    template shows the tools and writes the answers."""
+
+    type: Literal["hermes"] = "hermes"
+
+
+NamedTool = Annotated[ToolSection, BeforeValidator(_named)]
+Format = Annotated[
+    Annotated[TagsFormat | HermesFormat, Field(discriminator="type"), unless_said("type", "tags")],
+    BeforeValidator(_named),
+]
+
+
 class RollouterSection(OpenSection):
     """The environment that a response comes about in: the policy's turns and what the environment gives between them,
     such as the words of a tool or a user. Given tokens are context, which nothing trains on."""
@@ -47,6 +107,20 @@ class RollouterSection(OpenSection):
 
     type: str
     """Name of the environment."""
+
+    @property
+    def shown_tools(self) -> tuple[dict[str, Any], ...]:
+        """Tools that the model's chat template is to show in the prompt."""
+        return ()
+
+    @property
+    def runs_programs(self) -> str:
+        """What of it runs programs of the policy's in the sandbox; empty: nothing."""
+        return ""
+
+    def issues(self, max_response_length: int) -> Iterator[Issue]:  # noqa: ARG002 (for those that override it)
+        """What cannot be of it in responses of so many tokens. Paths begin at the rollouter."""
+        yield from ()
 
     @abstractmethod
     def generate(self, *arguments: Any, **keywords: Any) -> Any:

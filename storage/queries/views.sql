@@ -1,5 +1,5 @@
 -- What anyone may query: the recorded rows that count, under the names of the contract.
--- `recorded` has the rows: of metrics, rollouts, tokens and evaluation_samples those alone that no later attempt superseded.
+-- `recorded` has the rows: of metrics, rollouts, tokens, turns and evaluation_samples those alone that no later attempt superseded.
 -- A row counts unless a later attempt of its run resumed from a step before it; an evaluation's counts while the run's state names it.
 -- That a run was rolled back counts in any case: it happened to the run, and not in a step that another one stands for.
 CREATE VIEW recorded.superseded AS
@@ -21,6 +21,8 @@ CREATE VIEW rollouts AS SELECT * EXCLUDE (attempt) FROM recorded.rollouts;
 
 -- Records from before there were given tokens lack the column: all of theirs were sampled.
 CREATE VIEW tokens AS SELECT * EXCLUDE (attempt) REPLACE (coalesce(sampled, true) AS sampled) FROM recorded.tokens;
+
+CREATE VIEW turns AS SELECT * EXCLUDE (attempt) FROM recorded.turns;
 
 CREATE VIEW checkpoints AS
 SELECT r.* EXCLUDE (attempt)

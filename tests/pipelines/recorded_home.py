@@ -131,6 +131,7 @@ def record_tokens(
                 "trained_version": step - 1,
                 "reference_version": step // 8,
                 "reward_error": pa.nulls(responses, pa.string()),
+                "reward_terms": pa.nulls(responses, pa.string()),
             },
         )
         of = np.repeat(number, lengths)

@@ -50,7 +50,7 @@ def settle(place: Path) -> None:
 def test_the_version_before_that_of_today_is_here(tmp_path: Path) -> None:
     home = unpacked(COMMITS[-1], tmp_path)
     files = {path.parent.name: path for path in home.glob("runs/**/segments/*/*.parquet")}
-    assert files.keys() == TABLES.keys()
+    assert files.keys() == TABLES.keys() - {"turns"}, "which that version did not have"
     with duckdb.connect() as now, duckdb.connect(str(database_path(home)), read_only=True) as then:
         create_tables(now, "recorded")
         new = columns_of(now) ^ columns_of(then)

@@ -185,6 +185,7 @@ def rollout_columns(step: int, rollouts: int, tokens: int, reward: float) -> dic
         "trained_version": step - 1,
         "reference_version": 0,
         "reward_error": None,
+        "reward_terms": None,
     }
 
 

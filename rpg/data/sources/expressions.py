@@ -37,9 +37,10 @@ class ExpressionsSource(Source):
             slope, offset = drawn.randint(1, self.slopes), drawn.randint(0, self.offsets)
             shown, hidden = ([([n], slope * n + offset) for n in places] for places in (_SHOWN, _HIDDEN))
             tests = TestCases("call", shown, hidden, function="f", grader="livecodebench")
-            question = " ".join(f"{n}:{value}" for (n,), value in shown) + " ="
+            values = " ".join(f"{n}:{value}" for (n,), value in shown)
             name = self.name or "expressions"
-            yield SourceProblem(question, f"{slope}*n+{offset}", name, metadata={"tests": tests.as_data()})
+            fields, metadata = {"expression": values}, {"tests": tests.as_data()}
+            yield SourceProblem(f"{values} =", f"{slope}*n+{offset}", name, fields, metadata)
 
     def shared_with(self, other: Source) -> Issue | None:
         """See Source: the same functions of the same seed."""

@@ -82,6 +82,18 @@ class Code(Reward):
             )
         return None
 
+    def objects_to(self, problem: Problem) -> Issue | None:
+        """See Reward."""
+        tests: dict[str, Any] = problem.metadata.get("tests") or {}
+        if not self._chosen(tests):
+            reason = f"has no tests for reward.tests: {self.tests}"
+        elif self.language != "python" and tests["kind"] != "stdin":
+            reason = f"has tests for Python alone, and reward.language is {self.language}"
+        else:
+            return None
+        hint = "`tests` of the source says of which form they are"
+        return Issue(f"this problem {reason}", given=problem.prompt[:80], hint=hint)
+
     def lacks(self) -> Issue | None:
         """See Reward."""
         if has_compiler(self.language):

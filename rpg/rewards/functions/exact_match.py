@@ -2,8 +2,9 @@
 
 from typing import ClassVar
 
-from rpg.rewards.score import Score
+from rpg.rewards.score import Score, without_answer
 from rpg.types import Problem
+from specs.errors import Issue
 from specs.schema.reward import Reward
 
 
@@ -11,6 +12,10 @@ class ExactMatch(Reward):
     """1 where response and gold answer are the same text, surrounding white space aside, else 0."""
 
     in_process: ClassVar[bool] = True
+
+    def objects_to(self, problem: Problem) -> Issue | None:
+        """See Reward."""
+        return without_answer(problem, self.type)
 
     def score(self, problem: Problem, response: str) -> Score:
         """See Reward; the extracted answer is the whole response."""

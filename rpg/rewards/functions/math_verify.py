@@ -6,8 +6,9 @@ What it evaluates has digits and operators alone, no name of Python; it is seale
 import logging
 from typing import ClassVar, Literal
 
-from rpg.rewards.score import Score
+from rpg.rewards.score import Score, without_answer
 from rpg.types import Problem
+from specs.errors import Issue
 from specs.schema.reward import Reward
 
 
@@ -23,6 +24,10 @@ class MathVerify(Reward):
 
         # It logs each expression it cannot compare, with a traceback.
         logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+
+    def objects_to(self, problem: Problem) -> Issue | None:
+        """See Reward."""
+        return without_answer(problem, self.type)
 
     def score(self, problem: Problem, response: str) -> Score:
         """See Reward; the extracted answer is the last expression.

@@ -69,11 +69,16 @@ class WeightedSum(Reward):
             correct=first.correct,
             extracted=first.extracted,
             terms={label: score.value for label, score in scores.items()},
+            weights={term.label: term.weight for term in self.terms},
         )
 
     def refuses(self, source: Source) -> Issue | None:
         """See Reward."""
         return next((issue for term in self.terms if (issue := term.reward.refuses(source))), None)
+
+    def objects_to(self, problem: Problem) -> Issue | None:
+        """See Reward."""
+        return next((issue for term in self.terms if (issue := term.reward.objects_to(problem))), None)
 
     @model_validator(mode="after")
     def _check(self) -> "WeightedSum":

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from rpg.samplers.base import ADMISSION_STEPS
+from rpg.samplers.base import AdmitMore, pause_of
 from rpg.samplers.stop_texts import StopTextWatch
 from rpg.samplers.transformers.cache import KeysValues, SlotCache
 from rpg.samplers.transformers.draws import BLOCK, draw, uniforms
-from rpg.types import Admit, OnResponse, Rollout, Sampling, Turn
+from rpg.types import OnResponse, Rollout, Sampling, Turn
 from specs.machine.standstill import show_work
 
 _PREFILL_TOKENS = 8192
@@ -45,13 +45,14 @@ class Decoding:
         limits: Sequence[int],
         admitted: int,
         watch: WatchFn | None = None,
+        open_ended: bool = False,
     ) -> None:
         """See Sampler. The first `admitted` of the prompts may begin at once; as many responses have a slot, and no
-        more than `max_concurrent`."""
+        more than `max_concurrent`. `open_ended`: prompts, seeds and limits are lists that grow during the call."""
         self.model, self.device = model, model.device
         self.prompts, self.seeds, self.group_size, self.sampling = prompts, seeds, group_size, sampling
         self.pad_id, self.eos_ids = pad_id, np.array(eos_ids)
-        self.limits = np.array(limits, dtype=np.int64)
+        self.limits = limits
         """Response tokens of each prompt at most."""
         self.admitted = admitted
         """Prompts that may have begun."""
@@ -59,13 +60,15 @@ class Decoding:
         """Responses that have had a slot. They get one in order: response i is the (i mod group_size)-th to prompt
         i // group_size."""
         slots = min(max_concurrent, max(admitted, 1) * group_size)
-        longest = int(self.limits.max(initial=0))
+        longest = max([sampling.max_response_length if open_ended else 0, *limits], default=0)
         self.responses = np.zeros(slots, dtype=np.int64)
         """Which response each slot holds."""
         self.lengths = np.zeros(slots, dtype=np.int64)
         """Positions of each slot in the cache, the token about to be fed not counted."""
         self.counts = np.zeros(slots, dtype=np.int64)
         """Response tokens sampled so far."""
+        self.most = np.zeros(slots, dtype=np.int64)
+        """Response tokens at most."""
         self.feed = np.zeros(slots, dtype=np.int64)
         """The token each slot is fed next."""
         self.noise = np.zeros((slots, min(longest, BLOCK)))
@@ -80,17 +83,22 @@ class Decoding:
         self.prefilled: list[KeysValues] = []
         self.prefilled_range = range(0)
         """Prompts whose keys and values `prefilled` holds."""
+        self.prefilled_rows = np.zeros(0, dtype=np.int64)
+        """Row of each of these prompts in `prefilled`: neighbours that are the same share one."""
+        self.open_ended = open_ended
 
-    def run(self, on_response: OnResponse, admit: Admit | None = None) -> int:
-        """Samples until all responses to the admitted prompts have ended, or `admit` ends it; see Sampler.stream.
+    def run(self, on_response: OnResponse, admit: AdmitMore | None = None) -> int:
+        """Samples until all responses to the admitted prompts have ended, or `admit` ends it; see InProcessSampler.
 
         Returns the tokens of the responses that have not ended.
         """
         self._admit(np.arange(len(self.responses)))
-        steps = 0
+        steps, asks = 0, False
         while self.active or admit:
-            if admit and (steps == ADMISSION_STEPS or not self.active):
-                admitted, steps = admit(), 0
+            pause = pause_of(idle=not self.active, steps=steps, ended=asks)
+            if admit and pause:
+                admitted, asks = admit(pause), False
+                steps = steps if pause == "ended" else 0
                 if admitted is None:
                     break
                 self.admitted = admitted
@@ -103,11 +111,12 @@ class Decoding:
             if self.watch:
                 fed = zip(self.watches[: self.active], self.feed[: self.active].tolist(), strict=True)
                 ended |= [watch.completes(token) for watch, token in fed]
-            done = ended | (self.counts[: self.active] >= self.limits[self.responses[: self.active] // self.group_size])
+            done = ended | (self.counts[: self.active] >= self.most[: self.active])
             if done.any():
                 for slot in np.flatnonzero(done):
                     on_response(int(self.responses[slot]), self._rollout(slot, stopped=bool(ended[slot])))
                 self._refill(np.flatnonzero(done))
+                asks = self.open_ended
         return int(self.counts[: self.active].sum())
 
     def _rollout(self, slot: np.int64, *, stopped: bool) -> Rollout:
@@ -120,7 +129,7 @@ class Decoding:
         active = self.active
         lengths = self.lengths[:active]
         width = int(lengths.max()) + 1
-        more_may_enter = self.entered < len(self.prompts) * self.group_size
+        more_may_enter = self.open_ended or self.entered < len(self.prompts) * self.group_size
         self.cache.reserve(slots=len(self.responses) if more_may_enter else active, width=width)
         rows, ends = torch.arange(active, device=self.device), self._device(lengths)
         self.cache.aim(rows, ends, width=width)
@@ -177,6 +186,7 @@ class Decoding:
                 self.responses,
                 self.lengths,
                 self.counts,
+                self.most,
                 self.feed,
                 self.noise,
                 self.tokens,
@@ -208,6 +218,7 @@ class Decoding:
         prompts = responses // self.group_size
         self.responses[slots], self.counts[slots] = responses, 0
         self.lengths[slots] = [len(self.prompts[prompt]) - 1 for prompt in prompts]
+        self.most[slots] = [self.limits[prompt] for prompt in prompts]
         self.feed[slots] = [self.prompts[prompt][-1] for prompt in prompts]
         for slot in slots:
             self._renew_noise(int(slot))
@@ -216,23 +227,28 @@ class Decoding:
         self.entered += len(slots)
         longest = int(self.lengths[slots].max())
         if longest:
-            source_rows = self._device(prompts - self.prefilled_range.start)
+            self.cache.reserve(slots=len(self.responses), width=longest)
+            source_rows = self._device(self.prefilled_rows[prompts - self.prefilled_range.start])
             self.cache.admit(self._device(slots), self.prefilled, source_rows, length=longest)
 
     def _prefill(self, first: int) -> None:
         """The keys and values of as many prompts from `first` on as one pass takes, each less its last token."""
-        longest, stop = 0, first
+        longest = 0
+        block: list[Sequence[int]] = []
+        rows: list[int] = []
         for prompt in self.prompts[first : self.admitted]:
-            longest = max(longest, len(prompt) - 1)
-            if stop > first and longest * (stop + 1 - first) > _PREFILL_TOKENS:
-                break
-            stop += 1
-        block = [list(prompt[:-1]) for prompt in self.prompts[first:stop]]
-        width = max(len(prompt) for prompt in block)
-        self.prefilled, self.prefilled_range = [], range(first, stop)
-        if width:
+            if not block or prompt != block[-1]:
+                longest = max(longest, len(prompt) - 1)
+                if block and longest * (len(block) + 1) > _PREFILL_TOKENS:
+                    break
+                block.append(prompt)
+            rows.append(len(block) - 1)
+        self.prefilled, self.prefilled_range = [], range(first, first + len(rows))
+        self.prefilled_rows = np.array(rows)
+        if longest:
             # Padding stands after the prompt, where causal attention keeps it out of the prompt's own states.
-            ids = torch.tensor([prompt + [self.pad_id] * (width - len(prompt)) for prompt in block], device=self.device)
+            padded = [[*prompt[:-1], *[self.pad_id] * (longest + 1 - len(prompt))] for prompt in block]
+            ids = torch.tensor(padded, device=self.device)
             cache = DynamicCache()
             self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
             self.prefilled = [_states(layer) for layer in cache.layers]

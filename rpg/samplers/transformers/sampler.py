@@ -17,11 +17,11 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from rpg.pretrained import model_of
-from rpg.samplers.base import InProcessSampler, SamplerSettings, response_limits, special_tokens
+from rpg.samplers.base import AdmitMore, InProcessSampler, SamplerSettings, special_tokens
 from rpg.samplers.stop_texts import StopTextWatch, tokenizer_in
 from rpg.samplers.transformers.attention import ATTENTION
 from rpg.samplers.transformers.decoding import Decoding, WatchFn
-from rpg.types import Admit, OnResponse, Sampling
+from rpg.types import OnResponse, Sampling
 from specs.schema.rollout import TransformersRollout
 
 
@@ -72,12 +72,13 @@ class TransformersSampler(InProcessSampler):
         group_size: int,
         sampling: Sampling,
         seeds: Sequence[int],
-        limits: Sequence[int] | None,
+        limits: Sequence[int],
         on_response: OnResponse,
-        admit: Admit | None = None,
+        admit: AdmitMore | None = None,
+        *,
+        open_ended: bool = False,
     ) -> int:
-        most = response_limits(prompts, sampling, seeds, limits, max_length=self._max_length)
-        admitted = admit() if admit else len(prompts)
+        admitted = admit("idle") if admit else len(prompts)
         if admitted is None:
             return 0
         with _evaluating(self._model), torch.no_grad():
@@ -90,11 +91,17 @@ class TransformersSampler(InProcessSampler):
                 eos_ids=self._eos_ids,
                 pad_id=self._pad_id,
                 max_concurrent=self._max_concurrent,
-                limits=most,
+                limits=limits,
                 admitted=admitted,
                 watch=self._watch(sampling.stop),
+                open_ended=open_ended,
             )
             return decoding.run(on_response, admit)
+
+    @property
+    def max_length(self) -> int:
+        """See InProcessSampler."""
+        return self._max_length
 
     def _watch(self, stop: tuple[str, ...]) -> WatchFn | None:
         if not stop:

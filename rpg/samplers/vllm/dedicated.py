@@ -12,7 +12,7 @@ from torch import Tensor
 from rpg.samplers.vllm.engine import EngineSettings
 from rpg.samplers.vllm.engine_process import Call, Reply
 from rpg.samplers.vllm.weight_transfer import WeightTransfer, open_transfer
-from rpg.types import Admit, OnResponse, RolloutGroup, Sampling
+from rpg.types import Admit, NextTurns, OnResponse, RolloutGroup, Sampling
 from specs.errors import SpecError
 
 _POLL_SECONDS = 0.5
@@ -145,6 +145,19 @@ class DedicatedSampler:
                 self._connection.send(admit())
             else:
                 unfinished: int = self._result("stream", kind, value)
+                return unfinished
+
+    def serve(self, next_turns: NextTurns, *, sampling: Sampling, on_response: OnResponse) -> int:
+        """Samples turns as they are asked for; see Sampler. The engine waits while `next_turns` is asked."""
+        self._send(("serve", {"sampling": sampling, "next_turns": True, "on_response": True}))
+        while True:
+            kind, value = self._receive("serve")
+            if kind == "response":
+                on_response(*value)
+            elif kind == "next_turns":
+                self._connection.send(next_turns(value))
+            else:
+                unfinished: int = self._result("serve", kind, value)
                 return unfinished
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:

@@ -25,7 +25,7 @@ what it returned), ("spec_error", issues), ("value_error", message) or ("failed"
 
 METHODS = frozenset(
     {
-        *("generate", "stream", "logprobs", "forget"),
+        *("generate", "stream", "serve", "logprobs", "forget"),
         *("load_directory", "load_safetensors", "call_workers", "finish_load", "wake_weights"),
     }
 )
@@ -65,18 +65,19 @@ def serve(connection: Any) -> None:
             if arguments.get("on_response"):
                 arguments["on_response"] = lambda *response: connection.send(("response", response))
             if arguments.get("admit"):
-                arguments["admit"] = lambda: _ask(connection)
+                arguments["admit"] = lambda: _ask(connection, "admit")
+            if arguments.get("next_turns"):
+                arguments["next_turns"] = lambda pause: _ask(connection, "next_turns", pause)
             connection.send(_answer(sampler, method, arguments))
     except (EOFError, OSError):  # the trainer has closed its end, or is gone
         sampler.close()
         os._exit(0)  # the interpreter's own clean-up would take seconds to free what the system frees anyway
 
 
-def _ask(connection: Any) -> int | None:
-    """How many prompts may begin, as the trainer's `admit` says."""
-    connection.send(("admit", None))
-    admitted: int | None = connection.recv()
-    return admitted
+def _ask(connection: Any, question: str, value: Any = None) -> Any:
+    """What may begin, as the trainer says."""
+    connection.send((question, value))
+    return connection.recv()
 
 
 def _answer(sampler: Any, method: str, arguments: dict[str, Any]) -> Reply:

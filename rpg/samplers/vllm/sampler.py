@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rpg.samplers.base import ADMISSION_STEPS, InProcessSampler, response_limits
+from rpg.samplers.base import AdmitMore, InProcessSampler, pause_of
 from rpg.samplers.stop_texts import tokenizer_in
 from rpg.samplers.vllm.engine import EngineSettings, process_restored, shut_down, start
 from rpg.samplers.vllm.weight_transfer import directory_in_memory
-from rpg.types import Admit, FinishReason, OnResponse, Rollout, Sampling, Turn
+from rpg.types import FinishReason, OnResponse, Rollout, Sampling, Turn
 from specs.machine.standstill import show_work
 
 if TYPE_CHECKING:
@@ -44,17 +44,18 @@ class VllmSampler(InProcessSampler):
         group_size: int,
         sampling: Sampling,
         seeds: Sequence[int],
-        limits: Sequence[int] | None,
+        limits: Sequence[int],
         on_response: OnResponse,
-        admit: Admit | None = None,
+        admit: AdmitMore | None = None,
+        *,
+        open_ended: bool = False,
     ) -> int:
         if sampling.stop:
             self._need_tokenizer()
-        most = response_limits(prompts, sampling, seeds, limits, max_length=self._settings.max_length)
 
         def requests(begun: int, admitted: int) -> list[Request]:
             return [
-                self._request(prompts[i], sampling, limit=most[i], seed=_response_seed(seeds[i], member))
+                self._request(prompts[i], sampling, limit=limits[i], seed=_response_seed(seeds[i], member))
                 for i in range(begun, admitted)
                 for member in range(group_size)
             ]
@@ -62,7 +63,12 @@ class VllmSampler(InProcessSampler):
         def finished(index: int, output: "RequestOutput") -> None:
             on_response(index, _rollout(output, certain=sampling.temperature == 0))
 
-        return self._run(requests, len(prompts), finished, admit)
+        return self._run(requests, len(prompts), finished, admit, open_ended=open_ended)
+
+    @property
+    def max_length(self) -> int:
+        """See InProcessSampler."""
+        return self._settings.max_length
 
     def _request(self, prompt: Sequence[int], sampling: Sampling, *, limit: int, seed: int) -> "Request":
         """The engine's request for one response."""
@@ -158,16 +164,19 @@ class VllmSampler(InProcessSampler):
         requests: Callable[[int, int], list["Request"]],
         num_prompts: int,
         finished: "Callable[[int, RequestOutput], None]",
-        admit: Admit | None = None,
+        admit: AdmitMore | None = None,
+        *,
+        open_ended: bool = False,
     ) -> int:
-        """Runs the requests of all prompts, or of those that `admit` allows until it ends the call; see Sampler.stream.
+        """Runs the requests of all prompts, or of those that `admit` allows until it ends the call.
 
         Args:
             requests: (first, end) -> the requests of these prompts, in order.
             num_prompts: all there are.
             finished: called with the index and the output of each request as it ends. If it raises, or `admit` does,
                 the others are aborted.
-            admit: see Sampler.stream.
+            admit: see InProcessSampler.
+            open_ended: see InProcessSampler.
         Returns:
             Sampled tokens of the requests that had not ended.
         """
@@ -188,10 +197,12 @@ class VllmSampler(InProcessSampler):
             try:
                 if not admit:
                     begin(num_prompts)
-                steps = 0
+                steps, asks = 0, False
                 while indices or admit:
-                    if admit and (steps == ADMISSION_STEPS or not indices):
-                        admitted, steps = admit(), 0
+                    pause = pause_of(idle=not indices, steps=steps, ended=asks)
+                    if admit and pause:
+                        admitted, asks = admit(pause), False
+                        steps = steps if pause == "ended" else 0
                         if admitted is None:
                             break
                         if admitted > begun:
@@ -200,6 +211,7 @@ class VllmSampler(InProcessSampler):
                     for output in engine.step():
                         if output.finished:
                             finished(indices.pop(output.request_id), output)
+                            asks = open_ended
                     show_work()
                     steps += 1
                 states = engine.output_processor.request_states.values()

@@ -13,7 +13,7 @@ from rpg.processes import ranks
 from rpg.samplers.vllm.dedicated import DedicatedSampler
 from rpg.samplers.vllm.engine import EngineSettings
 from rpg.samplers.vllm.weight_transfer import open_guests_transfer
-from rpg.types import Admit, RolloutGroup
+from rpg.types import Admit, NextTurns, RolloutGroup
 from specs.errors import Issue, SpecError
 
 
@@ -44,6 +44,12 @@ class GuestSampler:
         assert not prompts
         while admit() is not None:
             pass
+        return 0
+
+    def serve(self, next_turns: NextTurns, **_: Any) -> int:
+        """Asks until that ends the call. There are no turns."""
+        while (turns := next_turns("idle")) is not None:
+            assert not turns
         return 0
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:

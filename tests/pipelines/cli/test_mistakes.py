@@ -563,7 +563,7 @@ there is no run `spec-s0`: DIR/home holds none yet; `rpg run FILE` makes one
 there is no table or view `metric`
   there are: accuracy_curves, artifacts, attempts, checkpoints, confirmations, evaluation_samples, evaluations, \
 events, experiments, last_and_best, leaderboard, learning_curves, metric_names, metrics, provenance, rollouts, \
-run_summary, runs, stages, studies, tokens, trials
+run_summary, runs, stages, studies, tokens, trials, turns
   hint: did you mean `metrics`?
 """,
     ),

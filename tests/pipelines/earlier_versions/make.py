@@ -20,7 +20,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 COMMITS = ("e32b2b9",)
 """The last commit of each version that a release or the one before today's wrote, the oldest first."""
-NEW = {"evaluations.worst"}
+NEW = {
+    "evaluations.worst",
+    "rollouts.reward_terms",
+}
 """Columns that the version of today has and the last of these has not, or the other way round."""
 SPEC = """\
 name: sums

@@ -197,9 +197,10 @@ def test_a_weighted_sum_adds_up_and_its_first_term_decides_what_is_correct() -> 
         right, both, neither = scorer.score(
             [problem("42"), problem("Answer: 7"), problem("1")], ["Answer: 42", "Answer: 7", "2"]
         )
-    assert right == Score(1.0, True, "42", terms={"math_dapo": 1.0, "exact_match": 0.0})
-    assert both == Score(-1.25, False, "7", terms={"math_dapo": -1.0, "exact_match": 1.0})
-    assert neither == Score(-1.0, False, None, terms={"math_dapo": -1.0, "exact_match": 0.0})
+    weights = {"math_dapo": 1.0, "exact_match": -0.25}
+    assert right == Score(1.0, True, "42", terms={"math_dapo": 1.0, "exact_match": 0.0}, weights=weights)
+    assert both == Score(-1.25, False, "7", terms={"math_dapo": -1.0, "exact_match": 1.0}, weights=weights)
+    assert neither == Score(-1.0, False, None, terms={"math_dapo": -1.0, "exact_match": 0.0}, weights=weights)
 
 
 def test_a_term_that_fails_makes_the_sum_fail_and_is_named() -> None:

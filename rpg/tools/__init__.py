@@ -1,0 +1,9 @@
+"""Tools that a policy may call between its turns: `tool` says what one is, `functions` holds ours, one a module.
+
+`calls` reads the calls in what was sampled, and writes the answers down as tokens. Imports the sandbox and the schema;
+the rollouter of tools imports it.
+"""
+
+from rpg.tools.tool import Tool, ToolError, ToolSession
+
+__all__ = ["Tool", "ToolError", "ToolSession"]

@@ -1,0 +1,169 @@
+"""Calls in what the policy sampled, and answers as the tokens that it is given.
+
+A format reads calls from the text of a sampled turn, and says what stands around an answer. What a tool said is never
+read as markup: a tokenizer's special tokens in it are plain characters.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, assert_never
+
+from rpg.tools.tool import Tool
+from specs.errors import Issue, SpecError
+from specs.schema.rollout import HermesFormat, TagsFormat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_SAID, _TOLD = "(what the policy said)", "(what the tool told)"
+"""Texts of a made-up conversation, around which a template writes what stands around an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call as it was read."""
+
+    tool: str
+    """Name as the policy wrote it."""
+    arguments: dict[str, Any]
+    """By the parameters' names."""
+    error: str = ""
+    """Why it is no call; empty: it is one."""
+
+
+class CallFormat(Protocol):
+    """How calls and answers are written."""
+
+    stop: tuple[str, ...]
+    """Texts that end a turn with a call."""
+
+    def calls(self, text: str) -> list[Call]:
+        """Calls in the text of a sampled turn, in order."""
+        ...
+
+    def around(self, number: int) -> list[tuple[str, str]]:
+        """Markup before and after each of so many answers, which follow one another."""
+        ...
+
+
+def call_format(
+    format: TagsFormat | HermesFormat, tools: Sequence[Tool], tokenizer: "PreTrainedTokenizerBase"
+) -> CallFormat:
+    """The format that a spec asks for.
+
+    Raises:
+        SpecError: the tokenizer's chat template writes no answers of tools.
+    """
+    match format:
+        case TagsFormat():
+            return _Tags(format, tools)
+        case HermesFormat():
+            return _Hermes(tools, tokenizer)
+        case never:
+            assert_never(never)
+
+
+def answer_ids(
+    tokenizer: "PreTrainedTokenizerBase", answer: str, around: tuple[str, str], *, most: int
+) -> tuple[int, ...]:
+    """Token ids of an answer and its markup. Of an answer that is too long the end is left out, never the markup."""
+    before, after = (tokenizer.encode(text, add_special_tokens=False) if text else [] for text in around)
+    said = tokenizer.encode(answer, add_special_tokens=False, split_special_tokens=True) if answer else []
+    return (*before, *said[: max(0, most - len(before) - len(after))], *after)
+
+
+class _Tags:
+    """A call ends its turn. It has one argument, its tool's first parameter."""
+
+    def __init__(self, format: TagsFormat, tools: Sequence[Tool]) -> None:
+        self._marks = {tool.type: format.around_call(tool.type) for tool in tools}
+        self._parameters = {tool.type: tool.parameters[0] for tool in tools}
+        before, _, after = format.answer.partition("{answer}")
+        self._around = before, after
+        self.stop = tuple(dict.fromkeys(end for _, end in self._marks.values()))
+
+    def calls(self, text: str) -> list[Call]:
+        """The call that the text ends with, if it does."""
+        ending = [
+            (body.rindex(begin), tool, body.rpartition(begin)[2])
+            for tool, (begin, end) in self._marks.items()
+            for body, closed, after in [text.rpartition(end)]
+            if closed and begin in body and not after.strip()
+        ]
+        if not ending:
+            return []
+        _, tool, argument = max(ending)  # the mark that begins last
+        return [Call(tool, {self._parameters[tool]: argument})]
+
+    def around(self, number: int) -> list[tuple[str, str]]:
+        """See CallFormat."""
+        return [self._around] * number
+
+
+class _Hermes:
+    """JSON in <tool_call>, any number of calls in a turn."""
+
+    stop: tuple[str, ...] = ()
+
+    def __init__(self, tools: Sequence[Tool], tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._tools: list[Any] = [tool.describe() for tool in tools]
+        self._tokenizer = tokenizer
+        self._known: dict[int, list[tuple[str, str]]] = {}
+        self.around(1)
+
+    def calls(self, text: str) -> list[Call]:
+        """See CallFormat."""
+        return [_read(found) for found in _CALL.findall(text)]
+
+    def around(self, number: int) -> list[tuple[str, str]]:
+        """See CallFormat. What the template writes after the policy's turn, whose end token it has sampled itself."""
+        if number not in self._known:
+            self._known[number] = self._around(number)
+        return self._known[number]
+
+    def _around(self, number: int) -> list[tuple[str, str]]:
+        asked: list[dict[str, Any]] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
+        told = [{"role": "tool", "name": "f", "content": f"{_TOLD}{index}"} for index in range(number)]
+        try:
+            text = str(
+                self._tokenizer.apply_chat_template(
+                    [*asked, *told], tools=self._tools, tokenize=False, add_generation_prompt=True
+                )
+            )
+        except Exception as error:  # whatever a template raises of roles that it does not know
+            raise _no_tools(f"{type(error).__name__}: {error}") from None
+        said, _, rest = text.partition(_SAID)
+        end = str(self._tokenizer.eos_token or "")
+        if not rest or not end or not rest.startswith(end):
+            raise _no_tools("it does not end a turn with the end token")
+        pieces = re.split(rf"{re.escape(_TOLD)}\d+", rest.removeprefix(end))
+        if len(pieces) != number + 1 or not all(tool["function"]["name"] in said for tool in self._tools):
+            raise _no_tools("it shows no tools")
+        return [(piece if index == 0 else "", pieces[index + 1]) for index, piece in enumerate(pieces[:-1])]
+
+
+def _read(text: str) -> Call:
+    """A call from its JSON."""
+    try:
+        call = json.loads(text)
+        name, arguments = call["name"], call.get("arguments", {})
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return Call("", {}, 'a call is JSON with "name" and "arguments"')
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return Call(str(name), {}, '"name" is a text and "arguments" an object')
+    return Call(name, arguments)
+
+
+def _no_tools(why: str) -> SpecError:
+    return SpecError(
+        Issue(
+            "the model's chat template is none for tools",
+            path=("rollout", "rollouter", "format"),
+            given=f"hermes; the template: {why}"[:300],
+            allowed="a template that shows `tools` and writes messages of role tool, such as Qwen3's",
+            hint="write `format: tags`, and say in the prompt how a tool is called",
+        )
+    )

@@ -1,0 +1,66 @@
+"""An interpreter in the sandbox, which keeps its names over the turns of a response."""
+
+import atexit
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from rpg.sandbox import Limits, Sandbox, Session
+from rpg.tools.tool import Tool, ToolError, ToolSession, one_text, only_text
+from specs.schema.base import addition
+
+_LAST_LINES = 3
+"""Lines of an error that the policy is shown: the last say what it is."""
+
+
+class Python(Tool):
+    """Runs Python in the sandbox, with state over the turns of a response. Needs bubblewrap."""
+
+    sandboxed: ClassVar[bool] = True
+    libraries: ClassVar[tuple[str, ...]] = ("python",)
+
+    seconds: float = Field(5.0, gt=0)
+    """Wall time of a call at most."""
+    memory_mb: int = addition(512, ge=64)
+    """Address space of the interpreter, MiB."""
+
+    def describe(self) -> dict[str, Any]:
+        """See Tool."""
+        description = "Runs Python and returns what it prints, and the value of its last line. Names are kept."
+        return one_text("python", description, "code", "the program to run")
+
+    def open(self) -> ToolSession:
+        """See Tool."""
+        return _Interpreter(_sandbox(self.seconds, self.memory_mb).session())
+
+
+class _Interpreter:
+    """A session of the sandbox as a tool."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def call(self, arguments: Mapping[str, Any]) -> str:
+        """See ToolSession."""
+        outcome = self._session.execute(only_text(arguments, "code"))
+        if outcome.fine:
+            return outcome.stdout.rstrip("\n")
+        last = outcome.stderr.strip().splitlines()[-_LAST_LINES:]
+        raise ToolError("\n".join([outcome.stdout.rstrip("\n"), *last]).strip() or outcome.ended)
+
+    def close(self) -> None:
+        """Ends the interpreter."""
+        self._session.close()
+
+
+@lru_cache(maxsize=8)
+def _sandbox(seconds: float, memory_mb: int) -> Sandbox:
+    """The process's sandbox with these limits: it stays warm from one response to the next."""
+    limits = Limits(
+        seconds=seconds, memory_bytes=memory_mb << 20, processes=16, file_bytes=16 << 20, output_bytes=1 << 20
+    )
+    sandbox = Sandbox(limits)
+    atexit.register(sandbox.close)
+    return sandbox

@@ -1,0 +1,106 @@
+"""A tool: a function that the policy may call, with a description for its prompt."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol
+
+from pydantic import TypeAdapter, ValidationError, validate_call
+
+from specs.schema.rollout import ToolSection
+
+
+class ToolError(Exception):
+    """A call that cannot be answered. The policy is told the text."""
+
+
+class ToolSession(Protocol):
+    """A tool as one response calls it."""
+
+    def call(self, arguments: Mapping[str, Any]) -> str:
+        """The answer to a call.
+
+        Raises:
+            ToolError: the call is wrong; the policy is told why.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends it, with the response."""
+        ...
+
+
+class Tool(ToolSection):
+    """A tool; see `ToolSection` for its options."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Name, description and parameters, as a JSON Schema of the kind that chat templates take."""
+
+    @abstractmethod
+    def open(self) -> ToolSession:
+        """The tool for one response. Called in any thread; calls of one session come one at a time."""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters, in order."""
+        return tuple(self.describe()["function"]["parameters"]["properties"])
+
+
+class FunctionTool(Tool):
+    """A plain function with types and a docstring, as an installed package offers it."""
+
+    function: ClassVar[Callable[..., Any]]
+
+    def describe(self) -> dict[str, Any]:
+        """See Tool. Types and docstring are read by transformers."""
+        from transformers.utils.chat_template_utils import get_json_schema
+
+        schema: dict[str, Any] = get_json_schema(type(self).function)
+        return {**schema, "function": {**schema["function"], "name": self.type}}
+
+    def open(self) -> ToolSession:
+        """See Tool. Nothing is kept from call to call."""
+        return self
+
+    def call(self, arguments: Mapping[str, Any]) -> str:
+        """See ToolSession. What the function raises is told to the policy."""
+        try:
+            value = validate_call(type(self).function)(**arguments)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise ToolError(f"{place}: {first['msg']}") from None
+        except Exception as error:
+            raise ToolError(f"{type(error).__name__}: {error}") from None
+        return value if isinstance(value, str) else TypeAdapter(type(value)).dump_json(value).decode()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def one_text(name: str, description: str, parameter: str, meaning: str) -> dict[str, Any]:
+    """The description of a tool that takes one text."""
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {
+                "type": "object",
+                "properties": {parameter: {"type": "string", "description": meaning}},
+                "required": [parameter],
+            },
+        },
+    }
+
+
+def only_text(arguments: Mapping[str, Any], parameter: str) -> str:
+    """The argument of such a tool.
+
+    Raises:
+        ToolError: there is another argument, none, or one that is no text.
+    """
+    value = arguments.get(parameter)
+    if set(arguments) != {parameter} or not isinstance(value, str):
+        raise ToolError(f"takes one argument, {parameter}, a text")
+    return value
