@@ -1,6 +1,6 @@
 """What tools that take time cost the sampler: tokens a second beside the same tokens with tools that take none.
 
-    python benchmarks/tools.py [--prompts 48] [--turns 4] [--median 0.05] [--slow 2.0] [--slow-share 0.03]
+    python benchmarks/tools.py [--prompts 384] [--at-once 64] [--median 0.05] [--slow 2.0] [--slow-share 0.03]
 
 A random model writes turns that end in a call, and each call is answered after a time drawn from a lognormal
 distribution with this median, a share of them after --slow seconds. Three ways, with the same tokens:
@@ -73,7 +73,9 @@ class Lockstep(environment._Conversations):
         return super()._next_turns(pause, admit)
 
 
-def sampler_and_tokenizer(hidden: int, layers: int) -> tuple[TransformersSampler, PreTrainedTokenizerFast]:
+def sampler_and_tokenizer(
+    hidden: int, layers: int, at_once: int
+) -> tuple[TransformersSampler, PreTrainedTokenizerFast]:
     """A random model over 64 printable bytes: the call's end is drawn once in 64 tokens, and no end token ever."""
     tokenizer = make_tokenizer(ByteTokenizer(), ())
     torch.manual_seed(0)
@@ -99,7 +101,7 @@ def sampler_and_tokenizer(hidden: int, layers: int) -> tuple[TransformersSampler
     end, directory = int(tokenizer.eos_token_id), Path(tempfile.mkdtemp())
     tokenizer.save_pretrained(directory)
     sampler = TransformersSampler(
-        model, eos_id=end, pad_id=0, max_concurrent=256, max_length=2048, tokenizer_dir=directory
+        model, eos_id=end, pad_id=0, max_concurrent=at_once, max_length=2048, tokenizer_dir=directory
     )
     return sampler, tokenizer
 
@@ -107,12 +109,19 @@ def sampler_and_tokenizer(hidden: int, layers: int) -> tuple[TransformersSampler
 def main() -> None:
     """Prints a line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in (("--prompts", 48), ("--turns", 4), ("--hidden", 256), ("--layers", 4), ("--rounds", 3)):
+    for name, value in (
+        ("--prompts", 384),
+        ("--at-once", 64),
+        ("--turns", 4),
+        ("--hidden", 256),
+        ("--layers", 4),
+        ("--rounds", 3),
+    ):
         parser.add_argument(name, type=int, default=value)
     for name, number in (("--median", 0.05), ("--slow", 2.0), ("--slow-share", 0.03)):
         parser.add_argument(name, type=float, default=number)
     given = parser.parse_args()
-    sampler, tokenizer = sampler_and_tokenizer(given.hidden, given.layers)
+    sampler, tokenizer = sampler_and_tokenizer(given.hidden, given.layers, given.at_once)
     asked = [
         SeededPrompt(Problem(str(n), "?", "", "set"), tuple(tokenizer.encode(f"{n}? ", add_special_tokens=False)), n)
         for n in range(given.prompts)

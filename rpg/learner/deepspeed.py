@@ -31,6 +31,18 @@ from specs.machine.standstill import show_work
 from specs.schema.training import Training
 
 
+def ask_torch_for_memory() -> None:
+    """Has DeepSpeed take a GPU's free memory from torch.
+
+    Where `pynvml` is installed DeepSpeed 0.19 asks NVML, by the numbers in CUDA_VISIBLE_DEVICES; a slot names its GPU
+    there by UUID, and DeepSpeed fails as it reads that as a number (its pull request 8510 mends it).
+    """
+    from deepspeed.accelerator import cuda_accelerator, get_accelerator
+
+    get_accelerator()  # as it is made it imports pynvml
+    cuda_accelerator.pynvml = None
+
+
 class Learner:
     """Trains a policy. All ranks make the same calls in the same order."""
 
@@ -53,6 +65,7 @@ class Learner:
             False  # its compilation takes 31 s and saves nothing here
         )
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        ask_torch_for_memory()
         if training.kernels == "liger":
             check_kernels(config_of(weights_dir), device)
         model = load_model(weights_dir, training)

@@ -20,6 +20,10 @@ _PREFILL_TOKENS = 8192
 _FIRST_CAPACITY = 64
 """Response positions that the cache has room for at first; it grows with what is sampled, not with the maximum."""
 
+_WIDTHS = {"cuda": 64}
+"""Kind of device -> keys that attention sees come in multiples of it, 1 where it is left out. Kernels of cuDNN, which
+torch prefers on Hopper, make a plan for each number of keys: some 30 ms, where a step takes 10."""
+
 WatchFn = Callable[[Sequence[int]], StopTextWatch]
 """Prompt token ids -> a watch for stop texts in one response to that prompt."""
 
@@ -128,7 +132,8 @@ class Decoding:
         """One token for every active slot."""
         active = self.active
         lengths = self.lengths[:active]
-        width = int(lengths.max()) + 1
+        multiple = _WIDTHS.get(self.device.type, 1)
+        width = -(-(int(lengths.max()) + 1) // multiple) * multiple
         more_may_enter = self.open_ended or self.entered < len(self.prompts) * self.group_size
         self.cache.reserve(slots=len(self.responses) if more_may_enter else active, width=width)
         rows, ends = torch.arange(active, device=self.device), self._device(lengths)

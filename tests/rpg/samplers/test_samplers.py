@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from rpg.samplers.base import ADMISSION_STEPS, Sampler
 from rpg.samplers.vllm.dedicated import DedicatedSampler
-from rpg.types import Rollout, RolloutGroup, Sampling
+from rpg.types import Pause, Rollout, RolloutGroup, Sampling, TurnRequest
 from specs.schema.rollout import SAMPLERS, engine_of
 from tests.rpg.tiny_engine import (
     EOS,
@@ -281,6 +281,68 @@ def test_a_stream_samples_what_is_admitted_as_a_call_does(engine: Sampler) -> No
         assert rollout.response_ids == expected.response_ids
         assert rollout.finish_reason == expected.finish_reason
         assert rollout.rollout_logprobs == pytest.approx(expected.rollout_logprobs, abs=1e-5)
+
+
+def test_a_turn_begins_while_others_go_on_and_is_what_it_would_be_alone(engine: Sampler) -> None:
+    """Three responses of four turns each: as soon as one ends, its next turn begins behind tokens that are given."""
+    given, most = (5, 6), 12
+    contexts = {number: tuple(prompt) for number, prompt in enumerate(PROMPTS[:3])}
+    turns_left = dict.fromkeys(contexts, 4)
+    ready, asked = sorted(contexts), list[int]()
+    requests: list[TurnRequest] = []
+    ended: list[tuple[int, Rollout]] = []
+    pauses = set[Pause]()
+
+    def next_turns(pause: Pause) -> list[TurnRequest] | None:
+        pauses.add(pause)
+        if pause == "idle" and not ready:
+            return None
+        new = [TurnRequest(contexts[number], seed=100 * number + turns_left[number], limit=most) for number in ready]
+        asked.extend(ready)
+        requests.extend(new)
+        ready.clear()
+        return new
+
+    def note(number: int, rollout: Rollout) -> None:
+        ended.append((number, rollout))
+        response = asked[number]
+        turns_left[response] -= 1
+        contexts[response] += (*rollout.response_ids, *given)
+        if turns_left[response]:
+            ready.append(response)
+
+    assert engine.serve(next_turns, sampling=sampling(most), on_response=note) == 0
+    assert sorted(number for number, _ in ended) == list(range(12))
+    assert {"idle", "ended"} <= pauses
+    alone = [
+        engine.generate([turn.token_ids], group_size=1, sampling=sampling(most), seeds=[turn.seed])[0].rollouts[0]
+        for turn in requests
+    ]
+    for number, rollout in ended:
+        assert rollout.response_ids == alone[number].response_ids
+        assert rollout.rollout_logprobs == pytest.approx(alone[number].rollout_logprobs, abs=1e-4)
+        assert rollout.finish_reason == alone[number].finish_reason
+
+
+def test_who_gives_turns_may_end_the_call_in_the_middle(engine: Sampler) -> None:
+    asked: list[Pause] = []
+
+    def next_turns(pause: Pause) -> list[TurnRequest] | None:
+        asked.append(pause)
+        return [TurnRequest((5,), seed=1, limit=MAX_LENGTH - 1)] if len(asked) == 1 else None
+
+    rollouts: list[Rollout] = []
+    left = engine.serve(
+        next_turns, sampling=sampling(MAX_LENGTH), on_response=lambda _, rollout: rollouts.append(rollout)
+    )
+    assert asked[1] in ("steps", "ended", "idle")
+    assert (left > 0) == (not rollouts)
+
+
+def test_a_turn_without_room_is_named(engine: Sampler) -> None:
+    with pytest.raises(ValueError, match="prompt 0 has 0 tokens"):
+        engine.serve(lambda _: [TurnRequest((), seed=1, limit=3)], sampling=sampling(4), on_response=lambda *_: None)
+    assert len(engine.generate([PROMPT], group_size=1, sampling=sampling(2), seeds=[0])) == 1
 
 
 def test_a_stream_ends_in_the_middle_and_counts_what_is_lost(engine: Sampler) -> None:

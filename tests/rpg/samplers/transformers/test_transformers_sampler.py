@@ -9,6 +9,8 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from rpg.samplers import open_sampler
+from rpg.samplers.transformers import decoding
+from rpg.samplers.transformers.cache import SlotCache
 from rpg.samplers.transformers.draws import BLOCK, draw, nucleus, uniforms
 from rpg.samplers.transformers.sampler import TransformersSampler
 from rpg.types import RolloutGroup, Sampling
@@ -49,6 +51,30 @@ def test_a_batch_draws_what_each_response_alone_would(
     for prompt, seed, group in zip(PROMPTS, range(5), groups, strict=True):
         for member, rollout in enumerate(group.rollouts):
             assert list(rollout.response_ids) == one_at_a_time(model, prompt, seed, member, drawn)
+
+
+@pytest.mark.parametrize("architecture", [qwen3, llama, gpt2])
+def test_on_gpus_attention_sees_few_numbers_of_keys_and_draws_the_same(
+    architecture: Callable[[], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels plan anew for each number of keys. What a GPU is given is computed here on the CPU."""
+    model = architecture()
+    exact = sampler_of(model).generate(PROMPTS, group_size=4, sampling=sampling(120), seeds=range(5))
+    widths = set[int]()
+    aim = SlotCache.aim
+
+    def noted(cache: SlotCache, rows: torch.Tensor, ends: torch.Tensor, *, width: int) -> None:
+        widths.add(width)
+        aim(cache, rows, ends, width=width)
+
+    monkeypatch.setattr(SlotCache, "aim", noted)
+    monkeypatch.setitem(decoding._WIDTHS, "cpu", decoding._WIDTHS["cuda"])
+    wider = sampler_of(model).generate(PROMPTS, group_size=4, sampling=sampling(120), seeds=range(5))
+    assert len(widths) <= 4
+    assert all(width % 64 == 0 for width in widths)
+    assert response_ids(wider) == response_ids(exact)
+    for (_, rollout), (_, other) in zip(every_rollout(exact), every_rollout(wider), strict=True):
+        assert rollout.rollout_logprobs == pytest.approx(other.rollout_logprobs, abs=1e-5)
 
 
 def test_a_cache_that_grows_loses_nothing() -> None:
