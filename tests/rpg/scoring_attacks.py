@@ -118,7 +118,7 @@ MISBEHAVIOUR = {
         'import os\nline = b\'{"value": 0.0, "correct": false}\\n\'\nos.write(ANSWERS, line + line); os._exit(0)'
     ),
     "closes its output": "import os, time\nos.close(ANSWERS); time.sleep(60)",
-    "kills": "import os, signal\nos.kill(1, signal.SIGKILL)\nos.kill(-1, signal.SIGKILL)",
+    "kills": "import os, signal\ntry: os.kill(1, signal.SIGKILL)\nexcept OSError: pass\nos.kill(-1, signal.SIGKILL)",
 }
 # The pipe of verdicts: the one descriptor above standard error that can be written.
 ANSWERS = """
