@@ -6,8 +6,9 @@ A launcher is a section here, which says what is wrong with it, and the module o
 
 import re
 from collections.abc import Collection, Iterator
+from importlib.util import find_spec
 from itertools import accumulate
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -29,6 +30,8 @@ _HOSTFILE_LINE = re.compile(r"^(\S+)\s+slots=(\d+)$")
 class _Launcher(Spec):
     """Fields of every launcher's section."""
 
+    package: ClassVar[str] = ""
+    """The package that the machine needs which starts the ranks; empty: none beside this one's."""
     pool: str = execution("", pattern=POOL_NAME)
     """The Prefect work pool whose workers take the run when it is submitted; empty: `rpg`."""
 
@@ -342,6 +345,7 @@ _SHORT_OPTIONS = {
 class RayLauncher(_Nodes, HostsLauncher):
     """One placement group of a Ray cluster a launch, a bundle a node."""
 
+    package: ClassVar[str] = "ray"
     type: Literal["ray"]
     """ray: Ray says on which nodes ranks and engines are, and with which GPUs; this command is a driver of the
     cluster's and stays connected."""
@@ -375,6 +379,14 @@ class RayLauncher(_Nodes, HostsLauncher):
 Launcher = Annotated[
     LocalLauncher | SshLauncher | SlurmLauncher | RayLauncher, Field(discriminator="type"), unless_said("type", "local")
 ]
+
+
+def package_missing(launcher: Launcher) -> Issue | None:
+    """The issue where the package that the launcher needs is not on this machine."""
+    if not launcher.package or find_spec(launcher.package) is not None:
+        return None
+    hint = f"pip install 'rpg-experiments[{launcher.package}]'"
+    return Issue(f"{launcher.package} is not installed", ("launcher", "type"), given=launcher.type, hint=hint)
 
 
 def parse_hostfile(text: str) -> tuple[Host, ...]:

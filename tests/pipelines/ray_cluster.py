@@ -108,7 +108,7 @@ class RayCluster:
 
     def section(self, **more: Any) -> dict[str, Any]:
         """The spec's launcher."""
-        return {"type": "ray", "address": self.address, "connect_seconds": 120, "lost_after_seconds": 5, **more}
+        return {"type": "ray", "address": self.address, "connect_seconds": 120, "lost_after_seconds": 15, **more}
 
     def close(self) -> None:
         """Takes it all down."""

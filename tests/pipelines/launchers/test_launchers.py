@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ SECTIONS = {
     "local": {"type": "local"},
     "ssh": {"type": "ssh", "hosts": [{"host": "elsewhere"}]},
     "slurm": {"type": "slurm"},
+    "ray": {"type": "ray"},
 }
 
 
@@ -158,6 +160,7 @@ def test_only_ranks_that_run_here_take_this_machines_gpus() -> None:
         "local": True,
         "ssh": False,
         "slurm": False,
+        "ray": False,
     }
 
 
@@ -176,6 +179,7 @@ def test_doctor_says_what_launchers_need_here_and_what_they_lack(
     assert [(finding.name, finding.status, finding.message) for finding in findings] == [
         ("launcher ssh", "ok", str(tmp_path / "ssh")),
         ("launcher slurm", "note", "no sbatch here"),
+        ("launcher ray", "ok", f"ray {metadata.version('ray')}"),
     ]
     (finding,) = launcher_of(experiment("slurm")).examine(Home(tmp_path), experiment("slurm"))
     assert (finding.status, finding.message) == ("broken", "no sbatch here")
