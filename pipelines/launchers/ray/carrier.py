@@ -25,7 +25,7 @@ class Carrier:
         """
         # Ray sets a number of threads by the CPUs that it counts.
         here = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-        here[address] = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        here[address] = ray.util.get_node_ip_address()
         self._program = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", env={**here, **variables}
         )

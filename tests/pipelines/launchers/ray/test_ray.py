@@ -14,12 +14,10 @@ import torch
 from live import wait_for
 from ray_cluster import RayCluster, missing
 
-from tests.rpg.tiny_run import assert_trained, finish, make_run, start, step_of, weights
+from tests.rpg.tiny_run import STEADY, assert_trained, finish, make_run, start, step_of, weights
 
 WHY_NOT = missing()
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
-STEADY = {"learning_rate": 0.01, "epsilon": 1e-6}
-"""With which a rounding of a gradient that is nearly zero does not become a step."""
 
 
 @pytest.fixture(scope="module")
