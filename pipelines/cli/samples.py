@@ -1,6 +1,5 @@
 """Responses of a run's training as a terminal shows them: prompt, turns, and who speaks in each."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,5 +81,6 @@ def print_responses(responses: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _print_text(heading: str, text: str) -> None:
-    lines = textwrap.indent(text.rstrip("\n") or " ", _BEFORE, lambda _: True)
-    print(f"  {heading}\n{lines}")
+    print(f"  {heading}")
+    for line in text.rstrip("\n").split("\n"):
+        print(f"{_BEFORE}{line}".rstrip())

@@ -470,7 +470,8 @@ step 9, response 0   reward 1   advantage +0.5   8 tokens   stop
     (shown,) = json.loads(call("show", "sums-s0", "--sample", "--response", "0", "--json")[1])
     assert [turn["tool"] for turn in shown["turns"]] == [None, "calculator", None]
     best, worst = json.loads(call("show", "sums-s0", "--sample", "--step", "2", "--json")[1])
-    assert best["reward"] > worst["reward"]
+    assert best["reward"] >= worst["reward"]
+    assert best["rollout_id"] != worst["rollout_id"]
     assert best["turns"] == []
     assert best["response"] in call("show", "sums-s0", "--sample", "--step", "2")[1]
     code, _, error = call("show", "sums-s0", "--sample", "--step", "4")
