@@ -475,7 +475,7 @@ step 9, response 0   reward 1   advantage +0.5   8 tokens   stop
     assert best["turns"] == []
     assert best["response"] in call("show", "sums-s0", "--sample", "--step", "2")[1]
     code, _, error = call("show", "sums-s0", "--sample", "--step", "4")
-    assert code == 1
+    assert code == 2
     assert "step 4 of sums-s0-aaaa1111 is not recorded; its last recorded step is 9" in error
     assert call("show", "sums-s0", "--step", "4")[0] == 2
 
