@@ -62,3 +62,9 @@ def test_every_spec_is_planned(file, tmp_path):
 
 def lowest(searched):
     return names(searched)[0] if isinstance(searched, Choice | Cases) else bounds(searched)[0]
+
+
+def _made_of(experiment):
+    """What a base model follows from: with a warm-up the training problems too."""
+    learnt = experiment.data.train if experiment.warm_up else ()
+    return experiment.model.model_dump_json(), str(experiment.warm_up), str(learnt)
