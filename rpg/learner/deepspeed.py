@@ -16,6 +16,7 @@ from rpg.batches.batch import Microbatch
 from rpg.checkpoints.pieces import StateCopy
 from rpg.learner import shards
 from rpg.learner.adapters import save_adapter, whole_weights
+from rpg.learner.deepspeed_inside import ask_torch_for_memory, show_shards
 from rpg.learner.kernels import check_kernels
 from rpg.learner.offloading import UpdateState
 from rpg.learner.passes import Passes
@@ -25,18 +26,6 @@ from rpg.learner.sharded_loading import shard
 from rpg.pretrained import config_of
 from rpg.processes import ranks
 from specs.schema.training import Training
-
-
-def ask_torch_for_memory() -> None:
-    """Has DeepSpeed take a GPU's free memory from torch.
-
-    Where `pynvml` is installed DeepSpeed 0.19 asks NVML, by the numbers in CUDA_VISIBLE_DEVICES; a slot names its GPU
-    there by UUID, and DeepSpeed fails as it reads that as a number (its pull request 8510 mends it).
-    """
-    from deepspeed.accelerator import cuda_accelerator, get_accelerator
-
-    get_accelerator()  # as it is made it imports pynvml
-    cuda_accelerator.pynvml = None
 
 
 class Learner:
@@ -139,11 +128,7 @@ class Learner:
         if hasattr(zero, "update_lp_params"):
             zero.update_lp_params()
         elif self._training.zero_stage == 3:
-            for group in range(len(zero.fp16_groups)):
-                zero._reassign_or_swap_out_partitioned_parameters(group)
-            if persistent := zero.persistent_parameters:
-                persistent[0].partition(persistent)
-                persistent[0].all_gather(persistent)
+            show_shards(zero)
 
     @torch.no_grad()
     def probe(self, token_ids: Sequence[int], prompt_length: int) -> list[float]:
