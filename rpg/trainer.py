@@ -169,7 +169,7 @@ class Trainer:
         learner = self.components.learner
         signal = self.signal(rollouts) if self.spec.skips_zero_advantage else None
         plan = plan_step(
-            rollouts, self.training, packed=learner.packs, signal=signal, attention=learner.attention_share
+            rollouts, self.training, packed=self.components.packs, signal=signal, attention=learner.attention_share
         )
         rollouts = hand_over(rollouts, plan.trainers(len(rollouts.lengths)))
         minibatches = cut(rollouts, plan, self.components.device)
@@ -245,10 +245,10 @@ class Trainer:
                 old = batch.rollout_logprobs if from_sampler else self.components.learner.logprobs(batch)[0]
                 ledger.write(batch, old_logprobs=old)
         if self.components.reference:
-            with self.components.reference.in_place():
+            with self.components.reference.passes(self.components.learner.passes) as passes:
                 for minibatch in minibatches:
                     for batch in minibatch.passes:
-                        ledger.write(batch, ref_logprobs=self.components.learner.logprobs(batch)[0])
+                        ledger.write(batch, ref_logprobs=passes.logprobs(batch)[0])
 
     def advantages(self, rollouts: StepRollouts, ledger: TokenLedger) -> Tensor:
         """Advantage of every sampled token that this rank holds. [M]"""
