@@ -4,6 +4,7 @@ What dynamic sampling throws away counts. The accuracy is interpolated between t
 """
 
 import sys
+from itertools import pairwise
 
 from storage import open_record
 
@@ -32,7 +33,7 @@ def main(home: str, wanted: float) -> None:
 
 
 def _reached(measured: list[tuple[int, float]], tokens: dict[int, float], wanted: float) -> str:
-    for (before, low), (after, high) in zip(measured, measured[1:], strict=False):
+    for (before, low), (after, high) in pairwise(measured):
         if high >= wanted:
             share = (wanted - low) / (high - low) if high > low else 0.0
             spent = tokens[before] + max(0.0, share) * (tokens[after] - tokens[before])
