@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
+from contextlib import suppress
+from dataclasses import asdict
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from specs.errors import Issue, SpecError, in_file_order, render
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
+    from pathlib import Path
 
     from pipelines.home.home import Home
     from pipelines.planning.plan import RunPlan
+    from rpg.preflight import Findings
     from specs.document import Cell, Document
     from specs.schema.experiment import Experiment
 
@@ -84,11 +91,9 @@ def examined(
     """
     if not runs:
         return [], [], []
-    from rpg.preflight import examine
-
     # Most cells of a matrix have the same data and model.
     distinct = {(*_looked_at(run.experiment), _is_made(run)): run for run in runs}
-    findings = [(run.values, examine(run.experiment, model=not _is_made(run))) for run in distinct.values()]
+    findings = [(run.values, known_or_examined(run)) for run in distinct.values()]
     errors = [document.locate(issue, values) for values, each in findings for issue in each.errors]
     absent = [document.locate(issue, values) for values, each in findings for issue in each.absent]
     warnings = [document.locate(issue, values) for values, each in findings for issue in each.warnings]
@@ -100,6 +105,50 @@ def _looked_at(experiment: Experiment) -> tuple[Hashable, ...]:
     training = experiment.training
     data, model = experiment.data.model_dump_json(), experiment.model.model_dump_json()
     return model, data, training.lora, training.sequence_parallel_size
+
+
+def known_or_examined(run: RunPlan | Cell) -> Findings:
+    """Findings of a look at a run's data and model, or of the look before it, whose warnings alone there can be.
+
+    The look imports transformers, and data and model may lie anywhere. Where both stages are done, and nothing but
+    warnings came of the same look, it would find the same.
+    """
+    from specs.errors import read_issue
+    from specs.machine.files import DiskError, read_json, write_json
+
+    note = _note_of_look(run)
+    if note and (known := read_json(note)):
+        return Findings(warnings=[read_issue(issue) for issue in known["warnings"]])
+    from rpg.preflight import examine
+
+    findings = examine(run.experiment, model=not _is_made(run))
+    if note and not findings.errors and not findings.absent:
+        with suppress(OSError, DiskError):  # the next one looks again
+            write_json(note, {"warnings": [asdict(issue) for issue in findings.warnings]})
+    return findings
+
+
+def _note_of_look(run: RunPlan | Cell) -> Path | None:
+    """File of what a look has found, by all that it depends on; None where data or model are not made yet."""
+    from pipelines.planning.plan import RunPlan
+
+    if not isinstance(run, RunPlan) or not run.experiment.trains:
+        return None
+    stages = [run.stage(name) for name in ("data", "base")]
+    if any(stage.action != "CACHED" for stage in stages):
+        return None
+    from huggingface_hub import cached_assets_path
+
+    from pipelines.planning.code import MANIFEST, Code
+
+    experiment = run.experiment
+    asked = [experiment.rollout.model_dump_json(), experiment.reward.model_dump_json(), str(_looked_at(experiment))]
+    code = [MANIFEST.read_text(), Code().differing("rpg.preflight"), run.stage("train").code, version("transformers")]
+    made = [stage.fingerprint for stage in stages]
+    digest = hashlib.sha256(json.dumps([made, asked, code], sort_keys=True).encode()).hexdigest()
+    with suppress(OSError):
+        return cached_assets_path("rpg", "planning", "looks") / f"{digest[:32]}.json"
+    return None
 
 
 def _is_made(run: RunPlan | Cell) -> bool:
