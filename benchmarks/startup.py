@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +83,7 @@ class Measured:
 
     cpu_seconds: float
     wall_seconds: float
-    parts: Counter[str]
+    parts: dict[str, float]
 
 
 def kind_of(process: psutil.Process, command: int) -> str:
@@ -113,7 +113,7 @@ def measure(arguments: list[str], home: Path) -> Measured:
             sys.exit(f"rpg {' '.join(arguments)}: exit code {process.returncode}\n{output.read().decode()}")
     wall = time.monotonic() - started
     _wait_for_orphans()
-    parts: Counter[str] = Counter()
+    parts: dict[str, float] = defaultdict(float)
     for kind, seconds in seen.values():
         parts[kind] += seconds
     return Measured(_waited_for() - before, wall, parts)
@@ -204,7 +204,9 @@ def main() -> None:
             if kind == "known":
                 shutil.copytree(known, home)
             took = [measure(command, home) for command in asked][-1]
-            parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in took.parts.most_common())
+            parts = ", ".join(
+                f"{part} {seconds:.1f}" for part, seconds in sorted(took.parts.items(), key=lambda each: -each[1])
+            )
             print(f"{name:28}{took.cpu_seconds:8.1f}{took.wall_seconds:8.1f}  {parts}", flush=True)
             shutil.rmtree(home)
 
