@@ -1,11 +1,12 @@
 """Stages whose processes are forks give, bit for bit, what new processes give."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from live import SIGNAL, SPEC, Lab, wait_for
+from live import SIGNAL, Lab, copy_prefect_database, wait_for
 from safetensors.torch import load_file
 
 
@@ -14,33 +15,39 @@ def left_by(lab: Lab) -> dict[str, Any]:
     run_id = lab.run_ids()[-1]
     (weights,) = sorted(lab.home.run(run_id).glob("weights/step-*"))[-1].glob("*.safetensors")
     tables = {
-        "tokens": "SELECT * EXCLUDE (run_id) FROM tokens ORDER BY ALL",
-        "samples": "SELECT * EXCLUDE (run_id) FROM evaluation_samples ORDER BY ALL",
+        "tokens": "SELECT * EXCLUDE (run_id) FROM tokens WHERE run_id = '{run}' ORDER BY ALL",
+        "samples": "SELECT * EXCLUDE (run_id) FROM evaluation_samples WHERE run_id = '{run}' ORDER BY ALL",
         "metrics": "SELECT step, name, value FROM metrics"
-        " WHERE name NOT LIKE '%second%' AND name NOT LIKE '%memory%' ORDER BY ALL",
+        " WHERE run_id = '{run}' AND name NOT LIKE '%second%' AND name NOT LIKE '%memory%' ORDER BY ALL",
     }
-    rows = {name: [[repr(value) for value in row] for row in lab.query(sql)] for name, sql in tables.items()}
+    rows = {
+        name: [[repr(value) for value in row] for row in lab.query(sql.replace("{run}", run_id))]
+        for name, sql in tables.items()
+    }
     return {"weights": {name: value.tolist() for name, value in load_file(weights).items()}, **rows}
 
 
 @pytest.fixture
-def labs(tmp_path: Path) -> Iterator[list[Lab]]:
-    made = [Lab(tmp_path / name, tmp_path / "tiny.yaml") for name in ("forks", "new")]
-    yield made
-    for lab in made:
-        lab.clean_up()
+def other(prepared_home: Path, lab: Lab, tmp_path: Path) -> Iterator[Lab]:
+    """Another home like the lab's."""
+    other = Lab(tmp_path / "other", lab.spec)
+    shutil.copytree(prepared_home / "artifacts", other.root / "artifacts")
+    copy_prefect_database(prepared_home, other.root)
+    yield other
+    other.clean_up()
 
 
-def test_forks_give_what_new_processes_give(labs: list[Lab], monkeypatch: pytest.MonkeyPatch) -> None:
-    for lab, forks in zip(labs, ("1", "0"), strict=True):
-        lab.spec.write_text(SPEC)
+@pytest.mark.timeout(1500)
+def test_forks_give_what_new_processes_give(lab: Lab, other: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run that is compared is the second of its command, whose stages are forks after other forks."""
+    few = (*SIGNAL, "training.steps=2", "evaluation.checkpoints=final")
+    for each, forks, seeds in ((lab, "1", "seeds=[0, 1]"), (other, "0", "seeds=[1]")):
         monkeypatch.setenv("RPG_FORK_STAGES", forks)
-        # Two runs of one command: the second one's stages are forks of a process that the first one's were forks of.
-        overrides = (*SIGNAL, "training.steps=2", "seeds=[0, 1]")
-        result = lab.rpg("run", str(lab.spec), overrides=overrides, timeout=500)
+        result = each.rpg("run", str(each.spec), overrides=(*few, seeds), timeout=1000)
         assert result.code == 0, result.err
-        lab.assert_trained(lab.run_ids()[-1])
-    forked, new = map(left_by, labs)
+        each.assert_trained(each.run_ids()[-1])
+    assert lab.run_ids()[-1:] == other.run_ids()
+    forked, new = left_by(lab), left_by(other)
     assert forked["tokens"]
     assert forked["samples"]
     assert forked == new
