@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from pipelines.home.home import Home
     from pipelines.planning.plan import RunPlan
-    from rpg.preflight import Findings
     from specs.document import Cell, Document
     from specs.schema.experiment import Experiment
 
@@ -93,10 +92,10 @@ def examined(
         return [], [], []
     # Most cells of a matrix have the same data and model.
     distinct = {(*_looked_at(run.experiment), _is_made(run)): run for run in runs}
-    findings = [(run.values, known_or_examined(run)) for run in distinct.values()]
-    errors = [document.locate(issue, values) for values, each in findings for issue in each.errors]
-    absent = [document.locate(issue, values) for values, each in findings for issue in each.absent]
-    warnings = [document.locate(issue, values) for values, each in findings for issue in each.warnings]
+    findings = [(run.values, _known_or_examined(run)) for run in distinct.values()]
+    errors = [document.locate(issue, values) for values, (found, _, _) in findings for issue in found]
+    absent = [document.locate(issue, values) for values, (_, found, _) in findings for issue in found]
+    warnings = [document.locate(issue, values) for values, (_, _, found) in findings for issue in found]
     return in_file_order(errors), in_file_order(absent), in_file_order(warnings)
 
 
@@ -107,8 +106,8 @@ def _looked_at(experiment: Experiment) -> tuple[Hashable, ...]:
     return model, data, training.lora, training.sequence_parallel_size
 
 
-def known_or_examined(run: RunPlan | Cell) -> Findings:
-    """Findings of a look at a run's data and model, or of the look before it, whose warnings alone there can be.
+def _known_or_examined(run: RunPlan | Cell) -> tuple[list[Issue], list[Issue], list[Issue]]:
+    """Errors, what is absent, and warnings: of a look at a run's data and model, or of the look before it.
 
     The look imports transformers, and data and model may lie anywhere. Where both stages are done, and nothing but
     warnings came of the same look, it would find the same.
@@ -118,14 +117,14 @@ def known_or_examined(run: RunPlan | Cell) -> Findings:
 
     note = _note_of_look(run)
     if note and (known := read_json(note)):
-        return Findings(warnings=[read_issue(issue) for issue in known["warnings"]])
+        return [], [], [read_issue(issue) for issue in known["warnings"]]
     from rpg.preflight import examine
 
     findings = examine(run.experiment, model=not _is_made(run))
     if note and not findings.errors and not findings.absent:
         with suppress(OSError, DiskError):  # the next one looks again
             write_json(note, {"warnings": [asdict(issue) for issue in findings.warnings]})
-    return findings
+    return findings.errors, findings.absent, findings.warnings
 
 
 def _note_of_look(run: RunPlan | Cell) -> Path | None:
