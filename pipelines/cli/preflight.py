@@ -128,10 +128,11 @@ def _known_or_examined(run: RunPlan | Cell) -> tuple[list[Issue], list[Issue], l
 
 
 def _note_of_look(run: RunPlan | Cell) -> Path | None:
-    """File of what a look has found, by all that it depends on; None where data or model are not made yet."""
+    """File of what a look has found, by all that it depends on; None where data or model are not made yet, and where
+    there is a teacher, which may lie anywhere and is never made."""
     from pipelines.planning.plan import RunPlan
 
-    if not isinstance(run, RunPlan) or not run.experiment.trains:
+    if not isinstance(run, RunPlan) or not run.experiment.trains or run.experiment.reference.teacher:
         return None
     stages = [run.stage(name) for name in ("data", "base")]
     if any(stage.action != "CACHED" for stage in stages):
