@@ -18,7 +18,8 @@ def left_by(lab: Lab) -> dict[str, Any]:
         "tokens": "SELECT * EXCLUDE (run_id) FROM tokens WHERE run_id = '{run}' ORDER BY ALL",
         "samples": "SELECT * EXCLUDE (run_id) FROM evaluation_samples WHERE run_id = '{run}' ORDER BY ALL",
         "metrics": "SELECT step, name, value FROM metrics"
-        " WHERE run_id = '{run}' AND name NOT LIKE 'time/%' AND name NOT LIKE '%second%' AND name NOT LIKE '%memory%' ORDER BY ALL",
+        " WHERE run_id = '{run}' AND name NOT LIKE 'time/%'"
+        " AND name NOT LIKE '%second%' AND name NOT LIKE '%memory%' ORDER BY ALL",
     }
     rows = {
         name: [[repr(value) for value in row] for row in lab.query(sql.replace("{run}", run_id))]
