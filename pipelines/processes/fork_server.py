@@ -17,12 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from setproctitle import setproctitle
-
 from specs.machine.parent import die_with_parent, share_cores
 
 _MAY_BE_LOST = {"jemalloc_bg_thd"}
 """Threads that their library does without in a fork: pyarrow's allocator gives memory back by itself then."""
+ROOM_FOR_TITLE = " " * 500
+"""An argument that is nothing but room for the title of a fork."""
 LONGEST_MESSAGE = 1 << 16
 """Bytes of a message of either side."""
 
@@ -118,7 +118,7 @@ class ForkServer:
             sys.modules["numpy.random"].seed()
         if "torch" in sys.modules:
             sys.modules["torch"].default_generator.seed()
-        setproctitle(" ".join([sys.executable, "-m", *asked["program"]]))
+        _show_as(" ".join([sys.executable, "-m", *asked["program"]]))
 
     def _tell_end(self, descriptor: int) -> None:
         pid = self._forks.pop(descriptor)
@@ -157,6 +157,16 @@ def _lost_threads() -> list[str]:
     tasks = Path("/proc/self/task")
     others = (tasks / name / "comm" for name in os.listdir(tasks) if int(name) != os.getpid())
     return [name for comm in others if (name := comm.read_text().strip()) not in _MAY_BE_LOST]
+
+
+def _show_as(title: str) -> None:
+    """Has `ps` show this process by a title, which gets the room of the arguments alone: whoever looks for a home's
+    processes reads their environment."""
+    os.environ["SPT_NOENV"] = "1"
+    from setproctitle import setproctitle
+
+    setproctitle(title)
+    del os.environ["SPT_NOENV"]
 
 
 def _changed_at(path: str) -> int:

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pipelines.processes.fork_server import LONGEST_MESSAGE
+from pipelines.processes.fork_server import LONGEST_MESSAGE, ROOM_FOR_TITLE
 from specs.machine.parent import die_with_parent
 
 FORK_STAGES = "RPG_FORK_STAGES"
@@ -109,7 +109,7 @@ class _Server:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipelines.processes.fork_server"],
+                [sys.executable, "-m", "pipelines.processes.fork_server", ROOM_FOR_TITLE],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -82,7 +82,9 @@ def test_a_fork_is_on_record_with_a_group_of_its_own_and_stops_when_asked(tmp_pa
 
     def look() -> None:
         record = ProcessRecord.read(job.record)
-        seen.append((record, os.getpgid(record.pid), is_fork(record.pid), psutil.Process(record.pid).cmdline()))
+        process = psutil.Process(record.pid)
+        assert process.environ()["PYTHONPATH"] == os.environ["PYTHONPATH"]
+        seen.append((record, os.getpgid(record.pid), is_fork(record.pid), process.cmdline()))
 
     with pytest.raises(StageStoppedError):
         supervise(job, stop=stop, tick=look)
