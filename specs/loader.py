@@ -149,11 +149,13 @@ def _source(spec: Spec, overrides: Overrides, wanted: Kind, rewards: OwnRewards)
         message, hint = f"this is {_NOUNS[kind]}, not {_NOUNS[wanted]}", f"`{_VERBS[kind]} {quote(file)}`"
         raise SpecError(Issue(message, file=file, hint=hint if file else ""))
     issues: list[Issue] = []
-    for setting in overrides.items() if isinstance(overrides, Mapping) else overrides:
+    settings = overrides.items() if isinstance(overrides, Mapping) else overrides
+    for setting in settings:
         try:
-            root = (
-                override(root, setting, schema) if isinstance(setting, str) else override_value(root, *setting, schema)
-            )
+            if isinstance(setting, str):
+                root = override(root, setting, schema)
+            else:
+                root = override_value(root, setting[0], setting[1], schema)
         except SpecError as error:
             issues += error.issues
     if issues:
