@@ -302,8 +302,8 @@ def drain() -> None:
     """Sends what Prefect's clients still hold; the states of tasks travel as events.
 
     What a server that is away does not take within some seconds is given up: at the interpreter's end Prefect would
-    wait for it, for minutes. In a thread of its own: a notebook's main thread runs an event loop, where Prefect would hand
-    out what is to be awaited.
+    wait for it, for minutes. In a thread of its own: a notebook has an event loop in the main thread, and Prefect then
+    hands out what is to be awaited.
     """
     thread = threading.Thread(target=_drain, name="drain")
     thread.start()

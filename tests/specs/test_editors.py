@@ -1,0 +1,98 @@
+"""What an editor says of the specs that come with the product: nothing; and of a slip: something."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import ROOT
+
+from specs.json_schema import json_schema
+
+SPECS = ROOT / "specs"
+FILES = {kind: sorted((SPECS / f"{kind}s").rglob("*.yaml")) for kind in ("experiment", "evaluation")}
+FILES["study"] = sorted((SPECS / "studies").glob("*.yaml"))
+SERVER = shutil.which("yaml-language-server")
+"""`npm install -g yaml-language-server`"""
+SLIPS = [
+    ("rollout: {max_response_length: 32, sleep: true}\n", "sleep"),
+    ("training: {steps: -1}\n", "-1"),
+    ("objective: {type: rpg, divergence: reversed}\n", "reversed"),
+    ("reward: {type: exact_matches}\n", "exact_matches"),
+]
+
+
+def checked(schema: Path, *files: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "check_jsonschema", "--schemafile", str(schema), *map(str, files)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_every_shipped_spec_satisfies_its_schema(kind: str) -> None:
+    done = checked(SPECS / "json" / f"{kind}.json", *FILES[kind])
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_the_shipped_schemas_are_those_of_the_schema(kind: Any) -> None:
+    assert json.loads((SPECS / "json" / f"{kind}.json").read_text()) == json_schema(kind, installed=False)
+
+
+@pytest.mark.parametrize(("slip", "told"), SLIPS)
+def test_a_slip_in_a_file_that_extends_another_is_found(slip: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"extends: quickstart.yaml\nname: a\n{slip}")
+    done = checked(SPECS / "json" / "experiment.json", tmp_path / "a.yaml")
+    assert done.returncode == 1
+    assert told in done.stdout
+
+
+def diagnoses(file: Path, schema: Path) -> list[str]:
+    """What the language server, as an editor starts it, says of a file."""
+    assert SERVER is not None
+    server = subprocess.Popen([SERVER, "--stdio"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert server.stdin is not None
+    assert server.stdout is not None
+
+    def send(method: str, params: Any, number: Any = None) -> None:
+        message = {"jsonrpc": "2.0", "method": method, "params": params} | ({"id": number} if number else {})
+        body = json.dumps(message).encode()
+        server.stdin.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))  # type: ignore[union-attr]
+        server.stdin.flush()  # type: ignore[union-attr]
+
+    settings = {"yaml": {"schemas": {schema.as_uri(): [file.name]}, "validate": True}}
+    send("initialize", {"processId": None, "rootUri": None, "capabilities": {}}, 1)
+    send("initialized", {})
+    send("workspace/didChangeConfiguration", {"settings": settings})
+    document = {"uri": file.as_uri(), "languageId": "yaml", "version": 1, "text": file.read_text()}
+    send("textDocument/didOpen", {"textDocument": document})
+    try:
+        while True:
+            length = 0
+            while (line := server.stdout.readline().strip()) or not length:
+                name, _, value = line.partition(b": ")
+                length = int(value) if name == b"Content-Length" else length
+            message = json.loads(server.stdout.read(length))
+            if message.get("method") == "textDocument/publishDiagnostics" and message["params"]["uri"] == file.as_uri():
+                return [found["message"] for found in message["params"]["diagnostics"]]
+    finally:
+        server.kill()
+        server.wait()
+        server.stdin.close()
+        server.stdout.close()
+
+
+@pytest.mark.skipif(SERVER is None, reason="yaml-language-server is not installed")
+@pytest.mark.parametrize("name", ["experiments/quickstart.yaml", "experiments/tool-use.yaml", "studies/joint.yaml"])
+def test_the_language_server_says_nothing_of_a_shipped_spec(name: str) -> None:
+    kind = "study" if "studies" in name else "experiment"
+    assert diagnoses(SPECS / name, SPECS / "json" / f"{kind}.json") == []
+
+
+@pytest.mark.skipif(SERVER is None, reason="yaml-language-server is not installed")
+def test_the_language_server_finds_a_slip(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("extends: quickstart.yaml\nname: a\ntraining: {stepz: 1}\n")
+    (told,) = diagnoses(tmp_path / "a.yaml", SPECS / "json" / "experiment.json")
+    assert "stepz" in told
