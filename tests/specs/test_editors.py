@@ -18,7 +18,7 @@ FILES["study"] = sorted((SPECS / "studies").glob("*.yaml"))
 SERVER = shutil.which("yaml-language-server")
 """`npm install -g yaml-language-server`"""
 SLIPS = [
-    ("rollout: {max_response_length: 32, sleep: true}\n", "sleep"),
+    ("rollout: {max_response_lenght: 32}\n", "max_response_lenght"),
     ("training: {steps: -1}\n", "-1"),
     ("objective: {type: rpg, divergence: reversed}\n", "reversed"),
     ("reward: {type: exact_matches}\n", "exact_matches"),
