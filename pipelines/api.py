@@ -311,7 +311,7 @@ class Outcome:
                 for trial in self._study.trials
             ]
             return pd.DataFrame(rows)
-        from pipelines.report.tables import outcome_rows
+        from pipelines.report.answer.rows import outcome_rows
 
         return pd.DataFrame(outcome_rows(self._outcomes))
 

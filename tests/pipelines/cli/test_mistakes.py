@@ -14,7 +14,7 @@ import specs
 from pipelines.cli import main
 from pipelines.home.home import Home
 
-STARTER = (Path(specs.__file__).parent / "experiments" / "starter.yaml").read_text("utf-8")
+STARTER = (Path(specs.__file__).parent / "experiments" / "starter.yaml").read_text("utf-8").partition("\n")[2]
 MODEL = STARTER[STARTER.index("  source: scratch") : STARTER.index("data:\n")]
 TRAIN = STARTER[STARTER.index("    - source: reasoning_gym") : STARTER.index("  evaluation:   ")]
 STUDY = """\

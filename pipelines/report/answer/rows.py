@@ -1,9 +1,9 @@
-"""The tables of a page as rows of plain values, for data frames and for papers."""
+"""Outcomes as rows of plain values, for data frames."""
 
 from collections.abc import Iterable
 from typing import Any
 
-from pipelines.report.answer import Outcome
+from pipelines.report.answer.outcome import Outcome
 from pipelines.report.statistics import Interval
 
 
