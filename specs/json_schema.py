@@ -80,7 +80,7 @@ def _part(section: Any) -> Any:
         return [_part(item) for item in section]
     if not isinstance(section, dict):
         return section
-    part = {}
+    part: dict[str, Any] = {}
     for key, value in section.items():
         if key in ("required", "discriminator"):
             continue

@@ -22,6 +22,7 @@ from specs.schema.fields import below, is_model, no_such_item, sections_of, spli
 from specs.schema.study import Study
 
 _YAML = (".yaml", ".yml")
+_VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
 _BRACKETS = re.compile(r"\[(\d+)\]")
 """A place in a list, as Python writes it."""
 
@@ -201,6 +202,9 @@ def _absolute_texts(node: YamlNode, kind: PathKind) -> YamlNode:
         return node
     folder = os.path.dirname(node.at.file) if node.at.line else ""
     full = os.path.abspath(os.path.join(folder, os.path.expanduser(node.value)))
+    if (variable := _VARIABLE.search(node.value)) and not os.path.exists(full):
+        hint = "write the path itself; `~` stands for your home directory"
+        raise SpecError(_at(node.at, f"{variable[0]} is not filled in: a spec has no variables", hint=hint))
     is_path = kind != "path or id" or node.value.startswith((".", "/", "~")) or os.path.exists(full)
     return YamlNode(full, node.at) if is_path else node
 
