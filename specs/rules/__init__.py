@@ -48,10 +48,11 @@ def _groups(experiment: Experiment) -> Iterator[Issue]:
     for name, value in (("baseline", "leave_one_out"), ("scale", "group_std")):
         if getattr(experiment.advantage, name) == value:
             yield Issue(
-                "needs more than one response per prompt",
-                ("advantage", name),
-                given=f"{value} with group_size 1",
-                hint="raise training.group_size to 2 or more",
+                f"advantage.{name} {value} needs more than one response per prompt",
+                ("training", "group_size"),
+                given="1",
+                allowed="2 or more",
+                hint=f"raise it, or take another advantage.{name}",
             )
 
 
@@ -65,6 +66,16 @@ def _reference(experiment: Experiment) -> Iterator[Issue]:
             f"a reference of source {reference.source} does not move",
             ("reference", "update"),
             hint="leave update out, or write source: snapshot",
+        )
+    if reference.source == "model" and not reference.path:
+        hint = "name the teacher: a directory, or a Hub id such as Qwen/Qwen3-4B"
+        yield Issue("missing", ("reference", "path"), allowed="a model directory or a Hub id", hint=hint)
+    if reference.source != "model" and reference.path:
+        yield Issue(
+            f"a reference of source {reference.source} is made of the policy",
+            ("reference", "path"),
+            given=reference.path,
+            hint="leave path out, or write source: model",
         )
 
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from specs.bounds import MAX_RANKS
 from specs.errors import Issue
-from specs.schema.base import OpenSection, Spec, addition, execution, unless_said
+from specs.schema.base import OpenSection, Spec, addition, execution, or_name, unless_said
 from specs.schema.fields import members
 
 
@@ -36,11 +36,6 @@ class Correction(Spec):
     outside."""
     bound: float = Field(2.0, gt=1)
     """Largest weight."""
-
-
-def _named(value: Any) -> Any:
-    """A section that is written as its name alone, in full."""
-    return {"type": value} if isinstance(value, str) else value
 
 
 class ToolSection(OpenSection):
@@ -91,11 +86,26 @@ class HermesFormat(Spec):
     type: Literal["hermes"] = "hermes"
 
 
-NamedTool = Annotated[ToolSection, BeforeValidator(_named)]
+NamedTool = Annotated[ToolSection, or_name]
 Format = Annotated[
     Annotated[TagsFormat | HermesFormat, Field(discriminator="type"), unless_said("type", "tags")],
-    BeforeValidator(_named),
+    or_name,
 ]
+
+
+class TurnBounds(NamedTuple):
+    """Most that a response of an environment holds, whatever the policy does."""
+
+    turns: int
+    """Turns of the policy."""
+    sampled: int
+    """Tokens that it samples."""
+    given: int
+    """Tokens that it is given."""
+    length: int
+    """Tokens in all."""
+    seconds: float = 0.0
+    """Wall time in which it waits for what it is given."""
 
 
 class RollouterSection(OpenSection):
@@ -117,6 +127,10 @@ class RollouterSection(OpenSection):
     def runs_programs(self) -> str:
         """What of it runs programs of the policy's in the sandbox; empty: nothing."""
         return ""
+
+    def bounds(self, max_response_length: int) -> TurnBounds | None:  # noqa: ARG002 (for those that override it)
+        """Most that a response of so many tokens holds; None: the environment does not say."""
+        return None
 
     def issues(self, max_response_length: int) -> Iterator[Issue]:  # noqa: ARG002 (for those that override it)
         """What cannot be of it in responses of so many tokens. Paths begin at the rollouter."""

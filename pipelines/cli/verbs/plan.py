@@ -12,10 +12,15 @@ import typer
 from pipelines.cli.options import AsJson, Overrides, SpecFile
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from pipelines.planning.device import Device
     from pipelines.planning.plan import Plan
     from rpg.base.shape import ModelShape
+    from specs.document import Document
+    from specs.errors import Issue
     from specs.schema.experiment import Experiment
+    from specs.study_document import StudyDocument
 
 MOST_RUNS = 8
 """So many are shown one by one."""
@@ -44,17 +49,11 @@ def plan(
     import json
     import sys
 
-    from huggingface_hub import is_offline_mode
-
-    from pipelines.cli.preflight import examined, missing_for, unfinished, unscorable
     from pipelines.cli.resolved import print_resolved
     from pipelines.home.home import Home
-    from pipelines.planning.gpu_hours import precision_warnings
-    from pipelines.planning.memory import memory_warnings
-    from pipelines.planning.plan import make_plan, overlap_warnings
+    from pipelines.planning.plan import make_plan
     from pipelines.planning.weights import weights_in
-    from pipelines.running.gpu_slots import concurrency_warnings
-    from specs.errors import SpecError, in_file_order, render
+    from specs.errors import SpecError, render
     from specs.loader import load_any
     from specs.study_document import StudyDocument
 
@@ -76,7 +75,26 @@ def plan(
     elif as_json:
         print(json.dumps(as_data(made), indent=2))
     else:
-        _print_plan(made, each=all_runs or len(made.runs) <= MOST_RUNS)
+        print_plan(made, each=all_runs or len(made.runs) <= MOST_RUNS)
+    errors, warnings = findings(document, made)
+    if warnings:
+        print(render(warnings, noun="warning"), file=sys.stderr)
+    if errors:
+        raise SpecError(*errors)
+
+
+def findings(document: Document | StudyDocument, made: Plan) -> tuple[list[Issue], list[Issue]]:
+    """Errors and warnings of a plan, from a look at the data and the models of what is still to run."""
+    from huggingface_hub import is_offline_mode
+
+    from pipelines.cli.preflight import examined, missing_for, unfinished, unscorable
+    from pipelines.planning.gpu_hours import precision_warnings
+    from pipelines.planning.memory import memory_warnings
+    from pipelines.planning.plan import overlap_warnings
+    from pipelines.running.gpu_slots import concurrency_warnings
+    from specs.errors import in_file_order
+
+    experiment = made.document
     of_runs = {
         warning
         for run in made.runs
@@ -93,10 +111,8 @@ def plan(
     errors, absent, odd = examined(experiment, to_do)
     if absent and is_offline_mode():
         errors, absent = [*errors, *absent], []
-    if warnings := [*warnings, *missing_for(experiment, to_do), *absent, *odd]:
-        print(render(warnings, noun="warning"), file=sys.stderr)
-    if errors := in_file_order([*errors, *unscorable(experiment, to_do)]):
-        raise SpecError(*errors)
+    warnings = [*warnings, *missing_for(experiment, to_do), *absent, *odd]
+    return in_file_order([*errors, *unscorable(experiment, to_do)]), warnings
 
 
 def as_data(made: Plan) -> dict[str, Any]:
@@ -174,13 +190,14 @@ def _gpu_hours(experiment: Experiment) -> dict[str, float] | None:
     return {**asdict(gpu_hours(experiment, shape)), "total": gpu_hours(experiment, shape).total} if shape else None
 
 
-def _print_plan(made: Plan, *, each: bool) -> None:
+def print_plan(made: Plan, *, each: bool, console: Console | None = None) -> None:
+    """Prints a plan for a reader. `each`: every run, else a summary."""
     from rich.markup import escape
     from rich.table import Table
 
     from pipelines.terminal.console import SafeConsole
 
-    console = SafeConsole(soft_wrap=True)
+    console = console or SafeConsole(soft_wrap=True)
     experiment = made.document.experiment
     console.print(f"[bold]{experiment.name}[/]  {escape(experiment.question)}", end="\n\n")
     colours = {"RUN": "yellow", "RESUME": "cyan", "CACHED": "green"}
@@ -235,9 +252,11 @@ def _algebra(made: Plan) -> list[str]:
         f"{batch.rollouts_per_step} rollouts a step; "
         f"{batch.minibatches} minibatches of {batch.rollouts_per_update} x {experiment.training.epochs} epochs = "
         f"{batch.updates_per_step} updates a step, {batch.updates} in {experiment.training.steps} steps",
-        f"tokens  at most {_count(batch.tokens_to_sample)} to sample "
-        f"and {_count(batch.tokens_to_train)} to train on, a run",
+        f"tokens  at most {_count(batch.tokens_to_sample)} to sample"
+        + (f", {_count(batch.tokens_given)} given" if batch.tokens_given else "")
+        + f" and {_count(batch.tokens_to_train)} to train on, a run",
     ]
+    lines += _turns(experiment)
     if dynamic := experiment.rollout.dynamic_sampling:
         at_once = math.ceil(dynamic.oversampling * batch.prompts_per_step)
         how = "in rounds" if dynamic.refill == "rounds" else f"as a stream that begins with {at_once} prompts"
@@ -247,7 +266,7 @@ def _algebra(made: Plan) -> list[str]:
         )
     shape = model_shape(experiment)
     if shape is None:
-        known = settings_of(experiment) is not None
+        known = settings_of(experiment.model) is not None
         why = "transformers builds no model of its config" if known else "the model's config is not on this machine yet"
         lines.append(f"memory  unknown, and so are GPU hours: {why}")
     else:
@@ -260,6 +279,11 @@ def _algebra(made: Plan) -> list[str]:
             f"memory  about {parts.total / GIB:.2f} GiB a rank{_of(device)} for "
             f"{_count(shape.parameters)} parameters{_experts(shape)}: {listed}"
             + (f"; {_size(parts.away)} of it in host memory while rollouts are sampled" if parts.away else "")
+            + (
+                "; the teacher comes on top: its config is not on this machine yet"
+                if _teacher_unknown(experiment)
+                else ""
+            )
         )
         if experiment.resources.device != "cpu" and shape.parameters >= LARGE:
             hours = gpu_hours(experiment, shape)
@@ -278,6 +302,30 @@ def _algebra(made: Plan) -> list[str]:
     if others:
         lines.append(f"        of the first run; {others} of {len(made.runs)} runs differ in it (--json has them all)")
     return lines
+
+
+def _turns(experiment: Experiment) -> list[str]:
+    """What a response of several turns holds at most; nothing of one that is a single turn."""
+    from pipelines.planning.memory import turn_bounds
+
+    rollouter, bounds = experiment.rollout.rollouter, turn_bounds(experiment)
+    if rollouter.bounds(bounds.length) is None:
+        return [
+            f"turns   as many as rollout.rollouter {rollouter.type} takes; at most {bounds.length} tokens a response"
+        ]
+    if bounds.turns == 1:
+        return []
+    return [
+        f"turns   at most {bounds.turns} of the policy a response: {_count(bounds.sampled)} tokens sampled, "
+        f"{_count(bounds.given)} given, {_count(bounds.length)} in all; "
+        f"a response waits {bounds.seconds:g} s for tools at most, while others are sampled"
+    ]
+
+
+def _teacher_unknown(experiment: Experiment) -> bool:
+    from pipelines.planning.model_shape import teacher_shape
+
+    return experiment.reference.source == "model" and teacher_shape(experiment) is None
 
 
 def _asked(experiment: Experiment) -> str:

@@ -19,9 +19,11 @@ from typing import Literal
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from recorded_home import record_conversation
 
 from pipelines.cli import main
 from pipelines.cli.output import as_objects, csv_text, json_text
+from pipelines.home.home import Home
 from rpg.certificate.certificate import certificate_record, certify, certify_over_training
 from specs import parse_objective
 from specs.machine.liveness import start_of
@@ -442,6 +444,42 @@ def test_a_run_is_shown_whole(call: Call, home: Path) -> None:
     assert shown["files"]["log of train"].endswith("logs/train.log")
 
 
+def test_responses_of_a_run_are_shown_turn_by_turn(call: Call, home: Path) -> None:
+    turns = [
+        {"text": "[37*48]", "sampled": True},
+        {"text": "(1776)\nstep 9, response 0", "sampled": False, "tool": "calculator", "seconds": 0.25},
+        {"text": "\n", "sampled": True, "reward": 1.0},
+    ]
+    record_conversation(Home(home), "sums-s0-aaaa1111", turns, step=9)
+    assert call("show", "sums-s0", "--sample") == (
+        0,
+        """\
+step 9, response 0   reward 1   advantage +0.5   8 tokens   stop
+  prompt
+    │ 37*48=
+  policy: 7 tokens sampled · calls calculator
+    │ [37*48]
+  tool calculator: 25 tokens given · 0.25 s
+    │ (1776)
+    │ step 9, response 0
+  policy: 1 token sampled · reward of the turn 1
+    │
+""",
+        "",
+    )
+    (shown,) = json.loads(call("show", "sums-s0", "--sample", "--response", "0", "--json")[1])
+    assert [turn["tool"] for turn in shown["turns"]] == [None, "calculator", None]
+    best, worst = json.loads(call("show", "sums-s0", "--sample", "--step", "2", "--json")[1])
+    assert best["reward"] >= worst["reward"]
+    assert best["rollout_id"] != worst["rollout_id"]
+    assert best["turns"] == []
+    assert best["response"] in call("show", "sums-s0", "--sample", "--step", "2")[1]
+    code, _, error = call("show", "sums-s0", "--sample", "--step", "4")
+    assert code == 2
+    assert "step 4 of sums-s0-aaaa1111 is not recorded; its last recorded step is 9" in error
+    assert call("show", "sums-s0", "--step", "4")[0] == 2
+
+
 def test_a_run_shows_where_its_values_come_from(call: Call, home: Path) -> None:
     run = home / "runs/sums-s0-aaaa1111"
     write_json(run / "spec.json", {"training": {"steps": 3}})
@@ -558,3 +596,41 @@ def _process(arguments: list[str], home: Path, stdin: str) -> "subprocess.Comple
         [sys.executable, "-c", MAIN, *arguments],
         env={**os.environ, "RPG_HOME": str(home)}, input=stdin, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
+
+
+def test_tables_for_papers_say_what_the_table_says(call: Call) -> None:
+    code, latex, _ = call("compare", "sums-s0-aaaa1111", "sums-s1-bbbb2222", "--format", "latex")
+    assert code == 0
+    assert latex.startswith("\\begin{tabular}{lll}\n\\toprule\nresult & ")
+    assert latex.endswith("\\bottomrule\n\\end{tabular}\n")
+    assert "\\\\\n\\midrule\n" in latex
+    _, markdown, _ = call("compare", "sums-s0-aaaa1111", "sums-s1-bbbb2222", "--format", "markdown")
+    assert markdown.splitlines()[1] == "|---|---|---|"
+    _, rows, _ = call("compare", "sums-s0-aaaa1111", "sums-s1-bbbb2222", "--format", "csv")
+    assert len(list(csv.reader(io.StringIO(rows)))) == len(markdown.splitlines()) - 1
+    _, of_one, _ = call("report", "sums-s0-aaaa1111", "--format", "markdown")
+    assert of_one.splitlines()[0].startswith("| result | ")
+
+
+def test_sql_writes_tables_for_papers(call: Call) -> None:
+    query = "select 'a_b & 5 %' as what, 0.25 as value"
+    assert call("sql", query, "--format", "latex")[1] == (
+        "\\begin{tabular}{ll}\n\\toprule\nwhat & value \\\\\n\\midrule\na\\_b \\& 5 \\% & 0.25 \\\\\n"
+        "\\bottomrule\n\\end{tabular}\n"
+    )
+    assert call("sql", query, "--format", "markdown")[1] == "| what | value |\n|---|---|\n| a_b & 5 % | 0.25 |\n"
+
+
+def test_a_difference_that_holds_keeps_its_star_in_a_paper() -> None:
+    from pipelines.cli.output import TableFormat, table_for_papers
+
+    text = table_for_papers(["a"], [["0.5 [0.4, 0.6]\n  +0.1 *"]], TableFormat.latex)
+    assert "0.5 [0.4, 0.6] +0.1$^{*}$" in text
+
+
+def test_a_reports_charts_are_written_for_a_paper(tmp_path: Path, call: Call) -> None:
+    code, out, _ = call("report", "sums-s0-aaaa1111", "--figures", str(tmp_path / "figures"))
+    assert code == 0
+    names = {Path(line).name for line in out.splitlines()}
+    assert {"accuracy-sums.pdf", "accuracy-sums.svg", "accuracy-sums-wide.png"} <= names
+    assert all(Path(line).stat().st_size for line in out.splitlines())
