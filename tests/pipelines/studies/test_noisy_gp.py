@@ -10,10 +10,13 @@ from tiny_trials import HIGH, LOW, MIXED, NUMBERS, measured, search, study_docum
 
 from pipelines.home.home import Home
 from pipelines.studies import confirmation, noisy_gp, proposals
+from pipelines.studies.answers.answer import answer
+from pipelines.studies.answers.results import best_trial, read_study
 from pipelines.studies.ledger import TrialLedger
 from pipelines.studies.surrogate import Observations, Surrogate, spread_out
 from pipelines.studies.trials import Score, Trial, Work
 from specs.study_document import StudyDocument
+from storage import Store
 
 HORIZON = 8
 
@@ -145,6 +148,24 @@ def test_of_very_many_observations_the_best_and_an_even_sample_are_kept() -> Non
     assert len(kept) == 20
     assert set(range(90, 100)) <= set(kept.tolist())
     assert kept.min() == 0
+
+
+def test_what_the_model_says_of_trials_is_in_the_record_and_in_sql(
+    monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path
+) -> None:
+    trials = search(monkeypatch, study_document(tmp_path / "specs"), home, measured(widest_is_best))
+    with Store.open(home.root) as store:
+        rows = store.query(
+            "SELECT posterior_mean, posterior_deviation, chance_of_best FROM trials ORDER BY number"
+        ).rows
+    names = ("posterior_mean", "posterior_deviation", "chance_of_best")
+    assert rows == [tuple(trial[name] for name in names) for trial in trials]
+    assert sum(row[2] for row in rows) == pytest.approx(1.0)
+    record = read_study(home, "quick")
+    best = best_trial(record)
+    assert best is not None
+    assert best.number == max(range(12), key=lambda number: rows[number][0])
+    assert f"the best with a chance of {100 * best.chance:.0f} % (not confirmed)" in answer(home, record).sentence
 
 
 def test_a_study_of_the_version_before_goes_on_with_tpe_where_its_file_names_no_sampler(
