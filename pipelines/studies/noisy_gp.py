@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.studies.samplers.surrogate import MOST, Array, Observations, Surrogate, Whole, spread_out
 from pipelines.studies.space import text_of
-from pipelines.studies.surrogate import MOST, Array, Observations, Surrogate, Whole, spread_out
 from pipelines.studies.trials import ForeignResult, Trial, violations
 from specs.schema.study import Cases, Choice, IntRange, Range, Study
 from specs.study_space import (

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, assert_never
 
-from pipelines.studies import noisy_gp, optuna_inside, space
+from pipelines.studies import noisy_gp, space
+from pipelines.studies.samplers import optuna_inside
 from pipelines.studies.trials import ForeignResult, Trial, violations
 from specs.schema.study import FloatRange, IntRange, Study, measure_label
 from specs.study_space import Params, combinations, holds, in_order, is_active

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipelines.studies import optuna_inside
+from pipelines.studies.samplers import optuna_inside
 from specs.machine.files import now
 from specs.machine.liveness import is_alive, start_of
 from specs.schema.study import Study, measure_label

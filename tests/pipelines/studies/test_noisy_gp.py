@@ -13,7 +13,7 @@ from pipelines.studies import confirmation, noisy_gp, proposals
 from pipelines.studies.answers.answer import answer
 from pipelines.studies.answers.results import best_trial, read_study
 from pipelines.studies.ledger import TrialLedger
-from pipelines.studies.surrogate import Observations, Surrogate, spread_out
+from pipelines.studies.samplers.surrogate import Observations, Surrogate, spread_out
 from pipelines.studies.trials import Score, Trial, Work
 from specs.study_document import StudyDocument
 from storage import Store
