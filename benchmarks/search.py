@@ -28,7 +28,7 @@ from rpg.statistics import verdict
 from specs.schema.study import Study
 
 STEPS = 24
-"""Of a whole run."""
+"""Steps of a whole run."""
 START = -20.0
 """Points below the baseline's end at which every run starts."""
 LOW, HIGH, KL, RATE = (

@@ -167,7 +167,7 @@ class Known:
 
     @classmethod
     def of(cls, study: Study, trials: Sequence[Trial], foreign: Sequence[ForeignResult], horizon: int) -> "Known":
-        """What is known now. `horizon`: the step at which a trial ends."""
+        """Knowledge that a study has now. `horizon`: the step at which a trial ends."""
         known = cls([], [], [], [], [], [], [], [], _pooled_luck(trials))
         signs = [1.0 if goal.direction == "maximize" else -1.0 for goal in study.targets]
         last = horizon or 2 * max(study.rungs, default=1)

@@ -56,7 +56,7 @@ class Prior:
     """Beliefs before anything is measured, of standardised values: means and deviations of logarithms."""
 
     length: tuple[float, float] = (-1.3, 0.4)
-    """Of the unit range in which values move little, for one parameter; more parameters, longer."""
+    """Length, in the unit range, over which values move little, of one parameter; with more parameters it is longer."""
     signal: tuple[float, float] = (-0.2, 0.4)
     """Standard deviation of the points' values."""
     luck: tuple[float, float] = (-0.2, 0.4)
