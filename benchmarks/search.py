@@ -295,7 +295,7 @@ def ours(surface: Surface, world: World, budget: int, workers: int, seed: int, *
     means = {arm.label: float(np.nan_to_num(scores[arm.label], nan=START).mean()) for arm in arms}
     best_arm = max(arms, key=lambda arm: means[arm.label])
     gains = {arm.label: surface.gain(arm.params) for arm in arms}
-    wrong = [pair for *pair, _ in said.differences if gains[pair[0]] <= gains[pair[1]] + 1e-9]
+    wrong = [one for one, other, _ in said.differences if gains[one] <= gains[other] + 1e-9]
     return Ending(gains[best_arm.label], spent, "false" if wrong else "right" if said.differences else "")
 
 
@@ -307,7 +307,8 @@ def optuna_loop(surface: Surface, world: World, budget: int, workers: int, seed:
 
     study = study_of(surface, budget)
     made = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-    best, params_of = (-math.inf, dict(surface.baseline)), {}
+    best: tuple[float, Mapping[str, Any]] = (-math.inf, surface.baseline)
+    params_of: dict[int, Mapping[str, Any]] = {}
     for first in range(0, budget, workers):
         asked = [made.ask() for _ in range(min(workers, budget - first))]
         for trial in asked:

@@ -66,7 +66,7 @@ class Encoding:
     def encode(self, places: Array) -> Array:
         """Places as rows."""
         active = self._active(places)
-        columns = []
+        columns: list[Array] = []
         for index, searched in enumerate(self.space.values()):
             place = np.where(active[:, index], places[:, index], 0.5)
             if count := len(_names(searched)):
