@@ -143,7 +143,7 @@ class Surrogate:
         mean, covariance = self.posterior(points)
         variances, directions = np.linalg.eigh((covariance + covariance.T) / 2)
         root = directions * np.sqrt(np.maximum(variances, 0.0))
-        return mean + rng.standard_normal((count, len(points))) @ root.T
+        return np.asarray(mean + rng.standard_normal((count, len(points))) @ root.T, dtype=np.float64)
 
     # The kernel and its fit. theta: logarithms of the lengths, the signal, the luck, the decay and the growth.
 
@@ -204,7 +204,9 @@ class Surrogate:
 
         matrix, _ = _Fixed.of(self._seen, self._groups).covariance(theta, slopes=False)
         factor = np.linalg.cholesky(matrix)
-        return factor, cho_solve((factor, True), self._values)
+        return np.asarray(factor, dtype=np.float64), np.asarray(
+            cho_solve((factor, True), self._values), dtype=np.float64
+        )
 
     def _projected(self, points: Array) -> tuple[Array, Array]:
         from scipy.linalg import solve_triangular
@@ -220,7 +222,7 @@ class Surrogate:
         lengths, signal = np.exp(theta[:-4]), np.exp(theta[-4])
         scaled = 1 / lengths[self._groups]
         squares = _squares(one * scaled, other * scaled)
-        return signal**2 * _matern(np.sqrt(squares)) + (_FLAT if one is other else 0.0)
+        return np.asarray(signal**2 * _matern(np.sqrt(squares)) + (_FLAT if one is other else 0.0), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +305,7 @@ def spread_out(seen: Observations, most: int) -> Whole:
 
 def _squares(one: Array, other: Array) -> Array:
     squares = (one**2).sum(1)[:, None] + (other**2).sum(1)[None] - 2 * one @ other.T
-    return np.maximum(squares, 0.0)
+    return np.asarray(np.maximum(squares, 0.0), dtype=np.float64)
 
 
 def _matern(distances: Array) -> Array:
