@@ -158,6 +158,11 @@ def _turn_metrics(step: StepRollouts) -> dict[str, float]:
         "calls/mean": calls / len(step.turn_counts),
         "calls/error_fraction": sum(counts.errors for counts in step.turn_counts) / max(1, calls),
         "time/tools": sum(counts.seconds for counts in step.turn_counts),
+        **(
+            {"turn_reward/mean": sum(map(sum, step.turn_rewards)) / len(step.turn_counts)}
+            if any(counts.rewards for counts in step.turn_counts)
+            else {}
+        ),
         "given_fraction": 1.0 - float(step.num_sampled.sum() / step.lengths.sum()),
     }
 

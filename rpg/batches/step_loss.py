@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rpg.advantages import normalized_sum, token_advantages
+from rpg.advantages import advantages, normalized_sum, token_advantages, turn_returns
 from rpg.batches.batch import Microbatch, StepRollouts
 from rpg.batches.minibatches import Minibatch
 from rpg.objectives import ObjectiveEvaluation, TokenBatch, evaluate_objective
@@ -29,25 +29,40 @@ def step_advantages(
     Args:
         old_logprobs, ref_logprobs: nats; needed where the objective `penalizes_reward`. [M]
     """
+    in_parts = experiment.advantage.rewards == "normalized_each" or experiment.advantage.credit == "turn"
     return token_advantages(
         experiment.objective,
         experiment.advantage,
-        rewards=_rewards(experiment, rollouts),
+        rewards=_returns(experiment, rollouts) if in_parts else torch.from_numpy(rollouts.rewards),
         group_ids=torch.from_numpy(rollouts.group_ids),
         lengths=torch.from_numpy(rollouts.num_sampled),
         held=torch.from_numpy(rollouts.held),
+        turns=torch.from_numpy(rollouts.token_turns) if experiment.advantage.credit == "turn" else None,
         old_logprobs=old_logprobs,
         ref_logprobs=ref_logprobs,
     )
 
 
-def _rewards(experiment: Experiment, rollouts: StepRollouts) -> Tensor:
-    """The rewards of all responses, as `advantage.rewards` has them; a penalty on length is added as it is. [B]"""
-    if experiment.advantage.rewards == "summed":
-        return torch.from_numpy(rollouts.rewards)
-    terms, weights = (torch.from_numpy(each) for each in rollouts.reward_terms())
+def _returns(experiment: Experiment, rollouts: StepRollouts) -> Tensor:
+    """The rewards of all responses as `advantage.rewards` has them, from each turn on where `advantage.credit` is turn.
+    A penalty on length is added as it is. [B, turns or 1]
+
+    Rewards of turns are a term of weight 1 where terms are normalised each.
+    """
     group_ids = torch.from_numpy(rollouts.group_ids)
-    return normalized_sum(terms, weights, group_ids) + torch.tensor([score.penalty for score in rollouts.scores])
+    returns = turn_returns(rollouts.turn_rewards or [(0.0,)] * len(group_ids))
+    if experiment.advantage.credit == "outcome":
+        returns = returns[:, :1]
+    penalties = torch.tensor([score.penalty for score in rollouts.scores])
+    if experiment.advantage.rewards == "summed":
+        values = torch.tensor([score.value for score in rollouts.scores], dtype=torch.float64)
+        return (values + penalties)[:, None] + returns
+    terms, weights = (torch.from_numpy(each) for each in rollouts.reward_terms())
+    values = normalized_sum(terms, weights, group_ids)
+    normalized = [
+        advantages(column, group_ids, baseline="group_mean", scale="group_std") for column in returns.unbind(1)
+    ]
+    return (values + penalties)[:, None] + torch.stack(normalized, 1)
 
 
 @dataclass(frozen=True, slots=True)

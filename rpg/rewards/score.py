@@ -47,6 +47,8 @@ class Score:
     """It failed since a service did not answer, which is no fault of the reward: another try may go better."""
     penalty: float = 0.0
     """Added to the value for what the scorer does not see, such as the length; at most 0."""
+    turns: float = 0.0
+    """Rewards that the environment gave the response's turns, together; added to the value."""
     terms: dict[str, float] = field(default_factory=dict)
     """Terms of a weighted sum: name of a term -> its value, not weighted."""
     weights: dict[str, float] = field(default_factory=dict)
@@ -55,7 +57,12 @@ class Score:
     @property
     def reward(self) -> float:
         """The number that training uses."""
-        return self.value + self.penalty
+        return self.value + self.penalty + self.turns
+
+    @property
+    def earned(self) -> float:
+        """The reward without penalties."""
+        return self.value + self.turns
 
     @classmethod
     def of(cls, value: float, extracted: str | None) -> Self:

@@ -66,7 +66,7 @@ def refill(sample: Sample, *, groups: int, max_batches: int, surplus_tokens: int
         "dynamic_sampling/dropped_groups": float(len(lost.prompts)),
         "dynamic_sampling/dropped_tokens": float(lost.num_sampled.sum()),
         "dynamic_sampling/filled_groups": float(filling),
-        "dynamic_sampling/reward_mean": float(np.mean([score.value for score in scores])),
+        "dynamic_sampling/reward_mean": float(np.mean([score.earned for score in scores])),
         "dynamic_sampling/surplus_tokens": float(surplus_tokens),
         # Groups that the reward fails on as a whole have no variance: what is kept would not show them.
         "reward/error_fraction": float(np.mean([score.error is not None for score in scores])),
@@ -76,5 +76,5 @@ def refill(sample: Sample, *, groups: int, max_batches: int, surplus_tokens: int
 
 def _varying(batch: StepRollouts) -> np.ndarray:
     """Whether the scores of each group differ. [groups]"""
-    values = np.array([score.value for score in batch.scores])
+    values = np.array([score.earned for score in batch.scores])
     return np.array([np.ptp(values[batch.group_ids == group]) > 0 for group in range(len(batch.prompts))])

@@ -20,6 +20,7 @@ from rpg.components import TrainerComponents
 from rpg.data.order import seed_of
 from rpg.processes import ranks
 from rpg.rewards import Score
+from rpg.rollouters.journal import DIRECTORY, Journal
 from rpg.rollouters.rollouter import SeededPrompt, check_rollouts
 from rpg.rollouters.scoring import Scoring
 from rpg.rollouts.ahead import WAITING, QueuedBatch, SamplingQueue, load_waiting, plain_waiting
@@ -65,6 +66,7 @@ class RolloutSource:
         self._lengths = SeenLengths(len(components.problems))
         self._seen: Tensor | None = None
         """The lengths seen up to the batch that was taken last; None: none."""
+        self._journal = Journal(components.run.path / DIRECTORY)
 
     def prefetch(self, step: int) -> None:
         """Starts sampling the batches that need the weights after this step, which the sampler holds."""
@@ -115,6 +117,10 @@ class RolloutSource:
             self._ahead.start_over(load_waiting(directory, seen=self._seen))
         self._lengths.restore(self._seen)
         self._position = self._components.order.position = position
+
+    def forget(self, up_to: int) -> None:
+        """Drops what environments said in the steps up to this one, which are sampled no more."""
+        self._journal.forget(up_to, delete=ranks.rank() == 0)
 
     def _make(self, step: int, clock: Stopwatch) -> QueuedBatch:
         """The batch of a step, refilled until every group's scores vary where the spec asks for it."""
@@ -239,13 +245,15 @@ class RolloutSource:
 
     def _prompts(self, step: int, problems: Sequence[int], places: Sequence[int]) -> list[SeededPrompt]:
         """The prompts of problems that have these places in the step."""
+        seeds = [seed_of(self._components.seed, step, place) for place in places]
         return [
             SeededPrompt(
                 self._components.problems[problem],
                 tuple(self._components.prompts[problem]),
-                seed_of(self._components.seed, step, place),
+                seed,
+                self._journal.of_prompt(step, seed),
             )
-            for problem, place in zip(problems, places, strict=True)
+            for problem, seed in zip(problems, seeds, strict=True)
         ]
 
     def _scoring(self, prompts: Sequence[SeededPrompt]) -> Scoring:
@@ -292,6 +300,7 @@ class RolloutSource:
         """Ends the thread; what it has under way is lost."""
         if self._ahead:
             self._ahead.close()
+        self._journal.close()
 
     def __enter__(self) -> Self:
         return self

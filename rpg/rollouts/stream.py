@@ -136,4 +136,4 @@ class RankStream:
         with self._clock("reward", on_host=True):
             scores = {group: [self._scoring.score(index) for index in self._responses(group)] for group in self._ended}
         self._ended.clear()
-        return {self._places[group]: len({score.value for score in of}) > 1 for group, of in scores.items()}
+        return {self._places[group]: len({score.earned for score in of}) > 1 for group, of in scores.items()}

@@ -4,6 +4,6 @@
 the rollouter of tools imports it.
 """
 
-from rpg.tools.tool import Tool, ToolError, ToolSession
+from rpg.tools.tool import EndingSession, Tool, ToolError, ToolSession
 
-__all__ = ["Tool", "ToolError", "ToolSession"]
+__all__ = ["EndingSession", "Tool", "ToolError", "ToolSession"]

@@ -64,6 +64,13 @@ class Advantage(Spec):
     1e-4) within its group, so that no term drowns another. Baseline and scale are then taken of the sum. GDPO,
     arXiv:2601.05242: normalized_each, with baseline batch_mean and scale batch_std."""
 
+    credit: Literal["outcome", "turn"] = addition("outcome")
+    """What a turn of the policy answers for. outcome: the reward of the whole response, with the rewards of its turns.
+    turn: its return, that is its own reward, those of the turns after it and the reward of the response; baseline and
+    scale are taken over the returns from the same turn on, where a response that has ended counts by its last. With
+    leave_one_out the expected gradient is that of outcome, and its variance less; with group_mean it is 1 - 1/G of it
+    in both, G being the size of a group."""
+
 
 class BaseObjective(Spec):
     """Questions that training, certificates and checks ask of every objective."""

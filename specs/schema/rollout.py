@@ -54,6 +54,9 @@ class ToolSection(OpenSection):
     immediate: ClassVar[bool] = False
     """Whether an answer follows from the call alone and takes microseconds. It is then taken where the sampler waits,
     so that a run that is done again is the same in every bit."""
+    stateful: ClassVar[bool] = False
+    """Whether an answer depends on the earlier calls of its response. A response that is sampled again makes them
+    again, though the policy is told what it was told before."""
     sandboxed: ClassVar[bool] = False
     """Whether it runs programs by `rpg.sandbox.Sandbox`. Machines that can make no sandbox refuse it."""
 
@@ -67,6 +70,16 @@ class ToolSection(OpenSection):
     @abstractmethod
     def open(self) -> Any:
         """See `rpg.tools.Tool`."""
+
+
+class CallRewards(Spec):
+    """Rewards of a turn of the policy for each of its calls, reward units. They add up over a response's turns, and to
+    the reward of the response."""
+
+    call: float = 0.0
+    """Reward of a call that is answered."""
+    error: float = 0.0
+    """Reward of a call that is answered by an error; below 0: a punishment."""
 
 
 class TagsFormat(Spec):
@@ -117,6 +130,16 @@ class RollouterSection(OpenSection):
     def runs_programs(self) -> str:
         """What of it runs programs of the policy's in the sandbox; empty: nothing."""
         return ""
+
+    @property
+    def gives_tokens(self) -> bool:
+        """Whether it gives tokens between turns of the policy."""
+        return True
+
+    @property
+    def rewards_turns(self) -> bool:
+        """Whether it rewards turns of the policy by themselves. An environment of a package's own may."""
+        return True
 
     def issues(self, max_response_length: int) -> Iterator[Issue]:  # noqa: ARG002 (for those that override it)
         """What cannot be of it in responses of so many tokens. Paths begin at the rollouter."""

@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 class SingleTurn(Rollouter):
     """A response is what the policy samples until it ends."""
 
+    @property
+    def gives_tokens(self) -> bool:
+        """See RollouterSection."""
+        return False
+
+    @property
+    def rewards_turns(self) -> bool:
+        """See RollouterSection."""
+        return False
+
     def generate(
         self,
         prompts: Sequence[SeededPrompt],

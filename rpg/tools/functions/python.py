@@ -19,6 +19,7 @@ class Python(Tool):
     """Runs Python in the sandbox, with state over the turns of a response. Needs bubblewrap."""
 
     sandboxed: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
     libraries: ClassVar[tuple[str, ...]] = ("python",)
 
     seconds: float = Field(5.0, gt=0)
