@@ -160,8 +160,8 @@ def _slopes(objective: Objective, cases: Cases, turns: Turns = "one") -> Tensor:
 
 
 def _advantages(objective: Objective, cases: Cases, turns: Turns) -> Tensor:
-    """[responses, length]: the centred reward, from its turn on where a turn answers for its return, less the divergence
-    where the objective takes it off the reward."""
+    """[responses, length]: the centred reward, from its turn on where a turn answers for its return, less the
+    divergence where the objective takes it off the reward."""
     mask = cases.response_mask
     penalties = torch.zeros_like(cases.logprobs)
     if isinstance(objective, PublishedObjective) and objective.penalizes_reward:

@@ -116,8 +116,15 @@ class _Processes:
 
     def _start(self) -> _Process:
         command = [sys.executable, "-P", "-m", "rpg.tools.function_worker"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        return _Process(start(command, sealed=False, limits=_LIMITS, variables=self._environment, **pipes), self._about)
+        confined = start(
+            command,
+            sealed=False,
+            limits=_LIMITS,
+            variables=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        return _Process(confined, self._about)
 
 
 @lru_cache(maxsize=64)

@@ -68,8 +68,8 @@ class Advantage(Spec):
     """What a turn of the policy answers for. outcome: the reward of the whole response, with the rewards of its turns.
     turn: its return, that is its own reward, those of the turns after it and the reward of the response; baseline and
     scale are taken over the returns from the same turn on, where a response that has ended counts by its last. With
-    leave_one_out the expected gradient is that of outcome, and its variance less; with group_mean it is 1 - 1/G of it
-    in both, G being the size of a group."""
+    leave_one_out both have the same expected gradient on policy; with group_mean both have 1 - 1/G of it, G being the
+    size of a group."""
 
 
 class BaseObjective(Spec):

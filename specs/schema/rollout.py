@@ -72,6 +72,30 @@ class ToolSection(OpenSection):
         """See `rpg.tools.Tool`."""
 
 
+class UserSection(OpenSection):
+    """Who speaks with the policy in a conversation."""
+
+    group: ClassVar[str] = "rpg.users"
+    package: ClassVar[str] = "rpg.rollouters.users"
+
+    immediate: ClassVar[bool] = False
+    """Whether its words follow from the conversation alone and take microseconds. They are then taken where the sampler
+    waits, so that a run that is done again is the same in every bit."""
+    rewards_turns: ClassVar[bool] = False
+    """Whether its remarks reward turns of the policy."""
+
+    type: str
+    """Name of the user."""
+
+    def texts(self) -> Iterator[str]:
+        """Words that it says in every conversation, as far as they are known."""
+        yield from ()
+
+    @abstractmethod
+    def reply(self, *arguments: Any, **keywords: Any) -> Any:
+        """See `rpg.rollouters.User`."""
+
+
 class CallRewards(Spec):
     """Rewards of a turn of the policy for each of its calls, reward units. They add up over a response's turns, and to
     the reward of the response."""
@@ -105,6 +129,7 @@ class HermesFormat(Spec):
 
 
 NamedTool = Annotated[ToolSection, BeforeValidator(_named)]
+NamedUser = Annotated[UserSection, BeforeValidator(_named)]
 Format = Annotated[
     Annotated[TagsFormat | HermesFormat, Field(discriminator="type"), unless_said("type", "tags")],
     BeforeValidator(_named),

@@ -4,7 +4,11 @@ import os
 import secrets
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
+
+from rpg.rollouters import Problem, Remark, User
 
 
 def dice(number: str) -> str:  # noqa: ARG001
@@ -36,3 +40,15 @@ def sleeper(file: str) -> str:
     Path(file).write_text(f"{os.getpid()} {child.pid} ")
     time.sleep(600)
     return "awake"
+
+
+class Examiner(User):
+    """Asks again until it hears the answer, and pays for it."""
+
+    rewards_turns: ClassVar[bool] = True
+
+    def reply(self, problem: Problem, said: Sequence[str], seed: int) -> Remark | None:  # noqa: ARG002
+        """See User."""
+        if said[-1] == problem.answer:
+            return None
+        return Remark(f"no, not {said[-1]}", reward=-0.5 * (len(said) // 2 + 1))

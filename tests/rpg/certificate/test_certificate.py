@@ -120,10 +120,8 @@ def test_a_certificate_is_plain_data() -> None:
 
 
 SEVERAL_TURNS = [
-    objective(
-        {"type": "rpg", "divergence": divergence, "estimator": estimator, "level": level, "clip": {"type": "none"}}
-    )
-    for divergence in ("reverse", "unnormalized_reverse", "forward", "unnormalized_forward")
+    objective({"type": "rpg", "divergence": kind, "estimator": estimator, "level": level, "clip": {"type": "none"}})
+    for kind in ("reverse", "unnormalized_reverse", "forward", "unnormalized_forward")
     for estimator in ("reinforce", "differentiable")
     for level in ("token", "sequence")
 ] + [objective({"type": kind}) for kind in ("grpo", "ppo", "dapo", "gspo", "rloo")]
