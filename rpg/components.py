@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from rpg.base.teacher import teacher_directory
 from rpg.data.loading import encode_prompts, load_problems
 from rpg.data.order import PromptOrder, seed_of
 from rpg.evaluation.answers import answers
@@ -17,6 +18,8 @@ from rpg.evaluation.inputs import EvaluationInputs, evaluation_inputs
 from rpg.evaluation.records import Answered
 from rpg.guards import Guards
 from rpg.learner.deepspeed import Learner
+from rpg.learner.passes import Passes
+from rpg.learner.teacher import open_teacher
 from rpg.pretrained import config_of, tokenizer_of
 from rpg.processes import ranks
 from rpg.recording.run_directory import RunDirectory
@@ -58,6 +61,11 @@ class TrainerComponents:
     """Watch the metrics of every step."""
     sentinel: Sentinel | None
     """Compares the sampler with the learner; None for a sampler that cannot hold other weights."""
+
+    @property
+    def packs(self) -> bool:
+        """Whether a pass may hold several sequences in a row: of every model that computes it."""
+        return self.learner.packs and (self.reference is None or self.reference.packs)
 
     def give_sampler_weights(self, policy_version: int) -> None:
         """Loads the learner's weights into the sampler, and checks that it holds them. All ranks call it."""
@@ -111,8 +119,15 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
         spec.training,
         temperature=spec.rollout.temperature,
         device=device,
-        lends_weights=spec.reference.source != "behaviour",
+        lends_weights=spec.reference.source in ("initial", "snapshot"),
     )
+
+    def teacher() -> Passes:
+        model = spec.reference.teacher
+        assert model is not None, "the rules let no reference of source model be without a path"
+        directory = teacher_directory(model, tokenizer, config_of(base))
+        return open_teacher(directory, spec.training, temperature=spec.rollout.temperature, device=device)
+
     settings = SamplerSettings(
         weights_dir=base,
         device=device,
@@ -138,7 +153,7 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
             sampler=sampler,
             scorer=closing.enter_context(open_scorers(spec)),
             learner=learner,
-            reference=reference_policy(spec.reference, learner.model),
+            reference=reference_policy(spec.reference, learner.model, teacher),
             schedule=ReferenceSchedule.of(spec.reference),
             guards=Guards(spec.training.guards, run.guards),
             sentinel=open_sentinel(

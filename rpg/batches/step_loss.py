@@ -29,11 +29,10 @@ def step_advantages(
     Args:
         old_logprobs, ref_logprobs: nats; needed where the objective `penalizes_reward`. [M]
     """
-    in_parts = experiment.advantage.rewards == "normalized_each" or experiment.advantage.credit == "turn"
     return token_advantages(
         experiment.objective,
         experiment.advantage,
-        rewards=_returns(experiment, rollouts) if in_parts else torch.from_numpy(rollouts.rewards),
+        rewards=trained_rewards(experiment, rollouts),
         group_ids=torch.from_numpy(rollouts.group_ids),
         lengths=torch.from_numpy(rollouts.num_sampled),
         held=torch.from_numpy(rollouts.held),
@@ -43,26 +42,29 @@ def step_advantages(
     )
 
 
-def _returns(experiment: Experiment, rollouts: StepRollouts) -> Tensor:
-    """The rewards of all responses as `advantage.rewards` has them, from each turn on where `advantage.credit` is turn.
-    A penalty on length is added as it is. [B, turns or 1]
+def trained_rewards(experiment: Experiment, rollouts: StepRollouts) -> Tensor:
+    """The rewards of all responses as `advantage.rewards` has them [B], or with `advantage.credit: turn` from each turn
+    on [B, turns]. A penalty on length is added as it is.
 
     Rewards of turns are a term of weight 1 where terms are normalised each.
     """
+    advantage = experiment.advantage
+    by_turn = advantage.credit == "turn"
+    if advantage.rewards == "summed" and not by_turn:
+        return torch.from_numpy(rollouts.rewards)
     group_ids = torch.from_numpy(rollouts.group_ids)
     returns = turn_returns(rollouts.turn_rewards or [(0.0,)] * len(group_ids))
-    if experiment.advantage.credit == "outcome":
-        returns = returns[:, :1]
-    penalties = torch.tensor([score.penalty for score in rollouts.scores])
-    if experiment.advantage.rewards == "summed":
+    if not by_turn:
+        returns = returns[:, 0]
+    if advantage.rewards == "summed":
         values = torch.tensor([score.value for score in rollouts.scores], dtype=torch.float64)
-        return (values + penalties)[:, None] + returns
-    terms, weights = (torch.from_numpy(each) for each in rollouts.reward_terms())
-    values = normalized_sum(terms, weights, group_ids)
-    normalized = [
-        advantages(column, group_ids, baseline="group_mean", scale="group_std") for column in returns.unbind(1)
-    ]
-    return (values + penalties)[:, None] + torch.stack(normalized, 1)
+    else:
+        values = normalized_sum(*(torch.from_numpy(each) for each in rollouts.reward_terms()), group_ids)
+        columns = returns.reshape(len(returns), -1).unbind(1)
+        each = [advantages(column, group_ids, baseline="group_mean", scale="group_std") for column in columns]
+        returns = torch.stack(each, 1).reshape(returns.shape)
+    values = values + torch.tensor([score.penalty for score in rollouts.scores])
+    return values[:, None] + returns if by_turn else values + returns
 
 
 @dataclass(frozen=True, slots=True)

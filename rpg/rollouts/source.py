@@ -58,6 +58,7 @@ class RolloutSource:
             rollout.temperature, rollout.top_p, rollout.max_response_length, rollout.top_k, rollout.stop
         )
         self._dynamic = rollout.dynamic_sampling
+        self._by_term = components.spec.advantage.rewards == "normalized_each"
         self._staleness = rollout.max_staleness
         self._ahead = SamplingQueue(self._make, components.device) if self._staleness else None
         self._gather = ranks.Channel().gather if self._ahead else ranks.gather
@@ -140,7 +141,11 @@ class RolloutSource:
                 streamed, surplus_tokens = self._stream(step, self._dynamic, clock)
                 sample = partial(_next_groups, streamed)
             rollouts = refill(
-                sample, groups=groups, max_batches=self._dynamic.max_batches, surplus_tokens=surplus_tokens
+                sample,
+                groups=groups,
+                max_batches=self._dynamic.max_batches,
+                surplus_tokens=surplus_tokens,
+                by_term=self._by_term,
             )
         return QueuedBatch(
             step, rollouts, self._components.order.position, clock.seconds("rollout"), self._lengths.state()
@@ -195,7 +200,15 @@ class RolloutSource:
         prompts = self._prompts(step, [problems[place] for place in places], places)
         group_size = self._training.group_size
         scoring = self._scoring(prompts)
-        stream = RankStream(admission, places, scoring, group_size=group_size, exchange=exchange, clock=clock)
+        stream = RankStream(
+            admission,
+            places,
+            scoring,
+            group_size=group_size,
+            exchange=exchange,
+            clock=clock,
+            by_term=self._by_term,
+        )
         with clock("rollout"), memory_of_sampler(self._components.spec.rollout, self._components.device):
             unfinished_tokens = self._components.spec.rollout.rollouter.stream(
                 prompts,

@@ -21,17 +21,6 @@ def dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
-def normalized_groups(experiment: Experiment) -> Iterator[Issue]:
-    """Dynamic sampling throws away groups whose sums are equal, also where their terms are not."""
-    if experiment.rollout.dynamic_sampling and experiment.advantage.rewards == "normalized_each":
-        yield Issue(
-            "groups would be thrown away whose sums are equal and whose terms are not",
-            ("advantage", "rewards"),
-            given="normalized_each with rollout.dynamic_sampling",
-            hint="write rewards: summed, or leave rollout.dynamic_sampling out",
-        )
-
-
 def turns_without_rewards(experiment: Experiment) -> Iterator[Issue]:
     """Turns answer for returns of their own where they have rewards, and where an advantage is of a token."""
     if experiment.advantage.credit == "outcome":
@@ -246,15 +235,7 @@ def idle_clip(experiment: Experiment) -> Iterator[Issue]:
     )
 
 
-RULES = (
-    environment,
-    dynamic_sampling,
-    normalized_groups,
-    turns_without_rewards,
-    overlong,
-    mask_truncated,
-    sampler_logprobs,
-)
+RULES = (environment, dynamic_sampling, turns_without_rewards, overlong, mask_truncated, sampler_logprobs)
 IDLE_KNOBS = (
     idle_dynamic_sampling,
     idle_oversampling,
