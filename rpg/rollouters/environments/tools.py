@@ -11,7 +11,8 @@ from pydantic import Field
 from rpg.rollouters.journal import Answer
 from rpg.rollouters.taking_turns import Conversation, Counterpart, Question, TakingTurns
 from rpg.tools.calls import Call, answer_ids, call_format
-from rpg.tools.tool import EndingSession, Tool, ToolError, ToolSession
+from rpg.tools.tool import EndingSession, Tool, ToolSession
+from rpg.tools.tool_error import ToolError
 from rpg.types import Turn
 from specs.errors import Issue
 from specs.schema.base import addition, execution
@@ -107,7 +108,7 @@ def _close(sessions: dict[str, ToolSession]) -> None:
 
 
 class _Held:
-    """What is kept of a response's calls from turn to turn."""
+    """State of a response's calls, from turn to turn."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from rpg.sandbox import Limits, Sandbox, Session
-from rpg.tools.tool import Tool, ToolError, ToolSession, one_text, only_text
+from rpg.tools.tool import Tool, ToolSession, one_text, only_text
+from rpg.tools.tool_error import ToolError
 from specs.schema.base import addition
 
 _LAST_LINES = 3
