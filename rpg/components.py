@@ -12,7 +12,7 @@ import torch
 
 from rpg.base.teacher import teacher_directory
 from rpg.data.loading import encode_prompts, load_problems
-from rpg.data.order import PromptOrder, seed_of
+from rpg.data.order import PromptOrder, order_of, seed_of
 from rpg.evaluation.answers import answers
 from rpg.evaluation.inputs import EvaluationInputs, evaluation_inputs
 from rpg.evaluation.records import Answered
@@ -148,7 +148,7 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
             tokenizer=tokenizer,
             problems=problems,
             prompts=prompts,
-            order=PromptOrder(len(problems), seed=seed_of(seed, 0)),
+            order=order_of(spec.data.order, len(problems), seed=seed_of(seed, 0)),
             evaluation=evaluation,
             sampler=sampler,
             scorer=closing.enter_context(open_scorers(spec)),

@@ -60,7 +60,7 @@ class Question:
     answer: Callable[[], list[Answer]]
     """The answers; none: nothing more is said, and the response ends. Called in a thread of its own, unless at once."""
     late: Callable[[], list[Answer]]
-    """What is said instead where the answers are not there in time. It ends what makes them."""
+    """Answers where those asked for are not there in time. It ends what makes them."""
     remember: Callable[[Sequence[Answer]], None]
     """Called where the answers were given before, by an earlier attempt of the run, and are not made again."""
     at_once: bool
