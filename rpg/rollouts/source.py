@@ -69,12 +69,9 @@ class RolloutSource:
         self._lengths = SeenLengths(len(components.problems))
         self._seen: Tensor | None = None
         """The lengths seen up to the batch that was taken last; None: none."""
-<<<<<<< HEAD
-        self._journal = Journal(components.run.path / DIRECTORY)
-=======
         self._ordered: Tensor | None = None
         """The order's state after that batch; None: it has none."""
->>>>>>> main
+        self._journal = Journal(components.run.path / DIRECTORY)
 
     def prefetch(self, step: int) -> None:
         """Starts sampling the batches that need the weights after this step, which the sampler holds."""
