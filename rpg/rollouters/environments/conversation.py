@@ -13,7 +13,7 @@ from rpg.tools.calls import answer_ids, around_words
 from rpg.types import Turn
 from specs.errors import Issue
 from specs.schema.base import execution
-from specs.schema.rollout import NamedUser
+from specs.schema.rollout import NamedUser, TurnBounds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,6 +43,14 @@ class Conversation(TakingTurns):
     def rewards_turns(self) -> bool:
         """See RollouterSection."""
         return self.user.rewards_turns
+
+    def bounds(self, max_response_length: int) -> TurnBounds:
+        """See RollouterSection. A remark stands between two turns of the policy, of a token each at least."""
+        turns = min(max_response_length, self.max_turns * (self.turn_tokens or max_response_length))
+        sampled = min(turns, self.sampled_tokens or turns)
+        given = min(max(0, max_response_length - 2), (self.max_turns - 1) * self.words_tokens)
+        seconds = 0.0 if self.user.immediate else (self.max_turns - 1) * self.user_seconds
+        return TurnBounds(self.max_turns, sampled, given, min(max_response_length, sampled + given), seconds)
 
     def issues(self, max_response_length: int) -> Iterator[Issue]:
         """See RollouterSection."""

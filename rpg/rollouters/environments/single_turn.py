@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from rpg.rollouters.rollouter import Rollouter, SeededPrompt
 from rpg.types import Admit, OnResponse, RolloutGroup, Sampling
+from specs.schema.rollout import TurnBounds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,6 +25,10 @@ class SingleTurn(Rollouter):
     def rewards_turns(self) -> bool:
         """See RollouterSection."""
         return False
+
+    def bounds(self, max_response_length: int) -> TurnBounds:
+        """See RollouterSection."""
+        return TurnBounds(turns=1, sampled=max_response_length, given=0, length=max_response_length)
 
     def generate(
         self,

@@ -16,7 +16,7 @@ from rpg.tools.tool_error import ToolError
 from rpg.types import Turn
 from specs.errors import Issue
 from specs.schema.base import addition, execution
-from specs.schema.rollout import CallRewards, Format, HermesFormat, NamedTool, TagsFormat
+from specs.schema.rollout import CallRewards, Format, HermesFormat, NamedTool, TagsFormat, TurnBounds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,6 +71,18 @@ class Tools(TakingTurns):
     def runs_programs(self) -> str:
         """See RollouterSection."""
         return next((tool.type for tool in self.tools if tool.sandboxed), "")
+
+    def bounds(self, max_response_length: int) -> TurnBounds:
+        """See RollouterSection. An answer stands between two turns of the policy, of a token each at least; hermes has
+        any number of answers there."""
+        turns = min(max_response_length, self.max_turns * (self.turn_tokens or max_response_length))
+        sampled = min(turns, self.sampled_tokens or turns)
+        given = max(0, max_response_length - 2)
+        if isinstance(self.format, TagsFormat):
+            given = min(given, (self.max_turns - 1) * self.answer_tokens)
+        length = min(max_response_length, sampled + given)
+        seconds = (self.max_turns - 1) * self.call_seconds
+        return TurnBounds(self.max_turns, sampled, given, length, min(seconds, self.seconds or seconds))
 
     def issues(self, max_response_length: int) -> Iterator[Issue]:
         """See RollouterSection."""
