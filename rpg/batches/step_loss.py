@@ -59,7 +59,8 @@ def trained_rewards(experiment: Experiment, rollouts: StepRollouts) -> Tensor:
     if advantage.rewards == "summed":
         values = torch.tensor([score.value for score in rollouts.scores], dtype=torch.float64)
     else:
-        values = normalized_sum(*(torch.from_numpy(each) for each in rollouts.reward_terms()), group_ids)
+        terms, weights = (torch.from_numpy(each) for each in rollouts.reward_terms())
+        values = normalized_sum(terms, weights, group_ids)
         columns = returns.reshape(len(returns), -1).unbind(1)
         each = [advantages(column, group_ids, baseline="group_mean", scale="group_std") for column in columns]
         returns = torch.stack(each, 1).reshape(returns.shape)
