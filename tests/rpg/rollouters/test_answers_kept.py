@@ -73,7 +73,11 @@ def test_a_step_that_a_kill_interrupts_hears_the_same_answers_again(
     (notes / "hold").unlink()
 
     kept = {
-        step: [json.loads(line) for file in (run / "answers" / f"{step:06}").glob("*") for line in file.open()]
+        step: [
+            json.loads(line)
+            for file in (run / "answers" / f"{step:06}").glob("*")
+            for line in file.read_text().splitlines()
+        ]
         for step in (5, 6)
     }
     assert sorted(int(path.name) for path in (run / "answers").iterdir()) == [5, 6]
