@@ -144,6 +144,8 @@ def _plain_score(score: Score) -> dict[str, Any]:
     values = asdict(score)
     if not score.terms:  # as in the checkpoints of before a reward could be a sum of several
         del values["terms"], values["weights"]
+    if score.verdicts is None:  # as in the checkpoints of before there were judges
+        del values["verdicts"]
     if not score.away:  # as in the checkpoints of before a service could be away
         del values["away"]
     return values
