@@ -41,20 +41,20 @@ def train_data_identity(experiment: Experiment) -> Identity:
     """Identity of the training problems: with evaluation sets only where problems that they share are dropped."""
     data = experiment.data
     parts: dict[str, Any] = {
-        "train": [_by_content(source) for source in data.train],
+        "train": [by_content(source) for source in data.train],
         "prompt": data.prompt.identity(),
         "deduplicate": data.deduplicate,
         "max_prompt_length": data.max_prompt_length,
     }
     if data.overlap == "drop":
         parts["overlap"] = "drop"
-        parts["evaluation"] = [_by_content(source) for source in data.evaluation]
+        parts["evaluation"] = [by_content(source) for source in data.evaluation]
     return flatten({"data": parts})
 
 
 def data_identity(experiment: Experiment) -> Identity:
     """Identity of the training and evaluation problems."""
-    sets = [_by_content(source) for source in experiment.data.evaluation]
+    sets = [by_content(source) for source in experiment.data.evaluation]
     return train_data_identity(experiment) | flatten({"data": {"evaluation": sets, "overlap": experiment.data.overlap}})
 
 
@@ -86,7 +86,7 @@ def train_identity(experiment: Experiment) -> Identity:
     """Identity of a run's training, beside its data and its base model."""
     sections = ("rollout", "objective", "advantage", "reference", "training")
     parts: dict[str, Any] = {name: getattr(experiment, name).identity() for name in sections}
-    parts["reward"] = _by_content(experiment.reward)
+    parts["reward"] = by_content(experiment.reward)
     if every_steps := experiment.evaluation.every_steps:
         # What training measures on its way is part of its result, and comes of training alone.
         parts["evaluation"] = {"every_steps": every_steps}
@@ -109,7 +109,7 @@ def evaluate_identity(experiment: Experiment) -> Identity:
     return flatten(
         {
             "evaluation": evaluation,
-            "reward": _by_content(experiment.reward),
+            "reward": by_content(experiment.reward),
             "rollout": {name: rollout[name] for name in ("engine", "rollouter") if name in rollout},
         }
         | {place: own for place, own in _own_rewards(experiment).items() if place.startswith("data.evaluation.")}
@@ -118,7 +118,7 @@ def evaluate_identity(experiment: Experiment) -> Identity:
 
 def _own_rewards(experiment: Experiment) -> dict[str, Any]:
     """What each set's own reward is, by its place, such as `data.train.0.reward`; nothing where no set has one."""
-    return {f"{place}.reward": _by_content(reward) for place, reward in experiment.own_rewards.items()}
+    return {f"{place}.reward": by_content(reward) for place, reward in experiment.own_rewards.items()}
 
 
 def report_identity(experiment: Experiment) -> Identity:
@@ -140,7 +140,7 @@ def flatten(value: Any, prefix: str = "") -> Identity:
     return flat
 
 
-def _by_content(section: OpenSection) -> dict[str, Any]:
+def by_content(section: OpenSection) -> dict[str, Any]:
     """The identity of a source or a reward: what it names on this machine enters by its content."""
     plain = section.identity()
     for where, _, path in section.paths():

@@ -81,6 +81,10 @@ class JudgeScorer(Scorer):
         self._asked.close()
         self._threads.shutdown()
 
+    def ask(self, problem: Problem, answers: Sequence[str]) -> "Future[list[list[Verdict]]]":
+        """Begins to ask one question, see `verdicts`."""
+        return self._threads.submit(self.verdicts, problem, answers)
+
     def verdicts(self, problem: Problem, answers: Sequence[str]) -> list[list[Verdict]]:
         """One question, asked as often as there are votes: for each answer its verdicts. Waits for them."""
         gold = problem.answer if self._settings.shows_answer else ""
@@ -104,7 +108,7 @@ class JudgeScorer(Scorer):
             orders = [order for pair in itertools.combinations(range(len(texts)), 2) for order in (pair, pair[::-1])]
         else:
             orders = [tuple(range(len(texts))), tuple(reversed(range(len(texts))))] if len(texts) > 1 else []
-        asked = [self._threads.submit(self.verdicts, problem, [texts[i] for i in order]) for order in orders]
+        asked = [self.ask(problem, [texts[i] for i in order]) for order in orders]
         left = itertools.count(1)
 
         def end(_done: object = None) -> None:
