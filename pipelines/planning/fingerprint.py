@@ -87,6 +87,10 @@ def train_identity(experiment: Experiment) -> Identity:
     sections = ("rollout", "objective", "advantage", "reference", "training")
     parts: dict[str, Any] = {name: getattr(experiment, name).identity() for name in sections}
     parts["reward"] = by_content(experiment.reward)
+    if (teacher := experiment.reference.teacher) and Path(teacher.path).is_dir():
+        parts["reference"] = {"source": "model", "content": directory_digest(Path(teacher.path))}
+    if order := experiment.data.identity().get("order"):
+        parts["data"] = {"order": order}
     if every_steps := experiment.evaluation.every_steps:
         # What training measures on its way is part of its result, and comes of training alone.
         parts["evaluation"] = {"every_steps": every_steps}

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pipelines.planning.evaluations import evaluated_checkpoints, evaluation_problems
 from pipelines.planning.memory import engine_memory
+from pipelines.planning.model_shape import teacher_shape
 from rpg.base.shape import ModelShape
 from specs.errors import Issue
 from specs.machine.gpu_slots import slots_here
@@ -86,10 +87,15 @@ def _training_seconds(experiment: Experiment, shape: ModelShape) -> float:
     passes = float(training.epochs * (4 if training.gradient_checkpointing is True else 3))
     if not experiment.rollout.gives_old_logprobs:
         passes += 1 - experiment.first_pass_gives_old_logprobs / training.minibatches
+    flops = passes * _forward(shape, length)
     if experiment.reference.source != "behaviour":
-        passes += 1
-    forward = 2 * shape.matrix_parameters + 2 * shape.layers * shape.attention_size * length
-    return tokens * passes * forward / (PEAK_FLOPS * TRAINING_SHARE)
+        flops += _forward(teacher_shape(experiment) or shape, length)
+    return tokens * flops / (PEAK_FLOPS * TRAINING_SHARE)
+
+
+def _forward(shape: ModelShape, length: int) -> int:
+    """Operations of a forward pass, a token."""
+    return 2 * shape.matrix_parameters + 2 * shape.layers * shape.attention_size * length
 
 
 def _sampling_seconds(experiment: Experiment, shape: ModelShape, responses: int, longest: int) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from pipelines.planning.device import KNOWN_GPUS, NAMED_BY_SPEC, Device, device_of, on_device
 from pipelines.planning.judging import scoring_memory
-from pipelines.planning.model_shape import model_shape
+from pipelines.planning.model_shape import model_shape, teacher_shape
 from rpg.base.shape import ModelShape
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
@@ -122,8 +122,11 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     # Either optimizer keeps two float32 values a weight, and ZeRO a float32 master copy of the weights as well.
     optimizer = trained * (12 if stage else 8)
     weights = (shape.parameters + adapters) * size
-    # A snapshot keeps the trained weights; with adapters the initial policy is the model with these off.
-    kept = {"behaviour": 0, "initial": 0 if adapters else trained, "snapshot": trained}
+    # A snapshot keeps the trained weights; with adapters the initial policy is the model with these off. A teacher is a
+    # model of its own.
+    teacher = teacher_shape(experiment)
+    of_teacher = teacher.parameters if teacher else 0
+    kept = {"behaviour": 0, "initial": 0 if adapters else trained, "snapshot": trained, "model": of_teacher}
     update = experiment.reference.update
     # An average is kept in float32; a copy in the training precision is lent to the learner.
     averages = low_precision and update is not None and update.ema_decay > 0
@@ -145,7 +148,7 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
         optimizer=0 if training.offload.optimizer else optimizer // (training.ranks if stage else 1),
         reference=_shard(reference, training, 3),
         sampler=0 if rollout.memory_share or rollout.reads_learner(training.zero_stage) else shape.parameters * size,
-        gathered=_gathered(shape.parameters + adapters, training) * size,
+        gathered=_gathered(max(shape.parameters + adapters, of_teacher), training) * size,
         activations=_activations(shape, training, tokens, size, logits),
         logits=logits,
         kv_cache=0 if elsewhere else share or cache,
@@ -202,7 +205,7 @@ def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:
         "gradients": "training.zero_stage: 2 divides them among the ranks",
         "buckets": "training.zero_stage: 0 adds them up where they are",
         "optimizer": "training.zero_stage: 1 divides it, training.offload.optimizer moves it to the host",
-        "reference": "reference.source: behaviour needs no second model",
+        "reference": "reference.source: behaviour needs no second model, training.zero_stage: 3 divides it",
         "sampler": "below training.zero_stage: 3, with rollout.max_staleness: 0, sampling needs no second model",
         "scoring": "a smaller memory_fraction of the judge, or its model behind an `endpoint`",
         "gathered": "below training.zero_stage: 3 nothing is gathered",

@@ -251,7 +251,7 @@ def _algebra(made: Plan) -> list[str]:
     lines += sentences(judging(experiment), _count)
     shape = model_shape(experiment)
     if shape is None:
-        known = settings_of(experiment) is not None
+        known = settings_of(experiment.model) is not None
         why = "transformers builds no model of its config" if known else "the model's config is not on this machine yet"
         lines.append(f"memory  unknown, and so are GPU hours: {why}")
     else:
@@ -264,6 +264,11 @@ def _algebra(made: Plan) -> list[str]:
             f"memory  about {parts.total / GIB:.2f} GiB a rank{_of(device)} for "
             f"{_count(shape.parameters)} parameters{_experts(shape)}: {listed}"
             + (f"; {_size(parts.away)} of it in host memory while rollouts are sampled" if parts.away else "")
+            + (
+                "; the teacher comes on top: its config is not on this machine yet"
+                if _teacher_unknown(experiment)
+                else ""
+            )
         )
         if experiment.resources.device != "cpu" and shape.parameters >= LARGE:
             hours = gpu_hours(experiment, shape)
@@ -282,6 +287,12 @@ def _algebra(made: Plan) -> list[str]:
     if others:
         lines.append(f"        of the first run; {others} of {len(made.runs)} runs differ in it (--json has them all)")
     return lines
+
+
+def _teacher_unknown(experiment: Experiment) -> bool:
+    from pipelines.planning.model_shape import teacher_shape
+
+    return experiment.reference.source == "model" and teacher_shape(experiment) is None
 
 
 def _asked(experiment: Experiment) -> str:
