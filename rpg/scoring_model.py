@@ -17,7 +17,7 @@ from specs.machine.parent import die_with_parent, own_threads, share_cores
 _LONGEST = 16384
 """Tokens of a request where neither the spec nor the model says less."""
 _DIGITS = 4
-"""Of a classifier's value: which requests are computed together must not change it."""
+"""Digits of a classifier's value: which requests are computed together must not change it."""
 Request = dict[str, Any]
 Reply = dict[str, Any]
 

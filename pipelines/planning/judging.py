@@ -20,7 +20,7 @@ class Judging:
 
     judge: str
     calls: int
-    """Of training. Verdicts that are kept cost none; evaluations come on top: the sizes of their sets are not known."""
+    """Calls of training. Verdicts that are kept cost none; evaluations come on top: their sets' sizes are not known."""
     question_tokens: int
     """About: the policy's tokens stand for the judge's."""
     reply_tokens: int

@@ -28,7 +28,7 @@ from specs.secrets import HIDDEN
 _AT_ONCE_TOKENS = 16
 """Tokens of a verdict without reasons."""
 _VLLM_SHARE = 0.4
-"""Of a GPU's memory, where the spec does not say."""
+"""Share of a GPU's memory, where the spec does not say."""
 
 
 class Scale(Spec):
@@ -50,9 +50,9 @@ class Price(Spec):
     """Price of a judge, in any currency."""
 
     input: float = Field(ge=0)
-    """Of a million tokens of questions."""
+    """Price of a million tokens of questions."""
     output: float = Field(ge=0)
-    """Of a million tokens of replies."""
+    """Price of a million tokens of replies."""
 
 
 class JudgeBudget(Spec):
@@ -96,7 +96,7 @@ class Judge(Reward):
     show_answer: bool = False
     """Whether it sees the problem's right answer."""
     temperature: float = Field(0.0, ge=0)
-    """Of its sampling; several votes need one above 0."""
+    """Temperature of its sampling; several votes need one above 0."""
     max_tokens: int = Field(1024, ge=1)
     """Tokens of a reply at most; without `reasoning` 16 at most."""
     concurrency: int = execution(16, ge=1, le=256)

@@ -50,12 +50,12 @@ class EndpointSettings:
     path: tuple[str | int, ...]
     """Where the spec has the reward."""
     timeout_seconds: float
-    """Of one call."""
+    """Limit of one call."""
     patience_seconds: float
     """How long an endpoint may be away before that ends the attempt."""
     input_price: float = 0.0
     output_price: float = 0.0
-    """Of a million tokens."""
+    """Price of a million tokens."""
 
 
 @dataclass(frozen=True, slots=True)

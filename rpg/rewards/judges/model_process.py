@@ -17,7 +17,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from rpg.processes import ranks
 from rpg.rewards.judges.endpoint import Drawn, RequestRefusedError
 from rpg.rewards.judges.prompts import Message
 from rpg.rewards.judges.verdicts import Reply
@@ -79,14 +78,14 @@ class ScoringModel:
         """Ends the process; what waits for it gets no reply."""
         with self._lock:
             self._closing = True
-            connection, child = self._connection, self._child
-        if connection is not None:
-            connection.close()
+            connection, child, thread = self._connection, self._child, self._thread
         if child is not None:
             child.kill()  # it has nothing to save
             child.wait(_CLOSE_SECONDS)
-        if self._thread is not None:
-            self._thread.join(_CLOSE_SECONDS)
+        if thread is not None:
+            thread.join(_CLOSE_SECONDS)  # the end of the connection ends it
+        if connection is not None:
+            connection.close()
 
     def _call(self, request: dict[str, Any]) -> dict[str, Any]:
         found: Future[dict[str, Any]] = Future()
@@ -156,6 +155,8 @@ class ScoringModel:
         ours, theirs = socket.socketpair()
         visible = {}
         if self._settings.device == "cuda":
+            from rpg.processes import ranks  # here, as checking a spec imports this module, and needs no torch
+
             visible = {"CUDA_VISIBLE_DEVICES": gpu_at(gpus_of_run(), ranks.local_rank())}
         job = json.dumps({**asdict(self._settings), "directory": str(self._settings.directory)})
         with theirs:

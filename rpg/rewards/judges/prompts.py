@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 VERSION = 1
-"""Of the texts below. Another text is another version: it changes what judges say."""
+"""Version of the texts below. Another text is another version: it changes what judges say."""
 
 Message = dict[str, str]
 _RULES = (
