@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 from pipelines.planning.evaluations import evaluated_checkpoints, evaluation_problems
-from pipelines.planning.memory import engine_memory
+from pipelines.planning.memory import engine_memory, longest_sequence, turn_bounds
 from pipelines.planning.model_shape import teacher_shape
 from rpg.base.shape import ModelShape
 from specs.errors import Issue
 from specs.machine.gpu_slots import slots_here
 from specs.schema.experiment import Experiment
+from specs.schema.rollout import TurnBounds
 
 PEAK_FLOPS = 989e12
 """Peak rate of an H100 SXM in bfloat16, FLOP/s."""
@@ -43,7 +44,7 @@ def gpu_hours(experiment: Experiment, shape: ModelShape) -> GpuHours:
     training, rollout = experiment.training, experiment.rollout
     responses = training.prompts_per_step * training.group_size
     rounds = rollout.dynamic_sampling.max_batches if rollout.dynamic_sampling else 1
-    sampling = _sampling_seconds(experiment, shape, responses, rollout.max_response_length)
+    sampling = _sampling_seconds(experiment, shape, responses, turn_bounds(experiment))
     each = evaluation_hours(experiment, shape)
     return GpuHours(
         sampling=training.steps * rounds * sampling * experiment.gpus / 3600,
@@ -57,9 +58,9 @@ def evaluation_hours(experiment: Experiment, shape: ModelShape) -> float | None:
     problems, evaluation = evaluation_problems(experiment), experiment.evaluation
     if problems is None:
         return None
-    longest = evaluation.max_response_length or experiment.rollout.max_response_length
+    bounds = turn_bounds(experiment, evaluation.max_response_length or 0)
     responses = problems * evaluation.samples_per_problem
-    return _sampling_seconds(experiment, shape, responses, longest) * experiment.gpus / 3600 if responses else 0.0
+    return _sampling_seconds(experiment, shape, responses, bounds) * experiment.gpus / 3600 if responses else 0.0
 
 
 def precision_warnings(experiment: Experiment) -> list[Issue]:
@@ -82,7 +83,7 @@ def precision_warnings(experiment: Experiment) -> list[Issue]:
 def _training_seconds(experiment: Experiment, shape: ModelShape) -> float:
     """GPU seconds of a step: a forward is 2 operations a parameter and token, a backward 4, recomputation 2 more."""
     training = experiment.training
-    length = experiment.data.max_prompt_length + experiment.rollout.max_response_length
+    length = longest_sequence(experiment)
     tokens = training.prompts_per_step * training.group_size * length
     passes = float(training.epochs * (4 if training.gradient_checkpointing is True else 3))
     if not experiment.rollout.gives_old_logprobs:
@@ -98,21 +99,24 @@ def _forward(shape: ModelShape, length: int) -> int:
     return 2 * shape.matrix_parameters + 2 * shape.layers * shape.attention_size * length
 
 
-def _sampling_seconds(experiment: Experiment, shape: ModelShape, responses: int, longest: int) -> float:
-    """Seconds in which the samplers together sample as many responses, each of `longest` tokens.
+def _sampling_seconds(experiment: Experiment, shape: ModelShape, responses: int, bounds: TurnBounds) -> float:
+    """Seconds in which the samplers together sample as many responses, each at its full length.
 
-    For every token the weights are read once for all responses in flight, and the cache of each response. A sampler of
-    several GPUs has the bandwidth of all of them.
+    For every sampled token the weights are read once for all responses in flight, and the cache of each response. What
+    a response is given is read once, as arithmetic; an engine keeps the cache of earlier turns. A sampler of several
+    GPUs has the bandwidth of all of them. Waiting for tools is not counted: other responses are sampled meanwhile.
     """
     training, rollout = experiment.training, experiment.rollout
     size = 2 if training.precision == "bfloat16" else 4
     responses = -(-responses // experiment.samplers)
-    context = experiment.data.max_prompt_length + longest / 2
+    context = experiment.data.max_prompt_length + bounds.length / 2
     cache = context * shape.layers * 2 * shape.key_value_size * size
     in_flight = min(responses, rollout.max_concurrent)
     gpus = rollout.gpus_per_sampler
     if engine := engine_memory(experiment):
         in_flight = max(1, min(in_flight, int((engine * gpus - shape.parameters * size) / cache)))
     traffic = (shape.read_parameters * size + in_flight * cache) / (BANDWIDTH * SAMPLING_SHARE)
-    arithmetic = in_flight * 2 * shape.matrix_parameters / (PEAK_FLOPS * TRAINING_SHARE)
-    return responses / in_flight * longest * max(traffic, arithmetic) / gpus
+    forward = 2 * shape.matrix_parameters / (PEAK_FLOPS * TRAINING_SHARE)
+    sampling = bounds.sampled * max(traffic / in_flight, forward)
+    # A sampled token takes longer than a given one: as many as can be are sampled.
+    return responses * (sampling + (bounds.length - bounds.sampled) * forward) / gpus

@@ -12,7 +12,7 @@ from pipelines.planning.model_shape import model_shape, teacher_shape
 from rpg.base.shape import ModelShape
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
-from specs.schema.rollout import Rollout
+from specs.schema.rollout import Rollout, TurnBounds
 from specs.schema.training import Lora, Training
 
 GIB = 2**30
@@ -44,6 +44,9 @@ class BatchAlgebra:
     tokens_to_sample: int
     """Most response tokens of the whole run's training: every response at its full length, every group that may be
     thrown away and sampled again counted."""
+    tokens_given: int
+    """Most tokens that the environment gives in the same responses. Both together are bounded by the responses'
+    length."""
     tokens_to_train: int
     """Most prompt and response tokens of all forward-backward passes."""
 
@@ -91,13 +94,29 @@ class MemoryEstimate:
         return self.gradients + self.buckets + self.optimizer
 
 
+def turn_bounds(experiment: Experiment, max_response_length: int = 0) -> TurnBounds:
+    """Most that a response holds. Of an environment that does not say so, any token of it may be sampled or given.
+
+    Args:
+        max_response_length: of a response; 0: that of training.
+    """
+    longest = max_response_length or experiment.rollout.max_response_length
+    stated = experiment.rollout.rollouter.bounds(longest)
+    return stated or TurnBounds(turns=longest, sampled=longest, given=longest - 1, length=longest)
+
+
+def longest_sequence(experiment: Experiment) -> int:
+    """Most tokens of a prompt and its response."""
+    return experiment.data.max_prompt_length + turn_bounds(experiment).length
+
+
 def batch_algebra(experiment: Experiment) -> BatchAlgebra:
     """The counts of one run."""
     training = experiment.training
     rollouts = training.prompts_per_step * training.group_size
     updates_per_step = training.minibatches * training.epochs
-    response, dynamic = experiment.rollout.max_response_length, experiment.rollout.dynamic_sampling
-    length = experiment.data.max_prompt_length + response
+    bounds, dynamic = turn_bounds(experiment), experiment.rollout.dynamic_sampling
+    sampled = training.steps * rollouts * (dynamic.max_batches if dynamic else 1)
     return BatchAlgebra(
         prompts_per_step=training.prompts_per_step,
         group_size=training.group_size,
@@ -106,8 +125,9 @@ def batch_algebra(experiment: Experiment) -> BatchAlgebra:
         rollouts_per_update=rollouts // training.minibatches,
         updates_per_step=updates_per_step,
         updates=updates_per_step * training.steps,
-        tokens_to_sample=training.steps * rollouts * response * (dynamic.max_batches if dynamic else 1),
-        tokens_to_train=training.steps * rollouts * training.epochs * length,
+        tokens_to_sample=sampled * bounds.sampled,
+        tokens_given=sampled * bounds.given,
+        tokens_to_train=training.steps * rollouts * training.epochs * longest_sequence(experiment),
     )
 
 
@@ -133,8 +153,7 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     reference = kept[experiment.reference.source] * (4 + size if averages else size)
     tokens = _largest_microbatch(experiment)
     in_flight = min(rollout.max_concurrent, -(-training.prompts_per_step * training.group_size // experiment.samplers))
-    length = experiment.data.max_prompt_length + rollout.max_response_length
-    cache = in_flight * length * shape.layers * 2 * shape.key_value_size * size
+    cache = in_flight * longest_sequence(experiment) * shape.layers * 2 * shape.key_value_size * size
     least = 1 if experiment.resources.device == "cpu" else TOKENS_ON_GPU
     chunk = min(tokens, max(least, LOGITS // shape.vocab_size))
     logits = _logits(shape, chunk, size, has_gradient=not adapters)
@@ -258,8 +277,7 @@ def _gathered(parameters: int, training: Training) -> int:
 
 def _largest_microbatch(experiment: Experiment) -> int:
     """Tokens of a rank's part of it, where ranks share their rows."""
-    longest = experiment.data.max_prompt_length + experiment.rollout.max_response_length
-    training = experiment.training
+    longest, training = longest_sequence(experiment), experiment.training
     per_update = training.prompts_per_step * training.group_size // training.minibatches * longest
     # A single response that is longer than the budget still is one microbatch.
     groups = training.ranks // training.sequence_parallel_size

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from pipelines.replay.rows import _score
-from rpg.advantages import advantages, normalized_sum
+from rpg.advantages import advantages, normalized_sum, token_advantages
 from rpg.batches.batch import StepRollouts
 from rpg.recording.rows import _terms
 from rpg.rewards import Score
 from rpg.rewards.score import scores_vary
+from specs import parse_objective
+from specs.schema.objective import Advantage
 
 CORRECT = np.array([1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0])
 SHORT = np.array([10.0, 40.0, 20.0, 30.0, 7.0, 7.0, 7.0, 7.0])
@@ -38,6 +40,20 @@ def of(*terms: np.ndarray, weights: tuple[float, ...] = WEIGHTS, groups: np.ndar
 def test_normalised_rewards_with_batch_mean_and_batch_std_are_gdpo() -> None:
     found = advantages(of(CORRECT, SHORT), torch.tensor(GROUPS), baseline="batch_mean", scale="batch_std")
     assert found.numpy() == pytest.approx(gdpo([CORRECT, SHORT], WEIGHTS), rel=1e-12)
+
+
+def test_whitened_over_tokens_they_are_the_code_of_its_authors() -> None:
+    lengths = np.array([1, 5, 2, 2, 3, 1, 4, 2])
+    tokens = np.repeat(of(CORRECT, SHORT).numpy(), lengths)
+    expected = (tokens - tokens.mean()) / np.sqrt(tokens.var(ddof=1) + 1e-8)
+    found = token_advantages(
+        parse_objective({"type": "grpo"}),
+        Advantage(baseline="none", scale="none", whiten="tokens", rewards="normalized_each"),
+        rewards=of(CORRECT, SHORT),
+        group_ids=torch.tensor(GROUPS),
+        lengths=torch.tensor(lengths),
+    )
+    assert found.numpy() == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_unit_of_a_term_does_not_matter() -> None:

@@ -238,9 +238,11 @@ def _algebra(made: Plan) -> list[str]:
         f"{batch.rollouts_per_step} rollouts a step; "
         f"{batch.minibatches} minibatches of {batch.rollouts_per_update} x {experiment.training.epochs} epochs = "
         f"{batch.updates_per_step} updates a step, {batch.updates} in {experiment.training.steps} steps",
-        f"tokens  at most {_count(batch.tokens_to_sample)} to sample "
-        f"and {_count(batch.tokens_to_train)} to train on, a run",
+        f"tokens  at most {_count(batch.tokens_to_sample)} to sample"
+        + (f", {_count(batch.tokens_given)} given" if batch.tokens_given else "")
+        + f" and {_count(batch.tokens_to_train)} to train on, a run",
     ]
+    lines += _turns(experiment)
     if dynamic := experiment.rollout.dynamic_sampling:
         at_once = math.ceil(dynamic.oversampling * batch.prompts_per_step)
         how = "in rounds" if dynamic.refill == "rounds" else f"as a stream that begins with {at_once} prompts"
@@ -287,6 +289,24 @@ def _algebra(made: Plan) -> list[str]:
     if others:
         lines.append(f"        of the first run; {others} of {len(made.runs)} runs differ in it (--json has them all)")
     return lines
+
+
+def _turns(experiment: Experiment) -> list[str]:
+    """What a response of several turns holds at most; nothing of one that is a single turn."""
+    from pipelines.planning.memory import turn_bounds
+
+    rollouter, bounds = experiment.rollout.rollouter, turn_bounds(experiment)
+    if rollouter.bounds(bounds.length) is None:
+        return [
+            f"turns   as many as rollout.rollouter {rollouter.type} takes; at most {bounds.length} tokens a response"
+        ]
+    if bounds.turns == 1:
+        return []
+    return [
+        f"turns   at most {bounds.turns} of the policy a response: {_count(bounds.sampled)} tokens sampled, "
+        f"{_count(bounds.given)} given, {_count(bounds.length)} in all; "
+        f"a response waits {bounds.seconds:g} s for tools at most, while others are sampled"
+    ]
 
 
 def _teacher_unknown(experiment: Experiment) -> bool:
