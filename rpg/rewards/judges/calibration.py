@@ -94,7 +94,7 @@ def judged(judge: Judge, rows: Sequence[Labelled], verdicts: Path) -> Judged:
     Args:
         verdicts: the directory of what was said before.
     """
-    questions = list(_pairs(rows)) if judge.compares() else [(row,) for row in rows]
+    questions: list[tuple[Labelled, ...]] = list(_pairs(rows)) if judge.compares() else [(row,) for row in rows]
     problems = [Problem("", row.prompt, row.answer, "labels") for row, *_ in questions]
     with judge.open(Place(verdicts=verdicts)) as scorer:
         asked = [
@@ -118,7 +118,7 @@ def judged(judge: Judge, rows: Sequence[Labelled], verdicts: Path) -> Judged:
     return Judged(_judgements(judge, kept), position, len(questions) - len(kept))
 
 
-def _pairs(rows: Sequence[Labelled]) -> Iterator[tuple[Labelled, Labelled]]:
+def _pairs(rows: Sequence[Labelled]) -> Iterator[tuple[Labelled, ...]]:
     for prompt in dict.fromkeys(row.prompt for row in rows):
         yield from (
             pair
