@@ -98,8 +98,9 @@ def nearest(judged: Values, labels: Values) -> Values:
     """Each number rounded to the nearest of the labels' kinds: to a whole one where all labels are whole."""
     if (labels == np.rint(labels)).all():
         return np.rint(judged)
-    kinds = np.unique(labels)
-    return kinds[np.abs(judged[:, None] - kinds[None, :]).argmin(axis=1)]
+    kinds: Values = np.unique(labels)
+    rounded: Values = kinds[np.abs(judged[:, None] - kinds[None, :]).argmin(axis=1)]
+    return rounded
 
 
 def cohens_kappa(first: Values, second: Values) -> float:
