@@ -20,13 +20,16 @@ _READERS = ("data", "base", "train")
 """Stages that read what a spec names."""
 
 
-def refuse_what_a_stage_would(document: Document, runs: Sequence[RunPlan], home: Home | None) -> None:
+def refuse_what_a_stage_would(
+    document: Document, runs: Sequence[RunPlan], home: Home | None, *, quiet: bool = False
+) -> None:
     """Raises SpecError with what is wrong with the data and the models of runs that are still to train, or where a
     package is missing that a sink needs; what is odd about data and models goes to stderr. Looking takes seconds.
 
     Args:
         home: of the runs, where this machine is to execute them: it must then have what they ask for. None: another
             one does.
+        quiet: it is not said that looking takes a while.
     """
     to_do = unfinished(runs)
     missing: list[Issue] = []
@@ -34,7 +37,7 @@ def refuse_what_a_stage_would(document: Document, runs: Sequence[RunPlan], home:
         missing = [*missing_for_sinks(document, runs), *missing_for(document, to_do), *unscorable(document, to_do)]
     if to_do and home is not None:
         home.check_space()
-    if to_do:
+    if to_do and not quiet:
         print("looking at the data and the model", file=sys.stderr)
     errors, absent, warnings = examined(document, to_do)
     if errors := in_file_order([*missing, *errors, *(absent if home is not None else [])]):
