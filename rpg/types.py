@@ -77,6 +77,8 @@ class Turn:
     """Why a call was not answered otherwise; empty: it was."""
     seconds: float = 0.0
     """Wall time that the tool took."""
+    reward: float | None = None
+    """Reward of a sampled turn by itself, reward units, beside that of the whole response; None: it has none."""
 
     def __post_init__(self) -> None:
         """Raises ValueError where there is no token, or not a logprob for each sampled one."""
@@ -130,6 +132,11 @@ class Rollout:
         return tuple(logprob for turn in self.turns for logprob in turn.logprobs or ())
 
     @property
+    def turn_rewards(self) -> float:
+        """Rewards of the turns together, reward units."""
+        return sum(turn.reward or 0.0 for turn in self.turns)
+
+    @property
     def answer_ids(self) -> tuple[int, ...]:
         """The last sampled turn: what is scored, so that no given text passes for the policy's answer."""
         return next(turn.token_ids for turn in reversed(self.turns) if turn.sampled)
@@ -147,6 +154,7 @@ class RecordedTurn:
     tool: str = ""
     error: str = ""
     seconds: float = 0.0
+    reward: float | None = None
 
 
 @message
@@ -162,6 +170,8 @@ class TurnCounts:
     """Calls that were answered by an error."""
     seconds: float
     """Wall time that the tools took."""
+    rewards: tuple[float, ...] = ()
+    """Reward of each turn of the policy; empty: the environment rewards none."""
 
 
 @message

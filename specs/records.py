@@ -56,7 +56,7 @@ class RolloutRow:
     response: str
     """The text that followed: what the policy sampled and, in several turns, what its environment said."""
     reward: float
-    """Reward units; penalties included."""
+    """Reward units; penalties and rewards of turns included."""
     correct: bool | None
     """Whether the scorer takes the answer for right, penalties aside; NULL of a graded reward, which does not say."""
     advantage: float
@@ -140,7 +140,7 @@ class TurnRow:
     num_tokens: Int32
     """Tokens of the turn."""
     reward: float | None
-    """Reward of the turn by itself, reward units; NULL: it has none."""
+    """Reward of a turn of the policy by itself, reward units, beside that of the response; NULL: it has none."""
     error: str | None
     """Why the call was answered by an error; NULL where it was not."""
     seconds: float | None

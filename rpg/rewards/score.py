@@ -48,6 +48,8 @@ class Score:
     """It failed since a service did not answer, which is no fault of the reward: another try may go better."""
     penalty: float = 0.0
     """Added to the value for what the scorer does not see, such as the length; at most 0."""
+    turns: float = 0.0
+    """Rewards that the environment gave the response's turns, together; added to the value."""
     terms: dict[str, float] = field(default_factory=dict)
     """Terms of a weighted sum: name of a term -> its value, not weighted."""
     weights: dict[str, float] = field(default_factory=dict)
@@ -59,7 +61,12 @@ class Score:
     @property
     def reward(self) -> float:
         """The number that training uses."""
-        return self.value + self.penalty
+        return self.value + self.penalty + self.turns
+
+    @property
+    def earned(self) -> float:
+        """The reward without penalties."""
+        return self.value + self.turns
 
     @classmethod
     def of(cls, value: float, extracted: str | None) -> Self:
@@ -81,11 +88,12 @@ def scores_vary(scores: Sequence[Score], *, by_term: bool) -> bool:
             equal where terms are not. A response that could not be scored is then like the worst of its group.
     """
     if not by_term:
-        return len({score.value for score in scores}) > 1
+        return len({score.earned for score in scores}) > 1
     known = [score for score in scores if score.error is None]
     terms = [score.terms or {"": score.value} for score in known]
     counted = {label for score in known for label, weight in (score.weights or {"": 1.0}).items() if weight}
-    return any(len({each.get(label, 0.0) for each in terms}) > 1 for label in counted)
+    values = [{each.get(label, 0.0) for each in terms} for label in counted]
+    return any(len(each) > 1 for each in (*values, {score.turns for score in known}))
 
 
 _SCORE = TypeAdapter(Score)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rpg.rewards import Score, Scorer
@@ -41,6 +42,7 @@ class Scoring:
         self._texts: dict[int, str] = {}
         self._verdicts: dict[int, Future[Score]] = {}
         self._turns: dict[int, tuple[RecordedTurn, ...]] = {}
+        self._turn_rewards: dict[int, float] = {}
 
     def begin(self, index: int, rollout: Rollout) -> None:
         """Begins to score a response by the text of its last sampled turn."""
@@ -55,9 +57,11 @@ class Scoring:
                     turn.tool,
                     turn.error,
                     turn.seconds,
+                    turn.reward,
                 )
                 for turn in rollout.turns
             )
+        self._turn_rewards[index] = rollout.turn_rewards
         group, place = divmod(index, self._group_size)
         member = (self._groups[group], place)
         self._verdicts[index] = self._scorer.submit(self._problems[index], answer, member)
@@ -84,7 +88,8 @@ class Scoring:
 
     def score(self, index: int) -> Score:
         """Score of a response that has ended, once it is there."""
-        return self._verdicts[index].result()
+        score = self._verdicts[index].result()
+        return replace(score, turns=self._turn_rewards[index]) if self._turn_rewards[index] else score
 
     def _decoded(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
