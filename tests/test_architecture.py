@@ -36,7 +36,7 @@ FLOORS = {
         {"bounds", "documents", "errors", "labels", "metrics", "records", "segment_names"},
     ],
     "rpg": [
-        {"train", "stage", "engine"},
+        {"train", "stage", "engine", "scoring_model"},
         {"trainer"},
         {"run_recorder"},
         {"rollouts"},
