@@ -1,5 +1,6 @@
 """The vocabulary of the loop: plain, frozen, every field documented."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -28,6 +29,17 @@ class Problem:
     """Name of what it shares with other problems of its set; empty: nothing."""
     source: str = ""
     """Place of its set in the spec, such as `data.train.0`; empty where no set has a reward of its own."""
+    messages: str = ""
+    """The chat messages of the prompt, JSON, before the policy's template made a text of them; empty: it has none."""
+
+    def conversation(self) -> list[dict[str, str]]:
+        """What was asked, as chat messages."""
+        return json.loads(self.messages) if self.messages else [{"role": "user", "content": self.prompt}]
+
+    @property
+    def question_text(self) -> str:
+        """What was asked, without the policy's chat template."""
+        return "\n\n".join(message["content"] for message in self.conversation() if message["role"] != "system")
 
 
 @message

@@ -77,6 +77,9 @@ class RolloutRow:
     reward_terms: str | None = None
     """Terms of a weighted_sum, JSON: {"NAME": [value, weight]}. NULL of other rewards, where the scorer failed, and in
     older records."""
+    verdicts: str | None = None
+    """What judges said, JSON; the view `verdicts` has a row for each. NULL where none was asked, and in older
+    records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +219,9 @@ class EvaluationSampleRow:
     evaluate stage did."""
     cluster: str | None = None
     """What the problem shares with others of its set, as `data.evaluation[].cluster` has it; NULL: nothing."""
+    verdicts: str | None = None
+    """What judges said, JSON; the view `verdicts` has a row for each. NULL where none was asked, and in older
+    records."""
 
 
 @dataclass(frozen=True, slots=True)

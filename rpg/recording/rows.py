@@ -58,6 +58,7 @@ def write_rollouts(
             "reference_version": reference_version,
             "reward_error": [score.error for score in scores],
             "reward_terms": [_terms(score) for score in scores],
+            "verdicts": [score.verdicts for score in scores],
         },
     )
 

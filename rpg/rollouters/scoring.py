@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rpg.rewards import Score, Scorer
+from rpg.rewards.score import Group
 from rpg.types import Problem, RecordedTurn, Rollout
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class Scoring:
         scorer: Scorer,
         problems: Sequence[Problem],
         *,
+        group_size: int,
         with_turns: bool = False,
     ) -> None:
         """
@@ -28,8 +30,11 @@ class Scoring:
             tokenizer: the policy's.
             scorer: of responses.
             problems: one entry a response, in the order of the rollouter's responses.
+            group_size: responses to each prompt, which follow one another.
             with_turns: whether the turns of each response are kept for the record.
         """
+        self._group_size = group_size
+        self._groups = [Group(group_size) for _ in range(len(problems) // group_size)]
         self._with_turns = with_turns
         self._tokenizer = tokenizer
         self._scorer = scorer
@@ -57,7 +62,9 @@ class Scoring:
                 for turn in rollout.turns
             )
         self._turn_rewards[index] = rollout.turn_rewards
-        self._verdicts[index] = self._scorer.submit(self._problems[index], answer)
+        group, place = divmod(index, self._group_size)
+        member = (self._groups[group], place)
+        self._verdicts[index] = self._scorer.submit(self._problems[index], answer, member)
 
     def texts(self, number: int | None = None) -> list[str]:
         """Texts of all responses or the first `number`, in order, with what was given in them.

@@ -151,6 +151,8 @@ def _plain_score(score: Score) -> dict[str, Any]:
         del values["terms"], values["weights"]
     if not score.turns:  # as in the checkpoints of before an environment could reward turns
         del values["turns"]
+    if score.verdicts is None:  # as in the checkpoints of before there were judges
+        del values["verdicts"]
     if not score.away:  # as in the checkpoints of before a service could be away
         del values["away"]
     return values

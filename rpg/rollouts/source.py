@@ -283,7 +283,13 @@ class RolloutSource:
         """Scoring of the responses to these prompts."""
         asked = [prompt.problem for prompt in prompts for _ in range(self._training.group_size)]
         several_turns = self._components.spec.rollout.rollouter.type != "single_turn"
-        return Scoring(self._components.tokenizer, self._components.scorer, asked, with_turns=several_turns)
+        return Scoring(
+            self._components.tokenizer,
+            self._components.scorer,
+            asked,
+            group_size=self._training.group_size,
+            with_turns=several_turns,
+        )
 
     def _scored(
         self,
