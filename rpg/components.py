@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from rpg.base.teacher import teacher_directory
 from rpg.data.loading import encode_prompts, load_problems
-from rpg.data.order import PromptOrder, seed_of
+from rpg.data.order import PromptOrder, order_of, seed_of
 from rpg.evaluation.answers import answers
 from rpg.evaluation.inputs import EvaluationInputs, evaluation_inputs
 from rpg.evaluation.records import Answered
 from rpg.guards import Guards
 from rpg.learner.deepspeed import Learner
+from rpg.learner.passes import Passes
+from rpg.learner.teacher import open_teacher
 from rpg.pretrained import config_of, tokenizer_of
 from rpg.processes import ranks
 from rpg.recording.run_directory import RunDirectory
@@ -58,6 +61,11 @@ class TrainerComponents:
     """Watch the metrics of every step."""
     sentinel: Sentinel | None
     """Compares the sampler with the learner; None for a sampler that cannot hold other weights."""
+
+    @property
+    def packs(self) -> bool:
+        """Whether a pass may hold several sequences in a row: of every model that computes it."""
+        return self.learner.packs and (self.reference is None or self.reference.packs)
 
     def give_sampler_weights(self, policy_version: int) -> None:
         """Loads the learner's weights into the sampler, and checks that it holds them. All ranks call it."""
@@ -111,8 +119,15 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
         spec.training,
         temperature=spec.rollout.temperature,
         device=device,
-        lends_weights=spec.reference.source != "behaviour",
+        lends_weights=spec.reference.source in ("initial", "snapshot"),
     )
+
+    def teacher() -> Passes:
+        model = spec.reference.teacher
+        assert model is not None, "the rules let no reference of source model be without a path"
+        directory = teacher_directory(model, tokenizer, config_of(base))
+        return open_teacher(directory, spec.training, temperature=spec.rollout.temperature, device=device)
+
     settings = SamplerSettings(
         weights_dir=base,
         device=device,
@@ -133,12 +148,12 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
             tokenizer=tokenizer,
             problems=problems,
             prompts=prompts,
-            order=PromptOrder(len(problems), seed=seed_of(seed, 0)),
+            order=order_of(spec.data.order, len(problems), seed=seed_of(seed, 0)),
             evaluation=evaluation,
             sampler=sampler,
             scorer=closing.enter_context(open_scorers(spec)),
             learner=learner,
-            reference=reference_policy(spec.reference, learner.model),
+            reference=reference_policy(spec.reference, learner.model, teacher),
             schedule=ReferenceSchedule.of(spec.reference),
             guards=Guards(spec.training.guards, run.guards),
             sentinel=open_sentinel(

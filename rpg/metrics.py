@@ -4,16 +4,20 @@ A mean over tokens travels as sum and count, so that microbatches and ranks add 
 """
 
 import resource
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rpg.batches.batch import Microbatch, StepRollouts
 from rpg.processes import ranks
+from rpg.rewards import Score
+from rpg.types import Problem
 from specs.schema.experiment import Experiment
 from specs.schema.schedule import schedules_in
 
@@ -130,17 +134,25 @@ def token_metrics(sums: Mapping[str, float], tokens: float) -> dict[str, float]:
     }
 
 
-def rollout_metrics(step: StepRollouts) -> dict[str, float]:
-    """Metrics of a step's responses before any training on them. Standard deviations have ddof 1."""
+def rollout_metrics(
+    step: StepRollouts, trained_rewards: NDArray[np.floating[Any]] | None = None, problems: Sequence[Problem] = ()
+) -> dict[str, float]:
+    """Metrics of a step's responses before any training on them. Standard deviations have ddof 1.
+
+    Args:
+        trained_rewards: [B], what advantages are taken of: normalised sums of terms; None: the rewards.
+        problems: of training; the step's are among them. None: nothing is said by set.
+    """
     rewards = step.rewards.astype(np.float64)
     sizes = np.bincount(step.group_ids)
-    groups = np.split(rewards, np.cumsum(sizes)[:-1])
+    groups = np.split(rewards if trained_rewards is None else trained_rewards, np.cumsum(sizes)[:-1])
     return {
         "reward/error_fraction": sum(score.error is not None for score in step.scores) / len(step.scores),
         **step.figures,
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0,
-        **_term_means(step),
+        **_term_means(step.scores),
+        **_means_by_set(step, rewards, problems),
         "zero_std_fraction": float(np.mean([np.ptp(group) == 0 for group in groups])),
         "response_length/mean": float(step.num_sampled.mean()),
         "response_length/max": float(step.num_sampled.max()),
@@ -163,11 +175,26 @@ def _turn_metrics(step: StepRollouts) -> dict[str, float]:
     }
 
 
-def _term_means(step: StepRollouts) -> dict[str, float]:
-    """Mean of each term of a weighted reward over the responses that could be scored."""
-    names = sorted({name for score in step.scores for name in score.terms})
-    values = {name: [score.terms[name] for score in step.scores if score.terms] for name in names}
-    return {f"reward/{name}/mean": sum(each) / len(each) for name, each in values.items()}
+def _term_means(scores: Sequence[Score], of_set: str = "") -> dict[str, float]:
+    """Mean of each term of a weighted reward over the responses that could be scored. Rewards of several sets may have
+    terms of their own."""
+    names = sorted({name for score in scores for name in score.terms})
+    values = {name: [score.terms[name] for score in scores if name in score.terms] for name in names}
+    return {f"reward/{name}/mean{of_set}": sum(each) / len(each) for name, each in values.items()}
+
+
+def _means_by_set(step: StepRollouts, rewards: NDArray[np.float64], problems: Sequence[Problem]) -> dict[str, float]:
+    """Means of the rewards and of their terms over the responses to each training set's problems; nothing where there
+    is one set."""
+    if len({problem.dataset for problem in problems}) <= 1:
+        return {}
+    sets = np.array([problems[index].dataset for index in step.problems])[step.group_ids]
+    means: dict[str, float] = {}
+    for name in sorted(set(sets)):
+        places = np.flatnonzero(sets == name)
+        means[f"reward/mean/{name}"] = float(rewards[places].mean())
+        means |= _term_means([step.scores[place] for place in places], f"/{name}")
+    return means
 
 
 def staleness_metrics(step: StepRollouts, trained_version: int) -> dict[str, float]:

@@ -11,6 +11,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from rpg.base.check import check_scratch, check_training, downloaded, tokenizer_of
+from rpg.base.teacher import check_teacher
 from rpg.data.loading import Tools, encode_prompts, rendered
 from rpg.data.problems import StagedProblem
 from rpg.data.prompts import check_template
@@ -61,6 +62,7 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
             _check_lengths(sets, tokenizer, experiment.data, findings, experiment.rollout.rollouter.shown_tools)
         if model and experiment.trains:
             check_training(experiment)
+            check_teacher(experiment)
     except SpecError as error:
         findings.errors += error.issues
     if not findings.errors:
@@ -93,9 +95,11 @@ def _overlap(data: Data) -> list[Issue]:
 
 def _not_here(experiment: Experiment) -> list[Issue]:
     """Data or model that must be downloaded and cannot be: HF_HUB_OFFLINE forbids it, or the Hub does not answer."""
-    model, missing = experiment.model, list[tuple[str, Path, str]]()
-    if isinstance(model, PretrainedModel) and not FilePath(model.path).is_dir() and downloaded(model) is None:
-        missing.append(("model", ("model", "path"), model.path))
+    missing = list[tuple[str, Path, str]]()
+    models = {("model", "path"): experiment.model, ("reference", "path"): experiment.reference.teacher}
+    for path, model in models.items():
+        if isinstance(model, PretrainedModel) and not FilePath(model.path).is_dir() and downloaded(model) is None:
+            missing.append(("model", path, model.path))
     for split in SPLITS:
         for index, source in enumerate(getattr(experiment.data, split)):
             if isinstance(source, HubSource) and not source.is_here():

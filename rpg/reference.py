@@ -1,7 +1,8 @@
-"""The reference policy: its weights, lent to the learner's module for a pass, and the schedule by which it moves."""
+"""The reference policy: weights lent to the learner's module for a pass, or a model of its own; and the schedule by
+which it moves."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, assert_never
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from rpg.checkpoints.pieces import Piece, PieceFiles, StateCopy
 from rpg.learner.adapters import has_adapters, without_adapters
+from rpg.learner.passes import Passes
 from rpg.learner.shards import shard_of
 from rpg.processes import ranks
 from specs.schema.reference import Reference, Update
@@ -20,14 +22,23 @@ _STEM = "reference"
 
 
 class ReferencePolicy(Protocol):
-    """A policy of the same shape as the one that is trained, apart from it."""
+    """A policy apart from the one that is trained."""
 
     def move(self, *, ema_decay: float = 0.0) -> None:
         """Makes the reference the present policy or, with a decay, `decay * reference + (1 - decay) * policy`."""
         ...
 
-    def in_place(self) -> AbstractContextManager[None]:
-        """Within the block the learner's module holds the reference. No training inside."""
+    def passes(self, learner: Passes) -> AbstractContextManager[Passes]:
+        """The passes that give the reference's logprobs within the block. No training inside.
+
+        Args:
+            learner: passes of the policy that is trained, whose module may hold the reference meanwhile.
+        """
+        ...
+
+    @property
+    def packs(self) -> bool:
+        """Whether a pass may hold several sequences in a row, as far as the reference is concerned."""
         ...
 
     def save(self, copy: StateCopy) -> None:
@@ -39,11 +50,20 @@ class ReferencePolicy(Protocol):
         ...
 
 
-def reference_policy(reference: Reference, module: nn.Module) -> "Snapshot | BaseModel | None":
-    """The spec's reference policy, made before the first update. None where it is the policy that samples."""
+def reference_policy(
+    reference: Reference, module: nn.Module, open_teacher: Callable[[], Passes]
+) -> "Snapshot | BaseModel | Teacher | None":
+    """The spec's reference policy, made before the first update. None where it is the policy that samples.
+
+    Args:
+        module: the learner's.
+        open_teacher: loads the model that the spec names.
+    """
     match reference.source:
         case "behaviour":
             return None
+        case "model":
+            return Teacher(open_teacher())
         case "initial" if has_adapters(module):
             return BaseModel(module)
         case "initial" | "snapshot":
@@ -52,7 +72,52 @@ def reference_policy(reference: Reference, module: nn.Module) -> "Snapshot | Bas
             assert_never(never)
 
 
-class BaseModel:
+class Teacher:
+    """A frozen model of its own. Its weights never change, so checkpoints leave them out."""
+
+    def __init__(self, passes: Passes) -> None:
+        self._passes = passes
+
+    @property
+    def packs(self) -> bool:
+        """Whether its passes may hold several sequences in a row."""
+        return self._passes.packs
+
+    def move(self, *, ema_decay: float = 0.0) -> None:  # noqa: ARG002  # the Protocol's signature
+        """A teacher does not move."""
+        raise ValueError("a reference of source model does not move")
+
+    @contextmanager
+    def passes(self, learner: Passes) -> Iterator[Passes]:  # noqa: ARG002  # the Protocol's signature
+        """The teacher's own."""
+        with torch.no_grad():
+            yield self._passes
+
+    def save(self, copy: StateCopy) -> None:
+        """Adds nothing."""
+
+    def load(self, directory: Path) -> None:
+        """Reads nothing."""
+
+
+class _Lent:
+    """A reference whose weights the learner's module holds for a pass."""
+
+    packs = True
+    """The learner's passes are its own."""
+
+    def in_place(self) -> AbstractContextManager[None]:
+        """Within the block the learner's module holds the reference."""
+        raise NotImplementedError
+
+    @contextmanager
+    def passes(self, learner: Passes) -> Iterator[Passes]:
+        """The learner's, whose module holds the reference within the block."""
+        with self.in_place():
+            yield learner
+
+
+class BaseModel(_Lent):
     """The policy with which training of adapters began: the module with its adapters off, so that nothing is kept."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -75,7 +140,7 @@ class BaseModel:
         """Reads nothing."""
 
 
-class Snapshot:
+class Snapshot(_Lent):
     """A copy of a module's trained parameters: all, or its adapters. At ZeRO 3 each rank keeps its own shards."""
 
     def __init__(self, module: nn.Module, *, averages: bool = False) -> None:

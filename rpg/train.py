@@ -127,7 +127,7 @@ def _run(
     if inputs.get("failure"):
         recorder.event(resumed, "attempt_failed", inputs["failure"])
     progress = ProgressFile(run, fence, steps=components.spec.training.steps, speaks=first)
-    if trial := components.learner.packing_trial:
+    if trial := components.learner.passes.packing_trial:
         progress.say(str(trial))
         if not trial.keeps_apart:
             recorder.event(resumed, "not_packed", str(trial))

@@ -38,7 +38,7 @@ from rpg.batches.batch import Bools, Microbatch, StepRollouts
 from rpg.batches.ledger import TokenLedger
 from rpg.batches.minibatches import Minibatch, cut, plan_step, trained_fraction
 from rpg.batches.shares import hand_over
-from rpg.batches.step_loss import pass_loss, step_advantages
+from rpg.batches.step_loss import pass_loss, step_advantages, trained_rewards
 from rpg.components import TrainerComponents
 from rpg.guards import FiredGuard, GuardStoppedError, RollBackRequested
 from rpg.metrics import PassCounts, UpdateMetrics, peak_memory_gib, rollout_metrics, scheduled_values, staleness_metrics
@@ -172,7 +172,7 @@ class Trainer:
         learner = self.components.learner
         signal = self.signal(rollouts) if self.spec.skips_zero_advantage else None
         plan = plan_step(
-            rollouts, self.training, packed=learner.packs, signal=signal, attention=learner.attention_share
+            rollouts, self.training, packed=self.components.packs, signal=signal, attention=learner.attention_share
         )
         rollouts = hand_over(rollouts, plan.trainers(len(rollouts.lengths)))
         minibatches = cut(rollouts, plan, self.components.device)
@@ -186,7 +186,7 @@ class Trainer:
         """The step's metrics over all ranks, but for times and memory. `rate`: the last update's learning rate."""
         rollouts, schedule = scored.rollouts, self.components.schedule
         return {
-            **rollout_metrics(rollouts),
+            **rollout_metrics(rollouts, trained_rewards(self.spec, rollouts).numpy(), self.components.problems),
             **updates.reduce(self.components.sentinel_metrics()),
             **staleness_metrics(rollouts, scored.trained_version),
             **(trained_fraction(scored.minibatches, rollouts) if self.spec.skips_zero_advantage else {}),
@@ -270,10 +270,10 @@ class Trainer:
                 old = batch.rollout_logprobs if from_sampler else self.components.learner.logprobs(batch)[0]
                 ledger.write(batch, old_logprobs=old)
         if self.components.reference:
-            with self.components.reference.in_place():
+            with self.components.reference.passes(self.components.learner.passes) as passes:
                 for minibatch in minibatches:
                     for batch in minibatch.passes:
-                        ledger.write(batch, ref_logprobs=self.components.learner.logprobs(batch)[0])
+                        ledger.write(batch, ref_logprobs=passes.logprobs(batch)[0])
 
     def advantages(self, rollouts: StepRollouts, ledger: TokenLedger) -> Tensor:
         """Advantage of every sampled token that this rank holds. [M]"""

@@ -212,7 +212,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="zero_std_fraction",
         title="Groups without a signal",
-        meaning="Share of the step's groups whose rewards are all equal: within the group nothing is better.",
+        meaning="Share of the step's groups whose rewards are all equal: within the group nothing is better. With"
+        " `advantage.rewards: normalized_each` what counts are the normalised sums of the terms.",
         unit="share",
         better="lower",
         most=1.0,

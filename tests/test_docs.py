@@ -16,11 +16,13 @@ from documentation import PAGES, ROOT, Block, blocks, build_site
 from ruamel.yaml import YAML
 
 from pipelines.cli import app, main
+from pipelines.home.home import Home
 from specs.errors import SpecError, render
 from specs.loader import load_evaluation, load_experiment, load_study_document
 from specs.machine.exit_cause import Cause
 from specs.metrics import METRICS
 from storage import Store
+from tests.pipelines.recorded_home import record_conversation, record_run
 from tests.pipelines.unpacked_home import unpack
 
 NOT_RUN = {
@@ -93,6 +95,26 @@ def test_no_reason_to_run_nothing_is_left_over() -> None:
 def test_queries_have_an_answer(block: Block, recorded: Path) -> None:
     with Store.open(recorded / ".rpg") as store:
         assert store.query(named(block.text)).rows or "Empty where" in block.text
+
+
+@pytest.mark.parametrize("block", [block for block in blocks("sql") if "from turns" in block.text], ids=str)
+def test_queries_of_turns_have_an_answer_where_there_are_turns(block: Block, tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    record_run(home, "calls-s0")
+    calls = {"sampled": False, "tool": "calculator", "seconds": 0.5}
+    record_conversation(
+        home,
+        "calls-s0",
+        [
+            {"text": "[2*3]", "sampled": True, "reward": 0.5},
+            {"text": "(6)", **calls},
+            {"text": "[0/0]", "sampled": True},
+            {"text": "(error: no)", "error": "no", **calls},
+            {"text": "6", "sampled": True},
+        ],
+    )
+    with Store.open(home.root) as store:
+        assert store.query(block.text).rows
 
 
 @pytest.mark.parametrize("table", [name for (name,) in Store(ROOT / "nothing").query("show tables").rows])

@@ -36,6 +36,12 @@ STUDY: Any = SimpleNamespace(
 )
 TRAINING = Training.model_construct(optimizer=Optimizer.model_construct(type=NEW))
 SUM = {"num_tokens": 1, "num_sequences": 1, "max_response_length": 1}
+
+
+def no_teacher() -> Any:
+    raise AssertionError("nothing asks for a teacher")
+
+
 CHOICES: dict[str, Callable[[], object]] = {
     "search sampler": lambda: propose(STUDY, (), ()),
     "pruner": lambda: verdict(STUDY, cast(Any, SimpleNamespace(rung=1)), ()),
@@ -51,7 +57,7 @@ CHOICES: dict[str, Callable[[], object]] = {
     "scale": lambda: advantages(ONE, ONE, baseline="none", scale=NEW),
     "clip of the weight": lambda: _clipped_weight(OBJECTIVE, cast(Any, None)),
     "clip of the loss": lambda: _clipped_loss(OBJECTIVE, cast(Any, None)),
-    "reference": lambda: reference_policy(Reference.model_construct(source=NEW), torch.nn.Linear(1, 1)),
+    "reference": lambda: reference_policy(Reference.model_construct(source=NEW), torch.nn.Linear(1, 1), no_teacher),
 }
 
 

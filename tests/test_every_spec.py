@@ -54,7 +54,8 @@ def test_every_spec_is_planned(file, tmp_path):
     assert {stage.action for run in runs for stage in run.stages} == {"RUN"}
     # What does not vary is made once.
     models = {run.experiment.model.model_dump_json() for run in runs}
-    assert len({run.stage("base").fingerprint for run in runs}) == len(models)
+    made = {_made_of(run.experiment) for run in runs}
+    assert len({run.stage("base").fingerprint for run in runs}) == len(made)
     assert len(models) == 1 or not document.experiment.trains
     labels = document.experiment.matrix.labels if document.experiment.matrix else ()
     assert all(any(run.name.startswith(label) for label in labels) for run in runs if labels)
@@ -62,3 +63,9 @@ def test_every_spec_is_planned(file, tmp_path):
 
 def lowest(searched):
     return names(searched)[0] if isinstance(searched, Choice | Cases) else bounds(searched)[0]
+
+
+def _made_of(experiment):
+    """What a base model follows from: with a warm-up the training problems too."""
+    learnt = experiment.data.train if experiment.warm_up else ()
+    return experiment.model.model_dump_json(), str(experiment.warm_up), str(learnt)

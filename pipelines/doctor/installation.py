@@ -94,11 +94,13 @@ def _sandbox(experiment: Experiment | None) -> Iterator[Finding]:
     lack = sandbox.missing() or room.missing()
     refused = next(iter(refusals(experiment)), None) if experiment else None
     if experiment and refused:
-        why = f"{lack.reason}; reward.type {refused.given} needs it here: {lack.hint}" if lack else ""
+        what = "tool" if "tools" in refused.path else "reward.type"
+        why = f"{lack.reason}; {what} {refused.given} needs it here: {lack.hint}" if lack else ""
         message = why or f"{refused.message}: {refused.hint}"
         yield Finding("sandbox", "broken" if launcher_of(experiment).ranks_run_here else "note", message)
     elif lack:
-        yield Finding("sandbox", "note", f"{lack.reason}; needed for reward.type: reasoning_gym and code: {lack.hint}")
+        users = "reward.type: reasoning_gym and code, and for the tool python"
+        yield Finding("sandbox", "note", f"{lack.reason}; needed for {users}: {lack.hint}")
     else:
         yield Finding("sandbox", "ok", "bubblewrap makes one for rewards that may run what a response says")
 

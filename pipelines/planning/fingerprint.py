@@ -90,6 +90,10 @@ def train_identity(experiment: Experiment) -> Identity:
     """Identity of a run's training, beside its data and its base model."""
     sections = ("rollout", "reward", "objective", "advantage", "reference", "training")
     parts: dict[str, Any] = {name: getattr(experiment, name).identity() for name in sections}
+    if (teacher := experiment.reference.teacher) and Path(teacher.path).is_dir():
+        parts["reference"] = {"source": "model", "content": _directory_digest(teacher.path)}
+    if order := experiment.data.identity().get("order"):
+        parts["data"] = {"order": order}
     if every_steps := experiment.evaluation.every_steps:
         # What training measures on its way is part of its result, and comes of training alone.
         parts["evaluation"] = {"every_steps": every_steps}

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 from pipelines.planning.evaluations import evaluated_checkpoints, evaluation_problems
-from pipelines.planning.memory import engine_memory
+from pipelines.planning.memory import engine_memory, turn_bounds
 from pipelines.planning.roofline import PRODUCTS, step_seconds
 from rpg.base.shape import ModelShape
 from specs.errors import Issue
 from specs.machine.cards import H100
 from specs.machine.gpu_slots import slots_here
 from specs.schema.experiment import Experiment
+from specs.schema.rollout import TurnBounds
 
 FLOAT32_FLOPS = 67e12
 """Peak rate in float32 without TF32, FLOP/s."""
@@ -40,7 +41,7 @@ def gpu_hours(experiment: Experiment, shape: ModelShape) -> GpuHours:
     training, rollout = experiment.training, experiment.rollout
     responses = training.prompts_per_step * training.group_size
     rounds = rollout.dynamic_sampling.max_batches if rollout.dynamic_sampling else 1
-    sampling = _sampling_seconds(experiment, shape, responses, rollout.max_response_length)
+    sampling = _sampling_seconds(experiment, shape, responses, turn_bounds(experiment))
     each, step = evaluation_hours(experiment, shape), step_seconds(experiment, shape)
     return GpuHours(
         sampling=training.steps * rounds * sampling * experiment.gpus / 3600,
@@ -55,9 +56,9 @@ def evaluation_hours(experiment: Experiment, shape: ModelShape) -> float | None:
     problems, evaluation = evaluation_problems(experiment), experiment.evaluation
     if problems is None:
         return None
-    longest = evaluation.max_response_length or experiment.rollout.max_response_length
+    bounds = turn_bounds(experiment, evaluation.max_response_length or 0)
     responses = problems * evaluation.samples_per_problem
-    return _sampling_seconds(experiment, shape, responses, longest) * experiment.gpus / 3600 if responses else 0.0
+    return _sampling_seconds(experiment, shape, responses, bounds) * experiment.gpus / 3600 if responses else 0.0
 
 
 def precision_warnings(experiment: Experiment) -> list[Issue]:
@@ -77,21 +78,24 @@ def precision_warnings(experiment: Experiment) -> list[Issue]:
     ]
 
 
-def _sampling_seconds(experiment: Experiment, shape: ModelShape, responses: int, longest: int) -> float:
-    """Seconds in which the samplers together sample as many responses, each of `longest` tokens.
+def _sampling_seconds(experiment: Experiment, shape: ModelShape, responses: int, bounds: TurnBounds) -> float:
+    """Seconds in which the samplers together sample as many responses, each at its full length.
 
-    For every token the weights are read once for all responses in flight, and the cache of each response. A sampler of
-    several GPUs has the bandwidth of all of them.
+    For every sampled token the weights are read once for all responses in flight, and the cache of each response. What
+    a response is given is read once, as arithmetic; an engine keeps the cache of earlier turns. A sampler of several
+    GPUs has the bandwidth of all of them. Waiting for tools is not counted: other responses are sampled meanwhile.
     """
     training, rollout = experiment.training, experiment.rollout
     size = 2 if training.precision == "bfloat16" else 4
     responses = -(-responses // experiment.samplers)
-    context = experiment.data.max_prompt_length + longest / 2
+    context = experiment.data.max_prompt_length + bounds.length / 2
     cache = context * shape.layers * 2 * shape.key_value_size * size
     in_flight = min(responses, rollout.max_concurrent)
     gpus = rollout.gpus_per_sampler
     if engine := engine_memory(experiment):
         in_flight = max(1, min(in_flight, int((engine * gpus - shape.parameters * size) / cache)))
     traffic = (shape.read_parameters * size + in_flight * cache) / (H100.bandwidth * SAMPLING_SHARE)
-    arithmetic = in_flight * 2 * shape.matrix_parameters / (H100.flops * PRODUCTS)
-    return responses / in_flight * longest * max(traffic, arithmetic) / gpus
+    forward = 2 * shape.matrix_parameters / (H100.flops * PRODUCTS)
+    sampling = bounds.sampled * max(traffic / in_flight, forward)
+    # A sampled token takes longer than a given one: as many as can be are sampled.
+    return responses * (sampling + (bounds.length - bounds.sampled) * forward) / gpus

@@ -7,11 +7,11 @@ Sizes are in bytes unless a name says otherwise.
 from dataclasses import dataclass, replace
 
 from pipelines.planning.device import KNOWN_GPUS, NAMED_BY_SPEC, Device, device_of, on_device
-from pipelines.planning.model_shape import model_shape
+from pipelines.planning.model_shape import model_shape, teacher_shape
 from rpg.base.shape import ModelShape
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
-from specs.schema.rollout import Rollout
+from specs.schema.rollout import Rollout, TurnBounds
 from specs.schema.training import Lora, Training
 
 GIB = 2**30
@@ -43,6 +43,9 @@ class BatchAlgebra:
     tokens_to_sample: int
     """Most response tokens of the whole run's training: every response at its full length, every group that may be
     thrown away and sampled again counted."""
+    tokens_given: int
+    """Most tokens that the environment gives in the same responses. Both together are bounded by the responses'
+    length."""
     tokens_to_train: int
     """Most prompt and response tokens of all forward-backward passes."""
 
@@ -86,13 +89,29 @@ class MemoryEstimate:
         return self.gradients + self.buckets + self.optimizer
 
 
+def turn_bounds(experiment: Experiment, max_response_length: int = 0) -> TurnBounds:
+    """Most that a response holds. Of an environment that does not say so, any token of it may be sampled or given.
+
+    Args:
+        max_response_length: of a response; 0: that of training.
+    """
+    longest = max_response_length or experiment.rollout.max_response_length
+    stated = experiment.rollout.rollouter.bounds(longest)
+    return stated or TurnBounds(turns=longest, sampled=longest, given=longest - 1, length=longest)
+
+
+def longest_sequence(experiment: Experiment) -> int:
+    """Most tokens of a prompt and its response."""
+    return experiment.data.max_prompt_length + turn_bounds(experiment).length
+
+
 def batch_algebra(experiment: Experiment) -> BatchAlgebra:
     """The counts of one run."""
     training = experiment.training
     rollouts = training.prompts_per_step * training.group_size
     updates_per_step = training.minibatches * training.epochs
-    response, dynamic = experiment.rollout.max_response_length, experiment.rollout.dynamic_sampling
-    length = experiment.data.max_prompt_length + response
+    bounds, dynamic = turn_bounds(experiment), experiment.rollout.dynamic_sampling
+    sampled = training.steps * rollouts * (dynamic.max_batches if dynamic else 1)
     return BatchAlgebra(
         prompts_per_step=training.prompts_per_step,
         group_size=training.group_size,
@@ -101,8 +120,9 @@ def batch_algebra(experiment: Experiment) -> BatchAlgebra:
         rollouts_per_update=rollouts // training.minibatches,
         updates_per_step=updates_per_step,
         updates=updates_per_step * training.steps,
-        tokens_to_sample=training.steps * rollouts * response * (dynamic.max_batches if dynamic else 1),
-        tokens_to_train=training.steps * rollouts * training.epochs * length,
+        tokens_to_sample=sampled * bounds.sampled,
+        tokens_given=sampled * bounds.given,
+        tokens_to_train=training.steps * rollouts * training.epochs * longest_sequence(experiment),
     )
 
 
@@ -117,16 +137,18 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     # Either optimizer keeps two float32 values a weight, and ZeRO a float32 master copy of the weights as well.
     optimizer = trained * (12 if stage else 8)
     weights = (shape.parameters + adapters) * size
-    # A snapshot keeps the trained weights; with adapters the initial policy is the model with these off.
-    kept = {"behaviour": 0, "initial": 0 if adapters else trained, "snapshot": trained}
+    # A snapshot keeps the trained weights; with adapters the initial policy is the model with these off. A teacher is a
+    # model of its own.
+    teacher = teacher_shape(experiment)
+    of_teacher = teacher.parameters if teacher else 0
+    kept = {"behaviour": 0, "initial": 0 if adapters else trained, "snapshot": trained, "model": of_teacher}
     update = experiment.reference.update
     # An average is kept in float32; a copy in the training precision is lent to the learner.
     averages = low_precision and update is not None and update.ema_decay > 0
     reference = kept[experiment.reference.source] * (4 + size if averages else size)
     tokens = _largest_microbatch(experiment)
     in_flight = min(rollout.max_concurrent, -(-training.prompts_per_step * training.group_size // experiment.samplers))
-    length = experiment.data.max_prompt_length + rollout.max_response_length
-    cache = in_flight * length * shape.layers * 2 * shape.key_value_size * size
+    cache = in_flight * longest_sequence(experiment) * shape.layers * 2 * shape.key_value_size * size
     least = 1 if experiment.resources.device == "cpu" else TOKENS_ON_GPU
     chunk = min(tokens, max(least, LOGITS // shape.vocab_size))
     logits = _logits(shape, chunk, size, has_gradient=not adapters)
@@ -140,7 +162,7 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
         optimizer=0 if training.offload.optimizer else optimizer // (training.ranks if stage else 1),
         reference=_shard(reference, training, 3),
         sampler=0 if rollout.memory_share or rollout.reads_learner(training.zero_stage) else shape.parameters * size,
-        gathered=_gathered(shape.parameters + adapters, training) * size,
+        gathered=_gathered(max(shape.parameters + adapters, of_teacher), training) * size,
         activations=_activations(shape, training, tokens, size, logits),
         logits=logits,
         kv_cache=0 if elsewhere else share or cache,
@@ -196,7 +218,7 @@ def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:
         "gradients": "training.zero_stage: 2 divides them among the ranks",
         "buckets": "training.zero_stage: 0 adds them up where they are",
         "optimizer": "training.zero_stage: 1 divides it, training.offload.optimizer moves it to the host",
-        "reference": "reference.source: behaviour needs no second model",
+        "reference": "reference.source: behaviour needs no second model, training.zero_stage: 3 divides it",
         "sampler": "below training.zero_stage: 3, with rollout.max_staleness: 0, sampling needs no second model",
         "gathered": "below training.zero_stage: 3 nothing is gathered",
         "activations": "a smaller training.microbatch_tokens, training.gradient_checkpointing: selective or true, or "
@@ -248,8 +270,7 @@ def _gathered(parameters: int, training: Training) -> int:
 
 def _largest_microbatch(experiment: Experiment) -> int:
     """Tokens of a rank's part of it, where ranks share their rows."""
-    longest = experiment.data.max_prompt_length + experiment.rollout.max_response_length
-    training = experiment.training
+    longest, training = longest_sequence(experiment), experiment.training
     per_update = training.prompts_per_step * training.group_size // training.minibatches * longest
     # A single response that is longer than the budget still is one microbatch.
     groups = training.ranks // training.sequence_parallel_size

@@ -20,7 +20,7 @@ from rpg.base import shape, traffic
 from rpg.base.shape import ModelShape
 from specs.machine.files import DiskError, read_json, write_json
 from specs.schema.experiment import Experiment
-from specs.schema.model import PretrainedModel, ScratchModel
+from specs.schema.model import Model, PretrainedModel, ScratchModel
 
 _COUNT_SECONDS = 300
 """Most that counting may take; a second or two of it is building the model, the rest is starting Python."""
@@ -28,14 +28,22 @@ _COUNT_SECONDS = 300
 
 def model_shape(experiment: Experiment) -> ModelShape | None:
     """The shape of the experiment's model; None where it has no settings, or transformers builds none of them."""
-    settings = settings_of(experiment)
+    return _shape_of(experiment.model)
+
+
+def teacher_shape(experiment: Experiment) -> ModelShape | None:
+    """The shape of the model that is the reference; None where there is none, or as above."""
+    return _shape_of(experiment.reference.teacher) if experiment.reference.teacher else None
+
+
+def _shape_of(model: Model) -> ModelShape | None:
+    settings = settings_of(model)
     return shape_of_settings(settings) if settings else None
 
 
-def settings_of(experiment: Experiment) -> dict[str, Any] | None:
+def settings_of(model: Model) -> dict[str, Any] | None:
     """The model's settings: of the spec's own architecture, the config.json of a local or cached model, or CONFIGS;
     None where there is none of these."""
-    model = experiment.model
     if isinstance(model, ScratchModel):
         tokenizer = model.tokenizer
         vocab_size = tokenizer.vocab_size if tokenizer.type == "bpe" else 258

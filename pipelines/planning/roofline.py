@@ -5,7 +5,10 @@ The work is counted by `rpg.base.traffic`; the rates are those that kernels sust
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
+from pipelines.planning.memory import longest_sequence, turn_bounds
+from pipelines.planning.model_shape import teacher_shape
 from rpg.base.shape import ModelShape
 from rpg.base.traffic import Work
 from specs.machine.cards import H100, Card
@@ -94,17 +97,20 @@ class StepSeconds:
 
 def step_seconds(experiment: Experiment, shape: ModelShape, *, card: Card = H100) -> StepSeconds:
     """Seconds of a run's training step."""
-    training, response = experiment.training, experiment.rollout.max_response_length
-    length = experiment.data.max_prompt_length + response
+    training = experiment.training
+    length, response = longest_sequence(experiment), turn_bounds(experiment).sampled
     sequences = training.prompts_per_step * training.group_size
     tokens = sequences * length
-    each = token_seconds(shape, length=length, responses=response / length, kernels=kernels_of(experiment), card=card)
+    seconds_of = partial(
+        token_seconds, length=length, responses=response / length, kernels=kernels_of(experiment), card=card
+    )
+    each = seconds_of(shape)
     recomputed = {False: 0.0, True: each.recompute_all, "selective": each.recompute_some}
-    looked_at = 0.0
+    logprobs = 0.0
     if not experiment.rollout.gives_old_logprobs:
-        looked_at += 1 - experiment.first_pass_gives_old_logprobs / training.minibatches
+        logprobs += (1 - experiment.first_pass_gives_old_logprobs / training.minibatches) * each.forward
     if experiment.reference.source != "behaviour":
-        looked_at += 1
+        logprobs += seconds_of(teacher_shape(experiment) or shape).forward
     weights = 0 if training.lora else shape.parameters  # adapters are few
     passes = max(training.minibatches, math.ceil(tokens / training.microbatch_tokens))
     moved = weights * (PASS_BYTES * passes + UPDATE_BYTES * training.minibatches) / (card.bandwidth * BANDWIDTH)
@@ -112,7 +118,7 @@ def step_seconds(experiment: Experiment, shape: ModelShape, *, card: Card = H100
     flops = shape.training_flops(
         tokens, sequences * response, pairs=sequences * length**2 / 2, frozen=training.lora is not None
     )
-    return StepSeconds(tokens * looked_at * each.forward, training.epochs * once, flops / (once * card.flops))
+    return StepSeconds(tokens * logprobs, training.epochs * once, flops / (once * card.flops))
 
 
 def _seconds(work: Work, card: Card) -> float:

@@ -103,7 +103,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         question=runs[0].question,
         facts=[*_facts(name, groups), *apart, *_other_versions(home, kind, name, runs[0])],
         answer=whole_answer(home, name if kind == "experiment" else run_ids[0], groups, found, curves, failed),
-        method=_method(results, confidence),
+        method=_method(results, confidence, found[0].num_sets if found else 1),
         warnings=Listed.of(
             [
                 *_warnings(runs),
@@ -296,9 +296,15 @@ def _other_versions(home: Home, kind: str, name: str, run: Run) -> list[str]:
     return [f"run with other values too: {', '.join(named)}"] if named else []
 
 
-def _method(results: Sequence[Outcome], confidence: float) -> str:
+def _method(results: Sequence[Outcome], confidence: float, num_sets: int) -> str:
+    """How the intervals of the answer came about. `num_sets`: over which its claims hold together."""
     if not results:
         return ""
+    over_sets = f" What is claimed holds together over the {num_sets} evaluation sets." if num_sets > 1 else ""
+    return _method_of_one(results, confidence) + over_sets
+
+
+def _method_of_one(results: Sequence[Outcome], confidence: float) -> str:
     first = results[0]
     level, problems = f"{100 * confidence:g} %", f"{first.num_problems} held-out problems"
     if only_these_weights(results):

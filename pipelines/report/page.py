@@ -11,15 +11,17 @@ from markupsafe import Markup
 
 from pipelines.report.answer import figure, percent
 from pipelines.report.tokens import ENTROPY_LEVELS, RATIO_LEVELS
+from pipelines.terminal.spelling import spelt
 from specs.machine.files import replacing
 
 _HERE = Path(__file__).parent
-_IN_NO_PAGE = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-"""Characters that HTML has no place for, and halves of characters, which cannot be written. Recorded text has any."""
+_IN_NO_PAGE = re.compile("[\ud800-\udfff\ufffe\uffff]")
+"""Halves of characters, which cannot be written, and what is no character. Recorded text has any."""
 
 
 def render(template: str, **values: Any) -> str:
-    """The page of a template in this directory, with the style sheet and its script inside it."""
+    """The page of a template in this directory, with the style sheet and its script inside it. Control characters in
+    recorded text, which HTML has no place for, are spelt out as a terminal shows them."""
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -35,7 +37,7 @@ def render(template: str, **values: Any) -> str:
         entropy_levels=ENTROPY_LEVELS,
         **values,
     )
-    return _IN_NO_PAGE.sub("\N{REPLACEMENT CHARACTER}", page)
+    return _IN_NO_PAGE.sub("\N{REPLACEMENT CHARACTER}", spelt(page))
 
 
 def _breakable(text: str) -> Markup:

@@ -6,7 +6,16 @@ from typing import Any
 
 from pipelines.home.home import Home
 from pipelines.report.evidence import Run
-from pipelines.report.tokens import COLUMNS, ShownToken, advantage_class, shown_tokens, tokenizer_of
+from pipelines.report.tokens import (
+    COLUMNS,
+    TURN_COLUMNS,
+    ShownToken,
+    ShownTurn,
+    advantage_class,
+    conversation,
+    shown_tokens,
+    tokenizer_of,
+)
 from storage import Store
 
 MOST_TOKENS = 400
@@ -65,6 +74,13 @@ _TOKENS = f"""
     WHERE list_contains($runs, run_id) AND list_contains($steps, step) AND position < $most
     ORDER BY run_id, step, rollout_id, position
 """
+_TURNS = f"""
+    SELECT run_id, step, rollout_id, {TURN_COLUMNS} FROM turns
+    SEMI JOIN (SELECT unnest($runs) AS run_id, unnest($steps) AS step, unnest($rollouts) AS rollout_id)
+    USING (run_id, step, rollout_id)
+    WHERE list_contains($runs, run_id) AND list_contains($steps, step)
+    ORDER BY run_id, step, rollout_id, turn
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +103,8 @@ class ShownResponse:
     tokens: Sequence[ShownToken]
     more_tokens: int
     """That are not shown."""
+    turns: Sequence[ShownTurn]
+    """Its turns; none in an environment of a single turn."""
 
     @property
     def advantage_class(self) -> str:
@@ -115,8 +133,14 @@ def trained_responses(store: Store, home: Home, runs: Sequence[Run]) -> list[Cho
     tokens: dict[_Key, list[dict[str, Any]]] = {key: [] for key in keys}
     for row in _rows(store, _TOKENS, {**asked, "most": MOST_TOKENS}):
         tokens[_key(row)].append(row)
+    turns: dict[_Key, list[dict[str, Any]]] = {key: [] for key in keys}
+    for row in _rows(store, _TURNS, asked):
+        turns[_key(row)].append(row)
     names = {run.run_id: run.name or run.run_id for run in runs}
-    shown = {key: _shown(home, row | texts[key], names, tokens[key]) for key, row in zip(keys, chosen, strict=True)}
+    shown = {
+        key: _shown(home, row | texts[key], names, tokens[key], turns[key])
+        for key, row in zip(keys, chosen, strict=True)
+    }
     return [
         ChosenResponses(heading, [shown[key] for _, key in sorted(ranked)])
         for choice, heading in _CHOICES.items()
@@ -133,9 +157,14 @@ def _has_place(row: Mapping[str, Any], choice: str) -> bool:
 
 
 def _shown(
-    home: Home, row: Mapping[str, Any], names: Mapping[str, str], tokens: Sequence[Mapping[str, Any]]
+    home: Home,
+    row: Mapping[str, Any],
+    names: Mapping[str, str],
+    tokens: Sequence[Mapping[str, Any]],
+    turns: Sequence[Mapping[str, Any]],
 ) -> ShownResponse:
     sampled = sum(token["sampled"] for token in tokens)
+    shown = shown_tokens(tokens, tokenizer_of(home, row["run_id"]))
     return ShownResponse(
         run=names[row["run_id"]],
         step=row["step"],
@@ -147,8 +176,9 @@ def _shown(
         cut_off=row["finish_reason"] == "length",
         movement=row["movement"],
         clipped=row["clipped"],
-        tokens=shown_tokens(tokens, tokenizer_of(home, row["run_id"])),
+        tokens=shown,
         more_tokens=row["num_tokens"] - sampled if len(tokens) == MOST_TOKENS else 0,
+        turns=conversation(turns, shown),
     )
 
 

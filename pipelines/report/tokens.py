@@ -1,4 +1,4 @@
-"""A response's tokens as a page shows them: the text of each, and classes of the style sheet for ratio and entropy."""
+"""A response as a page shows it: its turns, who speaks in each, and its tokens, coloured by ratio and entropy."""
 
 import math
 from bisect import bisect_right
@@ -22,6 +22,12 @@ ADVANTAGE_LEVELS = (0.001, 0.25, 0.5, 1.0)
 """Sizes of the advantage from which on the colour is stronger, reward units."""
 COLUMNS = "position, token_id, logprob, old_logprob, ratio, clipped, entropy, sampled"
 """Columns of the table `tokens` that `shown_tokens` reads."""
+TURN_COLUMNS = "turn, sampled, tool, text, num_tokens, reward, error, seconds"
+"""Columns of the table `turns` that `conversation` reads."""
+_MOST_OF_A_TURN = 2000
+"""That are shown of a turn whose tokens are not recorded."""
+_MOST_OF_A_NAME = 60
+"""Characters that are shown of a tool's name."""
 _UNFINISHED = "▫"
 """Stands for a token whose bytes are the beginning of a character that a later token completes."""
 
@@ -38,6 +44,31 @@ class ShownToken:
     """Its numbers, which a pointer on it shows."""
 
 
+@dataclass(frozen=True, slots=True)
+class ShownTurn:
+    """One turn of a response."""
+
+    number: int
+    """Place in the response, from 0."""
+    sampled: bool
+    speaker: str
+    """policy, environment, or tool and its name, which the policy wrote."""
+    facts: str
+    """Whether it was sampled or given, its length, its reward and what the tool took."""
+    error: str
+    """Why a call was answered by an error; empty: it was not."""
+    text: str
+    """Its tokens as text, special tokens included."""
+    tokens: Sequence[ShownToken] = ()
+    """Those of its tokens that are shown; empty: none is recorded, and the text stands for them."""
+
+    @property
+    def excerpt(self) -> str:
+        """Beginning of the text."""
+        cut = len(self.text) > _MOST_OF_A_TURN
+        return f"{self.text[:_MOST_OF_A_TURN]} …" if cut else self.text
+
+
 def shown_tokens(
     tokens: Sequence[Mapping[str, Any]], tokenizer: "Tokenizer | None", before: Sequence[int] = ()
 ) -> list[ShownToken]:
@@ -51,6 +82,27 @@ def shown_tokens(
     ids = [token["token_id"] for token in tokens]
     texts = _texts(tokenizer, ids, before) if tokenizer else [f"{token_id} " for token_id in ids]
     return [ShownToken(text, _classes(token), _about(token)) for text, token in zip(texts, tokens, strict=True)]
+
+
+def conversation(
+    turns: Sequence[Mapping[str, Any]], tokens: Sequence[ShownToken] = (), first: int = 0
+) -> list[ShownTurn]:
+    """The turns of a response with their tokens; of a response whose tokens are shown in part, the turns of that part.
+
+    Args:
+        turns: rows with TURN_COLUMNS, in order; none in an environment of a single turn.
+        tokens: tokens of the response that follow one another; none where they are not recorded.
+        first: position of the first of them.
+    """
+    shown, begin = [], -first
+    for place, turn in enumerate(turns):
+        end = begin + turn["num_tokens"]
+        its_tokens = tokens[max(begin, 0) : max(end, 0)]
+        is_empty = begin == end and 0 <= begin <= len(tokens)
+        if its_tokens or is_empty or not tokens:
+            shown.append(_shown_turn(turn, _called_in(turns, place), its_tokens))
+        begin = end
+    return shown
 
 
 def advantage_class(advantage: float) -> str:
@@ -121,3 +173,34 @@ def _about(token: Mapping[str, Any]) -> str:
         if token[name] is not None and math.isfinite(token[name]):
             parts.append(f"{name} {token[name]:.4g}")
     return " · ".join([*parts, *(["clipped"] if token["clipped"] else [])])
+
+
+def _called_in(turns: Sequence[Mapping[str, Any]], place: int) -> list[str]:
+    """Tools that answer a turn of the policy's."""
+    called: list[str] = []
+    for answer in turns[place + 1 :]:
+        if answer["sampled"] or answer["tool"] is None:
+            break
+        called.append(_name(answer["tool"]))
+    return called if turns[place]["sampled"] else []
+
+
+def _name(tool: str) -> str:
+    """A tool's name, which may be anything that the policy wrote, on one short line."""
+    return " ".join(tool.split())[:_MOST_OF_A_NAME] or "(no name)"
+
+
+def _shown_turn(turn: Mapping[str, Any], called: Sequence[str], tokens: Sequence[ShownToken]) -> ShownTurn:
+    number = turn["num_tokens"]
+    facts = [f"{number:,} {'token' if number == 1 else 'tokens'} {'sampled' if turn['sampled'] else 'given'}"]
+    if called:
+        facts.append(f"calls {', '.join(called)}")
+    if turn["reward"] is not None:
+        facts.append(f"reward of the turn {turn['reward']:.3g}")
+    if turn["seconds"] is not None:
+        facts.append(f"{turn['seconds']:.2g} s" if turn["seconds"] >= 0.001 else "under 1 ms")
+    given_by = "environment" if turn["tool"] is None else f"tool {_name(turn['tool'])}"
+    speaker = "policy" if turn["sampled"] else given_by
+    return ShownTurn(
+        turn["turn"], turn["sampled"], speaker, " · ".join(facts), turn["error"] or "", turn["text"], tokens
+    )

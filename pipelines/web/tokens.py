@@ -8,7 +8,14 @@ from urllib.parse import urlencode
 from pipelines.home.home import Home
 from pipelines.home.unrecorded import why_incomplete
 from pipelines.report.page import render
-from pipelines.report.tokens import COLUMNS, advantage_class, shown_tokens, tokenizer_of
+from pipelines.report.tokens import (
+    COLUMNS,
+    TURN_COLUMNS,
+    advantage_class,
+    conversation,
+    shown_tokens,
+    tokenizer_of,
+)
 from pipelines.web.pages import UnknownPageError
 from storage import Store
 
@@ -57,6 +64,9 @@ _TOKENS = f"""
     SELECT {COLUMNS}, count(*) OVER () AS num_tokens FROM tokens
     WHERE run_id = $run AND step = $step AND rollout_id = $rollout
     QUALIFY position BETWEEN $start AND $end ORDER BY position
+"""
+_TURNS = f"""
+    SELECT {TURN_COLUMNS} FROM turns WHERE run_id = $run AND step = $step AND rollout_id = $rollout ORDER BY turn
 """
 
 
@@ -151,9 +161,11 @@ def response_page(home: Home, run_id: str, step: int, rollout_id: int, start: in
             raise UnknownPageError(f"runs/{run_id}/tokens/{step}/{rollout_id}")
         end = start + TOKENS_A_PAGE
         tokens = _rows(store, _TOKENS, {**response, "start": start - _BEFORE, "end": end - 1})
+        turns = _rows(store, _TURNS, response)
         siblings = _rows(store, _SIBLINGS, {"run": run_id, "step": step, "group": found[0]["group_id"]})
     before = [token["token_id"] for token in tokens if token["position"] < start]
     tokenizer = tokenizer_of(home, run_id)
+    shown = shown_tokens(tokens[len(before) :], tokenizer, before)
     return render(
         "response.html",
         run_id=run_id,
@@ -161,7 +173,8 @@ def response_page(home: Home, run_id: str, step: int, rollout_id: int, start: in
         prompt=found[0]["prompt"][:_MOST_CHARACTERS],
         advantage_class=advantage_class(found[0]["advantage"]),
         siblings=siblings,
-        tokens=shown_tokens(tokens[len(before) :], tokenizer, before),
+        tokens=shown,
+        turns=conversation(turns, shown, start),
         has_texts=tokenizer is not None,
         start=start,
         num_tokens=tokens[0]["num_tokens"] if tokens else 0,

@@ -75,7 +75,7 @@ def check_training(experiment: Experiment) -> None:
     from rpg.learner.policy import check_logits
     from rpg.learner.sequence_parallel import check_heads
 
-    config, training = _config(experiment.model), experiment.training
+    config, training = config_of_model(experiment.model), experiment.training
     if config is None:
         return
     check_logits(config)
@@ -89,7 +89,8 @@ def check_training(experiment: Experiment) -> None:
         check_targets(pretrained.model_without_weights(config), training.lora)
 
 
-def _config(model: Model) -> "PretrainedConfig | None":
+def config_of_model(model: Model) -> "PretrainedConfig | None":
+    """The model's config; None where it is not on this machine, or cannot be read."""
     if not isinstance(model, PretrainedModel):
         return scratch_config(model, make_tokenizer(ByteTokenizer(), ()))
     directory = Path(model.path) if Path(model.path).is_dir() else downloaded(model)

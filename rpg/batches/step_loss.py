@@ -32,7 +32,7 @@ def step_advantages(
     return token_advantages(
         experiment.objective,
         experiment.advantage,
-        rewards=_rewards(experiment, rollouts),
+        rewards=trained_rewards(experiment, rollouts),
         group_ids=torch.from_numpy(rollouts.group_ids),
         lengths=torch.from_numpy(rollouts.num_sampled),
         held=torch.from_numpy(rollouts.held),
@@ -41,7 +41,7 @@ def step_advantages(
     )
 
 
-def _rewards(experiment: Experiment, rollouts: StepRollouts) -> Tensor:
+def trained_rewards(experiment: Experiment, rollouts: StepRollouts) -> Tensor:
     """The rewards of all responses, as `advantage.rewards` has them; a penalty on length is added as it is. [B]"""
     if experiment.advantage.rewards == "summed":
         return torch.from_numpy(rollouts.rewards)

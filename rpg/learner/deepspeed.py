@@ -16,31 +16,16 @@ from rpg.batches.batch import Microbatch
 from rpg.checkpoints.pieces import StateCopy
 from rpg.learner import shards
 from rpg.learner.adapters import save_adapter, whole_weights
+from rpg.learner.deepspeed_inside import ask_torch_for_memory, show_shards
 from rpg.learner.kernels import check_kernels
 from rpg.learner.offloading import UpdateState
-from rpg.learner.packing import Packing
-from rpg.learner.packing_trial import PackingTrial, try_packing
+from rpg.learner.passes import Passes
 from rpg.learner.policy import Policy, attention_share, load_model
 from rpg.learner.schedule_free import ScheduleFreeAdamW
-from rpg.learner.sequence_parallel import SequenceGroup
 from rpg.learner.sharded_loading import shard
 from rpg.pretrained import config_of
 from rpg.processes import ranks
-from specs.errors import Issue, SpecError
-from specs.machine.standstill import show_work
 from specs.schema.training import Training
-
-
-def ask_torch_for_memory() -> None:
-    """Has DeepSpeed take a GPU's free memory from torch.
-
-    Where `pynvml` is installed DeepSpeed 0.19 asks NVML, by the numbers in CUDA_VISIBLE_DEVICES; a slot names its GPU
-    there by UUID, and DeepSpeed fails as it reads that as a number (its pull request 8510 mends it).
-    """
-    from deepspeed.accelerator import cuda_accelerator, get_accelerator
-
-    get_accelerator()  # as it is made it imports pynvml
-    cuda_accelerator.pynvml = None
 
 
 class Learner:
@@ -90,22 +75,7 @@ class Learner:
             head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
             deepspeed.zero.register_external_parameter(self.policy, head.weight)
 
-        self.packing_trial: PackingTrial | None = None
-        """Whether the model can be given packed rows; None where the spec wants none."""
-        self._sequence_group: SequenceGroup | None = None
-        if training.sequence_parallel_size > 1:
-            self._sequence_group = SequenceGroup(training.sequence_parallel_size, model.config)
-        if training.packing:
-            self.packing_trial = try_packing(self._packed, model.config, device, precision=training.precision)
-        if self._sequence_group and not self.packs:
-            raise SpecError(
-                Issue(
-                    "ranks cannot share the sequences of this model",
-                    path=("training", "sequence_parallel_size"),
-                    given=f"{training.sequence_parallel_size}; {self.packing_trial}",
-                    allowed="1",
-                )
-            )
+        self.passes = Passes(self._engine, model.config, training, device)
         self._update_state: UpdateState | None = None
         """Where it is in host memory between updates; None: it stays on the device."""
         if training.offload.while_sampling:
@@ -114,8 +84,8 @@ class Learner:
 
     @property
     def packs(self) -> bool:
-        """Whether a pass may hold several sequences in a row."""
-        return self.packing_trial is not None and self.packing_trial.keeps_apart
+        """See `Passes.packs`."""
+        return self.passes.packs
 
     @property
     def model(self) -> PreTrainedModel:
@@ -123,37 +93,8 @@ class Learner:
         return self.policy.model
 
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
-        """Logprobs and entropies of the batch's response tokens, nats. [n] each; with gradients on, the logprobs are
-        differentiable, and the entropies where there is an entropy bonus."""
-        show_work()
-        packing = Packing(batch.packed, self.device) if batch.packed else None
-        logprobs, entropies = self._packed(
-            batch.input_ids, batch.sources, batch.targets, packing=packing, host_sources=batch.host_sources
-        )
-        if self._sequence_group and not self._sequence_group.leads:
-            # What was computed here is another rank's; its gradient comes this way, so the loss must hang on it.
-            logprobs, entropies = (
-                values[:0].sum() + values.new_zeros(len(batch.targets)) for values in (logprobs, entropies)
-            )
-        return logprobs, entropies
-
-    def _packed(
-        self,
-        input_ids: Tensor,
-        sources: Tensor,
-        targets: Tensor,
-        packing: Packing | None = None,
-        host_sources: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """See `Policy.forward`; a packed row is the group's where ranks share their rows. Without `host_sources`, which
-        are the sources on the host, such a row waits for the device."""
-        if self._sequence_group and packing:
-            on_host = sources.cpu() if host_sources is None else host_sources
-            return self._sequence_group.logprobs(
-                self._engine, input_ids, sources, targets, packing=packing, host_sources=on_host
-            )
-        logprobs, entropies = self._engine(input_ids, sources, targets, packing=packing)
-        return logprobs, entropies
+        """See `Passes.logprobs`."""
+        return self.passes.logprobs(batch)
 
     @contextmanager
     def updating(self) -> Iterator[None]:
@@ -187,11 +128,7 @@ class Learner:
         if hasattr(zero, "update_lp_params"):
             zero.update_lp_params()
         elif self._training.zero_stage == 3:
-            for group in range(len(zero.fp16_groups)):
-                zero._reassign_or_swap_out_partitioned_parameters(group)
-            if persistent := zero.persistent_parameters:
-                persistent[0].partition(persistent)
-                persistent[0].all_gather(persistent)
+            show_shards(zero)
 
     @torch.no_grad()
     def probe(self, token_ids: Sequence[int], prompt_length: int) -> list[float]:
@@ -348,3 +285,11 @@ def deepspeed_config(training: Training, *, lends_weights: bool, on_gpu: bool) -
         "steps_per_print": 10**9,
         "timers": {"throughput": {"enabled": False}},  # it would wait for the GPU before every pass
     }
+
+
+def inference_config(training: Training) -> dict[str, Any]:
+    """DeepSpeed's settings of a model that is not trained, at ZeRO 3."""
+    settings = deepspeed_config(training, lends_weights=False, on_gpu=False)
+    zero = {key: value for key, value in settings["zero_optimization"].items() if key != "offload_optimizer"}
+    kept = {key: value for key, value in settings.items() if key != "optimizer"}
+    return kept | {"zero_optimization": zero}

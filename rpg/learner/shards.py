@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rpg.checkpoints.pieces import Piece, PieceFiles, StateCopy
+from rpg.learner.deepspeed_inside import fragment
 from rpg.processes import ranks
 
 _STEM = "learner"
@@ -172,9 +173,7 @@ def _partitions(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
     """ZeRO 1 and 2: a group's parameters end to end, cut into one partition a rank."""
     for flat, parameters in zip(optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups, strict=True):
         spans = [
-            Span(names[id(parameter)], mapping.lp_fragment_address.start, mapping.hp_fragment_address.start, numel)
-            for parameter in parameters
-            if (mapping := parameter._hp_mapping) is not None and (numel := mapping.lp_fragment_address.numel)
+            Span(names[id(parameter)], *held) for parameter in parameters if (held := fragment(parameter)) is not None
         ]
         yield Stepped(flat, optimizer.optimizer.state, spans)
 

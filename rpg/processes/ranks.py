@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from rpg.messages import decoded, encoded
 from rpg.processes import proved_gloo
@@ -42,7 +42,7 @@ def join(device_type: str) -> None:
         # NCCL may have to reach an engine on another machine.
         os.environ.update(ON_LOOPBACK if not engines_elsewhere() else {"GLOO_SOCKET_IFNAME": "lo"})
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK=os.environ.get("LOCAL_RANK", "0"))
-        join_in(HashStore(), device_type)
+        join_in(dist.HashStore(), device_type)  # type: ignore[attr-defined]
     else:
         join_in(launch_store(keeps=os.environ["RANK"] == "0"), device_type)
 

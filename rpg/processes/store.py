@@ -24,8 +24,9 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
-from torch._C._distributed_c10d import HashStore, Store
+import torch.distributed as dist
 from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.distributed_c10d import Store
 
 from specs.machine.launch import launch_key
 
@@ -113,7 +114,7 @@ def keep_store(address: tuple[str, int], key: bytes) -> Store:
     Raises:
         OSError: it cannot listen there.
     """
-    store = HashStore()
+    store = dist.HashStore()  # type: ignore[attr-defined]
     family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
     listener = socket.create_server(address, family=family, backlog=1024)
     threading.Thread(target=_serve, args=(listener, store, key), name="store", daemon=True).start()

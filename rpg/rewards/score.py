@@ -68,6 +68,22 @@ class Score:
         return cls(value=0.0, correct=False, error=error, away=away)
 
 
+def scores_vary(scores: Sequence[Score], *, by_term: bool) -> bool:
+    """Whether a group's scores differ, so that it teaches something. Penalties on the length do not count.
+
+    Args:
+        scores: of the responses to one prompt.
+        by_term: whether each term of a sum counts by itself, as with `advantage.rewards: normalized_each`: sums may be
+            equal where terms are not. A response that could not be scored is then like the worst of its group.
+    """
+    if not by_term:
+        return len({score.value for score in scores}) > 1
+    known = [score for score in scores if score.error is None]
+    terms = [score.terms or {"": score.value} for score in known]
+    counted = {label for score in known for label, weight in (score.weights or {"": 1.0}).items() if weight}
+    return any(len({each.get(label, 0.0) for each in terms}) > 1 for label in counted)
+
+
 _SCORE = TypeAdapter(Score)
 
 

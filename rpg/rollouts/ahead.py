@@ -33,6 +33,8 @@ class QueuedBatch:
     """How long this rank sampled it."""
     seen: torch.Tensor | None = None
     """The lengths seen up to it, see `SeenLengths.state`; None: none. A checkpoint has its last batch's alone."""
+    order: torch.Tensor | None = None
+    """State of the prompts' order after it, see `PromptOrder.state`. A checkpoint has its last batch's alone."""
 
 
 MakeBatch = Callable[[int, Stopwatch], QueuedBatch]
@@ -102,7 +104,9 @@ def plain_waiting(batches: Sequence[QueuedBatch]) -> list[dict[str, Any]]:
     return [{"step": batch.step, "position": batch.position, "rollouts": _plain(batch.rollouts)} for batch in batches]
 
 
-def load_waiting(directory: Path, *, seen: torch.Tensor | None = None) -> list[QueuedBatch]:
+def load_waiting(
+    directory: Path, *, seen: torch.Tensor | None = None, order: torch.Tensor | None = None
+) -> list[QueuedBatch]:
     """The batches in a checkpoint. The ranks that saved it may have been more or fewer: what each of them held goes to
     one of those that there are now."""
     saved = count_values(directory, WAITING)
@@ -116,6 +120,7 @@ def load_waiting(directory: Path, *, seen: torch.Tensor | None = None) -> list[Q
             holding(_rollouts(record["rollouts"]), [_rollouts(share[number]["rollouts"]) for share in mine]),
             position=record["position"],
             seen=seen,
+            order=order,
         )
         for number, record in enumerate(known)
     ]

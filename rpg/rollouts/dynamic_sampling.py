@@ -21,12 +21,15 @@ import numpy as np
 
 from rpg.batches.batch import StepRollouts, join, select
 from rpg.rewards import Score
+from rpg.rewards.score import scores_vary
 
 Sample = Callable[[int, int], StepRollouts]
 """(prompts of the step taken so far, prompts to take) -> their responses, scored."""
 
 
-def refill(sample: Sample, *, groups: int, max_batches: int, surplus_tokens: int = 0) -> StepRollouts:
+def refill(
+    sample: Sample, *, groups: int, max_batches: int, surplus_tokens: int = 0, by_term: bool = False
+) -> StepRollouts:
     """Samples, in rounds, until each of `groups` groups has scores that differ.
 
     Penalties on the length do not count: a group that is all wrong teaches nothing for being long. After `max_batches`
@@ -38,6 +41,7 @@ def refill(sample: Sample, *, groups: int, max_batches: int, surplus_tokens: int
         groups: of a step.
         max_batches: rounds at most.
         surplus_tokens: sampled for later prompts than any of these rounds asks for.
+        by_term: see `scores_vary`.
     Returns:
         The batch; its `figures` count what was thrown away.
     Source: Yu 2025, arXiv:2503.14476, section 3.2; there the surplus of larger batches is thrown away too.
@@ -51,7 +55,7 @@ def refill(sample: Sample, *, groups: int, max_batches: int, surplus_tokens: int
         batch = sample(taken, missing)
         taken += missing
         scores += batch.scores
-        varying = _varying(batch)
+        varying = _varying(batch, by_term=by_term)
         kept.append(select(batch, np.flatnonzero(varying).tolist()))
         dropped.append(select(batch, np.flatnonzero(~varying).tolist()))
         num_kept += int(varying.sum())
@@ -74,7 +78,9 @@ def refill(sample: Sample, *, groups: int, max_batches: int, surplus_tokens: int
     return replace(whole, figures=figures)
 
 
-def _varying(batch: StepRollouts) -> np.ndarray:
+def _varying(batch: StepRollouts, *, by_term: bool) -> np.ndarray:
     """Whether the scores of each group differ. [groups]"""
-    values = np.array([score.value for score in batch.scores])
-    return np.array([np.ptp(values[batch.group_ids == group]) > 0 for group in range(len(batch.prompts))])
+    scores: list[list[Score]] = [[] for _ in batch.prompts]
+    for group, score in zip(batch.group_ids, batch.scores, strict=True):
+        scores[group].append(score)
+    return np.array([scores_vary(each, by_term=by_term) for each in scores])

@@ -35,6 +35,8 @@ from specs.schema.rollout import DynamicSampling
 
 LENGTHS = "lengths"
 """Stem of the file in a checkpoint that says how long responses have been."""
+ORDER = "order"
+"""Stem of the file in a checkpoint that says how often problems have been solved, where their order asks for it."""
 
 
 class RolloutSource:
@@ -57,6 +59,7 @@ class RolloutSource:
             rollout.temperature, rollout.top_p, rollout.max_response_length, rollout.top_k, rollout.stop
         )
         self._dynamic = rollout.dynamic_sampling
+        self._by_term = components.spec.advantage.rewards == "normalized_each"
         self._staleness = rollout.max_staleness
         self._ahead = SamplingQueue(self._make, components.device) if self._staleness else None
         self._gather = ranks.Channel().gather if self._ahead else ranks.gather
@@ -65,6 +68,8 @@ class RolloutSource:
         self._lengths = SeenLengths(len(components.problems))
         self._seen: Tensor | None = None
         """The lengths seen up to the batch that was taken last; None: none."""
+        self._ordered: Tensor | None = None
+        """The order's state after that batch; None: it has none."""
 
     def prefetch(self, step: int) -> None:
         """Starts sampling the batches that need the weights after this step, which the sampler holds."""
@@ -89,31 +94,35 @@ class RolloutSource:
             with clock("rollout"):
                 batch = self._ahead.take(step)
             clock.sampling_took(batch.sampling_seconds)
-        self._position, self._seen = batch.position, batch.seen
+        self._position, self._seen, self._ordered = batch.position, batch.seen, batch.order
         return batch.rollouts
 
     def save(self, step: int, copied: StateCopy) -> int:
         """Copies the batches that wait for the steps after this one, once those under way are done, and the lengths
-        seen up to the last of them. All ranks call.
+        seen and the order's state up to the last of them. All ranks call.
 
         Returns the data cursor that goes with them: problems taken up to the last of them.
         """
-        position, seen = self._position, self._seen
+        position, seen, ordered = self._position, self._seen, self._ordered
         if self._ahead:
             waiting = self._ahead.waiting(step + self._staleness)
             copied.values(WAITING, plain_waiting(waiting))
             if waiting:
-                position, seen = waiting[-1].position, waiting[-1].seen
+                position, seen, ordered = waiting[-1].position, waiting[-1].seen, waiting[-1].order
         if ranks.world_size() > 1 and ranks.rank() == 0:
             copied.values(LENGTHS, seen)
+        if ordered is not None and ranks.rank() == 0:
+            copied.values(ORDER, ordered)
         return position
 
     def load(self, directory: Path, position: int) -> None:
         """Takes back what `save` copied and returned; what is sampled for steps after that is forgotten."""
         self._seen = load_values(directory, LENGTHS, rank=0)
+        self._ordered = load_values(directory, ORDER, rank=0)
         if self._ahead:
-            self._ahead.start_over(load_waiting(directory, seen=self._seen))
+            self._ahead.start_over(load_waiting(directory, seen=self._seen, order=self._ordered))
         self._lengths.restore(self._seen)
+        self._components.order.restore(self._ordered)
         self._position = self._components.order.position = position
 
     def _make(self, step: int, clock: Stopwatch) -> QueuedBatch:
@@ -134,10 +143,15 @@ class RolloutSource:
                 streamed, surplus_tokens = self._stream(step, self._dynamic, clock)
                 sample = partial(_next_groups, streamed)
             rollouts = refill(
-                sample, groups=groups, max_batches=self._dynamic.max_batches, surplus_tokens=surplus_tokens
+                sample,
+                groups=groups,
+                max_batches=self._dynamic.max_batches,
+                surplus_tokens=surplus_tokens,
+                by_term=self._by_term,
             )
+        order = self._components.order
         return QueuedBatch(
-            step, rollouts, self._components.order.position, clock.seconds("rollout"), self._lengths.state()
+            step, rollouts, order.position, clock.seconds("rollout"), self._lengths.state(), order.state()
         )
 
     def _stream(self, step: int, dynamic: DynamicSampling, clock: Stopwatch) -> tuple[StepRollouts, int]:
@@ -179,6 +193,7 @@ class RolloutSource:
         if order != sorted(order):
             batch = select(batch, order)
         self._lengths.note(batch)
+        self._components.order.note(batch.problems, success_rates(batch))
         return batch
 
     def _streamed_share(
@@ -189,7 +204,15 @@ class RolloutSource:
         prompts = self._prompts(step, [problems[place] for place in places], places)
         group_size = self._training.group_size
         scoring = self._scoring(prompts)
-        stream = RankStream(admission, places, scoring, group_size=group_size, exchange=exchange, clock=clock)
+        stream = RankStream(
+            admission,
+            places,
+            scoring,
+            group_size=group_size,
+            exchange=exchange,
+            clock=clock,
+            by_term=self._by_term,
+        )
         with clock("rollout"), memory_of_sampler(self._components.spec.rollout, self._components.device):
             unfinished_tokens = self._components.spec.rollout.rollouter.stream(
                 prompts,
@@ -300,6 +323,13 @@ class RolloutSource:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def success_rates(batch: StepRollouts) -> list[float]:
+    """Share of each group's responses that are right; of a graded reward, which has no right, the mean value."""
+    right = [score.value if score.correct is None else float(score.correct) for score in batch.scores]
+    rates = np.bincount(batch.group_ids, weights=np.clip(right, 0.0, 1.0)) / np.bincount(batch.group_ids)
+    return [float(rate) for rate in rates]
 
 
 def _known_to_others(share: StepRollouts | None) -> StepRollouts | None:

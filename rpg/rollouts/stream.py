@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from rpg.rewards.score import scores_vary
 from rpg.rollouters.scoring import Scoring
 from rpg.stopwatch import Stopwatch
 from rpg.types import Rollout
@@ -84,6 +85,7 @@ class RankStream:
         group_size: int,
         exchange: Callable[[Callable[[], dict[int, bool]]], list[dict[int, bool]]],
         clock: Stopwatch,
+        by_term: bool = False,
     ) -> None:
         """
         Args:
@@ -93,7 +95,9 @@ class RankStream:
             group_size: responses to each prompt.
             exchange: gathers what each rank makes, see `ranks.Exchange`.
             clock: of the step.
+            by_term: see `scores_vary`.
         """
+        self._by_term = by_term
         self._rollouts: dict[int, Rollout] = {}
         """The responses that have ended: the i-th to the g-th of the places is g * group_size + i."""
         self._clock = clock
@@ -136,4 +140,4 @@ class RankStream:
         with self._clock("reward", on_host=True):
             scores = {group: [self._scoring.score(index) for index in self._responses(group)] for group in self._ended}
         self._ended.clear()
-        return {self._places[group]: len({score.value for score in of}) > 1 for group, of in scores.items()}
+        return {self._places[group]: scores_vary(of, by_term=self._by_term) for group, of in scores.items()}

@@ -66,6 +66,16 @@ def _reference(experiment: Experiment) -> Iterator[Issue]:
             ("reference", "update"),
             hint="leave update out, or write source: snapshot",
         )
+    if reference.source == "model" and not reference.path:
+        hint = "name the teacher: a directory, or a Hub id such as Qwen/Qwen3-4B"
+        yield Issue("missing", ("reference", "path"), allowed="a model directory or a Hub id", hint=hint)
+    if reference.source != "model" and reference.path:
+        yield Issue(
+            f"a reference of source {reference.source} is made of the policy",
+            ("reference", "path"),
+            given=reference.path,
+            hint="leave path out, or write source: model",
+        )
 
 
 def _context(experiment: Experiment) -> Iterator[Issue]:

@@ -3,10 +3,10 @@
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path as FilePath
 
 from specs.bounds import read_within
-from specs.errors import Issue
+from specs.errors import Issue, Path
 from specs.schema.base import PathKind
 from specs.schema.experiment import Experiment
 from specs.schema.fields import nearest
@@ -18,7 +18,10 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions")
 
 def missing_files(experiment: Experiment) -> list[Issue]:
     """Data files and model directories that are not there."""
-    return [*_data(experiment), *_model(experiment)]
+    issues = [*_data(experiment), *_model(experiment.model, ("model", "path"))]
+    if experiment.trains and (teacher := experiment.reference.teacher) and teacher.path:
+        issues += _model(teacher, ("reference", "path"))
+    return issues
 
 
 def _data(experiment: Experiment) -> Iterator[Issue]:
@@ -39,11 +42,9 @@ def _missing(kind: PathKind, path: str) -> str:
     return "" if os.path.exists(path) or not os.path.isabs(path) else "no such dataset directory"
 
 
-def _model(experiment: Experiment) -> Iterator[Issue]:
-    model = experiment.model
+def _model(model: PretrainedModel | ScratchModel, where: Path) -> Iterator[Issue]:
     if not isinstance(model, PretrainedModel) or not os.path.isabs(model.path):
         return
-    where = ("model", "path")
     if not os.path.isdir(model.path):
         hint = _sibling(model.path) or "a Hub id is written without a leading dot or slash: Qwen/Qwen3-4B-Base"
         yield Issue("no such model directory", where, model.path, hint=hint)
@@ -64,7 +65,7 @@ def context_length(model: PretrainedModel | ScratchModel) -> int:
     config: object = {}
     if isinstance(model, ScratchModel):
         config = model.config
-    elif Path(model.path).is_absolute():
+    elif FilePath(model.path).is_absolute():
         try:
             config = json.loads(read_within(os.path.join(model.path, "config.json")))
         except (OSError, ValueError, RecursionError):

@@ -21,17 +21,6 @@ def dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
-def normalized_groups(experiment: Experiment) -> Iterator[Issue]:
-    """Dynamic sampling throws away groups whose sums are equal, also where their terms are not."""
-    if experiment.rollout.dynamic_sampling and experiment.advantage.rewards == "normalized_each":
-        yield Issue(
-            "groups would be thrown away whose sums are equal and whose terms are not",
-            ("advantage", "rewards"),
-            given="normalized_each with rollout.dynamic_sampling",
-            hint="write rewards: summed, or leave rollout.dynamic_sampling out",
-        )
-
-
 def environment(experiment: Experiment) -> Iterator[Issue]:
     """The turns of an environment must fit into a response."""
     for issue in experiment.rollout.rollouter.issues(experiment.rollout.max_response_length):
@@ -218,7 +207,7 @@ def idle_clip(experiment: Experiment) -> Iterator[Issue]:
     )
 
 
-RULES = (environment, dynamic_sampling, normalized_groups, overlong, mask_truncated, sampler_logprobs)
+RULES = (environment, dynamic_sampling, overlong, mask_truncated, sampler_logprobs)
 IDLE_KNOBS = (
     idle_dynamic_sampling,
     idle_oversampling,

@@ -149,13 +149,15 @@ def addition(default: Any, **constraints: Any) -> Any:
     return Field(default, json_schema_extra={"identity": "unless default"}, **constraints)
 
 
-def names_path(kind: PathKind, default: Any = ..., **constraints: Any) -> Any:
+def names_path(kind: PathKind, default: Any = ..., *, added: bool = False, **constraints: Any) -> Any:
     """A text, or list of texts, that names what is on this machine, relative to the spec file. It must be there.
+    `added`: it is an `addition` too.
 
     path or id: it may also be what another place calls it, such as a Hub id. It is a path if it begins with `.`, `/` or
     `~`, or if there is one.
     """
-    return Field(default, json_schema_extra={"path": kind}, **constraints)
+    identity: dict[str, Any] = {"identity": "unless default"} if added else {}
+    return Field(default, json_schema_extra={"path": kind, **identity}, **constraints)
 
 
 def path_kind(field: FieldInfo) -> PathKind | None:

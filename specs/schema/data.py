@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specs.errors import Issue
 from specs.schema.base import OpenSection, Spec, addition, unless_said
@@ -83,6 +83,38 @@ class ChatPrompt(Spec):
 Prompt = Annotated[TemplatePrompt | ChatPrompt, Field(discriminator="type"), unless_said("type", "template")]
 
 
+class ShuffledOrder(Spec):
+    """The problems again and again, each pass over them in an order of its own."""
+
+    type: Literal["shuffled"] = "shuffled"
+
+
+class DifficultyOrder(Spec):
+    """Problems by how often the policy has solved them so far, in three pools: hard, medium and easy. The medium ones
+    are drawn, since a group of theirs is likely to have right and wrong responses; the others now and then."""
+
+    type: Literal["difficulty"] = "difficulty"
+    hard_below: float = Field(0.1, ge=0, le=1)
+    """Success rate below which a problem is hard."""
+    easy_above: float = Field(0.9, ge=0, le=1)
+    """Success rate above which a problem is easy."""
+    explore: float = Field(0.5, gt=0, le=1)
+    """Share of the prompts drawn outside the medium pool: problems not yet tried first, in the shuffled order, then
+    hard and easy ones, those tried longest ago first. Where the medium pool has too few, the others take their
+    places."""
+    memory: float = Field(0.5, ge=0, lt=1)
+    """Share of its earlier success rate that a problem keeps when another group of its responses is scored."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "DifficultyOrder":
+        if self.hard_below >= self.easy_above:
+            raise ValueError("hard_below must be less than easy_above: between the two is the medium pool")
+        return self
+
+
+Order = Annotated[ShuffledOrder | DifficultyOrder, Field(discriminator="type")]
+
+
 class Data(Spec):
     """Training and evaluation problems."""
 
@@ -90,6 +122,8 @@ class Data(Spec):
     """Sets to train on, put one after another."""
     evaluation: tuple[Source, ...] = ()
     """Named sets to evaluate on; none may share a problem with the training sets."""
+    order: Order = addition(ShuffledOrder())
+    """Which training problem comes next: shuffled, or by difficulty."""
     prompt: Prompt = TemplatePrompt()
     """How a problem becomes the text that the model sees."""
     deduplicate: bool = True

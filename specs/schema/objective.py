@@ -62,7 +62,8 @@ class Advantage(Spec):
     rewards: Literal["summed", "normalized_each"] = addition("summed")
     """Terms of a weighted_sum: added up as they are, or each first brought to mean 0 and deviation 1 (ddof 1, plus
     1e-4) within its group, so that no term drowns another. Baseline and scale are then taken of the sum. GDPO,
-    arXiv:2601.05242: normalized_each, with baseline batch_mean and scale batch_std."""
+    arXiv:2601.05242: normalized_each, with baseline batch_mean and scale batch_std, as TRL has it; with baseline and
+    scale none and whiten tokens, as its authors' code has it."""
 
 
 class BaseObjective(Spec):

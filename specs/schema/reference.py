@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from specs.schema.base import Spec, addition
+from specs.schema.base import Spec, addition, names_path
+from specs.schema.model import PretrainedModel
 from specs.schema.schedule import Schedulable, ValueSchedule, largest
 
 
@@ -38,9 +39,19 @@ class Update(Spec):
 
 class Reference(Spec):
     """behaviour: the policy that sampled the step's rollouts, so no second model; initial: the policy that training
-    began with; snapshot: a copy that `update` moves."""
+    began with; snapshot: a copy that `update` moves; model: a frozen model with the policy's tokenizer, a teacher."""
 
-    source: Literal["behaviour", "snapshot", "initial"] = "behaviour"
+    source: Literal["behaviour", "snapshot", "initial", "model"] = "behaviour"
     """Which policy it is."""
+    path: str = names_path("path or id", "", added=True)
+    """The model's directory (relative to the spec file) or Hub id; source model needs one, the others take none."""
+    revision: str = addition("main", min_length=1)
+    """Branch, tag or commit of a Hub id; ignored for a directory."""
     update: Update | None = None
     """A snapshot needs one; the others take none."""
+
+    @property
+    def teacher(self) -> PretrainedModel | None:
+        """The model that is the reference; None where it is made of the policy, or not named."""
+        named = self.source == "model" and self.path
+        return PretrainedModel(path=self.path, revision=self.revision) if named else None

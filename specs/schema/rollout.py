@@ -98,6 +98,21 @@ Format = Annotated[
 ]
 
 
+class TurnBounds(NamedTuple):
+    """Most that a response of an environment holds, whatever the policy does."""
+
+    turns: int
+    """Turns of the policy."""
+    sampled: int
+    """Tokens that it samples."""
+    given: int
+    """Tokens that it is given."""
+    length: int
+    """Tokens in all."""
+    seconds: float = 0.0
+    """Wall time in which it waits for what it is given."""
+
+
 class RollouterSection(OpenSection):
     """The environment that a response comes about in: the policy's turns and what the environment gives between them,
     such as the words of a tool or a user. Given tokens are context, which nothing trains on."""
@@ -117,6 +132,10 @@ class RollouterSection(OpenSection):
     def runs_programs(self) -> str:
         """What of it runs programs of the policy's in the sandbox; empty: nothing."""
         return ""
+
+    def bounds(self, max_response_length: int) -> TurnBounds | None:  # noqa: ARG002 (for those that override it)
+        """Most that a response of so many tokens holds; None: the environment does not say."""
+        return None
 
     def issues(self, max_response_length: int) -> Iterator[Issue]:  # noqa: ARG002 (for those that override it)
         """What cannot be of it in responses of so many tokens. Paths begin at the rollouter."""

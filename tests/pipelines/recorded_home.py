@@ -15,7 +15,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from pipelines.home.home import Home
 from rpg.recording.segments import SegmentWriter
-from specs.records import EvaluationRow, EvaluationSampleRow, MetricRow, RolloutRow, TokenRow
+from specs.records import EvaluationRow, EvaluationSampleRow, MetricRow, RolloutRow, TokenRow, TurnRow
 
 START = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
 FINGERPRINT = "e" * 64
@@ -152,6 +152,71 @@ def record_tokens(
                 "clipped": np.abs(moved) > 0.05,
                 "entropy": rng.exponential(0.6, of.size),
                 "sampled": sampled | (position > 0),
+            },
+        )
+    writer.flush()
+
+
+def record_conversation(
+    home: Home, run_id: str, turns: Sequence[Mapping[str, Any]], *, step: int = 1, tokens: bool = True
+) -> None:
+    """A response of several turns, whose tokens are the bytes of their texts.
+
+    Args:
+        turns: `text`, `sampled` and what else a row of `turns` has, in order.
+        tokens: whether they are recorded.
+    """
+    columns = {"tool": pa.string(), "reward": pa.float64(), "error": pa.string(), "seconds": pa.float64()}
+    ids = [byte_tokenizer().encode(turn["text"]).ids for turn in turns]
+    sampled = np.repeat([turn["sampled"] for turn in turns], [len(part) for part in ids])
+    writer = SegmentWriter(home.run(run_id), run_id, 1)
+    writer.columns(
+        RolloutRow,
+        {
+            "step": np.full(1, step),
+            "rollout_id": np.zeros(1, int),
+            "prompt_id": "p",
+            "group_id": np.zeros(1, int),
+            "prompt": "37*48=",
+            "response": "".join(turn["text"] for turn in turns),
+            "reward": np.ones(1),
+            "correct": np.ones(1, bool),
+            "advantage": np.full(1, 0.5),
+            "num_tokens": np.full(1, sampled.sum()),
+            "finish_reason": "stop",
+            "policy_version": 0,
+            "trained_version": 0,
+            "reference_version": 0,
+            "reward_error": pa.nulls(1, pa.string()),
+            "reward_terms": pa.nulls(1, pa.string()),
+        },
+    )
+    writer.columns(
+        TurnRow,
+        {
+            "step": np.full(len(turns), step),
+            "rollout_id": np.zeros(len(turns), int),
+            "turn": np.arange(len(turns)),
+            "sampled": np.array([turn["sampled"] for turn in turns]),
+            "text": [turn["text"] for turn in turns],
+            "num_tokens": np.array([len(part) for part in ids]),
+            **{name: pa.array([turn.get(name) for turn in turns], kind) for name, kind in columns.items()},
+        },
+    )
+    if tokens:
+        figures = pa.array(np.full(sampled.size, 0.5, np.float32), mask=~sampled)
+        writer.columns(
+            TokenRow,
+            {
+                "step": np.full(sampled.size, step),
+                "rollout_id": np.zeros(sampled.size, int),
+                "position": np.arange(sampled.size),
+                "token_id": np.concatenate(ids),
+                "clipped": pa.array(np.zeros(sampled.size, bool), mask=~sampled),
+                "sampled": sampled,
+                **dict.fromkeys(
+                    ("logprob", "old_logprob", "rollout_logprob", "ref_logprob", "ratio", "entropy"), figures
+                ),
             },
         )
     writer.flush()

@@ -61,6 +61,32 @@ def test_it_is_refused_before_anything_runs(
     assert not Path(os.environ["RPG_HOME"], "runs").exists()
 
 
+PYTHON = "rollout={max_response_length: 32, rollouter: {type: tools, tools: [calculator, python], answer_tokens: 8}}"
+OWN = "data.train.0.reward={type: reasoning_gym}"
+
+
+@pytest.mark.parametrize(
+    ("changed", "place", "what"),
+    [
+        (PYTHON, "--set rollout={", "the tool python runs what the policy writes, in a sandbox alone"),
+        (OWN, "--set data.train.0.reward", "reasoning_gym may run what a response says, and is scored in a sandbox"),
+    ],
+    ids=["tool", "reward of a set"],
+)
+def test_a_tool_and_a_sets_own_reward_are_refused_where_they_are_written(
+    changed: str, place: str, what: str, lack: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("spec.yaml").write_text(STARTER)
+    monkeypatch.setattr(sys, "argv", ["rpg", "plan", "spec.yaml", "--set", changed])
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = capsys.readouterr().err
+    assert end.value.code == 2, said
+    (line,) = [line for line in said.splitlines() if lack in line]
+    assert line.startswith(place)
+    assert what in line
+
+
 @pytest.mark.usefixtures("lack")
 def test_the_machine_that_is_to_score_refuses_it() -> None:
     terms = [{"reward": {"type": "exact_match"}}, {"reward": {"type": "reasoning_gym"}}]

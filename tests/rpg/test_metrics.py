@@ -1,5 +1,7 @@
 """Metrics of a step: the same however the tokens are cut into passes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,8 @@ import torch
 from rpg.batches.batch import Microbatch, microbatch
 from rpg.batches.packing_plan import IDLE, Rows
 from rpg.metrics import UpdateMetrics, rollout_metrics
+from rpg.rewards import Score
+from rpg.types import Problem
 from tests.rpg.batches.test_batch import example
 
 NAMES = ("kl_reverse", "kl_forward", "kl_behaviour", "ratio", "weight", "entropy", "rollout_ratio", "kl_rollout")
@@ -60,6 +64,30 @@ def test_passes_that_do_not_count_and_the_cut_change_no_metric() -> None:
     cut = reduced(Rows((3,)), Rows((0, 2)), Rows((1,)), IDLE)
     del whole["loss"], cut["loss"]
     assert whole == pytest.approx(cut)
+
+
+def test_the_rewards_and_terms_of_each_training_set_have_means_of_their_own() -> None:
+    # Rewards 0, 1 of the first group | 2, 3 of the second.
+    problems = [Problem("p", "?", "1", name) for name in ("sums", "unused", "code")]
+    scores = [*example().scores[:2], *(Score(4.0, True, terms={"tests": each, "short": 1.0}) for each in (1.0, 0.0))]
+    step = replace(example(), problems=(0, 2), scores=tuple(scores))
+    values = rollout_metrics(step, problems=problems)
+    named = {name: value for name, value in values.items() if name.count("/") > 1 or name == "reward/mean"}
+    assert named == {
+        "reward/mean": 2.25,
+        "reward/mean/sums": 0.5,
+        "reward/mean/code": 4.0,
+        "reward/tests/mean": 0.5,
+        "reward/short/mean": 1.0,
+        "reward/tests/mean/code": 0.5,
+        "reward/short/mean/code": 1.0,
+    }
+    alike = [replace(problem, dataset="sums") for problem in problems]
+    assert "reward/mean/sums" not in rollout_metrics(step, problems=alike)
+
+
+def test_groups_without_a_signal_are_those_of_equal_trained_rewards() -> None:
+    assert rollout_metrics(example(), np.array([0.5, 0.5, 2.0, 3.0]))["zero_std_fraction"] == 0.5
 
 
 def test_metrics_of_the_responses_before_training() -> None:

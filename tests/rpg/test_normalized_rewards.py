@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from pipelines.replay.rows import _score
-from rpg.advantages import advantages, normalized_sum
+from rpg.advantages import advantages, normalized_sum, token_advantages
 from rpg.batches.batch import StepRollouts
 from rpg.recording.rows import _terms
 from rpg.rewards import Score
+from rpg.rewards.score import scores_vary
+from specs import parse_objective
+from specs.schema.objective import Advantage
 
 CORRECT = np.array([1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0])
 SHORT = np.array([10.0, 40.0, 20.0, 30.0, 7.0, 7.0, 7.0, 7.0])
@@ -37,6 +40,20 @@ def of(*terms: np.ndarray, weights: tuple[float, ...] = WEIGHTS, groups: np.ndar
 def test_normalised_rewards_with_batch_mean_and_batch_std_are_gdpo() -> None:
     found = advantages(of(CORRECT, SHORT), torch.tensor(GROUPS), baseline="batch_mean", scale="batch_std")
     assert found.numpy() == pytest.approx(gdpo([CORRECT, SHORT], WEIGHTS), rel=1e-12)
+
+
+def test_whitened_over_tokens_they_are_the_code_of_its_authors() -> None:
+    lengths = np.array([1, 5, 2, 2, 3, 1, 4, 2])
+    tokens = np.repeat(of(CORRECT, SHORT).numpy(), lengths)
+    expected = (tokens - tokens.mean()) / np.sqrt(tokens.var(ddof=1) + 1e-8)
+    found = token_advantages(
+        parse_objective({"type": "grpo"}),
+        Advantage(baseline="none", scale="none", whiten="tokens", rewards="normalized_each"),
+        rewards=of(CORRECT, SHORT),
+        group_ids=torch.tensor(GROUPS),
+        lengths=torch.tensor(lengths),
+    )
+    assert found.numpy() == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_unit_of_a_term_does_not_matter() -> None:
@@ -82,6 +99,25 @@ def test_a_sum_and_a_single_reward_stand_side_by_side_in_a_step() -> None:
     values, weights = step.reward_terms()  # terms: the single reward, correct, length
     assert values == pytest.approx(np.array([[0, 0, 0.25, 0.75], [1, np.nan, 0, 0], [3, np.nan, 0, 0]]), nan_ok=True)
     assert weights.tolist() == [[0, 0, 1, 1], [1, 1, 0, 0], [0.5, 0.5, 0, 0]]
+
+
+@pytest.mark.parametrize("by_term", [False, True], ids=["summed", "normalized_each"])
+def test_a_group_has_a_signal_where_what_is_added_up_differs(by_term: bool) -> None:
+    equal_sums = [sum_of(1.0, 0.0), sum_of(0.0, 2.0)]
+    assert scores_vary(equal_sums, by_term=by_term) is by_term
+    assert not scores_vary([sum_of(1.0, 3.0)] * 2, by_term=by_term)
+    assert scores_vary([Score.of(0.25, None), Score.of(0.75, None)], by_term=by_term)
+    # One that could not be scored counts with 0, or with the worst of its group.
+    assert scores_vary([sum_of(1.0, 3.0), Score.failed("hung")], by_term=by_term) is not by_term
+    step = step_of(*equal_sums, *[sum_of(1.0, 3.0)] * 2)
+    normalized = normalized_sum(*map(torch.from_numpy, step.reward_terms()), torch.from_numpy(step.group_ids))
+    assert bool(normalized[:2].ne(0).any())
+    assert normalized[2:].tolist() == [0.0, 0.0]
+
+
+def test_a_term_without_weight_gives_a_group_no_signal() -> None:
+    scores = [Score(1.0, True, terms={"a": 1.0, "b": each}, weights={"a": 1.0, "b": 0.0}) for each in (0.0, 1.0)]
+    assert not scores_vary(scores, by_term=True)
 
 
 def test_recorded_terms_come_back_for_a_replay() -> None:

@@ -235,9 +235,11 @@ def _algebra(made: Plan) -> list[str]:
         f"{batch.rollouts_per_step} rollouts a step; "
         f"{batch.minibatches} minibatches of {batch.rollouts_per_update} x {experiment.training.epochs} epochs = "
         f"{batch.updates_per_step} updates a step, {batch.updates} in {experiment.training.steps} steps",
-        f"tokens  at most {_count(batch.tokens_to_sample)} to sample "
-        f"and {_count(batch.tokens_to_train)} to train on, a run",
+        f"tokens  at most {_count(batch.tokens_to_sample)} to sample"
+        + (f", {_count(batch.tokens_given)} given" if batch.tokens_given else "")
+        + f" and {_count(batch.tokens_to_train)} to train on, a run",
     ]
+    lines += _turns(experiment)
     if dynamic := experiment.rollout.dynamic_sampling:
         at_once = math.ceil(dynamic.oversampling * batch.prompts_per_step)
         how = "in rounds" if dynamic.refill == "rounds" else f"as a stream that begins with {at_once} prompts"
@@ -247,7 +249,7 @@ def _algebra(made: Plan) -> list[str]:
         )
     shape = model_shape(experiment)
     if shape is None:
-        known = settings_of(experiment) is not None
+        known = settings_of(experiment.model) is not None
         why = "transformers builds no model of its config" if known else "the model's config is not on this machine yet"
         lines.append(f"memory  unknown, and so are GPU hours: {why}")
     else:
@@ -260,6 +262,11 @@ def _algebra(made: Plan) -> list[str]:
             f"memory  about {parts.total / GIB:.2f} GiB a rank{_of(device)} for "
             f"{_count(shape.parameters)} parameters{_experts(shape)}: {listed}"
             + (f"; {_size(parts.away)} of it in host memory while rollouts are sampled" if parts.away else "")
+            + (
+                "; the teacher comes on top: its config is not on this machine yet"
+                if _teacher_unknown(experiment)
+                else ""
+            )
         )
         if experiment.resources.device != "cpu" and shape.parameters >= LARGE:
             hours = gpu_hours(experiment, shape)
@@ -279,6 +286,30 @@ def _algebra(made: Plan) -> list[str]:
     if others:
         lines.append(f"        of the first run; {others} of {len(made.runs)} runs differ in it (--json has them all)")
     return lines
+
+
+def _turns(experiment: Experiment) -> list[str]:
+    """What a response of several turns holds at most; nothing of one that is a single turn."""
+    from pipelines.planning.memory import turn_bounds
+
+    rollouter, bounds = experiment.rollout.rollouter, turn_bounds(experiment)
+    if rollouter.bounds(bounds.length) is None:
+        return [
+            f"turns   as many as rollout.rollouter {rollouter.type} takes; at most {bounds.length} tokens a response"
+        ]
+    if bounds.turns == 1:
+        return []
+    return [
+        f"turns   at most {bounds.turns} of the policy a response: {_count(bounds.sampled)} tokens sampled, "
+        f"{_count(bounds.given)} given, {_count(bounds.length)} in all; "
+        f"a response waits {bounds.seconds:g} s for tools at most, while others are sampled"
+    ]
+
+
+def _teacher_unknown(experiment: Experiment) -> bool:
+    from pipelines.planning.model_shape import teacher_shape
+
+    return experiment.reference.source == "model" and teacher_shape(experiment) is None
 
 
 def _asked(experiment: Experiment) -> str:

@@ -9,15 +9,20 @@ import typer
 from pipelines.cli.options import AsJson, RunId, ServerRecord
 
 _ORIGIN = "Where each value of its spec comes from, and with which code, packages and machine it was made."
+_SAMPLE = "Responses of training instead: those with the highest and the lowest reward of its last recorded step."
 
 
 def show(
     run: RunId,
     origin: Annotated[bool, typer.Option("--origin", help=_ORIGIN)] = False,
+    sample: Annotated[bool, typer.Option("--sample", help=_SAMPLE)] = False,
+    step: Annotated[int | None, typer.Option(min=1, metavar="N", help="With --sample: the step.")] = None,
+    response: Annotated[int | None, typer.Option(min=0, metavar="N", help="With --sample: this one alone.")] = None,
     profile: ServerRecord = "",
     as_json: AsJson = False,
 ) -> None:
-    """One run whole: how it stands, what its spec says, its stages, figures, evaluations and files."""
+    """One run whole: how it stands, what its spec says, its stages, figures, evaluations and files. With --sample what
+    the policy was asked and said, turn by turn."""
     import sys
 
     from pipelines.cli.output import print_json, print_rows
@@ -26,9 +31,18 @@ def show(
     from pipelines.home.runs import find_run
     from storage.provenance import COLUMNS, provenance_rows
 
+    if not sample and (step, response) != (None, None):
+        raise typer.BadParameter("they go with --sample", param_hint="--step, --response")
     with reading(profile) as record:
-        record.refresh(logs=True)
+        record.refresh(logs=not sample)
         run_id = find_run(record.home, run)
+        if sample:
+            from pipelines.cli.samples import print_responses, sampled_responses
+
+            record.refresh(["rollouts", "turns"], only=[f"runs/{run_id}"])
+            responses = sampled_responses(record.home, run_id, step, response)
+            print_json(responses) if as_json else print_responses(responses)
+            return
         if origin:
             rows = provenance_rows(record.home.root, record.home.run(run_id))
             columns = COLUMNS if as_json else COLUMNS[1:]

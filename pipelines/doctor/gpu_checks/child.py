@@ -50,7 +50,7 @@ def _made(check: Check, device_type: str, directory: Path, *, together: bool) ->
     if device_type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"  # which DeepSpeed reads as it is imported
     import torch
-    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed.distributed_c10d import PrefixStore
 
     from rpg.processes import ranks
     from rpg.processes.device import choose_device

@@ -29,7 +29,7 @@ from specs.machine.files import write_json
 from specs.machine.parent import die_with_parent
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed.distributed_c10d import Store
 
 _NAMES = {"vllm": "vLLM", "liger_kernel": "Liger-Kernel"}
 _LATE_SECONDS = 60.0

@@ -24,6 +24,7 @@ def answers(
     clusters: Mapping[str, Mapping[str, str]] | None = None,
     chosen: Mapping[str, Collection[str]] | None = None,
     graded: evidence.Graded | None = None,
+    together: bool = False,
 ) -> list[Answer]:
     """One answer per dataset with results, in the order given; two where some runs have a graded reward and some not.
 
@@ -36,11 +37,14 @@ def answers(
         clusters: dataset -> problem -> the cluster it belongs to.
         chosen: label of a group -> datasets by which its model was chosen: there it is shown and not compared.
         graded: which runs have a graded reward, see `evidence.graded`.
+        together: whether what is claimed holds together over all datasets, else on each by itself.
     """
+    scales = {dataset: by_scale(runs, (graded or {}).get(dataset, {})) for dataset, runs in evaluated.items()}
+    num_sets = sum(map(len, scales.values())) if together else 1
     found = []
     for dataset, of_dataset in evaluated.items():
-        for scale, by_run in by_scale(of_dataset, (graded or {}).get(dataset, {})):
-            level = Level(confidence, tuple(looks), (clusters or {}).get(dataset), scale)
+        for scale, by_run in scales[dataset]:
+            level = Level(confidence, tuple(looks), (clusters or {}).get(dataset), scale, num_sets)
             of_measure = [
                 group for group in groups if len(by_run) == len(of_dataset) or set(group.run_ids) & set(by_run)
             ]
@@ -49,7 +53,7 @@ def answers(
                 flattered = {label for label, names in (chosen or {}).items() if dataset in names}
                 name = measure if scale.shares else SCORE
                 answer = _answer(dataset, name, of_measure, tables, level, flattered)
-                found.append(replace(answer, clusters=level.clusters or {}))
+                found.append(replace(answer, num_sets=num_sets, clusters=level.clusters or {}))
     return found
 
 
@@ -61,7 +65,8 @@ def answers_of(
     evaluated: Mapping[str, BySteps] | None = None,
     graded: evidence.Graded | None = None,
 ) -> list[Answer]:
-    """Answers on accuracy, at the level that the runs' spec asks for.
+    """Answers on accuracy, at the level that the runs' spec asks for. Where a mixture of training sets was trained on,
+    what is claimed holds together over the evaluation sets, and the headline tells of each.
 
     Args:
         names: of the experiments that are asked about, whose earlier answers count; none for runs by themselves.
@@ -81,6 +86,7 @@ def answers_of(
         clusters=clusters,
         chosen=evidence.chosen_by(store, groups),
         graded=evidence.graded(store, [run.run_id for run in runs]) if graded is None else graded,
+        together=any(len(run.spec.get("data", {}).get("train", ())) > 1 for run in runs),
     )
 
 
@@ -122,26 +128,28 @@ def _answer(
         for outcome in _outcomes(dataset, measure, tables.of_group, level)
     ]
     if len(results) == 1:
-        return Answer(dataset, measure, tuple(results), None, headline_of_one(results[0], groups, level.scale.worst))
+        return Answer(
+            dataset, measure, tuple(results), None, tuple(headline_of_one(results[0], groups, level.scale.worst))
+        )
     known = tables.of_group.items() if tables.shared else ()
     whole = [label for label, table in tables.of_group.items() if not table.num_failed or level.scale.worst is not None]
     lost = [outcome for outcome in results if outcome.label not in whole]
     held = {label: table for label, table in known if table.counted and label not in flattered and label in whole}
     if len(held) < 2:
-        return Answer(dataset, measure, tuple(results), None, nothing_compared(dataset, results, groups, lost))
+        return Answer(dataset, measure, tuple(results), None, tuple(nothing_compared(dataset, results, groups, lost)))
     problems = next(iter(held.values())).problems
     arms, clusters = {label: table.after for label, table in held.items()}, level.of(problems)
     worst, shares = level.scale.worst or 0.0, level.known["shares"]
-    said = verdict(arms, level.looks, level.confidence, clusters, worst, trained=not as_is, shares=shares)
+    said = verdict(arms, level.looks, level.of_claims, clusters, worst, trained=not as_is, shares=shares)
     first, against = groups[0].label, said
     if not as_is and all(len(table.after) == 1 and not table.num_failed for table in held.values()):
-        against = verdict(arms, clusters=clusters, trained=False, **level.known)
+        against = verdict(arms, (), level.of_claims, clusters, trained=False, shares=shares)
     if first in held:
         results = [_against(outcome, first, said, against) if outcome.label in held else outcome for outcome in results]
     step = next((table.step for table in held.values() if table.step), 0)
     where = f"On {dataset} at step {step}: " if step else f"On {dataset}: "
-    text = " ".join([where + said.text, *not_compared(results, lost), *not_whole(groups)])
-    return Answer(dataset, measure, tuple(results), said, text)
+    sentences = (where + said.text, *not_compared(results, lost), *not_whole(groups))
+    return Answer(dataset, measure, tuple(results), said, sentences)
 
 
 def _against(outcome: Outcome, first: str, said: Verdict, intervals: Verdict) -> Outcome:

@@ -56,10 +56,17 @@ class Answer:
     outcomes: tuple[Outcome, ...]
     verdict: Verdict | None
     """Verdict on the groups; None where there is one alone, or where they cannot be compared."""
-    text: str
-    """The headline."""
+    sentences: tuple[str, ...]
+    """The headline, sentence by sentence."""
+    num_sets: int = 1
+    """Evaluation sets over which what is claimed holds together: those of a mixture, else this one alone."""
     clusters: Mapping[str, str] = field(default_factory=dict)
     """Problem -> the cluster it belongs to, of those that share one."""
+
+    @property
+    def text(self) -> str:
+        """The headline."""
+        return " ".join(self.sentences)
 
     @property
     def claims(self) -> bool:
@@ -91,8 +98,11 @@ def clusters_of(found: Sequence[Answer]) -> dict[str, Mapping[str, str]]:
 
 
 def headline(found: Sequence[Answer]) -> str:
-    """The answer in a few sentences, about the first dataset."""
-    return found[0].text if found else "Nothing has been evaluated yet."
+    """The answer in a few sentences: about the first dataset, or about each that a mixture is measured on."""
+    if not found:
+        return "Nothing has been evaluated yet."
+    told = found if found[0].num_sets > 1 else found[:1]
+    return " ".join(dict.fromkeys(sentence for answer in told for sentence in answer.sentences))
 
 
 def only_these_weights(results: Sequence[Outcome]) -> bool:

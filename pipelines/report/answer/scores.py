@@ -40,6 +40,13 @@ class Level:
     looks: tuple[int, ...]
     clusters: Mapping[str, str] | None
     scale: Scale
+    num_sets: int = 1
+    """Evaluation sets over which what is claimed holds together (Bonferroni)."""
+
+    @property
+    def of_claims(self) -> float:
+        """Confidence of what is claimed on one set."""
+        return 1 - (1 - self.confidence) / self.num_sets
 
     @property
     def known(self) -> Any:
@@ -53,7 +60,7 @@ class Level:
 
     def at(self, num_seeds: int) -> float:
         """The level of an interval from so many seeds."""
-        return level(self.confidence, len({look for look in self.looks if 1 < look < num_seeds}))
+        return level(self.of_claims, len({look for look in self.looks if 1 < look < num_seeds}))
 
 
 @dataclass(frozen=True, slots=True)

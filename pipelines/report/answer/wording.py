@@ -50,14 +50,14 @@ def points(interval: Interval) -> str:
     return f"{value} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]" if interval.known else value
 
 
-def headline_of_one(outcome: Outcome, groups: Sequence[Group], worst: float | None) -> str:
+def headline_of_one(outcome: Outcome, groups: Sequence[Group], worst: float | None) -> list[str]:
     said = [f"{outcome.measure.capitalize()} on {outcome.dataset} {_moved(outcome)}."]
     if only_these_weights([outcome]):
         said.append(ONE_SEED)
     if outcome.num_failed:
         counted = "not counted" if worst is None else f"counted as {figure(worst, share=outcome.is_share)}"
         said.append(f"{outcome.num_failed} of {outcome.num_seeds} seeds failed, {counted}: no gain is claimed.")
-    return " ".join([*said, *not_whole(groups)])
+    return [*said, *not_whole(groups)]
 
 
 def _moved(outcome: Outcome) -> str:
@@ -73,14 +73,16 @@ def _moved(outcome: Outcome) -> str:
     return f"{'rose' if outcome.gain.value > 0 else 'fell'} from {moved}"
 
 
-def nothing_compared(dataset: str, results: Sequence[Outcome], groups: Sequence[Group], lost: Sequence[Outcome]) -> str:
+def nothing_compared(
+    dataset: str, results: Sequence[Outcome], groups: Sequence[Group], lost: Sequence[Outcome]
+) -> list[str]:
     at = dict.fromkeys(f"{result.label} at step {result.step}" for result in results)
     if lost or any(result.chosen for result in results):
-        return " ".join([f"On {dataset} nothing is compared.", *not_compared(results, lost), *not_whole(groups)])
+        return [f"On {dataset} nothing is compared.", *not_compared(results, lost), *not_whole(groups)]
     why = f"they share no step at which all were evaluated ({_listed(list(at))})"
     if len({result.step for result in results}) == 1:
         why = "fewer than two have ended, or they share no problem"
-    return " ".join([f"On {dataset} nothing is compared: {why}.", *not_whole(groups)])
+    return [f"On {dataset} nothing is compared: {why}.", *not_whole(groups)]
 
 
 def not_compared(results: Sequence[Outcome], lost: Sequence[Outcome]) -> list[str]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from rpg.rollouters.rollouter import Rollouter, SeededPrompt
 from rpg.types import Admit, OnResponse, RolloutGroup, Sampling
+from specs.schema.rollout import TurnBounds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
 class SingleTurn(Rollouter):
     """A response is what the policy samples until it ends."""
+
+    def bounds(self, max_response_length: int) -> TurnBounds:
+        """See RollouterSection."""
+        return TurnBounds(turns=1, sampled=max_response_length, given=0, length=max_response_length)
 
     def generate(
         self,

@@ -15,7 +15,7 @@ from rpg.tools.tool import Tool, ToolError, ToolSession
 from rpg.types import Admit, OnResponse, Pause, Rollout, RolloutGroup, Sampling, Turn, TurnRequest
 from specs.errors import Issue
 from specs.schema.base import execution
-from specs.schema.rollout import Format, HermesFormat, NamedTool, TagsFormat
+from specs.schema.rollout import Format, HermesFormat, NamedTool, TagsFormat, TurnBounds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,6 +59,16 @@ class Tools(Rollouter):
     def runs_programs(self) -> str:
         """See RollouterSection."""
         return next((tool.type for tool in self.tools if tool.sandboxed), "")
+
+    def bounds(self, max_response_length: int) -> TurnBounds:
+        """See RollouterSection. An answer stands between two turns of the policy, of a token each at least; hermes has
+        any number of answers there."""
+        sampled = min(max_response_length, self.max_turns * (self.turn_tokens or max_response_length))
+        given = max(0, max_response_length - 2)
+        if isinstance(self.format, TagsFormat):
+            given = min(given, (self.max_turns - 1) * self.answer_tokens)
+        length = min(max_response_length, sampled + given)
+        return TurnBounds(self.max_turns, sampled, given, length, (self.max_turns - 1) * self.call_seconds)
 
     def issues(self, max_response_length: int) -> Iterator[Issue]:
         """See RollouterSection."""

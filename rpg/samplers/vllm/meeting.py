@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rpg.messages import decoded, encoded
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed.distributed_c10d import Store
 
 MEETING_SECONDS = 1800.0
 """How long a rank and its engine wait for each other, either of which may wait for GPUs; ranks among them wait as

@@ -19,9 +19,11 @@ from typing import Literal
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from recorded_home import record_conversation
 
 from pipelines.cli import main
 from pipelines.cli.output import as_objects, csv_text, json_text
+from pipelines.home.home import Home
 from rpg.certificate.certificate import certificate_record, certify, certify_over_training
 from specs import parse_objective
 from specs.machine.liveness import start_of
@@ -440,6 +442,42 @@ def test_a_run_is_shown_whole(call: Call, home: Path) -> None:
     assert shown["evaluations"][-1]["ci_high"] == pytest.approx(0.75)
     assert shown["files"]["best weights"] == f"{home}/runs/sums-s0-aaaa1111/weights/step-000010"
     assert shown["files"]["log of train"].endswith("logs/train.log")
+
+
+def test_responses_of_a_run_are_shown_turn_by_turn(call: Call, home: Path) -> None:
+    turns = [
+        {"text": "[37*48]", "sampled": True},
+        {"text": "(1776)\nstep 9, response 0", "sampled": False, "tool": "calculator", "seconds": 0.25},
+        {"text": "\n", "sampled": True, "reward": 1.0},
+    ]
+    record_conversation(Home(home), "sums-s0-aaaa1111", turns, step=9)
+    assert call("show", "sums-s0", "--sample") == (
+        0,
+        """\
+step 9, response 0   reward 1   advantage +0.5   8 tokens   stop
+  prompt
+    │ 37*48=
+  policy: 7 tokens sampled · calls calculator
+    │ [37*48]
+  tool calculator: 25 tokens given · 0.25 s
+    │ (1776)
+    │ step 9, response 0
+  policy: 1 token sampled · reward of the turn 1
+    │
+""",
+        "",
+    )
+    (shown,) = json.loads(call("show", "sums-s0", "--sample", "--response", "0", "--json")[1])
+    assert [turn["tool"] for turn in shown["turns"]] == [None, "calculator", None]
+    best, worst = json.loads(call("show", "sums-s0", "--sample", "--step", "2", "--json")[1])
+    assert best["reward"] >= worst["reward"]
+    assert best["rollout_id"] != worst["rollout_id"]
+    assert best["turns"] == []
+    assert best["response"] in call("show", "sums-s0", "--sample", "--step", "2")[1]
+    code, _, error = call("show", "sums-s0", "--sample", "--step", "4")
+    assert code == 2
+    assert "step 4 of sums-s0-aaaa1111 is not recorded; its last recorded step is 9" in error
+    assert call("show", "sums-s0", "--step", "4")[0] == 2
 
 
 def test_a_run_shows_where_its_values_come_from(call: Call, home: Path) -> None:

@@ -32,6 +32,7 @@ from specs.document import expand
 from specs.loader import load_document, load_experiment
 from specs.machine.cards import H100
 from specs.schema.experiment import Experiment
+from specs.schema.rollout import RollouterSection, TurnBounds
 from tests.memory import PeakMemory
 from tests.rpg.tiny_run import finish, group_of, start
 
@@ -71,6 +72,44 @@ def test_the_batch_algebra_counts_updates_and_tokens(tmp_path: Path) -> None:
 def test_tokens_to_sample_are_a_bound_where_groups_are_sampled_again(tmp_path: Path) -> None:
     refilled = experiment(tmp_path, "qwen3", "rollout={max_response_length: 8, dynamic_sampling: {max_batches: 20}}")
     assert batch_algebra(refilled).tokens_to_sample == 20 * 3 * 8 * 8
+
+
+CALLS = "rollout={max_response_length: %d, rollouter: {type: tools, tools: [calculator], %s}}"
+
+
+@pytest.mark.parametrize(
+    ("length", "options", "sampled", "given", "whole"),
+    [
+        (40, "max_turns: 3, turn_tokens: 4, answer_tokens: 5", 12, 10, 22),
+        (20, "max_turns: 3, turn_tokens: 4, answer_tokens: 5", 12, 10, 20),
+        (20, "max_turns: 2, answer_tokens: 5", 20, 5, 20),  # turns share the response's tokens
+        (20, "max_turns: 9, turn_tokens: 1, answer_tokens: 18", 9, 18, 20),  # a token before and after what is given
+        (20, "max_turns: 3, turn_tokens: 4, answer_tokens: 5, format: hermes", 12, 18, 20),  # any number of calls
+    ],
+)
+def test_given_tokens_are_counted_beside_sampled_ones(
+    tmp_path: Path, length: int, options: str, sampled: int, given: int, whole: int
+) -> None:
+    on_gpus = "resources.device=cuda"
+    one_turn = experiment(tmp_path, "qwen3", f"rollout={{max_response_length: {whole}}}", on_gpus)
+    several = experiment(tmp_path, "qwen3", CALLS % (length, options), on_gpus)
+    batch, plain = batch_algebra(several), batch_algebra(one_turn)
+    assert (batch.tokens_to_sample, batch.tokens_given) == (3 * 8 * sampled, 3 * 8 * given)
+    assert plain.tokens_given == 0
+    assert batch.tokens_to_train == plain.tokens_to_train
+    shape = model_shape(several)
+    assert shape is not None
+    assert memory_estimate(several, shape) == memory_estimate(one_turn, shape)
+    hours = [gpu_hours(each, shape) for each in (several, one_turn)]
+    assert hours[0].training == hours[1].training
+    # A token that is given is read with others of its response; one that is sampled waits for the one before.
+    assert (hours[0].sampling < hours[1].sampling) is (sampled < whole)
+
+
+def test_an_environment_that_states_no_bound_may_give_all_but_a_token(tmp_path: Path) -> None:
+    silent = experiment(tmp_path).rollout.rollouter
+    assert RollouterSection.bounds(silent, 8) is None
+    assert silent.bounds(8) == TurnBounds(turns=1, sampled=8, given=0, length=8)
 
 
 ON_TWO_RANKS = [

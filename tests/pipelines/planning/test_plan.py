@@ -355,3 +355,21 @@ def test_float32_is_warned_of_where_a_gpu_will_train(
     warnings = precision_warnings(planned(spec, home, *overrides).runs[0].experiment)
     assert bool(warnings) == warns
     assert all("15 times" in warning.hint for warning in warnings)
+
+
+def test_a_sets_own_reward_belongs_to_the_stages_that_score_the_set(spec: Path, home: Home) -> None:
+    trained = "data.train.0.reward={type: math_dapo}"
+    measured = "data.evaluation.0.reward={type: math_dapo}"
+    assert changed(spec, home, trained) == {"train", "evaluate", "report"}
+    assert changed(spec, home, measured) == {"evaluate", "report"}
+    both = ("evaluation.every_steps=1", measured)
+    before = fingerprints(spec, home, both[0])
+    after = fingerprints(spec, home, *both)
+    assert {stage for stage in before if before[stage] != after[stage]} == {"train", "evaluate", "report"}
+    other = fingerprints(spec, home, "data.evaluation.0.reward={type: math_dapo, overlong: {buffer: 4}}")
+    assert other["evaluate"] != fingerprints(spec, home, measured)["evaluate"]
+
+
+def test_how_long_a_sets_own_reward_may_take_belongs_to_no_stage(spec: Path, home: Home) -> None:
+    own = fingerprints(spec, home, "data.train.0.reward={type: exact_match}")
+    assert own == fingerprints(spec, home, "data.train.0.reward={type: exact_match, timeout_seconds: 3}")

@@ -1,3 +1,4 @@
+import html
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 from recorded_home import (
     START,
     byte_tokenizer,
+    record_conversation,
     record_experiment,
     record_run,
     record_tokenizer,
@@ -31,6 +33,7 @@ from pipelines.report.evidence import Group, differences, flatten
 from pipelines.report.marks import ramps_of
 from pipelines.report.plots import Mark, bar_chart, interval_chart
 from pipelines.report.statistics import Interval, seed_mean
+from pipelines.report.tokens import ShownToken, conversation
 from rpg.certificate.certificate import certificate_record, certify, certify_over_training
 from rpg.recording.segments import SegmentWriter
 from specs import SpecError, parse_objective
@@ -228,6 +231,54 @@ def test_given_tokens_and_tokens_without_figures_are_shown_pale(tmp_path: Path) 
     record_tokens(home, "x-s0", steps=[1], sampled=False)
     text = write_run_report(home, "x-s0").read_text()
     assert re.search(r'class="[^"]*given" data-about="token 0, id \d+ · given, not sampled"', text)
+
+
+CALLED = [
+    {"text": "[37*48]", "sampled": True, "reward": 0.25},
+    {"text": "(17<b>76)\x1b[2J", "sampled": False, "tool": "calculator", "seconds": 0.25},
+    {"text": "[0/0]", "sampled": True},
+    {"text": "(error: no)", "sampled": False, "tool": "policy\nx", "error": "there is no tool", "seconds": 0.0},
+    {"text": "1776", "sampled": True},
+]
+
+
+@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "texts"])
+def test_a_response_of_several_turns_is_shown_as_a_conversation(tmp_path: Path, tokens: bool) -> None:
+    home = Home(tmp_path)
+    record_run(home, "x-s0")
+    record_conversation(home, "x-s0", CALLED, tokens=tokens)
+    record_tokenizer(home, "x-s0")
+    text = write_run_report(home, "x-s0").read_text()
+    turns = re.findall(r'<li class="([^"]*)">(.*?)</li>', text, re.S)[: len(CALLED)]
+    assert [kind for kind, _ in turns] == ["policy", "given-turn", "policy", "given-turn", "policy"]
+    heads, texts = zip(*(shown.split("</p>") for _, shown in turns), strict=True)
+    assert [" ".join(re.sub("<[^>]*>", "", head).split()) for head in heads] == [
+        "policy 7 tokens sampled · calls calculator · reward of the turn 0.25",
+        "tool calculator 13 tokens given · 0.25 s",
+        "policy 5 tokens sampled · calls policy x",
+        "tool policy x 11 tokens given · under 1 ms · there is no tool",
+        "policy 4 tokens sampled",
+    ]
+    assert [html.unescape(re.sub("<[^>]*>", "", said)).strip() for said in texts] == [
+        turn["text"].replace("\x1b", r"\x1b") for turn in CALLED
+    ]
+    assert (' class="given"' in turns[1][1]) is tokens
+    assert "given" not in re.sub('class="given-turn"', "", turns[0][1])
+
+
+def test_a_part_of_a_response_shows_the_turns_of_that_part() -> None:
+    rows = [
+        {"turn": turn, "sampled": turn % 2 == 0, "tool": None, "text": "", "num_tokens": number}
+        | dict.fromkeys(("reward", "error", "seconds"))
+        for turn, number in enumerate((4, 3, 0, 2))
+    ]
+    tokens = [ShownToken(str(place), "", "") for place in range(2, 7)]
+    shown = conversation(rows, tokens, first=2)
+    assert [(turn.speaker, "".join(token.text for token in turn.tokens)) for turn in shown] == [
+        ("policy", "23"),
+        ("environment", "456"),
+        ("policy", ""),
+    ]
 
 
 def test_a_page_asks_as_few_questions_of_many_runs_as_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

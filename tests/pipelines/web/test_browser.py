@@ -23,6 +23,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from playwright.sync_api import Error as PlaywrightError
 from recorded_home import (
     FINGERPRINT,
+    record_conversation,
     record_experiment,
     record_run,
     record_tokenizer,
@@ -265,6 +266,28 @@ def test_markup_in_what_is_recorded_is_text(browser: Browser, tmp_path: Path) ->
             assert script[:20] in visited.page.locator("main").inner_text().replace("\n", ""), path
             assert visited.page.evaluate("window.ran") is None, path
             assert visited.page.locator("img").count() == 0, path
+        assert (visited.errors, visited.elsewhere) == ([], [])
+
+
+def test_a_conversation_fits_on_a_telephone_and_acts_on_nothing(browser: Browser, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    record_run(home, "sums-s0")
+    turns = [
+        {"text": "<script>document.title = 'taken'</script>", "sampled": True},
+        {"text": "9" * 300, "sampled": False, "tool": "<img src=x onerror=alert(1)>" + "y" * 90, "error": "z" * 200},
+        {"text": "\x1b[31m</pre></li><h1>9</h1>", "sampled": True, "reward": 0.5},
+    ]
+    record_conversation(home, "sums-s0", turns)
+    record_tokenizer(home, "sums-s0")
+    with served(home) as address, visit(browser, width=390) as visited:
+        page = visited.page
+        page.goto(f"{address}/runs/sums-s0/tokens/1/0")
+        assert page.locator(".turns li").count() == len(turns)
+        assert page.locator(".turns pre").all_inner_texts() == [turn["text"].replace("\x1b", r"\x1b") for turn in turns]
+        assert page.locator(".turns .given").count() == 300
+        assert page.title() != "taken"
+        assert page.locator("h1").count() == 1
+        assert page.evaluate(OUTSIDE) == []
         assert (visited.errors, visited.elsewhere) == ([], [])
 
 

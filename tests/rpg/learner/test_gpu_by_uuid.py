@@ -48,14 +48,14 @@ def ask(tmp_path: Path, before: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_free_memory_is_asked_of_torch(tmp_path: Path) -> None:
-    done = ask(tmp_path, "from rpg.learner.deepspeed import ask_torch_for_memory\nask_torch_for_memory()")
+    done = ask(tmp_path, "from rpg.learner.deepspeed_inside import ask_torch_for_memory\nask_torch_for_memory()")
     assert done.returncode == 0, done.stderr
     assert "free: 50" in done.stdout
 
 
 def test_deepspeed_still_reads_a_uuid_as_a_number(tmp_path: Path) -> None:
     done = ask(tmp_path, "")
-    mended = "DeepSpeed takes UUIDs now: ask_torch_for_memory in rpg/learner/deepspeed.py can go"
+    mended = "DeepSpeed takes UUIDs now: ask_torch_for_memory in rpg/learner/deepspeed_inside.py can go"
     assert done.returncode != 0, mended
     assert "ValueError: invalid literal for int()" in done.stderr, f"{mended}\n{done.stderr}"
 

@@ -153,6 +153,38 @@ def test_math_verify_compares_as_mathematics(verifier, gold: str, response: str,
     assert (score.value, score.correct, score.error) == (value, value == 1.0, None)
 
 
+READ = [
+    ("So $7$.\nAnswer: 42", "42", 1.0),
+    ("We have 3+4=7. Then $x=9$.\nAnswer: 8 meters", "8", 1.0),
+    ("Answer: $4\\sqrt{2}$", "\\sqrt{32}", 1.0),
+    ("Answer: \\frac{1}{2}", "0.5", 1.0),
+    ("Answer: $y = 2x + 1$", "y=2x+1", 1.0),
+    ("Answer: $(3,4)$", "(3,4)", 1.0),
+    ("Answer: $1.5 \\times 10^{5}$", "150000", 1.0),
+    ("Answer: $x^{2}+1$", "x^{2}+1", 1.0),
+    # What it cannot read: no number, and no formula between dollars; and what is boxed comes before what stands last.
+    ("Answer: (3, 4)", "(3,4)", 0.0),
+    ("Answer: 4\\sqrt{2}", "\\sqrt{32}", 0.0),
+    ("First $\\boxed{5}$.\nAnswer: 4", "4", 0.0),
+    ("I give up", "4", 0.0),
+]
+"""Responses to a prompt that asks for a line with Answer:, the gold answer, and the score."""
+
+
+@pytest.mark.parametrize(("response", "gold", "value"), READ)
+def test_math_verify_reads_the_line_that_the_papers_prompt_asks_for_as_the_papers_scorer_does(
+    response: str, gold: str, value: float
+) -> None:
+    from math_verify.metric import math_metric
+    from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
+
+    targets = {"gold_extraction_target": (LatexExtractionConfig(),)}
+    scorer = math_metric(**targets, pred_extraction_target=(ExprExtractionConfig(), LatexExtractionConfig()))
+    assert scorer([f"\\boxed{{{gold}}}"], [response])[0] == value
+    reward = Reward.model_validate({"type": "math_verify"})
+    assert reward.score(Problem("p", "?", gold, "d"), response).value == value
+
+
 def test_math_verify_survives_a_power_tower() -> None:
     with open_scorer(Reward.model_validate({"type": "math_verify", "timeout_seconds": 1.0})) as scorer:
         scores = scorer.score([problem("42")] * 2, [r"$9^{9^{9^{9^{9}}}}$", r"\boxed{42}"])

@@ -1,5 +1,7 @@
 """Rules across fields, and knobs that cannot act."""
 
+import re
+
 import pytest
 from spec_text import GOOD, changed, message, warnings, write
 
@@ -113,6 +115,17 @@ def test_programs_are_scored_where_a_source_has_tests():
     said = message(changed("exact_match", "code"))
     assert "data.train.0: reward.type code needs tests, and the source has none" in said
     assert "data.evaluation.0: reward.type code needs tests, and the source has none" in said
+
+
+def test_a_reward_of_a_sets_own_that_cannot_score_the_set_is_named_at_its_line():
+    source = "{source: reasoning_gym, task: chain_sum, size: 100}"
+    for own, why in (
+        ("code", "reward.type code needs tests, and the source has none"),
+        ("reasoning_gym", "reward.type reasoning_gym scores reasoning-gym's own problems only"),
+    ):
+        said = message(changed(source, f"{{source: hub, path: a/b, reward: {{type: {own}}}}}"))
+        line = next(line for line in said.splitlines() if why in line)
+        assert re.fullmatch(rf"spec\.yaml:\d+: data\.train\.0\.reward: {re.escape(why)}.*", line)
 
 
 def test_a_form_of_tests_that_there_is_not_is_named_with_those_that_there_are():

@@ -81,6 +81,40 @@ def answer(home: Home, looks: Sequence[int] = ()) -> Answer:
     return found
 
 
+@pytest.mark.parametrize("arms", [{0.1: 0.7}, {0.1: 0.5, 0.28: 0.8}], ids=["one setting", "two settings"])
+@pytest.mark.parametrize("sources", [1, 2])
+def test_a_mixtures_headline_names_every_evaluation_set(home: Home, sources: int, arms: Mapping[float, float]) -> None:
+    for run_id in cells(home, arms):
+        spec = home.run(run_id) / "spec.json"
+        spec.write_text(json.dumps(json.loads(spec.read_text()) | {"data": {"train": [{}] * sources}}))
+    groups = evidence.experiment_groups(home, "sums")
+    with Store.open(home.root) as store:
+        (by_run,) = evidence.accuracies(store, [run_id for group in groups for run_id in group.run_ids]).values()
+        found = answers_of(home, store, groups, ["sums"], {"sums": by_run, "functions": by_run})
+    said = headline(found)
+    assert said.startswith(found[0].text)
+    assert "sums" in said
+    assert ("functions" in said) is (sources > 1)
+    assert {each.num_sets for each in found} == {sources}
+
+
+def test_what_is_claimed_of_a_mixture_holds_together_over_its_evaluation_sets(home: Home) -> None:
+    cells(home, {0.1: 0.5, 0.28: 0.8})
+    groups = evidence.experiment_groups(home, "sums")
+    with Store.open(home.root) as store:
+        (by_run,) = evidence.accuracies(store, [run_id for group in groups for run_id in group.run_ids]).values()
+    sets = dict.fromkeys("abcde", by_run)
+    together = answers(groups, sets, together=True)[0]
+    stricter = answers(groups, sets, confidence=0.99)[0]
+    alone = answers(groups, sets)[0]
+    gains = [[outcome.gain for outcome in each.outcomes] for each in (together, stricter, alone)]
+    assert gains[0] == gains[1]
+    assert all(wide.low < narrow.low for wide, narrow in zip(gains[0], gains[2], strict=True) if wide and narrow)
+    assert together.verdict is not None
+    assert together.verdict == stricter.verdict
+    assert [outcome.after for outcome in together.outcomes] == [outcome.after for outcome in alone.outcomes]
+
+
 def test_a_seed_that_was_stopped_early_does_not_make_its_cell_lose(home: Home) -> None:
     cells(home, {0.1: 0.7, 0.28: 0.7}, status={(0.1, 2): "cancelled"}, steps={(0.1, 2): 20})
     found = answer(home)

@@ -1,0 +1,86 @@
+"""Responses of a run's training as a terminal shows them: prompt, turns, and who speaks in each."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipelines.cli.output import as_objects
+from pipelines.home.home import Home
+from pipelines.report.tokens import TURN_COLUMNS, conversation
+from specs.errors import RpgError
+
+_LAST_STEP = "SELECT max(step) AS step FROM rollouts WHERE run_id = $run"
+# The texts come apart, of the chosen alone: those of a step may be gigabytes.
+_CHOSEN = """
+    SELECT rollout_id FROM rollouts WHERE run_id = $run AND step = $step
+    AND ($response IS NULL OR rollout_id = $response)
+    QUALIFY $response IS NOT NULL OR row_number() OVER (ORDER BY reward DESC, rollout_id) = 1
+        OR row_number() OVER (ORDER BY reward, rollout_id DESC) = 1
+    ORDER BY reward DESC, rollout_id
+"""
+_RESPONSE = """
+    SELECT step, rollout_id, group_id, prompt, response, reward, advantage, num_tokens, finish_reason, reward_error
+    FROM rollouts WHERE run_id = $run AND step = $step AND rollout_id = $rollout
+"""
+_TURNS = f"""
+    SELECT {TURN_COLUMNS} FROM turns WHERE run_id = $run AND step = $step AND rollout_id = $rollout ORDER BY turn
+"""
+_BEFORE = "    │ "
+"""Stands before each line of recorded text, so that none is taken for a line of ours."""
+
+
+def sampled_responses(home: Home, run_id: str, step: int | None, response: int | None) -> list[dict[str, Any]]:
+    """One response of a step, or that with its highest and that with its lowest reward, as plain data.
+
+    Args:
+        home: with the run.
+        run_id: the run's id.
+        step: of training; None: the last one that is recorded.
+        response: place in the step's batch; None: the best and the worst.
+    Raises:
+        RpgError: no such response is recorded.
+    """
+    from storage import Store
+
+    with Store.open(home.root) as store:
+
+        def rows(query: str, **values: Any) -> list[dict[str, Any]]:
+            result = store.query(query, {"run": run_id, **values})
+            return as_objects(result.columns, result.rows)
+
+        last = rows(_LAST_STEP)[0]["step"]
+        if last is None:
+            raise RpgError(f"no responses of {run_id} are recorded")
+        step = last if step is None else step
+        shown = [
+            row | {"turns": rows(_TURNS, step=step, rollout=row["rollout_id"])}
+            for chosen in rows(_CHOSEN, step=step, response=response)
+            for row in rows(_RESPONSE, step=step, rollout=chosen["rollout_id"])
+        ]
+    if not shown:
+        which = "" if response is None else f"response {response} of "
+        raise RpgError(f"{which}step {step} of {run_id} is not recorded; its last recorded step is {last}")
+    return shown
+
+
+def print_responses(responses: Sequence[Mapping[str, Any]]) -> None:
+    """Prints them for a reader, with what was given to the policy apart from what it sampled."""
+    for place, row in enumerate(responses):
+        ended = "cut off" if row["finish_reason"] == "length" else row["finish_reason"]
+        facts = (
+            f"reward {row['reward']:.3g}   advantage {row['advantage']:+.3g}   {row['num_tokens']:,} tokens   {ended}"
+        )
+        print(f"{chr(10) if place else ''}step {row['step']}, response {row['rollout_id']}   {facts}")
+        if row["reward_error"]:
+            _print_text("the scorer failed", row["reward_error"])
+        _print_text("prompt", row["prompt"])
+        for turn in conversation(row["turns"]):
+            error = f" · {' '.join(turn.error.split())}" if turn.error else ""
+            _print_text(f"{turn.speaker}: {turn.facts}{error}", turn.text)
+        if not row["turns"]:
+            _print_text("response", row["response"])
+
+
+def _print_text(heading: str, text: str) -> None:
+    print(f"  {heading}")
+    for line in text.rstrip("\n").split("\n"):
+        print(f"{_BEFORE}{line}".rstrip())

@@ -1,0 +1,88 @@
+"""The teacher that a spec names: where its files are, and that it reads the policy's tokens as the policy does."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rpg.base.check import config_of_model, tokenizer_of
+from rpg.base.stage import existing_model
+from specs.errors import Issue, SpecError
+from specs.schema.experiment import Experiment
+from specs.schema.model import PretrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+_PATH = ("reference", "path")
+
+
+def teacher_directory(
+    teacher: PretrainedModel, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig"
+) -> Path:
+    """The teacher's model directory, downloaded where it is a Hub id.
+
+    Args:
+        tokenizer: the policy's.
+        config: of the policy's model.
+    Raises:
+        SpecError: there is no such model, or it has another tokenizer.
+    """
+    with _blaming_reference():
+        directory, its_config, its_tokenizer = existing_model(teacher)
+    _compare(teacher, (tokenizer, config), (its_tokenizer, its_config))
+    return directory
+
+
+def check_teacher(experiment: Experiment) -> None:
+    """Raises SpecError for what training would refuse of the teacher, as far as both models are on this machine."""
+    teacher = experiment.reference.teacher
+    if teacher is None:
+        return
+    with _blaming_reference():
+        its_tokenizer, its_config = tokenizer_of(teacher), config_of_model(teacher)
+    tokenizer, config = tokenizer_of(experiment.model), config_of_model(experiment.model)
+    if its_tokenizer and its_config and tokenizer and config:
+        _compare(teacher, (tokenizer, config), (its_tokenizer, its_config))
+
+
+@contextmanager
+def _blaming_reference() -> Iterator[None]:
+    try:
+        yield
+    except SpecError as error:
+        raise SpecError(*(replace(issue, path=_PATH) for issue in error.issues)) from error
+
+
+def _compare(
+    teacher: PretrainedModel,
+    policy: "tuple[PreTrainedTokenizerBase, PretrainedConfig]",
+    of_teacher: "tuple[PreTrainedTokenizerBase, PretrainedConfig]",
+) -> None:
+    """Raises SpecError where a token's id means another text to the teacher, or is more than it has logits for."""
+    own, its = policy[0].get_vocab(), of_teacher[0].get_vocab()
+    if own != its:
+        different = sorted(text for text, number in own.items() if its.get(text) != number)
+        shown = ", ".join(repr(text) for text in different[:3]) or "tokens that the policy has not"
+        raise SpecError(
+            Issue(
+                "the teacher has another tokenizer than the policy",
+                _PATH,
+                given=f"{teacher.path}: {len(its)} tokens; they differ in {len(different) or len(its) - len(own)}, "
+                f"such as {shown}",
+                allowed=f"a model whose tokenizer has the policy's {len(own)} tokens at the same ids",
+                hint="take a teacher of the policy's family: it scores the very tokens that the policy sampled",
+            )
+        )
+    wide, wanted = (config.get_text_config().vocab_size for config in (of_teacher[1], policy[1]))
+    if wide < wanted:
+        raise SpecError(
+            Issue(
+                "the policy can sample tokens that the teacher has no logits for",
+                _PATH,
+                given=f"{teacher.path}: {wide} logits",
+                allowed=f"at least the policy's {wanted}",
+                hint="pad the teacher's embeddings: model.resize_token_embeddings",
+            )
+        )

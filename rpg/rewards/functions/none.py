@@ -1,0 +1,18 @@
+"""No reward: what is learnt, the reference alone says."""
+
+from typing import ClassVar
+
+from rpg.rewards.score import Score
+from rpg.types import Problem
+from specs.schema.reward import Reward
+
+
+class NoReward(Reward):
+    """0 for every response, so that every advantage is 0 and the divergence alone trains: distillation from
+    `reference: {source: model}` on prompts without answers. Evaluation sets take a `reward` of their own."""
+
+    in_process: ClassVar[bool] = True
+
+    def score(self, problem: Problem, response: str) -> Score:  # noqa: ARG002 (see Reward)
+        """See Reward."""
+        return Score.of(0.0, None)
