@@ -31,7 +31,7 @@ WAYS = {
     "fused, head": Kernels(fused=True, head=True),
 }
 TOKENS, LENGTH, RESPONSES = 14592, 1824, 1568 / 1824
-"""Of a pass: all, of a sequence, and the share that the policy sampled."""
+"""Tokens of a pass: all, of a sequence, and the share that the policy sampled."""
 
 
 def main() -> int:

@@ -217,7 +217,7 @@ class PassCounts:
     responses: int
     """That go through the output head."""
     pairs: float
-    """Of tokens that see each other in attention."""
+    """Pairs of tokens that see each other in attention."""
 
     @classmethod
     def of_passes(cls, passes: Iterable[Microbatch]) -> "PassCounts":

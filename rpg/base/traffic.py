@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TOKENS = 16384
 """Tokens of the counted pass."""
 _MOST_OPERATIONS = 20_000
-"""Of a pass. A model with more goes from token to token in Python, and is not counted."""
+"""Most operations of a pass. A model with more goes from token to token in Python, and is not counted."""
 _ROTATION = "apply_rotary_pos_emb"
 """What transformers calls the function that rotates queries and keys."""
 _LOOK_UPS = frozenset({"embedding", "gather", "index_select", "index"})

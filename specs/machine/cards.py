@@ -16,7 +16,7 @@ class Card:
     flops: float
     """Dense matrix products in bfloat16, FLOP/s; 0: it has none."""
     bandwidth: float
-    """Of its memory, bytes/s."""
+    """Bandwidth of its memory, bytes/s."""
 
 
 CARDS = (

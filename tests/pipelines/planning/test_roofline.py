@@ -16,7 +16,7 @@ from tests.pipelines.planning.test_estimate import experiment
     ("model", "plain_ms", "fused_ms"), [("0.6B", 347, 232), ("1.7B", 572, 415), ("4B, selective", 1260, 881)]
 )
 def test_a_pass_takes_what_was_worked_out_by_hand(model: str, plain_ms: float, fused_ms: float) -> None:
-    """Of 14,592 tokens on an H100, from the sizes of each tensor that a layer reads and writes."""
+    """14,592 tokens on an H100, from the sizes of each tensor that a layer reads and writes."""
     settings, recomputes = MODELS[model]
     shape = shape_of_settings(settings)
     assert shape is not None
