@@ -5,10 +5,14 @@ import json
 import os
 import pickle
 import zlib
+from math import comb
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from stage_jobs import run_stage
 
 from rpg.data.test_cases import FORMATS, cases_of
 from rpg.rewards import Problem, Reward, Score, open_scorer
@@ -16,6 +20,7 @@ from rpg.rewards.functions.code import same_output, same_value
 from rpg.sandbox import room
 from specs.errors import SpecError
 from specs.schema.data import Source
+from tests.rpg.tiny_run import PROBLEMS, SPEC
 
 needs_sandbox = pytest.mark.skipif(room.missing() is not None, reason="bubblewrap may not make namespaces here")
 
@@ -324,3 +329,44 @@ def test_values_are_the_same_where_their_parts_are() -> None:
     assert not same_value([1], [1, 2])
     assert not same_value("1", 1)
     assert not same_value("1.0", 1.0)
+
+
+@needs_sandbox
+def test_pass_at_k_of_programs_is_counted_as_that_of_answers(inputs: Path, tmp_path: Path) -> None:
+    """A policy of digits and = writes programs, of which some are none. A program that prints nothing passes."""
+    tests = {"tests": cases_of("cases", {"tests": [{"input": "", "output": ""}]}).as_data()}
+    rows = [
+        {
+            "problem_id": f"p{place}",
+            "prompt": prompt,
+            "answer": "",
+            "dataset": "programs",
+            "metadata": json.dumps(tests),
+        }
+        for place, prompt in enumerate(PROBLEMS)
+    ]
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data" / "evaluation.parquet")
+    (tmp_path / "run").mkdir()
+    source = {"source": "jsonl", "name": "programs", "path": "programs.jsonl", "tests": "cases"}
+    spec = SPEC | {
+        "data": {**SPEC["data"], "evaluation": [source]},
+        "reward": {"type": "code", "extract": "whole"},
+        "rollout": {"engine": "transformers", "max_response_length": 2},
+        "evaluation": {"samples_per_problem": 4, "checkpoints": "final"},
+        "training": {"steps": 1, "prompts_per_step": 2, "group_size": 2},
+    }
+    (tmp_path / "run" / "weights").mkdir()
+    (tmp_path / "run" / "weights" / "step-000001").symlink_to(inputs / "base")
+    (tmp_path / "run" / "train.json").write_text(json.dumps({"weights": {"1": "weights/step-000001"}}))
+    left = run_stage("evaluate", tmp_path, spec, data=tmp_path / "data", base=inputs / "base", run=tmp_path / "run")
+    assert left.code == 0, left.errors
+    samples = pq.read_table(left.out / "segments" / "evaluation_samples").to_pylist()
+    right = [sum(row["correct"] for row in samples if row["problem_id"] == each["problem_id"]) for each in rows]
+    assert 0 < sum(right) < 4 * len(rows)
+    assert not any(row["reward_error"] for row in samples)
+    (summary,) = json.loads((left.out / "summary.json").read_text())["checkpoints"]
+    for k in (1, 2, 4):
+        expected = sum(1 - comb(4 - count, k) / comb(4, k) for count in right) / len(rows)
+        assert summary["metrics"][f"pass@{k}"]["value"] == pytest.approx(expected)
+    assert summary["metrics"]["mean@4"]["value"] == pytest.approx(sum(right) / 4 / len(rows))

@@ -29,6 +29,15 @@ def said(outcome: Outcome) -> tuple[str, str, int, str]:
     return outcome.stdout, outcome.stderr, outcome.exit_status, outcome.ended
 
 
+@pytest.mark.parametrize(("ranks", "at_once"), [(1, 8), (2, 4), (3, 2), (16, 1)])
+def test_ranks_share_the_cores_of_their_machine_evenly(
+    ranks: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    assert room.cores() == at_once
+
+
 def test_a_program_gets_its_input_and_its_arguments(sandbox: Sandbox) -> None:
     source = "import sys\nprint(__name__, sys.argv[1:], input(), sys.stdin.read(), end='')"
     assert said(sandbox.run(Program(source, "one\ntwo Ω", ("a", "b")))) == (
