@@ -102,12 +102,13 @@ def traffic_of(settings: Mapping[str, Any], *, tokens: int = TOKENS) -> Traffic:
 
     from rpg.pretrained import config_of_settings, model_without_weights
 
-    model = model_without_weights(config_of_settings(settings)).to(torch.bfloat16)
+    model = model_without_weights(config_of_settings(settings))
+    model.bfloat16()
     model.train()
     forward, backward = _all_layers(model, tokens)
     with _fused(model):
         fused_forward, fused_backward = _all_layers(model, tokens)
-    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head: Any = model.get_output_embeddings()
     head_forward, head_backward = _head(head.weight, tokens)
     logits = head.weight.shape[0]
     return Traffic(
@@ -128,7 +129,8 @@ def _all_layers(model: "PreTrainedModel", tokens: int) -> tuple[Work, Work]:
     from torch import nn
 
     name, layers = next(
-        ((name, list(module)) for name, module in model.base_model.named_children() if _are_alike(module)), ("", [])
+        ((name, list(module.children())) for name, module in model.base_model.named_children() if _are_alike(module)),
+        ("", []),
     )
     if not layers:
         return _layers(model, tokens)
@@ -187,7 +189,7 @@ def _head(weight: "Tensor", tokens: int) -> tuple[Work, Work]:
     with counting() as counter:
         logprobs, _ = token_logprobs(hidden, weight, targets, chunk=CHUNK_ON_GPU)
         forward = counter.take(tokens)
-        logprobs.backward(torch.empty_like(logprobs))
+        logprobs.backward(torch.empty_like(logprobs))  # type: ignore[no-untyped-call]
         return forward, counter.take(tokens)
 
 
