@@ -98,8 +98,6 @@ class _Counter:
 
 def traffic_of(settings: Mapping[str, Any], *, tokens: int = TOKENS) -> Traffic:
     """Traffic of the model that transformers makes of the settings of a config.json; raises what it raises."""
-    import torch
-
     from rpg.pretrained import config_of_settings, model_without_weights
 
     model = model_without_weights(config_of_settings(settings))
@@ -108,7 +106,7 @@ def traffic_of(settings: Mapping[str, Any], *, tokens: int = TOKENS) -> Traffic:
     forward, backward = _all_layers(model, tokens)
     with _fused(model):
         fused_forward, fused_backward = _all_layers(model, tokens)
-    head: Any = model.get_output_embeddings()
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     head_forward, head_backward = _head(head.weight, tokens)
     logits = head.weight.shape[0]
     return Traffic(
