@@ -1,4 +1,20 @@
-"""When it happens: plans, flows, services, studies, answers and the command line.
+"""When it happens: plans, flows, services, studies, answers, the command line, and `load`, its door in Python.
 
-Imports the other three packages, Prefect and Optuna; nothing imports it.
+Imports the other three packages, Prefect and Optuna; nothing imports it. `load` is imported when it is first used, so
+that `import pipelines` costs nothing.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipelines.api import Job, Outcome, RunError, load
+
+__all__ = ["Job", "Outcome", "RunError", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'pipelines' has no attribute {name!r}")
+    from pipelines import api
+
+    return getattr(api, name)

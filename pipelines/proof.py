@@ -13,7 +13,7 @@ import pyarrow as pa
 from pipelines.home.home import Home
 from pipelines.home.runs import status_of
 from pipelines.home.unrecorded import why_incomplete
-from pipelines.launchers import launcher_of
+from pipelines.launchers import is_rank, launcher_of
 from pipelines.prefect_flows.cancel import frozen_document
 from pipelines.processes.supervisor import Child, failure, log_size, supervise
 from pipelines.running.gpu_slots import slot_environment, stage_slots
@@ -136,13 +136,14 @@ def _replay(execution: RunExecution, scratch: Home) -> None:
     launcher, log = launcher_of(experiment), execution.directory / "logs" / "proof.log"
     log_start = log_size(log)
     with stage_slots(execution, "train") as slots:
+        command = launcher.command(directory, experiment, slots)
         child = Child(
             stage="proof",
-            command=launcher.command(directory, experiment, slots),
+            command=command,
             log=log,
             record=directory / "process.json",
             environment=slot_environment(slots),
-            signal_children=launcher.signal_children,
+            signal_children=launcher.signal_children and not is_rank(command),
             afterwards=lambda: launcher.end(directory),
         )
         code = supervise(child, stop=execution.stop.requested, tick=lambda: None)

@@ -121,6 +121,7 @@ def render_one(issue: Issue) -> str:
 def _printable(line: str) -> str:
     """Characters that a terminal obeys instead of showing are written as escapes; a line as long as a file is cut."""
     shown = line if len(line) <= MAX_TOLD else f"{line[:MAX_TOLD]}..."
+    shown = " ".join(shown.splitlines()) if "\n" in shown else shown
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown)
 
 

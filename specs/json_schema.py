@@ -1,37 +1,105 @@
 """The schema as JSON Schema, for editors that complete and check YAML."""
 
+import copy
+from collections.abc import Iterator
 from typing import Any
 
 from specs.extensions import variants
 from specs.loader import SCHEMAS, Kind
-from specs.schema.base import OpenSection
+from specs.schema.base import DEFAULT_VARIANT, OpenSection
 
 EXTENDS = {
     "type": "string",
     "title": "Extends",
     "description": "The spec file that this one is laid over, relative to it: mappings merge, the rest replaces.",
 }
+_REFERENCE = "#/$defs/"
+_PART = "Part"
+"""Ends the names of sections of a file that extends another: it need not say what the other says."""
 
 
-def json_schema(kind: Kind) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a file of this kind; every field carries its documentation."""
-    schema = SCHEMAS[kind].model_json_schema()
-    _list_variants(schema.get("$defs", {}))
-    schema["properties"] = {"extends": EXTENDS, **schema["properties"]}
-    schema["anyOf"] = [{"required": ["extends"]}, {"required": schema.pop("required")}]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+def json_schema(kind: Kind, *, installed: bool = True) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a file of this kind; every field carries its documentation.
+
+    Args:
+        installed: with what the packages offer that are installed here.
+    """
+    root = SCHEMAS[kind].model_json_schema()
+    sections: dict[str, Any] = root.pop("$defs", {})
+    _list_variants(sections, installed=installed)
+    for section in _objects([root, *sections.values()]):
+        _name_variants(section, sections)
+    root["properties"] = {"extends": EXTENDS, **root["properties"]}
+    if kind == "experiment":  # the cells may have what the base configuration has not
+        root["anyOf"] = [{"required": ["matrix"]}, {"required": root.pop("required")}]
+    parts = {f"{name}{_PART}": _part(section) for name, section in sections.items()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "if": {"required": ["extends"]},
+        "then": {"$ref": f"{_REFERENCE}File{_PART}"},
+        "else": {"$ref": f"{_REFERENCE}File"},
+        "$defs": {"File": root, f"File{_PART}": _part(root), **sections, **parts},
+    }
 
 
-def _list_variants(definitions: dict[str, Any]) -> None:
+def _list_variants(sections: dict[str, Any], *, installed: bool) -> None:
     """Makes each open section one of its variants, ours and those of the packages installed here."""
-    for section in OpenSection.__subclasses__():
-        if section.__name__ not in definitions:
+    listed: set[str] = set()
+    while open_ones := [
+        each for each in OpenSection.__subclasses__() if each.__name__ in sections and each.__name__ not in listed
+    ]:
+        for section in open_ones:
+            listed.add(section.__name__)
+            forms = []
+            for name, variant in variants(section, installed=installed).items():
+                form = variant.model_json_schema()
+                form["properties"][section.tag]["const"] = name
+                form["required"] = sorted({*form.get("required", ()), section.tag})
+                for other, definition in form.pop("$defs", {}).items():
+                    sections.setdefault(other, definition)
+                forms.append(form)
+            sections[section.__name__] = {"oneOf": forms}
+
+
+def _name_variants(section: dict[str, Any], sections: dict[str, Any]) -> None:
+    """Has each variant of a union ask for the tag that tells it, but for the one that is meant where none is said."""
+    told = section.get("discriminator", {})
+    default = section.pop(DEFAULT_VARIANT, None)
+    if default == "":
+        section["anyOf"] = section.pop("oneOf")
+        return
+    for name, reference in told.get("mapping", {}).items():
+        variant = sections[reference.removeprefix(_REFERENCE)]
+        if name != default:
+            variant["required"] = sorted({*variant.get("required", ()), told["propertyName"]})
+
+
+def _part(section: Any) -> Any:
+    """The section as it stands in a file that extends another. Lists replace, so that their items are whole."""
+    if isinstance(section, list):
+        return [_part(item) for item in section]
+    if not isinstance(section, dict):
+        return section
+    part: dict[str, Any] = {}
+    for key, value in section.items():
+        if key in ("required", "discriminator"):
             continue
-        forms = []
-        for name, variant in variants(section).items():
-            form = variant.model_json_schema()
-            form["properties"][section.tag]["const"] = name
-            for other, definition in form.pop("$defs", {}).items():
-                definitions.setdefault(other, definition)
-            forms.append(form)
-        definitions[section.__name__] = {"oneOf": forms}
+        if key in ("properties", "$defs"):
+            part[key] = {name: _part(child) for name, child in value.items()}
+        elif key == "$ref":
+            part[key] = f"{value}{_PART}"
+        elif key == "oneOf":
+            part["anyOf"] = _part(value)
+        elif key in ("items", "prefixItems", "default", "const", "enum", "examples"):
+            part[key] = copy.deepcopy(value)
+        else:
+            part[key] = _part(value)
+    return part
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Each mapping in nested data."""
+    if isinstance(value, dict):
+        yield value
+    for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _objects(child)

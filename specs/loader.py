@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from shlex import quote
 from typing import Any, Literal
 
@@ -13,7 +14,8 @@ from specs.document import Document, checked, experiment_of
 from specs.errors import Issue, Position, Positions, SpecError
 from specs.evaluation_document import WeightsOf, evaluation_document, no_weights
 from specs.model_evaluation import ModelEvaluation
-from specs.reading.files import override, read_tree
+from specs.reading.files import override, override_value, read_tree, tree_of
+from specs.reading.reward_files import NONE_OWN, OwnRewards, with_reward_files
 from specs.reading.tree import positions_of
 from specs.reading.validate import parse
 from specs.reading.yaml import YamlNode, parse_bytes, parse_text, too_large
@@ -36,6 +38,10 @@ __all__ = [
 ]
 
 FilePath = str | os.PathLike[str]
+Spec = FilePath | Mapping[str, Any]
+"""A file, or a mapping that says what a file would."""
+Overrides = Iterable[str] | Mapping[str, Any]
+"""`path.to.field=value` each, the value as YAML; or path -> value."""
 Kind = Literal["experiment", "study", "evaluation"]
 SCHEMAS: Mapping[Kind, type[BaseModel]] = {"experiment": Experiment, "study": Study, "evaluation": ModelEvaluation}
 """What each kind of file describes."""
@@ -43,57 +49,79 @@ _NOUNS = {"experiment": "an experiment", "study": "a study", "evaluation": "an e
 _VERBS = {"experiment": "rpg run", "study": "rpg study run", "evaluation": "rpg evaluate"}
 
 
-def load_document(path: FilePath, overrides: Iterable[str] = ()) -> Document:
-    """Reads an experiment's file, with `path.to.field=value` overrides. Raises SpecError with every issue."""
-    source, positions = _source(path, overrides, "experiment")
+def load_document(spec: Spec, overrides: Overrides = (), *, rewards: OwnRewards = NONE_OWN) -> Document:
+    """Reads an experiment's file, with `path.to.field=value` overrides. Raises SpecError with every issue.
+
+    Args:
+        rewards: see `load_any`.
+    """
+    source, positions = _source(spec, overrides, "experiment", rewards)
     return checked(source, positions)
 
 
-def load_experiment(path: FilePath, overrides: Iterable[str] = ()) -> Experiment:
+def load_experiment(spec: Spec, overrides: Overrides = ()) -> Experiment:
     """The experiment that a file describes. Raises SpecError with every issue as file:line."""
-    return load_document(path, overrides).experiment
+    return load_document(spec, overrides).experiment
 
 
-def load_study_document(path: FilePath, overrides: Iterable[str] = ()) -> StudyDocument:
-    """Reads a study's file and that of its experiment. Raises SpecError with every issue as file:line."""
-    source, positions = _source(path, overrides, "study")
-    return checked_study(source, positions, load_document)
+def load_study_document(spec: Spec, overrides: Overrides = (), *, rewards: OwnRewards = NONE_OWN) -> StudyDocument:
+    """Reads a study's file and that of its experiment. Raises SpecError with every issue as file:line.
+
+    Args:
+        rewards: see `load_any`; they are named in the study's file or in its experiment's.
+    """
+    source, positions = _source(spec, overrides, "study", rewards)
+    return checked_study(source, positions, partial(load_document, rewards=rewards))
 
 
-def load_study(path: FilePath, overrides: Iterable[str] = ()) -> Study:
+def load_study(spec: Spec, overrides: Overrides = ()) -> Study:
     """The study that a file describes. Raises SpecError with every issue as file:line."""
-    return load_study_document(path, overrides).study
+    return load_study_document(spec, overrides).study
 
 
-def load_evaluation(path: FilePath, overrides: Iterable[str] = (), *, weights_of: WeightsOf = no_weights) -> Document:
+def load_evaluation(
+    spec: Spec, overrides: Overrides = (), *, weights_of: WeightsOf = no_weights, rewards: OwnRewards = NONE_OWN
+) -> Document:
     """Reads the file of an evaluation of models as they are. Raises SpecError with every issue as file:line.
 
     Args:
         weights_of: finds the weights of the runs that the file names.
+        rewards: see `load_any`.
     """
-    source, positions = _source(path, overrides, "evaluation")
+    source, positions = _source(spec, overrides, "evaluation", rewards)
     return evaluation_document(source, positions, weights_of)
 
 
-def load_runs(path: FilePath, overrides: Iterable[str] = (), *, weights_of: WeightsOf = no_weights) -> Document:
+def load_runs(
+    spec: Spec, overrides: Overrides = (), *, weights_of: WeightsOf = no_weights, rewards: OwnRewards = NONE_OWN
+) -> Document:
     """Reads an experiment's or an evaluation's file: either describes runs."""
-    if kind_of_file(path) == "evaluation":
-        return load_evaluation(path, overrides, weights_of=weights_of)
-    return load_document(path, overrides)
+    if kind_of(spec) == "evaluation":
+        return load_evaluation(spec, overrides, weights_of=weights_of, rewards=rewards)
+    return load_document(spec, overrides, rewards=rewards)
 
 
 def load_any(
-    path: FilePath, overrides: Iterable[str] = (), *, weights_of: WeightsOf = no_weights
+    spec: Spec, overrides: Overrides = (), *, weights_of: WeightsOf = no_weights, rewards: OwnRewards = NONE_OWN
 ) -> Document | StudyDocument:
-    """Reads a file of any kind."""
-    if kind_of_file(path) == "study":
-        return load_study_document(path, overrides)
-    return load_runs(path, overrides, weights_of=weights_of)
+    """Reads a file of any kind.
+
+    Args:
+        weights_of: finds the weights of the runs that an evaluation names.
+        rewards: name -> what stands for a reward of that name, which the product does not know.
+    """
+    if kind_of(spec) == "study":
+        return load_study_document(spec, overrides, rewards=rewards)
+    return load_runs(spec, overrides, weights_of=weights_of, rewards=rewards)
 
 
-def kind_of_file(path: FilePath) -> Kind:
-    """Kind of document in a file. Raises SpecError where it cannot be read."""
-    return _kind(read_tree(os.fspath(path), Experiment).plain())
+def kind_of(spec: Spec) -> Kind:
+    """Kind of document that a file or a mapping is. Raises SpecError where it cannot be read."""
+    return _kind(_tree(spec, Experiment).plain())
+
+
+def _tree(spec: Spec, schema: type[BaseModel]) -> YamlNode:
+    return tree_of(spec, schema) if isinstance(spec, Mapping) else read_tree(os.fspath(spec), schema)
 
 
 def _kind(source: Mapping[str, Any]) -> Kind:
@@ -112,21 +140,27 @@ def parse_objective(data: Mapping[str, Any]) -> Objective:
     return objective  # type: ignore[return-value]
 
 
-def _source(path: FilePath, overrides: Iterable[str], wanted: Kind) -> tuple[dict[str, Any], Positions]:
-    """Source of the file, if it is of the wanted kind."""
+def _source(spec: Spec, overrides: Overrides, wanted: Kind, rewards: OwnRewards) -> tuple[dict[str, Any], Positions]:
+    """Source of the file or mapping, if it is of the wanted kind."""
     schema = SCHEMAS[wanted]
-    root = read_tree(os.fspath(path), schema)
+    root = _tree(spec, schema)
     if (kind := _kind(root.plain())) != wanted:
-        message = f"this is {_NOUNS[kind]}, not {_NOUNS[wanted]}"
-        raise SpecError(Issue(message, file=os.fspath(path), hint=f"`{_VERBS[kind]} {quote(os.fspath(path))}`"))
+        file = "" if isinstance(spec, Mapping) else os.fspath(spec)
+        message, hint = f"this is {_NOUNS[kind]}, not {_NOUNS[wanted]}", f"`{_VERBS[kind]} {quote(file)}`"
+        raise SpecError(Issue(message, file=file, hint=hint if file else ""))
     issues: list[Issue] = []
-    for setting in overrides:
+    settings = overrides.items() if isinstance(overrides, Mapping) else overrides
+    for setting in settings:
         try:
-            root = override(root, setting, schema)
+            if isinstance(setting, str):
+                root = override(root, setting, schema)
+            else:
+                root = override_value(root, setting[0], setting[1], schema)
         except SpecError as error:
             issues += error.issues
     if issues:
         raise SpecError(*issues)
+    root = with_reward_files(root, rewards)
     return root.plain(), positions_of(root)
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from specs.bounds import MAX_RANKS
 from specs.records import EVALUATION
-from specs.schema.base import Spec, execution
+from specs.schema.base import Spec, by_other_keys, execution
 from specs.schema.data import Data, Prompt, Source
 from specs.schema.evaluation import Evaluation
 from specs.schema.execution import Resources, Stages
@@ -59,7 +59,7 @@ def _with_source(value: Any) -> Any:
 
 
 EvaluatedModel = Annotated[
-    EvaluatedPretrained | EvaluatedScratch | EvaluatedRun, Field(discriminator="source"), BeforeValidator(_with_source)
+    EvaluatedPretrained | EvaluatedScratch | EvaluatedRun, Field(discriminator="source"), by_other_keys(_with_source)
 ]
 
 

@@ -60,6 +60,7 @@ FLOORS = {
         {"columns", "errors"},
     ],
     "pipelines": [
+        {"api"},
         {"cli"},
         {"doctor", "web"},
         {"proof", "services", "studies"},

@@ -1,4 +1,4 @@
-"""Every spec file in the repository loads, asks a question on its first line, and warns of nothing.
+"""Every spec file in the repository loads, asks a question below its schema, and warns of nothing.
 
 The paper's own experiments are warned of what the paper did, and of nothing else.
 """
@@ -34,7 +34,9 @@ def test_every_spec_loads_and_says_what_it_answers(file):
     document = load_any(file)
     if isinstance(document, Document):
         assert expand(document)
-    first = file.read_text("utf-8").splitlines()[0]
+    modeline, first, *_ = file.read_text("utf-8").splitlines()
+    schema = modeline.removeprefix("# yaml-language-server: $schema=")
+    assert (file.parent / schema).resolve().parent == HERE / "json"
     assert first.startswith("# ")
     assert "?" in first
     published = PUBLISHED if file.parent.name == "paper" else set()

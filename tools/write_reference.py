@@ -1,9 +1,10 @@
 """Writes the reference pages under docs/ from what they are about, so that none can fall behind: spec.md from the
 schema, metrics.md, tables.md from the store, commands.md from the command line, the tables of objectives.md from the
-equations, and the list of the decisions.
+equations, and the list of the decisions. Writes the JSON Schemas that the shipped specs name, too.
 """
 
 import inspect
+import json
 import math
 import re
 import sys
@@ -20,13 +21,15 @@ from pydantic_core import PydanticUndefined
 
 from specs.bounds import BOUNDS
 from specs.extensions import variants
+from specs.json_schema import json_schema
 from specs.loader import SCHEMAS
 from specs.metrics import METRICS, Metric
 from specs.schema.base import is_open
 from specs.schema.fields import members
 from specs.schema.objective import Objective, PublishedObjective, RegularizedObjective
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 MADE = "<!-- written by tools/write_reference.py -->\n"
 
 
@@ -34,7 +37,7 @@ def main() -> None:
     """Writes the pages; with --check says which is out of date and exits 1."""
     stale = []
     for name, text in pages().items():
-        path = DOCS / name
+        path = (ROOT if name.startswith("specs/") else DOCS) / name
         if not path.exists() or path.read_text() != text:
             stale.append(name)
             if "--check" not in sys.argv:
@@ -52,6 +55,7 @@ def pages() -> dict[str, str]:
         "objectives.md": objectives_page(),
         "commands.md": command_page(),
         "decisions/index.md": decisions_page(),
+        **{f"specs/json/{kind}.json": json.dumps(json_schema(kind, installed=False)) + "\n" for kind in SCHEMAS},
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pipelines.planning.plan import Plan
     from pipelines.prefect_flows.experiment import RunOutcome
     from specs.loader import Document
+    from specs.study_document import StudyDocument
 
 
 def execute(
@@ -26,28 +27,69 @@ def execute(
         parallel: how many runs at a time; auto: as many as this machine has free slots for.
         as_json: print the answer as JSON.
     """
+    from pipelines.home.home import Home
+
+    home = Home.from_environment()
+    _finish(document, run_here(document, home, only, parallel=parallel), home, overrides, as_json)
+
+
+def run_here(
+    document: Document, home: Home, only: str = "", *, parallel: str = "1", quiet: bool = False
+) -> tuple[RunOutcome, ...]:
+    """Runs a document's runs, or one of them, with progress on stderr, and says how they ended. Main thread only.
+
+    Args:
+        only: a run's id.
+        parallel: as for `execute`.
+        quiet: progress is not shown.
+    """
     import sys
 
     from pipelines.cli.preflight import refuse_what_a_stage_would
-    from pipelines.home.home import Home
     from pipelines.prefect_flows.experiment import execute_plan, is_all_done, recall
     from pipelines.prefect_server.api import Api, running_services
     from pipelines.processes.reap import reap
-    from pipelines.running.progress import ConsoleProgress
+    from pipelines.running.progress import ConsoleProgress, Silent
 
-    home = Home.from_environment()
     for orphan in reap(home):
         print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
     plan = _planned(document, home)
     if not only:
-        refuse_what_a_stage_would(document, plan.runs, home)
+        refuse_what_a_stage_would(document, plan.runs, home, quiet=quiet)
     home.create()
     if running_services(home) is None and is_all_done(plan, home):  # no dashboard shows that it was asked for again
-        outcomes = execute_plan(plan, home, lambda runs: recall(runs, ConsoleProgress()), only=only)
-    else:
-        with Api(home) as api, api.connected():
-            outcomes = _run_plan(plan, home, only, _count(plan, parallel), api.url)
-    _finish(document, outcomes, home, overrides, as_json)
+        shown = Silent() if quiet else ConsoleProgress()
+        return execute_plan(plan, home, lambda runs: recall(runs, shown), only=only)
+    with Api(home) as api, api.connected():
+        return _run_plan(plan, home, only, _count(plan, parallel), api.url, quiet=quiet)
+
+
+def run_study_here(document: StudyDocument, home: Home, parallel: int, *, quiet: bool = False) -> dict[str, Any]:
+    """Runs a study with one Prefect server for all its trials, and returns its record. Main thread only.
+
+    Args:
+        parallel: trials at a time; 0: as the study says.
+        quiet: progress is not shown.
+    Raises:
+        StudyInterruptedError: a signal has ended it; the same call goes on from there.
+    """
+    import sys
+
+    from pipelines.cli.preflight import refuse_what_a_stage_would
+    from pipelines.planning.plan import make_plan
+    from pipelines.prefect_server.api import Api
+    from pipelines.processes.reap import reap
+    from pipelines.running.progress import ConsoleProgress, Silent
+    from pipelines.studies.workers import StudyStop, more_workers, work
+
+    refuse_what_a_stage_would(document.experiment, make_plan(document.experiment, home).runs, home, quiet=quiet)
+    home.create()
+    for orphan in reap(home):
+        print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
+    progress, stop = Silent() if quiet else ConsoleProgress(), StudyStop(home, document.study.name)
+    others = (parallel or document.study.parallel) - 1
+    with Api(home) as api, api.connected(), more_workers(document, home, api.url, others):
+        return work(document, home, stop, say=progress.note, progress=progress)
 
 
 def _planned(document: Document, home: Home) -> Plan:
@@ -68,10 +110,12 @@ def _count(plan: Plan, parallel: str) -> int:
     return min(len(plan.runs), runs_at_once(plan.runs) if parallel == "auto" else int(parallel))
 
 
-def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str) -> tuple[RunOutcome, ...]:
+def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str, *, quiet: bool) -> tuple[RunOutcome, ...]:
+    from contextlib import nullcontext
+
     from pipelines.prefect_flows.experiment import execute_in_turn, execute_plan
     from pipelines.prefect_flows.parallel import execute_in_parallel
-    from pipelines.running.progress import ConsoleProgress, ParallelProgress
+    from pipelines.running.progress import ConsoleProgress, ParallelProgress, Silent
     from pipelines.running.time_left import TimeLeft
 
     document = plan.document
@@ -80,11 +124,16 @@ def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str) -> 
             plan,
             home,
             lambda runs: execute_in_turn(
-                document, runs, home, shared=not only, progress=ConsoleProgress(left=TimeLeft(runs))
+                document,
+                runs,
+                home,
+                shared=not only,
+                progress=Silent() if quiet else ConsoleProgress(left=TimeLeft(runs)),
             ),
             only=only,
         )
-    with ParallelProgress(TimeLeft(plan.runs, at_once)) as progress:
+    shown = nullcontext(Silent()) if quiet else ParallelProgress(TimeLeft(plan.runs, at_once))
+    with shown as progress:
         return execute_plan(
             plan, home, lambda runs: execute_in_parallel(document, runs, home, api_url, at_once, progress)
         )

@@ -13,7 +13,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, assert_never
 
 from pipelines.terminal.spelling import beneath
 from specs.errors import RpgError
@@ -40,6 +40,18 @@ class Format(StrEnum):
     csv = "csv"
     json = "json"
     parquet = "parquet"
+    latex = "latex"
+    markdown = "markdown"
+
+
+class TableFormat(StrEnum):
+    """How a verb's table is written."""
+
+    table = "table"
+    latex = "latex"
+    markdown = "markdown"
+    csv = "csv"
+    json = "json"
 
 
 def write_stream(stream: "Stream", kind: Format, output: Path | None) -> None:
@@ -67,6 +79,9 @@ def _texts(stream: "Stream", kind: Format, *, width: int | None) -> Iterator[str
             shown += rows[: MOST_TABLE_ROWS - len(shown)]
             count += len(rows)
         yield table_text(columns, shown, width=width, num_rows=count)
+    elif kind is Format.latex or kind is Format.markdown:
+        every = [[cell_text(value) for value in row] for rows in stream.rows() for row in rows]
+        yield table_for_papers(columns, every, TableFormat(kind.value))
     elif kind is Format.csv:
         yield csv_text([columns])
         yield from map(_lines, written) if written is not None else map(csv_text, stream.rows())
@@ -177,6 +192,38 @@ def cell_text(value: Any) -> str:
     if isinstance(value, (list, tuple, dict)):
         value = json.dumps(plain(value), ensure_ascii=False)
     return str(value).translate(_CONTROL)
+
+
+def table_for_papers(columns: Sequence[str], rows: Sequence[Sequence[str]], kind: TableFormat) -> str:
+    """Rows of texts as a LaTeX table (package booktabs), as Markdown or as CSV. A line break in a cell is a space."""
+    cells = [[" ".join(cell.split()) for cell in row] for row in rows]
+    match kind:
+        case TableFormat.latex:
+            lines = [" & ".join(map(_latex, row)) + r" \\" for row in [columns, *cells]]
+            head = rf"\begin{{tabular}}{{{'l' * len(columns)}}}"
+            return "\n".join(
+                [head, r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}", ""]
+            )
+        case TableFormat.markdown:
+            lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in [columns, *cells]]
+            return "\n".join([lines[0], "|" + "---|" * len(columns), *lines[1:], ""])
+        case TableFormat.csv:
+            return csv_text([columns, *cells])
+        case TableFormat.table | TableFormat.json:
+            raise ValueError(f"{kind} is not written here")
+        case _:
+            assert_never(kind)
+
+
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
+    sign: f"\\{sign}" for sign in "&%$#_{}"
+}
+
+
+def _latex(text: str) -> str:
+    """A text as LaTeX sets it; a star that marks a difference is raised."""
+    escaped = "".join(_LATEX.get(sign, sign) for sign in text)
+    return f"{escaped[:-2]}$^{{*}}$" if escaped.endswith(" *") else escaped
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:

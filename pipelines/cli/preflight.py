@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
+from contextlib import suppress
+from dataclasses import asdict
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from specs.errors import Issue, SpecError, in_file_order, render
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
+    from pathlib import Path
 
     from pipelines.home.home import Home
     from pipelines.planning.plan import RunPlan
@@ -20,13 +26,16 @@ _READERS = ("data", "base", "train")
 """Stages that read what a spec names."""
 
 
-def refuse_what_a_stage_would(document: Document, runs: Sequence[RunPlan], home: Home | None) -> None:
+def refuse_what_a_stage_would(
+    document: Document, runs: Sequence[RunPlan], home: Home | None, *, quiet: bool = False
+) -> None:
     """Raises SpecError with what is wrong with the data and the models of runs that are still to train, or where a
     package is missing that a sink needs; what is odd about data and models goes to stderr. Looking takes seconds.
 
     Args:
         home: of the runs, where this machine is to execute them: it must then have what they ask for. None: another
             one does.
+        quiet: it is not said that looking takes a while.
     """
     to_do = unfinished(runs)
     missing: list[Issue] = []
@@ -34,7 +43,7 @@ def refuse_what_a_stage_would(document: Document, runs: Sequence[RunPlan], home:
         missing = [*missing_for_sinks(document, runs), *missing_for(document, to_do), *unscorable(document, to_do)]
     if to_do and home is not None:
         home.check_space()
-    if to_do:
+    if to_do and not quiet:
         print("looking at the data and the model", file=sys.stderr)
     errors, absent, warnings = examined(document, to_do)
     if errors := in_file_order([*missing, *errors, *(absent if home is not None else [])]):
@@ -84,14 +93,12 @@ def examined(
     """
     if not runs:
         return [], [], []
-    from rpg.preflight import examine
-
     # Most cells of a matrix have the same data and model.
     distinct = {(*_looked_at(run.experiment), _is_made(run)): run for run in runs}
-    findings = [(run.values, examine(run.experiment, model=not _is_made(run))) for run in distinct.values()]
-    errors = [document.locate(issue, values) for values, each in findings for issue in each.errors]
-    absent = [document.locate(issue, values) for values, each in findings for issue in each.absent]
-    warnings = [document.locate(issue, values) for values, each in findings for issue in each.warnings]
+    findings = [(run.values, _known_or_examined(run)) for run in distinct.values()]
+    errors = [document.locate(issue, values) for values, (found, _, _) in findings for issue in found]
+    absent = [document.locate(issue, values) for values, (_, found, _) in findings for issue in found]
+    warnings = [document.locate(issue, values) for values, (_, _, found) in findings for issue in found]
     return in_file_order(errors), in_file_order(absent), in_file_order(warnings)
 
 
@@ -100,6 +107,51 @@ def _looked_at(experiment: Experiment) -> tuple[Hashable, ...]:
     training = experiment.training
     data, model = experiment.data.model_dump_json(), experiment.model.model_dump_json()
     return model, data, training.lora, training.sequence_parallel_size
+
+
+def _known_or_examined(run: RunPlan | Cell) -> tuple[list[Issue], list[Issue], list[Issue]]:
+    """Errors, what is absent, and warnings: of a look at a run's data and model, or of the look before it.
+
+    The look imports transformers, and data and model may lie anywhere. Where both stages are done, and nothing but
+    warnings came of the same look, it would find the same.
+    """
+    from specs.errors import read_issue
+    from specs.machine.files import DiskError, read_json, write_json
+
+    note = _note_of_look(run)
+    if note and (known := read_json(note)):
+        return [], [], [read_issue(issue) for issue in known["warnings"]]
+    from rpg.preflight import examine
+
+    findings = examine(run.experiment, model=not _is_made(run))
+    if note and not findings.errors and not findings.absent:
+        with suppress(OSError, DiskError):  # the next one looks again
+            write_json(note, {"warnings": [asdict(issue) for issue in findings.warnings]})
+    return findings.errors, findings.absent, findings.warnings
+
+
+def _note_of_look(run: RunPlan | Cell) -> Path | None:
+    """File of what a look has found, by all that it depends on; None where data or model are not made yet, and where
+    there is a teacher, which may lie anywhere and is never made."""
+    from pipelines.planning.plan import RunPlan
+
+    if not isinstance(run, RunPlan) or not run.experiment.trains or run.experiment.reference.teacher:
+        return None
+    stages = [run.stage(name) for name in ("data", "base")]
+    if any(stage.action != "CACHED" for stage in stages):
+        return None
+    from huggingface_hub import cached_assets_path
+
+    from pipelines.planning.code import MANIFEST, Code
+
+    experiment = run.experiment
+    asked = [experiment.rollout.model_dump_json(), experiment.reward.model_dump_json(), str(_looked_at(experiment))]
+    code = [MANIFEST.read_text(), Code().differing("rpg.preflight"), run.stage("train").code, version("transformers")]
+    made = [stage.fingerprint for stage in stages]
+    digest = hashlib.sha256(json.dumps([made, asked, code], sort_keys=True).encode()).hexdigest()
+    with suppress(OSError):
+        return cached_assets_path("rpg", "planning", "looks") / f"{digest[:32]}.json"
+    return None
 
 
 def _is_made(run: RunPlan | Cell) -> bool:

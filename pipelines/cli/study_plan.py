@@ -1,7 +1,7 @@
 """The plan of a study, for `rpg plan`: its space, its cost before anything runs, and what is done."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.home.home import Home
 from pipelines.planning.plan import Plan
@@ -10,6 +10,9 @@ from pipelines.studies.answers.results import StudyRecord, cost_words
 from pipelines.studies.cost import study_cost
 from specs.machine.files import read_json
 from specs.study_document import StudyDocument
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _COSTS = {
     "runs": "runs",
@@ -52,7 +55,7 @@ def study_plan_data(document: StudyDocument, made: Plan, home: Home) -> dict[str
     }
 
 
-def print_study_plan(document: StudyDocument, data: dict[str, Any]) -> None:
+def print_study_plan(document: StudyDocument, data: dict[str, Any], console: "Console | None" = None) -> None:
     """Prints a study's plan for a reader."""
     import sys
 
@@ -61,7 +64,7 @@ def print_study_plan(document: StudyDocument, data: dict[str, Any]) -> None:
     from pipelines.terminal.console import SafeConsole
 
     # A pipe has no width to fit into.
-    console = SafeConsole(soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
+    console = console or SafeConsole(soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
     console.print(f"[bold]{data['study']}[/]  {escape(data['question'])}", end="\n\n")
     console.print(_space_table(data))
     console.print()

@@ -35,6 +35,11 @@ def rank_program(run_directory: Path, stage: LaunchedStage) -> list[str]:
     return [module, str(job_file(run_directory, stage))]
 
 
+def is_rank(command: Sequence[str]) -> bool:
+    """Whether a launcher's command is itself the one rank, so that it has no ranks for children."""
+    return command[2] in {rank_program(Path(), stage)[0] for stage in get_args(LaunchedStage)}
+
+
 def launched_stage(arguments: Sequence[str]) -> LaunchedStage:
     """The stage that a launcher's own process is told on its command line, after the run's directory."""
     return next((stage for stage in get_args(LaunchedStage) if list(arguments) == [stage]), "train")

@@ -1,4 +1,4 @@
-"""Ranks on this machine, under DeepSpeed's launcher."""
+"""Ranks on this machine, under DeepSpeed's launcher where there are several."""
 
 import base64
 import json
@@ -9,6 +9,7 @@ from pathlib import Path
 from pipelines.home.home import Home
 from pipelines.launchers import Finding, LaunchedStage, Launcher, passed_on, rank_program, write_launch
 from pipelines.launchers.network import free_port
+from pipelines.processes.forking import may_fork
 from specs.machine.launch import LOOPBACK
 from specs.schema.experiment import Experiment
 
@@ -23,7 +24,10 @@ class LocalRanks:
     def command(
         self, run_directory: Path, experiment: Experiment, slots: Sequence[str], *, stage: LaunchedStage = "train"
     ) -> list[str]:
-        """Command that starts the ranks; they meet at a free port of this machine."""
+        """Command that starts the ranks, which meet at a free port of this machine.
+
+        A single rank needs neither launcher nor port where there is no GPU to show it: the command is the rank itself.
+        """
         port, ranks = free_port(), experiment.training.ranks
         write_launch(
             run_directory,
@@ -34,6 +38,8 @@ class LocalRanks:
             environment=passed_on(),
             stage=stage,
         )
+        if ranks == 1 and not slots and may_fork():
+            return [sys.executable, "-m", *rank_program(run_directory, stage)]
         return local_command(run_directory, ranks, port, slots[:ranks], stage=stage)
 
     def end(self, run_directory: Path) -> None:

@@ -9,6 +9,7 @@ import logging
 import os
 import pwd
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -301,8 +302,15 @@ def drain() -> None:
     """Sends what Prefect's clients still hold; the states of tasks travel as events.
 
     What a server that is away does not take within some seconds is given up: at the interpreter's end Prefect would
-    wait for it, for minutes.
+    wait for it, for minutes. In a thread of its own: a notebook has an event loop in the main thread, and Prefect then
+    hands out what is to be awaited.
     """
+    thread = threading.Thread(target=_drain, name="drain")
+    thread.start()
+    thread.join()
+
+
+def _drain() -> None:
     from prefect._internal.concurrency.threads import get_global_loop
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import BinaryIO
 
 import psutil
 
+from pipelines.processes.forking import ForkedProcess, fork
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.stop import StopRequest
 from specs.machine.exit_cause import Cause
@@ -79,6 +81,9 @@ class Child:
     """On top of this process's own."""
     signal_children: bool = False
     """The command is a launcher that would kill its ranks on SIGTERM: they get the signal, and it waits for them."""
+    imports: Sequence[str] | None = None
+    """Modules that a fork (`pipelines.processes.forking`) begins with, for a command that is a Python module; None: the
+    process begins anew."""
     afterwards: Callable[[], None] = lambda: None
     """Called when the command is gone, however it ended: ends what it has started on other machines."""
 
@@ -126,23 +131,39 @@ def _start(
     withheld: Sequence[str] = (),
     standard_input: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
-    inherited = {name: value for name, value in os.environ.items() if name not in withheld}
     return subprocess.Popen(
         list(command),
         stdin=standard_input,
         stdout=output,
         stderr=subprocess.STDOUT,
-        env={**inherited, "PYTHONUNBUFFERED": "1", **environment},
+        env={**_inherited(withheld), "PYTHONUNBUFFERED": "1", **environment},
         cwd=directory,
         start_new_session=True,
         preexec_fn=partial(die_with_parent, os.getpid()) if attached else None,
     )
 
 
+def _inherited(withheld: Sequence[str]) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in withheld}
+
+
+_Process = subprocess.Popen[bytes] | ForkedProcess
+
+
+def _begin(child: Child, output: BinaryIO) -> _Process:
+    """Starts a child's process: a fork where the child takes one and one may be."""
+    if child.imports is not None and list(child.command[:2]) == [sys.executable, "-m"]:
+        inherited, program = _inherited(SERVER_PASSWORDS), child.command[2:]
+        forked = fork(program, child.imports, output, inherited=inherited, environment=child.environment)
+        if forked is not None:
+            return forked
+    return _start(child.command, output, child.environment, attached=True, withheld=SERVER_PASSWORDS)
+
+
 class RunningChild:
     """A child that was started."""
 
-    def __init__(self, child: Child, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, child: Child, process: _Process) -> None:
         """Use `started`."""
         self._child = child
         self._process = process
@@ -171,7 +192,7 @@ def started(child: Child) -> Iterator[RunningChild]:
     """Starts a child. At the block's end, however that comes, it is gone, and what it has started elsewhere with it."""
     child.log.parent.mkdir(parents=True, exist_ok=True)
     with redacted_log(child.log, {**os.environ, **child.environment}) as output:
-        process = _start(child.command, output, child.environment, attached=True, withheld=SERVER_PASSWORDS)
+        process = _begin(child, output)
         record = ProcessRecord.of(process.pid, child.stage)
         running = RunningChild(child, process)
         try:
@@ -205,7 +226,7 @@ def supervise(child: Child, *, stop: Callable[[], StopRequest | None], tick: Cal
     return code
 
 
-def _end(child: Child, process: subprocess.Popen[bytes], grace: float) -> None:
+def _end(child: Child, process: _Process, grace: float) -> None:
     """See `RunningChild.end`."""
     if process.poll() is None and grace > 0:
         _interrupt(child, process)
@@ -216,7 +237,7 @@ def _end(child: Child, process: subprocess.Popen[bytes], grace: float) -> None:
     process.wait()
 
 
-def _interrupt(child: Child, process: subprocess.Popen[bytes]) -> None:
+def _interrupt(child: Child, process: _Process) -> None:
     targets = [process.pid]
     if child.signal_children:
         with contextlib.suppress(psutil.Error):

@@ -49,6 +49,17 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class Chart:
+    """Lines over a shared x: drawn on a page by `line_chart`, in a paper by `figures`."""
+
+    name: str
+    """What files and scripts call it: `reward/mean`."""
+    title: str
+    lines: Sequence[Line]
+    x_label: str = "step"
+
+
+@dataclass(frozen=True, slots=True)
 class Axis:
     """A range of values, and those that are marked on it."""
 

@@ -3,14 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from markupsafe import Markup
 from numpy.typing import NDArray
 
 from pipelines.report.answer import Accuracy
-from pipelines.report.charts import Line, line_chart, number, thin
+from pipelines.report.charts import Chart, Line, number, thin
 from pipelines.report.endings import LEAST_SEEDS
 from pipelines.report.evidence import Curve, Curves
-from pipelines.report.marks import StepMarks
 from pipelines.report.palette import DrawnGroup
 from pipelines.report.statistics import seed_mean
 from specs.metrics import CHARTED, Metric
@@ -25,9 +23,7 @@ def most_points(drawn: Sequence[DrawnGroup]) -> int:
     return _POINTS_IN_A_CROWD if len(drawn) > _CROWD else 0
 
 
-def learning_curves(
-    drawn: Sequence[DrawnGroup], curves: Curves, marks: StepMarks, *, confidence: float
-) -> tuple[list[Markup], list[str]]:
+def learning_curves(drawn: Sequence[DrawnGroup], curves: Curves, *, confidence: float) -> tuple[list[Chart], list[str]]:
     """The charts of the metrics that change, and a note (`learning_rate 0.0001`) on each that never does."""
     charts, constant = [], []
     for metric in CHARTED:
@@ -38,11 +34,11 @@ def learning_curves(
             constant.append(f"{metric.name} {number(float(values[0]))}")
         elif values.size:
             lines = [line for each in drawn for line in _lines(each, metric, by_run, confidence, most_points(drawn))]
-            charts.append(line_chart(lines, title=metric.heading, behind=marks.draw))
+            charts.append(Chart(metric.name, metric.heading, lines))
     return charts, constant
 
 
-def accuracy_curves(accuracies: Sequence[Accuracy], drawn: Sequence[DrawnGroup], marks: StepMarks) -> list[Markup]:
+def accuracy_curves(accuracies: Sequence[Accuracy], drawn: Sequence[DrawnGroup]) -> list[Chart]:
     """A chart of each dataset on which some group was evaluated between its first and its last step too."""
     charts = []
     shown = {each.group.label: each for each in drawn}
@@ -50,7 +46,7 @@ def accuracy_curves(accuracies: Sequence[Accuracy], drawn: Sequence[DrawnGroup],
         held = [accuracy for accuracy in accuracies if (accuracy.dataset, accuracy.measure) == (dataset, measure)]
         if any(len(accuracy.by_step) > 2 for accuracy in held):
             lines = [_accuracy_line(accuracy, shown[accuracy.label]) for accuracy in held]
-            charts.append(line_chart(lines, title=f"{measure.capitalize()} on {dataset}", behind=marks.draw))
+            charts.append(Chart(f"{measure}/{dataset}/steps", f"{measure.capitalize()} on {dataset}", lines))
     return charts
 
 

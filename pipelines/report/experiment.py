@@ -25,6 +25,7 @@ from pipelines.report.answer import (
     only_these_weights,
     outcomes_of,
 )
+from pipelines.report.charts import line_chart
 from pipelines.report.curves import accuracy_curves, learning_curves, most_points
 from pipelines.report.distributions import distributions
 from pipelines.report.endings import (
@@ -39,7 +40,7 @@ from pipelines.report.evidence import Curves, Group, Run, trouble_of
 from pipelines.report.marks import step_marks
 from pipelines.report.page import publish, render
 from pipelines.report.palette import DrawnGroup, drawn_groups
-from pipelines.report.plots import Mark, interval_chart
+from pipelines.report.plots import IntervalChart, Mark, interval_chart
 from pipelines.report.responses import MOST_CHARACTERS, trained_responses
 from pipelines.report.signal import not_scored, whole_answer
 from rpg.statistics.wording import CHOSEN
@@ -93,8 +94,8 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         unread = store.query("SELECT 1").warnings
         apart = list(filter(None, [evidence.told_apart(home, store).get(run_ids[0])])) if kind == "run" else []
     by_step = accuracies_by_step(groups, evaluated, confidence=confidence, clusters=clusters_of(found), graded=graded)
-    on_the_way = accuracy_curves(by_step, drawn, marks)
-    charts, flat = learning_curves(drawn, curves, marks, confidence=confidence)
+    on_the_way = accuracy_curves(by_step, drawn)
+    charts, flat = learning_curves(drawn, curves, confidence=confidence)
     colored = [each.group for each in drawn if not each.pale]
     return render(
         "experiment.html",
@@ -113,7 +114,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
             ],
             20,
         ),
-        answer_charts=_answer_charts(results, drawn),
+        answer_charts=[_for_every_width(chart) for chart in answer_charts(results, drawn)],
         as_is=not any(run.trains for run in runs),
         outcomes=[result for result in results if result.label in {group.label for group in colored}],
         all_outcomes=Listed.of(results, 200) if len(colored) < len(groups) else None,
@@ -126,7 +127,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         endings=_endings(final_metrics(colored, curves, confidence=confidence)) if len(groups) > 1 else {},
         last_steps=LAST_STEPS,
         least_seeds=LEAST_SEEDS,
-        charts=[*on_the_way, *charts],
+        charts=[line_chart(each.lines, title=each.title, behind=marks.draw) for each in (*on_the_way, *charts)],
         flat=flat,
         legend=[(each.group.label, each.color) for each in drawn if not each.pale],
         num_pale=len(groups) - len(colored),
@@ -351,8 +352,8 @@ def _why(run: Run) -> str:
     return f" ({reason})" if reason else ""
 
 
-def _answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> list[Markup]:
-    """Before and after on each dataset, for a telephone and for wider pages; of many groups those with a colour."""
+def answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> list[IntervalChart]:
+    """Before and after on each dataset; of many groups those with a colour."""
     charts = []
     shown = {each.group.label: each.color for each in drawn if not each.pale}
     for dataset, measure in dict.fromkeys((result.dataset, result.measure) for result in results):
@@ -364,9 +365,17 @@ def _answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> l
                 if result.before is not None:
                     marks.insert(0, Mark("before", result.before, color, hollow=True))
                 rows.append((result.label, marks))
-        title, share = f"{measure.capitalize()} on {dataset}", measure != SCORE
-        charts.append(Markup("").join(interval_chart(rows, title=title, share=share, narrow=n) for n in (False, True)))
+        title = f"{measure.capitalize()} on {dataset}"
+        charts.append(IntervalChart(f"{measure}/{dataset}", title, rows, share=measure != SCORE))
     return charts
+
+
+def _for_every_width(chart: IntervalChart) -> Markup:
+    """The chart for a telephone and for wider pages."""
+    drawn = (
+        interval_chart(chart.rows, title=chart.title, share=chart.share, narrow=narrow) for narrow in (False, True)
+    )
+    return Markup("").join(drawn)
 
 
 def _graded(measures: Sequence[Mapping[str, Any]]) -> evidence.Graded:

@@ -26,6 +26,18 @@ class Mark:
     """Drawn as a ring: the state before training."""
 
 
+@dataclass(frozen=True, slots=True)
+class IntervalChart:
+    """Rows of values with their intervals: drawn on a page by `interval_chart`, in a paper by `figures`."""
+
+    name: str
+    """What files and scripts call it: `accuracy/held_out`."""
+    title: str
+    rows: Sequence[tuple[str, Sequence[Mark]]]
+    share: bool
+    """The values are shares."""
+
+
 def interval_chart(
     rows: Sequence[tuple[str, Sequence[Mark]]], *, title: str, share: bool = False, narrow: bool = False
 ) -> Markup:

@@ -25,6 +25,7 @@ from pipelines.processes.supervisor import (
     log_size,
     started,
 )
+from pipelines.running.fork_imports import imports_of
 from pipelines.running.gpu_slots import evaluates_in_ranks, slot_environment, slots_of_evaluation
 from pipelines.running.run import RunExecution
 from rpg.evaluation.results import ConcurrentResults
@@ -170,9 +171,12 @@ class _ConcurrentEvaluation:
             holder = f"{self._execution.run_id} (evaluate)"
             slots = holding.enter_context(leased(self._num_slots, holder, waiting=None, available=self._slots))
             job = self._write_job(directory, exported)
+            imports = None
             command = [sys.executable, "-m", "rpg.stage", str(job)]
             if evaluates_in_ranks(self._experiment):
                 command = self._launcher.command(directory, self._experiment, slots, stage="evaluate")
+            else:
+                imports = imports_of(self._experiment, "evaluate", slots)
             self._log_start, self._begun = log_size(self._log), exported
             child = Child(
                 stage="evaluate",
@@ -181,6 +185,7 @@ class _ConcurrentEvaluation:
                 record=directory / "process.json",
                 timeout_seconds=self._experiment.stages.evaluate.timeout_seconds,
                 environment={TIMED: "1", **slot_environment(slots)},
+                imports=imports,
                 afterwards=lambda: None if self._execution.superseded else self._launcher.end(directory),
             )
             self._child = holding.enter_context(started(child))

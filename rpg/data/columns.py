@@ -24,6 +24,8 @@ class Columns(Spec):
     """The answer's column holds a list of texts: they are one answer, joined by commas."""
     data_source: str = ""
     """Column that names the problem's origin; empty: the set's own name."""
+    keep: tuple[str, ...] = addition(())
+    """Further columns that a reward of type python, or a template as {metadata.NAME}, is given."""
 
 
 class TableSource(Source):
@@ -57,7 +59,7 @@ class TableSource(Source):
                 lacking.append(missing(column, role, names(row), where))
         if lacking:
             raise SpecError(*lacking)
-        tests = self._tests(row, where)
+        kept = {column: values[f"keep {column}"] for column in self.columns.keep}
         origin, answer = values.get("data_source"), self.columns.answer
         return SourceProblem(
             _prompt(values["prompt"], self.columns.prompt, where),
@@ -65,7 +67,7 @@ class TableSource(Source):
             if "answer" in values
             else "",
             dataset if origin is None else str(origin),
-            metadata=tests,
+            metadata=kept | self._tests(row, where),
             cluster="" if values.get("cluster") is None else str(values["cluster"]),
         )
 
@@ -109,7 +111,8 @@ class TableSource(Source):
     def _chosen(self) -> dict[str, str]:
         """Role -> column, those that are in use."""
         columns = self.columns.model_dump(include={"prompt", "answer", "data_source"})
-        return {role: column for role, column in {**columns, "cluster": self.cluster}.items() if column}
+        kept = {f"keep {column}": column for column in self.columns.keep}
+        return {role: column for role, column in {**columns, "cluster": self.cluster, **kept}.items() if column}
 
 
 class MissingColumnError(LookupError):
@@ -130,7 +133,7 @@ def missing(column: str, role: str, known: Sequence[str], where: str) -> Issue:
     """No such column: which there are, and the nearest."""
     inside = next((name for name in known if name.split(".")[-1] == column.split(".")[-1]), "")
     hint = f"did you mean `{inside}`?" if inside else nearest(column, known)
-    path = ("cluster",) if role == "cluster" else ("columns", role)
+    path = ("cluster",) if role == "cluster" else ("columns", role.partition(" ")[0])
     setting = "cluster: ..." if role == "cluster" else f"columns: {{{role}: ...}}"
     return Issue(
         f"{where} has no column `{column}`",

@@ -126,6 +126,7 @@ def _verdict(reward: Reward, problem: Problem, response: str) -> Score:
 def _place(reward: Reward, error: Exception) -> str:
     """` (FILE:LINE)` of the line of the reward that raised, or that called what raised."""
     written = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in type(reward).__mro__[:-1]}
+    written |= {*reward.written_in()}
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is of this file
     own = [frame for frame in frames if frame.filename in written] or frames
     return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""

@@ -3,8 +3,9 @@
 import difflib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from numbers import Integral, Real
 from shlex import quote
 from typing import Any, get_origin
 
@@ -21,6 +22,7 @@ from specs.schema.fields import below, is_model, no_such_item, sections_of, spli
 from specs.schema.study import Study
 
 _YAML = (".yaml", ".yml")
+_VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
 _BRACKETS = re.compile(r"\[(\d+)\]")
 """A place in a list, as Python writes it."""
 
@@ -30,20 +32,56 @@ def read_tree(path: str, schema: type[BaseModel]) -> YamlNode:
     return _absolute(_without_extends(path, (), None, schema), [schema])
 
 
+def tree_of(spec: Mapping[str, Any], schema: type[BaseModel]) -> YamlNode:
+    """A mapping as the tree of a file that says the same and lies in the working directory; no value has a place in a
+    file. Raises SpecError."""
+    root = YamlNode(_node(spec, (), Position("", 0, "")).value, Position("", 0, ""))
+    return _absolute(_over_extended(root, "", (), schema), [schema])
+
+
 def override(root: YamlNode, setting: str, schema: type[BaseModel]) -> YamlNode:
     """The tree with one `path.to.field=value` laid over it. Raises SpecError where the schema has no such path."""
     name, equals, text = setting.partition("=")
     at = Position(f"--set {setting}", 0, "")
     if not equals:
         raise SpecError(Issue("a setting needs a value", file=at.file, allowed="path.to.field=value"))
+    node = parse_text(text, lambda _line: at)
+    return _set(root, name, _on_one_line(node, at) if node else YamlNode(None, at), schema)
+
+
+def override_value(root: YamlNode, name: str, value: Any, schema: type[BaseModel]) -> YamlNode:
+    """The tree with a value laid over it at a dotted path. Raises SpecError where the schema has no such path."""
+    return _set(root, name, _node(value, split(name), Position(f"--set {name}={value}", 0, "")), schema)
+
+
+def _set(root: YamlNode, name: str, node: YamlNode, schema: type[BaseModel]) -> YamlNode:
     path = split(name.strip())
     if issue := unknown(schema, path) or no_such_item(root.plain(), path):
         if _BRACKETS.search(name):
             dotted = _BRACKETS.sub(r".\1", name.strip())
             issue = replace(issue, hint=f"did you mean `{dotted}`?")
-        raise SpecError(misplaced(replace(issue, file=at.file), schema))
-    node = parse_text(text, lambda _line: at)
-    return _absolute(assign(root, path, _on_one_line(node, at) if node else YamlNode(None, at), [schema]), [schema])
+        raise SpecError(misplaced(replace(issue, file=node.at.file), schema))
+    return _absolute(assign(root, path, node, [schema]), [schema])
+
+
+def _node(value: Any, path: Path, at: Position) -> YamlNode:
+    """A value of Python as a file would say it. Raises SpecError for one that no file can."""
+    match value:
+        case Mapping():
+            return YamlNode({str(key): _node(item, (*path, str(key)), at) for key, item in value.items()}, at)
+        case list() | tuple():
+            return YamlNode([_node(item, (*path, index), at) for index, item in enumerate(value)], at)
+        case None | bool() | str():
+            return YamlNode(value, at)
+        case os.PathLike():
+            return YamlNode(os.fspath(value), at)
+        case Integral():
+            return YamlNode(int(value), at)
+        case Real():
+            return YamlNode(float(value), at)
+        case _:
+            allowed = "texts, numbers, true and false, None, lists and mappings"
+            raise SpecError(Issue(f"a {type(value).__name__} cannot be a value of a spec", path, allowed=allowed))
 
 
 def _on_one_line(node: YamlNode, at: Position) -> YamlNode:
@@ -60,7 +98,11 @@ def _without_extends(path: str, chain: tuple[str, ...], named_at: Position | Non
     if real in chain:
         names = [os.path.basename(file) for file in (*chain[chain.index(real) :], real)]
         raise SpecError(_at(named_at, "extends itself", given=" -> ".join(names)))
-    root = _read(path, named_at)
+    return _over_extended(_read(path, named_at), path, (*chain, real), schema)
+
+
+def _over_extended(root: YamlNode, path: str, chain: tuple[str, ...], schema: type[BaseModel]) -> YamlNode:
+    """The tree of the file at `path` over that of the file it extends. `chain`: the files on the way, this one too."""
     assert isinstance(root.value, dict)
     if "extends" not in root.value:
         return root
@@ -69,7 +111,7 @@ def _without_extends(path: str, chain: tuple[str, ...], named_at: Position | Non
         raise SpecError(_at(extends.at, "must be text", allowed="the path of a spec file", path=("extends",)))
     rest = YamlNode({key: node for key, node in root.value.items() if key != "extends"}, root.at)
     other = os.path.normpath(os.path.join(os.path.dirname(path), os.path.expanduser(extends.value)))
-    return merge(_without_extends(other, (*chain, real), extends.at, schema), rest, [schema])
+    return merge(_without_extends(other, chain, extends.at, schema), rest, [schema])
 
 
 def _read(path: str, named_at: Position | None) -> YamlNode:
@@ -160,6 +202,9 @@ def _absolute_texts(node: YamlNode, kind: PathKind) -> YamlNode:
         return node
     folder = os.path.dirname(node.at.file) if node.at.line else ""
     full = os.path.abspath(os.path.join(folder, os.path.expanduser(node.value)))
+    if (variable := _VARIABLE.search(node.value)) and not os.path.exists(full):
+        hint = "write the path itself; `~` stands for your home directory"
+        raise SpecError(_at(node.at, f"{variable[0]} is not filled in: a spec has no variables", hint=hint))
     is_path = kind != "path or id" or node.value.startswith((".", "/", "~")) or os.path.exists(full)
     return YamlNode(full, node.at) if is_path else node
 

@@ -1,6 +1,7 @@
 """Plain data against the schema: the value, or Pydantic's errors as issues in plain words, with the file's paths."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, get_args, get_origin
@@ -47,7 +48,13 @@ def translate(errors: Sequence[ErrorDetails], schema: Any, data: Any) -> list[Is
         place = Place(schema, error["loc"], data)
         issue = place.issue(error)
         issues.setdefault((issue.path, "" if place.in_plain_union else issue.message), issue)
-    return list(issues.values())
+    found = list(issues.values())
+    # A key with a typo is one mistake, and not also a key that is missing.
+    meant = {(*each.path[:-1], hinted[1]) for each in found if (hinted := _MEANT.fullmatch(each.hint))}
+    return [each for each in found if each.message != "missing" or each.path not in meant]
+
+
+_MEANT = re.compile("did you mean `(.+)`[?]")
 
 
 def _follows_from_another(error: ErrorDetails) -> bool:
@@ -133,7 +140,18 @@ class Place:
         if kind in ("value_error", "assertion_error"):
             return Issue(str(error["ctx"]["error"]), self.path, "" if isinstance(error["input"], dict) else given)
         message = self._message(kind, error.get("ctx", {}))
-        return Issue(message, self.path, given, describe(self.annotation, self.field), hint_of(self.field))
+        hint = self._hint_of_text(error["input"]) or hint_of(self.field)
+        return Issue(message, self.path, given, describe(self.annotation, self.field), hint)
+
+    def _hint_of_text(self, given: Any) -> str:
+        """What to write in place of a text that means something else; empty where it is none of these."""
+        if not isinstance(given, str):
+            return ""
+        if "${" in given:
+            return "a spec has no variables: give the value by `--set`, or several in a `matrix`"
+        if "," in given and any(get_origin(kind) in (list, tuple) for kind in members(self.annotation)):
+            return f"a list stands in brackets: [{', '.join(part.strip() for part in given.split(','))}]"
+        return ""
 
     def _message(self, kind: str, context: dict[str, Any]) -> str:
         bounds = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}

@@ -48,10 +48,11 @@ def _groups(experiment: Experiment) -> Iterator[Issue]:
     for name, value in (("baseline", "leave_one_out"), ("scale", "group_std")):
         if getattr(experiment.advantage, name) == value:
             yield Issue(
-                "needs more than one response per prompt",
-                ("advantage", name),
-                given=f"{value} with group_size 1",
-                hint="raise training.group_size to 2 or more",
+                f"advantage.{name} {value} needs more than one response per prompt",
+                ("training", "group_size"),
+                given="1",
+                allowed="2 or more",
+                hint=f"raise it, or take another advantage.{name}",
             )
 
 

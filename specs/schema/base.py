@@ -1,7 +1,8 @@
 """Base of all sections of a spec, of sections with variants of a user's own, and of what a field can say of itself."""
 
 from abc import ABC
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args, get_origin
 
@@ -11,9 +12,11 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     model_validator,
 )
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from specs.extensions import find_variant
@@ -176,10 +179,38 @@ no_flag = BeforeValidator(_not_a_flag)
 """For a choice between numbers, which would take `true` for 1."""
 
 
+DEFAULT_VARIANT = "x-default-variant"
+"""Key of a union's JSON Schema: the variant that is meant where the tag is left out; empty: other keys tell it."""
+Told = Callable[[JsonSchemaValue], JsonSchemaValue]
+
+
+@dataclass(frozen=True)
+class _Completed(BeforeValidator):
+    """A validator that completes what is written; the JSON Schema is told what may be left out."""
+
+    told: Told = lambda schema: schema
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return self.told(handler(schema))
+
+
 def unless_said(tag: str, variant: str) -> BeforeValidator:
     """For a union of sections: a mapping that leaves its `tag` out means `variant`."""
 
     def fill(value: Any) -> Any:
         return {tag: variant, **value} if isinstance(value, dict) else value
 
-    return BeforeValidator(fill)
+    return _Completed(fill, told=lambda schema: {**schema, DEFAULT_VARIANT: variant})
+
+
+def by_other_keys(fill: Callable[[Any], Any]) -> BeforeValidator:
+    """For a union of sections: `fill` puts the tag where other keys of a mapping tell it."""
+    return _Completed(fill, told=lambda schema: {**schema, DEFAULT_VARIANT: ""})
+
+
+def _of_name(value: Any) -> Any:
+    return {"type": value} if isinstance(value, str) else value
+
+
+or_name = _Completed(_of_name, told=lambda schema: {"anyOf": [schema, {"type": "string"}]})
+"""For a section that may be written as its name alone: `calculator` means `{type: calculator}`."""

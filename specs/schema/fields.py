@@ -169,10 +169,55 @@ def says(data: Any, path: Path) -> bool:
     return True
 
 
+_OTHER_NAMES = {
+    **dict.fromkeys(("num_generations", "n_samples", "num_samples", "rollout_n", "samples_per_prompt"), "group_size"),
+    **dict.fromkeys(
+        ("max_completion_length", "max_new_tokens", "max_tokens", "generate_max_len"), "max_response_length"
+    ),
+    **dict.fromkeys(("beta", "kl_beta", "kl_loss_coef", "init_kl_coef", "kl_penalty"), "kl_coef"),
+    **dict.fromkeys(("epsilon", "epsilon_low", "clip_eps", "cliprange", "clip_low"), "low"),
+    **dict.fromkeys(("epsilon_high", "clip_higher", "clip_high"), "high"),
+    **dict.fromkeys(("lr", "actor_lr"), "learning_rate"),
+    **dict.fromkeys(("max_steps", "num_steps", "total_steps", "train_steps"), "steps"),
+    **dict.fromkeys(("train_batch_size", "per_device_train_batch_size", "rollout_batch_size"), "prompts_per_step"),
+    **dict.fromkeys(("loss_type", "loss_agg_mode"), "aggregation"),
+    **dict.fromkeys(("num_iterations", "ppo_epochs", "num_epochs"), "epochs"),
+    **dict.fromkeys(("reward_funcs", "reward_function", "rewards"), "reward"),
+    **dict.fromkeys(("gpu", "gpus"), "cuda"),
+    **{"urkl": "unnormalized_reverse", "ufkl": "unnormalized_forward", "rkl": "reverse", "fkl": "forward"},
+}
+"""What other frameworks and papers call a field or a value -> what it is called here."""
+_PLACES = {
+    "group_size": "training.group_size",
+    "max_response_length": "rollout.max_response_length",
+    "kl_coef": "objective.kl_coef",
+    "low": "objective.clip.low",
+    "high": "objective.clip.high",
+    "learning_rate": "training.optimizer.learning_rate",
+    "steps": "training.steps",
+    "prompts_per_step": "training.prompts_per_step",
+    "aggregation": "objective.aggregation",
+    "epochs": "training.epochs",
+    "reward": "reward",
+}
+"""Where a field stands that other frameworks have elsewhere."""
+
+
 def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.6) -> str:
-    """A hint that names the closest of the allowed words; empty where none is close."""
-    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=cutoff)
-    return f"did you mean `{close[0]}`?" if close else ""
+    """A hint that names the closest of the allowed words, whatever its case, or the one that others call so; empty
+    where none is close.
+
+    >>> nearest("GRPO", ["ppo", "grpo"]), nearest("beta", ["kl_coef", "type"]), nearest("epsilon_high", ["steps"])
+    ('did you mean `grpo`?', 'did you mean `kl_coef`?', 'here it is `objective.clip.high`')
+    """
+    known = {each.lower(): each for each in allowed}
+    meant = _OTHER_NAMES.get(word.lower(), word.lower())
+    if meant in known:
+        return f"did you mean `{known[meant]}`?"
+    if meant in _PLACES and meant != word.lower():
+        return f"here it is `{_PLACES[meant]}`"
+    close = difflib.get_close_matches(meant, known, n=1, cutoff=cutoff)
+    return f"did you mean `{known[close[0]]}`?" if close else ""
 
 
 DOTTED_BELOW = (("matrix", "product"), ("matrix", "zip"), ("overrides",), ("parameters",))

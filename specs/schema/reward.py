@@ -62,6 +62,10 @@ class Reward(OpenSection):
         """The least value that there can be; None: it is not known."""
         return self.worst
 
+    def written_in(self) -> tuple[str, ...]:
+        """Files of its code beside the modules of its class: an error names the line in one of them."""
+        return ()
+
     def prepare(self) -> None:
         """Called once in the process that scores, before its first response: the place for imports that take long."""
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from specs.bounds import MAX_RANKS
 from specs.errors import Issue
-from specs.schema.base import OpenSection, Spec, addition, execution, unless_said
+from specs.schema.base import OpenSection, Spec, addition, execution, or_name, unless_said
 from specs.schema.fields import members
 
 
@@ -36,11 +36,6 @@ class Correction(Spec):
     outside."""
     bound: float = Field(2.0, gt=1)
     """Largest weight."""
-
-
-def _named(value: Any) -> Any:
-    """A section that is written as its name alone, in full."""
-    return {"type": value} if isinstance(value, str) else value
 
 
 class ToolSection(OpenSection):
@@ -91,10 +86,10 @@ class HermesFormat(Spec):
     type: Literal["hermes"] = "hermes"
 
 
-NamedTool = Annotated[ToolSection, BeforeValidator(_named)]
+NamedTool = Annotated[ToolSection, or_name]
 Format = Annotated[
     Annotated[TagsFormat | HermesFormat, Field(discriminator="type"), unless_said("type", "tags")],
-    BeforeValidator(_named),
+    or_name,
 ]
 
 

@@ -18,6 +18,7 @@ PASSWORD = "canary-0d1e2f3a4b5c"
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{TELLTALE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("RPG_FORK_STAGES", "0")  # the telltale speaks where a process begins
     monkeypatch.setenv("CANARY_TOKEN", CANARY)
     # Forwarded to other machines and recorded in launch.json; a password in a URL, as that of a database.
     monkeypatch.setenv("RPG_DATASETS_URL", f"postgresql://rpg:{PASSWORD}@nowhere/rpg")

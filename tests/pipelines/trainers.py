@@ -10,7 +10,7 @@ def trainers(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     ranks = []
     for process in processes:
         try:
-            if "rpg.train" in process.cmdline():
+            if "rpg.train" in " ".join(process.cmdline()).split():  # the title of a fork is one word
                 ranks.append(process)
         except psutil.Error:
             continue

@@ -48,10 +48,6 @@ def test_an_installed_reward_takes_its_own_options():
 @pytest.mark.usefixtures("installed")
 def test_options_of_an_installed_reward_are_checked_like_ours():
     assert message(BREVITY.replace("spare: 5", "spre: 5, slope: -1")) == (
-        "spec.yaml:12: reward.spare: missing\n"
-        "    12 | reward: {type: brevity, spre: 5, slope: -1}\n"
-        "  allowed: a whole number, at least 1\n"
-        "  hint: Characters more than those of the gold answer that cost nothing.\n"
         "spec.yaml:12: reward.slope: must be greater than 0\n"
         "    12 | reward: {type: brevity, spre: 5, slope: -1}\n"
         "  given: -1    allowed: a number, greater than 0\n"
@@ -60,7 +56,7 @@ def test_options_of_an_installed_reward_are_checked_like_ours():
         "    12 | reward: {type: brevity, spre: 5, slope: -1}\n"
         "  allowed: overlong, slope, spare, timeout_seconds, type\n"
         "  hint: did you mean `spare`?\n"
-        "3 errors; nothing was run"
+        "2 errors; nothing was run"
     )
     assert "reward.spare: must be a whole number" in message(BREVITY.replace("spare: 5", 'spare: "5"'))
 
@@ -70,7 +66,8 @@ def test_an_unknown_name_is_told_with_ours_and_the_installed_ones():
     assert message(BREVITY.replace("brevity", "brevty")) == (
         "spec.yaml:12: reward.type: unknown type\n"
         "    12 | reward: {type: brevty, spare: 5}\n"
-        '  given: "brevty"    allowed: code, exact_match, math_dapo, math_verify, reasoning_gym, weighted_sum, '
+        '  given: "brevty"    allowed: code, exact_match, math_dapo, math_verify, none, python, reasoning_gym, '
+        "weighted_sum, "
         "brevity (rpg-brevity 0.3)\n"
         "  hint: did you mean `brevity`? more are installed as packages with an entry point in `rpg.rewards`\n"
         "1 error; nothing was run"
@@ -81,7 +78,8 @@ def test_a_package_that_is_not_installed_is_an_unknown_name():
     assert message(BREVITY) == (
         "spec.yaml:12: reward.type: unknown type\n"
         "    12 | reward: {type: brevity, spare: 5}\n"
-        '  given: "brevity"    allowed: code, exact_match, math_dapo, math_verify, reasoning_gym, weighted_sum\n'
+        '  given: "brevity"    allowed: code, exact_match, math_dapo, math_verify, none, python, reasoning_gym, '
+        "weighted_sum\n"
         "  hint: more are installed as packages with an entry point in `rpg.rewards`\n"
         "1 error; nothing was run"
     )
@@ -91,7 +89,7 @@ def test_a_reward_without_a_type_is_told_which_there_are():
     assert message(changed("reward: {type: exact_match}", "reward: {}")) == (
         "spec.yaml:12: reward.type: missing\n"
         "    12 | reward: {}\n"
-        "  allowed: code, exact_match, math_dapo, math_verify, reasoning_gym, weighted_sum\n"
+        "  allowed: code, exact_match, math_dapo, math_verify, none, python, reasoning_gym, weighted_sum\n"
         "  hint: say which type it is\n"
         "1 error; nothing was run"
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipelines.cli.options import AsJson, ServerRecord
+from pipelines.cli.output import TableFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,9 +27,15 @@ def compare(
         list[str], typer.Argument(metavar="RUN...", help="Runs, experiments or studies: groups of seeds.")
     ],
     profile: ServerRecord = "",
+    kind: Annotated[TableFormat, typer.Option("--format", help="How the table of results is written.")] = (
+        TableFormat.table
+    ),
     as_json: AsJson = False,
 ) -> None:
-    """Puts runs or groups of seeds side by side: where the specs differ, and what came out, with intervals."""
+    """Puts runs or groups of seeds side by side: where the specs differ, and what came out, with intervals.
+
+    With --format latex, markdown or csv it is the table of results alone; LaTeX needs the package booktabs.
+    """
     from pipelines.cli.output import print_json
     from pipelines.cli.reading import reading
     from pipelines.report.compare import compare as compare_groups
@@ -37,10 +44,20 @@ def compare(
         record.refresh()
         comparison = compare_groups(record.home, names)
         record.note_looks(names)
-    if as_json:
+    if as_json or kind is TableFormat.json:
         print_json(comparison.to_json())
-    else:
+    elif kind is TableFormat.table:
         _print(comparison)
+    else:
+        typer.echo(result_text(comparison, kind), nl=False)
+
+
+def result_text(comparison: RunComparison, kind: TableFormat) -> str:
+    """The table of results as text for a paper."""
+    from pipelines.cli.output import table_for_papers
+
+    columns, rows = _results(comparison)
+    return table_for_papers(columns, rows, kind)
 
 
 def _print(comparison: RunComparison) -> None:
@@ -73,7 +90,15 @@ def _spec_table(comparison: RunComparison) -> Table:
 
 
 def _result_table(comparison: RunComparison) -> Table:
-    """A row per figure; every group but the first also shows its difference from the first."""
+    columns, rows = _results(comparison)
+    table = _table(*columns)
+    for row in rows:
+        _add(table, *row)
+    return table
+
+
+def _results(comparison: RunComparison) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows, one a figure; every group but the first also shows its difference from the first."""
     from rpg.statistics.wording import CHOSEN
 
     labels = [group.label for group in comparison.groups]
@@ -97,16 +122,15 @@ def _result_table(comparison: RunComparison) -> Table:
     for measure in comparison.measures:
         rows.setdefault(measure.metric, {})[measure.label] = _cell(measure.value, measure.against_first, measure.seeds)
     seeds = [", ".join(str(run.seed) for run in group.runs if run.trains) for group in comparison.groups]
-    table = _table("result", *labels)
+    listed: list[list[str]] = []
     if any(run.trains for group in comparison.groups for run in group.runs):
-        _add(table, "seeds", *(listed or "-" for listed in seeds))
-    _add(table, "states", *(_states(group) for group in comparison.groups))
+        listed.append(["seeds", *(each or "-" for each in seeds)])
+    listed.append(["states", *(_states(group) for group in comparison.groups)])
     steps = {outcome.label: outcome.step for outcome in comparison.outcomes}
     if len(set(steps.values())) > 1:  # a run that paused or ended early is not what it would be at the end
-        _add(table, "evaluated at step", *(str(steps.get(label, "-")) for label in labels))
-    for name, cells in rows.items():
-        _add(table, name, *(cells.get(label, "-") for label in labels))
-    return table
+        listed.append(["evaluated at step", *(str(steps.get(label, "-")) for label in labels)])
+    listed += [[name, *(cells.get(label, "-") for label in labels)] for name, cells in rows.items()]
+    return ["result", *labels], listed
 
 
 def _states(group: Group) -> str:

@@ -8,23 +8,45 @@ from typing import Annotated
 import typer
 
 STARTER = "experiment.yaml"
+SCHEMA = "experiment.schema.json"
 
 
 IGNORED = "# What rpg records, and can make again.\n.rpg/\n"
 
 
-def init(directory: Annotated[Path, typer.Argument(help="Where to write.")] = Path()) -> None:
-    """Writes a commented spec to start from, and a .gitignore. Overwrites nothing."""
+def init(
+    directory: Annotated[Path, typer.Argument(help="Where to write.")] = Path(),
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Problems, .jsonl, .csv or .parquet: the spec names its columns."),
+    ] = None,
+    model: Annotated[str, typer.Option(metavar="DIR", help="With --data: the model, a directory or a Hub id.")] = "",
+    reward: Annotated[str, typer.Option(metavar="NAME", help="With --data: the reward; else exact_match.")] = "",
+) -> None:
+    """Writes a commented spec to start from, the schema by which editors complete it, and a .gitignore.
+
+    Overwrites nothing. With --data and --model the spec is about these.
+    """
+    import json
     import shlex
 
     import specs
     from specs.errors import Issue, SpecError
+    from specs.json_schema import json_schema
 
-    starter = Path(specs.__file__).parent / "experiments" / "starter.yaml"
+    if bool(data) != bool(model) or (reward and not data):
+        raise typer.BadParameter("--data and --model go together, and --reward with them")
+    if data:
+        from pipelines.cli.own_spec import own_spec
+
+        text = own_spec(data, model, reward or "exact_match", directory)
+    else:
+        _, _, text = (Path(specs.__file__).parent / "experiments" / "starter.yaml").read_text("utf-8").partition("\n")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         written = [
-            _write_new(directory / STARTER, starter.read_text("utf-8")),
+            _write_new(directory / STARTER, f"# yaml-language-server: $schema={SCHEMA}\n{text}"),
+            _write_new(directory / SCHEMA, json.dumps(json_schema("experiment")) + "\n"),
             _write_new(directory / ".gitignore", IGNORED),
         ]
     except OSError as error:

@@ -12,10 +12,15 @@ import typer
 from pipelines.cli.options import AsJson, Overrides, SpecFile
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from pipelines.planning.device import Device
     from pipelines.planning.plan import Plan
     from rpg.base.shape import ModelShape
+    from specs.document import Document
+    from specs.errors import Issue
     from specs.schema.experiment import Experiment
+    from specs.study_document import StudyDocument
 
 MOST_RUNS = 8
 """So many are shown one by one."""
@@ -44,17 +49,11 @@ def plan(
     import json
     import sys
 
-    from huggingface_hub import is_offline_mode
-
-    from pipelines.cli.preflight import examined, missing_for, unfinished, unscorable
     from pipelines.cli.resolved import print_resolved
     from pipelines.home.home import Home
-    from pipelines.planning.gpu_hours import precision_warnings
-    from pipelines.planning.memory import memory_warnings
-    from pipelines.planning.plan import make_plan, overlap_warnings
+    from pipelines.planning.plan import make_plan
     from pipelines.planning.weights import weights_in
-    from pipelines.running.gpu_slots import concurrency_warnings
-    from specs.errors import SpecError, in_file_order, render
+    from specs.errors import SpecError, render
     from specs.loader import load_any
     from specs.study_document import StudyDocument
 
@@ -76,7 +75,26 @@ def plan(
     elif as_json:
         print(json.dumps(as_data(made), indent=2))
     else:
-        _print_plan(made, each=all_runs or len(made.runs) <= MOST_RUNS)
+        print_plan(made, each=all_runs or len(made.runs) <= MOST_RUNS)
+    errors, warnings = findings(document, made)
+    if warnings:
+        print(render(warnings, noun="warning"), file=sys.stderr)
+    if errors:
+        raise SpecError(*errors)
+
+
+def findings(document: Document | StudyDocument, made: Plan) -> tuple[list[Issue], list[Issue]]:
+    """Errors and warnings of a plan, from a look at the data and the models of what is still to run."""
+    from huggingface_hub import is_offline_mode
+
+    from pipelines.cli.preflight import examined, missing_for, unfinished, unscorable
+    from pipelines.planning.gpu_hours import precision_warnings
+    from pipelines.planning.memory import memory_warnings
+    from pipelines.planning.plan import overlap_warnings
+    from pipelines.running.gpu_slots import concurrency_warnings
+    from specs.errors import in_file_order
+
+    experiment = made.document
     of_runs = {
         warning
         for run in made.runs
@@ -93,10 +111,8 @@ def plan(
     errors, absent, odd = examined(experiment, to_do)
     if absent and is_offline_mode():
         errors, absent = [*errors, *absent], []
-    if warnings := [*warnings, *missing_for(experiment, to_do), *absent, *odd]:
-        print(render(warnings, noun="warning"), file=sys.stderr)
-    if errors := in_file_order([*errors, *unscorable(experiment, to_do)]):
-        raise SpecError(*errors)
+    warnings = [*warnings, *missing_for(experiment, to_do), *absent, *odd]
+    return in_file_order([*errors, *unscorable(experiment, to_do)]), warnings
 
 
 def as_data(made: Plan) -> dict[str, Any]:
@@ -174,13 +190,14 @@ def _gpu_hours(experiment: Experiment) -> dict[str, float] | None:
     return {**asdict(gpu_hours(experiment, shape)), "total": gpu_hours(experiment, shape).total} if shape else None
 
 
-def _print_plan(made: Plan, *, each: bool) -> None:
+def print_plan(made: Plan, *, each: bool, console: Console | None = None) -> None:
+    """Prints a plan for a reader. `each`: every run, else a summary."""
     from rich.markup import escape
     from rich.table import Table
 
     from pipelines.terminal.console import SafeConsole
 
-    console = SafeConsole(soft_wrap=True)
+    console = console or SafeConsole(soft_wrap=True)
     experiment = made.document.experiment
     console.print(f"[bold]{experiment.name}[/]  {escape(experiment.question)}", end="\n\n")
     colours = {"RUN": "yellow", "RESUME": "cyan", "CACHED": "green"}

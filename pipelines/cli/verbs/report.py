@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipelines.cli.options import Output, ServerRecord
+from pipelines.cli.output import TableFormat
 
 if TYPE_CHECKING:
     from pipelines.home.home import Home
@@ -22,6 +24,13 @@ def report(
     ] = "",
     output: Output = None,
     profile: ServerRecord = "",
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write each chart as SVG, PDF and PNG instead, for a paper."),
+    ] = None,
+    kind: Annotated[
+        TableFormat | None, typer.Option("--format", help="Print the table of results instead, for a paper.")
+    ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Show all reports in a browser, until Ctrl-C.")] = False,
     host: Annotated[str, typer.Option(help="With --serve: the address to serve at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="With --serve; 0: 4202, or a free one if that is taken.")] = 0,
@@ -55,6 +64,9 @@ def report(
         groups = [] if is_study else find_groups(home, name)
         run_ids = study_runs(home, name) if is_study else [run_id for group in groups for run_id in group.run_ids]
         record.refresh(TABLES, only=[f"runs/{run_id}" for run_id in run_ids])
+        if figures is not None or kind is not None:
+            _for_papers(home, name, figures, kind)
+            return
         if is_study:
             page = write_study_report(home, name, output)
         elif is_experiment(home, name):
@@ -65,6 +77,27 @@ def report(
         else:
             page = write_run_report(home, run_ids[0], output)
         typer.echo(page)
+
+
+def _for_papers(home: Home, name: str, figures: Path | None, kind: TableFormat | None) -> None:
+    from pipelines.cli.output import print_json
+    from pipelines.cli.verbs.compare import result_text
+    from pipelines.home.versions import is_experiment
+    from pipelines.report.compare import compare
+    from pipelines.report.evidence import find_groups
+    from pipelines.report.figures import figures_of, save_figures
+
+    if kind is not None:
+        comparison = compare(home, [name])
+        if kind is TableFormat.json:
+            print_json(comparison.to_json())
+        else:
+            shown = TableFormat.markdown if kind is TableFormat.table else kind
+            typer.echo(result_text(comparison, shown), nl=False)
+    if figures is not None:
+        found = figures_of(home, find_groups(home, name), [name] if is_experiment(home, name) else [])
+        for path in save_figures(list(found.values()), figures):
+            typer.echo(path)
 
 
 def _serve(home: Home, host: str, port: int) -> None:

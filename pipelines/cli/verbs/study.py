@@ -11,7 +11,6 @@ from pipelines.cli.options import AsJson, Output, Overrides, Pool, Profile, Stud
 if TYPE_CHECKING:
     from pipelines.home.home import Home
     from pipelines.studies.answers.results import StudyRecord
-    from specs.study_document import StudyDocument
 
 Name = Annotated[str, typer.Argument(metavar="FILE-or-NAME", help="The study's file, or its name.")]
 
@@ -30,15 +29,21 @@ def run(
     """Runs the trials that are still wanted, then those that confirm; called again, goes on where it stopped.
 
     Called in several shells, they share the work."""
+    from pipelines.cli.execute import run_study_here
     from pipelines.cli.output import print_json
     from pipelines.home.home import Home
     from pipelines.studies.answers.answer import answer
     from pipelines.studies.answers.report import write_study_report
     from pipelines.studies.answers.results import StudyRecord
+    from pipelines.studies.execution import StudyInterruptedError
     from specs.loader import load_study_document
 
     home = Home.from_environment()
-    data = _run_here(load_study_document(file, overrides or ()), home, parallel)
+    try:
+        data = run_study_here(load_study_document(file, overrides or ()), home, parallel)
+    except StudyInterruptedError:
+        typer.echo("stopped; the same command goes on from here", err=True)
+        raise typer.Exit(130) from None
     record = StudyRecord.of(data)
     page = write_study_report(home, record.name)
     if as_json:
@@ -159,30 +164,6 @@ def list_studies(as_json: AsJson = False) -> None:
     # A pipe has no width to fit into.
     console = SafeConsole(soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
     console.print(table if records else "no studies yet")
-
-
-def _run_here(document: StudyDocument, home: Home, parallel: int) -> dict[str, Any]:
-    """Runs the study with one Prefect server for all its trials."""
-    from pipelines.cli.preflight import refuse_what_a_stage_would
-    from pipelines.planning.plan import make_plan
-    from pipelines.prefect_server.api import Api
-    from pipelines.processes.reap import reap
-    from pipelines.running.progress import ConsoleProgress
-    from pipelines.studies.execution import StudyInterruptedError
-    from pipelines.studies.workers import StudyStop, more_workers, work
-
-    refuse_what_a_stage_would(document.experiment, make_plan(document.experiment, home).runs, home)
-    home.create()
-    for orphan in reap(home):
-        typer.echo(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", err=True)
-    progress, stop = ConsoleProgress(), StudyStop(home, document.study.name)
-    others = (parallel or document.study.parallel) - 1
-    try:
-        with Api(home) as api, api.connected(), more_workers(document, home, api.url, others):
-            return work(document, home, stop, say=progress.note, progress=progress)
-    except StudyInterruptedError:
-        typer.echo("stopped; the same command goes on from here", err=True)
-        raise typer.Exit(130) from None
 
 
 def _records(home: Home) -> list[dict[str, Any]]:

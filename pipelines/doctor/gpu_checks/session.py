@@ -10,7 +10,7 @@ from pathlib import Path
 from pipelines.doctor.gpu_checks.catalogue import CHECKS
 from pipelines.doctor.gpu_checks.check import Result
 from pipelines.home.home import Home
-from pipelines.launchers import job_file, launcher_of
+from pipelines.launchers import is_rank, job_file, launcher_of
 from pipelines.processes.supervisor import Child, log_tail, supervise
 from pipelines.running.gpu_slots import slot_environment
 from specs.machine.files import read_json, write_json
@@ -69,13 +69,14 @@ def check_gpus(
                     on_result(Result(**read_json(path)))
 
         log = directory / "launcher.log"
+        command = launcher.command(directory, experiment, taken, stage="check")
         child = Child(
             stage="check",
-            command=launcher.command(directory, experiment, taken, stage="check"),
+            command=command,
             log=log,
             record=directory / "process.json",
             environment=slot_environment(taken),
-            signal_children=launcher.signal_children,
+            signal_children=launcher.signal_children and not is_rank(command),
             afterwards=lambda: launcher.end(directory),
         )
         code = supervise(child, stop=lambda: None, tick=show_new)

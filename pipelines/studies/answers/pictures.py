@@ -6,11 +6,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pipelines.report.charts import Line, line_chart
+from pipelines.home.home import Home
+from pipelines.report.charts import Chart, Line, line_chart
 from pipelines.report.dots import Dot, Scale, dot_chart, surface_chart
 from pipelines.report.evidence import show
-from pipelines.report.plots import Mark, ParallelAxis, bar_chart, interval_chart, parallel_chart
-from pipelines.studies.answers.answer import ArmResult, amount
+from pipelines.report.figures import Figure
+from pipelines.report.plots import IntervalChart, Mark, ParallelAxis, bar_chart, interval_chart, parallel_chart
+from pipelines.studies.answers.answer import ArmResult, amount, answer
 from pipelines.studies.answers.importances import Importance
 from pipelines.studies.answers.results import StudyRecord, Trial, pareto_front
 
@@ -26,13 +28,28 @@ Searched = Mapping[str, Any]
 
 def confirmation_chart(record: StudyRecord, arms: Sequence[ArmResult]) -> Markup:
     """The arms' means on fresh seeds with their intervals."""
+    chart = _confirmation(record, arms)
+    return interval_chart(chart.rows, title=chart.title, share=chart.share)
+
+
+def _confirmation(record: StudyRecord, arms: Sequence[ArmResult]) -> IntervalChart:
     rows = [
         (result.arm.label, [Mark(result.arm.label, result.mean, _BASELINE if result.arm.baseline else 0)])
         for result in arms
     ]
     assert record.confirmation is not None
     measure = f"{record.first.metric} on {record.confirmation.dataset}".removesuffix(" on ")
-    return interval_chart(rows, title=f"{measure} on fresh seeds", share=record.first.is_share)
+    return IntervalChart("confirmation", f"{measure} on fresh seeds", rows, record.first.is_share)
+
+
+def study_figures(home: Home, record: StudyRecord) -> dict[str, Figure]:
+    """The figures of a study for a paper: each trial's value by its number, and the arms on fresh seeds."""
+    values = [(float(trial.number), trial.value) for trial in record.finished]
+    history = Chart("history", f"{record.first.measure} by trial", [Line(values, dots=True)], "trial")
+    figures = {history.name: Figure(history)}
+    if arms := answer(home, record).arms:
+        figures["confirmation"] = Figure(_confirmation(record, arms))
+    return figures
 
 
 def history_chart(record: StudyRecord, trials: Sequence[Trial]) -> Markup:

@@ -596,3 +596,41 @@ def _process(arguments: list[str], home: Path, stdin: str) -> "subprocess.Comple
         [sys.executable, "-c", MAIN, *arguments],
         env={**os.environ, "RPG_HOME": str(home)}, input=stdin, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
+
+
+def test_tables_for_papers_say_what_the_table_says(call: Call) -> None:
+    code, latex, _ = call("compare", "sums-s0-aaaa1111", "sums-s1-bbbb2222", "--format", "latex")
+    assert code == 0
+    assert latex.startswith("\\begin{tabular}{lll}\n\\toprule\nresult & ")
+    assert latex.endswith("\\bottomrule\n\\end{tabular}\n")
+    assert "\\\\\n\\midrule\n" in latex
+    _, markdown, _ = call("compare", "sums-s0-aaaa1111", "sums-s1-bbbb2222", "--format", "markdown")
+    assert markdown.splitlines()[1] == "|---|---|---|"
+    _, rows, _ = call("compare", "sums-s0-aaaa1111", "sums-s1-bbbb2222", "--format", "csv")
+    assert len(list(csv.reader(io.StringIO(rows)))) == len(markdown.splitlines()) - 1
+    _, of_one, _ = call("report", "sums-s0-aaaa1111", "--format", "markdown")
+    assert of_one.splitlines()[0].startswith("| result | ")
+
+
+def test_sql_writes_tables_for_papers(call: Call) -> None:
+    query = "select 'a_b & 5 %' as what, 0.25 as value"
+    assert call("sql", query, "--format", "latex")[1] == (
+        "\\begin{tabular}{ll}\n\\toprule\nwhat & value \\\\\n\\midrule\na\\_b \\& 5 \\% & 0.25 \\\\\n"
+        "\\bottomrule\n\\end{tabular}\n"
+    )
+    assert call("sql", query, "--format", "markdown")[1] == "| what | value |\n|---|---|\n| a_b & 5 % | 0.25 |\n"
+
+
+def test_a_difference_that_holds_keeps_its_star_in_a_paper() -> None:
+    from pipelines.cli.output import TableFormat, table_for_papers
+
+    text = table_for_papers(["a"], [["0.5 [0.4, 0.6]\n  +0.1 *"]], TableFormat.latex)
+    assert "0.5 [0.4, 0.6] +0.1$^{*}$" in text
+
+
+def test_a_reports_charts_are_written_for_a_paper(tmp_path: Path, call: Call) -> None:
+    code, out, _ = call("report", "sums-s0-aaaa1111", "--figures", str(tmp_path / "figures"))
+    assert code == 0
+    names = {Path(line).name for line in out.splitlines()}
+    assert {"accuracy-sums.pdf", "accuracy-sums.svg", "accuracy-sums-wide.png"} <= names
+    assert all(Path(line).stat().st_size for line in out.splitlines())

@@ -112,15 +112,63 @@ def test_the_starter_satisfies_the_published_schema(rpg, tmp_path):
 def test_init_writes_a_spec_that_is_valid_and_overwrites_nothing(rpg):
     assert rpg("init", "new") == (
         0,
-        "wrote new/experiment.yaml\nwrote new/.gitignore\nnext: rpg run new/experiment.yaml\n",
+        "wrote new/experiment.yaml\nwrote new/experiment.schema.json\nwrote new/.gitignore\n"
+        "next: rpg run new/experiment.yaml\n",
         "",
     )
     assert Path("new/.gitignore").read_text().splitlines()[-1] == ".rpg/"
     assert rpg("validate", "new/experiment.yaml")[0] == 0
     Path("new/experiment.yaml").write_text("mine")
     Path("new/.gitignore").unlink()
-    assert rpg("init", "new")[:2] == (0, "kept  new/experiment.yaml, which exists\nwrote new/.gitignore\n")
+    kept = "kept  new/experiment.yaml, which exists\nkept  new/experiment.schema.json, which exists\n"
+    assert rpg("init", "new")[:2] == (0, f"{kept}wrote new/.gitignore\n")
     assert Path("new/experiment.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sums.csv", 'question,answer,level\n"1 + 1, please",2,a\n2 + 2,4,b\n'),
+        ("sums.jsonl", '{"Problem": "1 + 1", "solution": "2"}\n'),
+    ],
+)
+def test_init_writes_a_spec_about_ones_own_file_and_model(rpg, name, text):
+    Path("model").mkdir()
+    Path("model/config.json").write_text('{"model_type": "qwen3"}')
+    Path(name).write_text(text)
+    code, out, err = rpg("init", "own", "--data", name, "--model", "model")
+    assert (code, err) == (0, "")
+    assert out.endswith("next: rpg run own/experiment.yaml\n")
+    assert rpg("validate", "own/experiment.yaml")[1] == "own/experiment.yaml: experiment sums: 1 run (1 seed)\n"
+    assert Path("own/experiment.yaml").read_text().startswith("# yaml-language-server: $schema=experiment.schema.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ("--data", "odd.csv", "--model", "m"),
+            "odd.csv: no column is known to hold the prompts\n  given: a, b\n"
+            "  hint: rename the column with the prompts to `prompt`, or write `columns: {prompt: ...}` into the spec by"
+            " hand\n",
+        ),
+        (("--data", "none.csv", "--model", "m"), "none.csv: no such file\n"),
+        (("--data", "odd.txt", "--model", "m"), "odd.txt: is of no known kind\n  allowed: .jsonl, .csv, .parquet\n"),
+        (("--data", "bad.jsonl", "--model", "m"), "bad.jsonl: cannot be read as jsonl: Expecting value"),
+        (
+            ("--data", "odd.csv", "--model", "m", "--reward", "exact_matches"),
+            "--reward: unknown reward\n  given: exact_matches",
+        ),
+    ],
+)
+def test_init_says_what_it_cannot_make_of_a_file(rpg, arguments, told):
+    Path("odd.csv").write_text("a,b\n1,2\n")
+    Path("odd.txt").write_text("a\n")
+    Path("bad.jsonl").write_text("oh\n")
+    code, _, err = rpg("init", "own", *arguments)
+    assert code == 2
+    assert err.startswith(told)
+    assert not Path("own/experiment.yaml").exists()
 
 
 def test_a_command_that_is_named_next_can_be_given_to_a_shell(rpg):

@@ -14,7 +14,7 @@ import specs
 from pipelines.cli import main
 from pipelines.home.home import Home
 
-STARTER = (Path(specs.__file__).parent / "experiments" / "starter.yaml").read_text("utf-8")
+STARTER = (Path(specs.__file__).parent / "experiments" / "starter.yaml").read_text("utf-8").partition("\n")[2]
 MODEL = STARTER[STARTER.index("  source: scratch") : STARTER.index("data:\n")]
 TRAIN = STARTER[STARTER.index("    - source: reasoning_gym") : STARTER.index("  evaluation:   ")]
 STUDY = """\
@@ -39,17 +39,13 @@ MISTAKES: dict[str, tuple[Files, str, str]] = {
         spec("  steps: 40 ", "  step: 40 "),
         "run spec.yaml",
         """\
-spec.yaml:69: training.steps: missing
-    69 | training:
-  allowed: a whole number, at least 1
-  hint: Batches of rollouts.
 spec.yaml:70: training.step: unknown field
     70 |   step: 40                  # batches of prompts_per_step x group_size responses
   allowed: checkpoint, entropy_coef, epochs, export_every_steps, gradient_checkpointing, group_size, guards, \
 kernels, lora, mask_truncated, microbatch_tokens, minibatches, offload, on_not_finite, optimizer, packing, precision, \
 prompts_per_step, ranks, schedule, sequence_parallel_size, skip_zero_advantage, steps, zero_stage
   hint: did you mean `steps`?
-2 errors; nothing was run
+1 error; nothing was run
 """,
     ),
     "a tab": (
@@ -164,7 +160,7 @@ spec.yaml:54: rollout.max_response_length: prompt and response do not fit the mo
         """\
 spec.yaml:56: reward.type: unknown type
     56 | reward: {type: exactmatch}  # or math_verify, math_dapo, reasoning_gym
-  given: "exactmatch"    allowed: code, exact_match, math_dapo, math_verify, reasoning_gym, weighted_sum
+  given: "exactmatch"    allowed: code, exact_match, math_dapo, math_verify, none, python, reasoning_gym, weighted_sum
   hint: did you mean `exact_match`? more are installed as packages with an entry point in `rpg.rewards`
 1 error; nothing was run
 """,
@@ -281,7 +277,7 @@ spec.yaml:56: YAML 1.2 has no merge key `<<`
         "validate spec.yaml --set data.train[0].size=3",
         """\
 --set data.train[0].size=3: data.train[0]: unknown field
-  allowed: deduplicate, evaluation, max_prompt_length, overlap, prompt, train
+  allowed: deduplicate, evaluation, max_prompt_length, order, overlap, prompt, train
   hint: did you mean `data.train.0.size`?
 1 error; nothing was run
 """,
@@ -725,3 +721,40 @@ def test_what_can_hardly_be_meant_is_asked_about(
     with pytest.raises(SystemExit) as end:
         main()
     assert (end.value.code or 0, capsys.readouterr().err) == (0, said)
+
+
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ("resources.device=gpu", "did you mean `cuda`?"),
+        ("objective.type=GRPO", "did you mean `grpo`?"),
+        ("objective.divergence=urkl", "did you mean `unnormalized_reverse`?"),
+        ("training.num_generations=4", "did you mean `group_size`?"),
+        ("rollout.max_completion_length=64", "did you mean `max_response_length`?"),
+        ("training.max_completion_length=64", "here it is `rollout.max_response_length`"),
+        ("objective.beta=0.1", "did you mean `kl_coef`?"),
+        ("objective.epsilon_high=0.28", "here it is `objective.clip.high`"),
+        ("objective.clip.epsilon_high=0.28", "did you mean `high`?"),
+        ("training.optimizer.learning_rate=${LR}", "a spec has no variables: give the value by `--set`"),
+        ("seeds=0,1,2", "a list stands in brackets: [0, 1, 2]"),
+        ("model={source: pretrained, path: $HOME/model}", "write the path itself; `~` stands for your home directory"),
+    ],
+)
+def test_what_others_call_it_is_known(
+    setting: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., tuple[int, str, str]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("spec.yaml").write_text(STARTER)
+    code, _, err = call("validate", "spec.yaml", "--set", setting)
+    assert code == 2
+    assert f"  hint: {hint}" in err
+    assert err.endswith("1 error; nothing was run\n")
+
+
+def test_a_group_of_one_points_at_its_own_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., tuple[int, str, str]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("spec.yaml").write_text(STARTER.replace("group_size: 8", "group_size: 1\n  epochs: 1"))
+    _, _, err = call("validate", "spec.yaml", "--set", "advantage.scale=group_std")
+    assert err.splitlines()[1].strip().endswith("| group_size: 1")

@@ -63,7 +63,8 @@ def test_a_second_call_finds_everything_cached_and_answers_again(done):
     )
 
 
-def test_a_plan_loads_what_it_looks_at_and_no_more(lab):
+def test_a_plan_loads_what_it_looks_at_and_no_more(lab, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ASSETS_CACHE", str(tmp_path / "assets"))
     program = f"import sys\ntry:\n    {COMMAND}\nfinally:\n    print(*sys.modules, file=sys.stderr)"
     planned = finished(lab.start_program(program, "plan", str(lab.spec), "--json"))
     actions = {stage["stage"]: stage["action"] for stage in json.loads(planned.out)["runs"][0]["stages"]}
@@ -71,6 +72,12 @@ def test_a_plan_loads_what_it_looks_at_and_no_more(lab):
     loaded = {*planned.err.split()}
     assert "tokenizers" in loaded, "the prompts' lengths"
     assert not {"torch", "prefect", "duckdb", "optuna", "fsspec", "httpx"} & loaded
+    # The same look would find the same: the next plan takes that as known. A look at something else does not.
+    again = finished(lab.start_program(program, "plan", str(lab.spec), "--json"))
+    assert json.loads(again.out) == json.loads(planned.out)
+    assert not {"tokenizers", "transformers", "reasoning_gym"} & {*again.err.split()}
+    longer = finished(lab.start_program(program, "plan", str(lab.spec), "--set", "rollout.max_response_length=5"))
+    assert "tokenizers" in longer.err.split()
 
 
 def test_another_number_of_samples_evaluates_again_and_trains_nothing(done):

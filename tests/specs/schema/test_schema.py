@@ -39,8 +39,9 @@ def test_every_section_is_strict_frozen_and_described():
 
 
 def test_the_json_schema_carries_the_documentation_and_knows_extends():
-    schema = json_schema("experiment")
-    assert schema["properties"]["seeds"]["description"].startswith("One run each")
-    assert schema["properties"]["extends"]["type"] == "string"
-    assert {"required": ["extends"]} in schema["anyOf"]
-    assert json_schema("study")["properties"]["trials"]["minimum"] == 1
+    schema = json_schema("experiment")["$defs"]
+    assert schema["File"]["properties"]["seeds"]["description"].startswith("One run each")
+    assert schema["File"]["properties"]["extends"]["type"] == "string"
+    assert "required" not in schema["TrainingPart"]
+    assert "steps" in schema["Training"]["required"]
+    assert json_schema("study")["$defs"]["File"]["properties"]["trials"]["minimum"] == 1

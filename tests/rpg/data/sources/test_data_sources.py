@@ -305,3 +305,42 @@ def test_a_set_without_clusters_is_identified_as_it_was() -> None:
     named = Source.model_validate({"source": "jsonl", "path": "/data/a.jsonl", "cluster": "theme"}).identity()
     assert "cluster" not in plain
     assert named == plain | {"cluster": "theme"}
+
+
+def csv_file(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_csv_names_its_columns_in_the_first_line(tmp_path: Path) -> None:
+    file = csv_file(tmp_path / "sums.csv", '\ufeffquestion,answer,level\n"1 + 1,\nplease",2,easy\n\n2 + 2,4,hard\n')
+    columns = {"prompt": "question", "answer": "answer", "keep": ["level"]}
+    first, second = read(source="csv", path=str(file), columns=columns)
+    assert (first.question, first.answer, first.dataset) == ("1 + 1,\nplease", "2", "sums")
+    assert (first.metadata, second.metadata) == ({"level": "easy"}, {"level": "hard"})
+    semicolons = csv_file(tmp_path / "more.csv", "prompt;answer\n1;2\n")
+    (problem,) = read(source="csv", path=str(semicolons), delimiter=";", columns={"answer": "answer"})
+    assert problem.answer == "2"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2,3\n", "bad.csv, line 2: 3 values for 2 columns"),
+        ("a,a\n1,2\n", "bad.csv: its first line must name the columns, each once"),
+        ('a,b\n1,"2\n', "bad.csv, line 2: not CSV: unexpected end of data"),
+        ("prompt,b\n1,2\n", "bad.csv, line 2 has no column `answer`"),
+    ],
+)
+def test_a_csv_file_that_is_wrong_is_told_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    file = csv_file(tmp_path / "bad.csv", text)
+    columns = {"prompt": text.partition(",")[0], "answer": "answer" if "prompt" in text else "b"}
+    assert wrong(source="csv", path=str(file), columns=columns).message == message
+
+
+def test_columns_that_are_kept_are_the_problems_own(tmp_path: Path) -> None:
+    file = parquet(tmp_path / "maths.parquet", DAPO_ROW | {"level": 3})
+    (problem,) = read(source="parquet", path=str(file), columns={"keep": ["level", "reward_model.style"]})
+    assert problem.metadata == {"level": 3, "reward_model.style": "rule"}
+    issue = wrong(source="parquet", path=str(file), columns={"keep": ["levels"]})
+    assert (issue.message, issue.path) == ("maths.parquet has no column `levels`", ("columns", "keep"))

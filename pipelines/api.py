@@ -1,0 +1,411 @@
+"""The door in Python: `load` a spec, plan it, run it here or hand it to a server, and take what came of it.
+
+Everything goes through the stages and the cache that the command line has, under RPG_HOME.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from io import StringIO
+from typing import TYPE_CHECKING, Any, Literal
+
+from pipelines.home.home import Home
+from specs.document import Document
+from specs.errors import Issue, RpgError, SpecError, render
+from specs.loader import Kind, Spec, kind_of, load_any
+from specs.schema.experiment import Experiment
+from specs.schema.study import Study
+from specs.study_document import StudyDocument
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pipelines.planning.plan import Plan
+    from pipelines.prefect_flows.submit import Submitted
+    from pipelines.report.evidence import Group
+    from pipelines.report.figures import Figure
+    from pipelines.report.statistics import Verdict
+    from pipelines.studies.answers.results import StudyRecord
+
+_GOES_ON = "what ran is saved; the same call goes on from here"
+
+
+class RunError(RpgError):
+    """Runs that did not end well. `Job.outcome` has what there is of the others."""
+
+
+def load(
+    spec: Spec,
+    *,
+    set: Mapping[str, Any] | None = None,
+    rewards: Mapping[str, Callable[..., Any]] | None = None,
+) -> "Job":
+    """Reads an experiment, a study or an evaluation of models as they are.
+
+    Args:
+        spec: a file, or a mapping that says what a file would; its paths are relative to the working directory.
+        set: path -> value, laid over the spec as `--set` does: `{"training.steps": 10}`.
+        rewards: name -> function that scores responses where the spec says `reward: {type: NAME}`. It is written to a
+            file with what it uses, and is then a reward of type python.
+    Raises:
+        SpecError: everything that is wrong, each at its file and line, or, of a mapping, at the path of its key.
+    """
+    from pipelines.planning.weights import weights_in
+
+    written = {}
+    if rewards:
+        from pipelines.exchange.reward_file import write_rewards
+
+        written = write_rewards(rewards, Home.from_environment())
+    document = load_any(spec, set or {}, weights_of=weights_in(Home.from_environment()), rewards=written)
+    for name, reward in written.items():
+        if not any(f"'path': {reward['path']!r}" in str(source) for source in _sources(document)):
+            issue = Issue(f"no reward of the spec is {name!r}", ("rewards", name), hint=f"reward: {{type: {name}}}")
+            raise SpecError(issue)
+    return Job(document, kind_of(spec))
+
+
+def _sources(document: Document | StudyDocument) -> list[dict[str, Any]]:
+    if isinstance(document, StudyDocument):
+        return [document.source, document.experiment.source]
+    return [document.source]
+
+
+@dataclass(frozen=True, repr=False)
+class Job:
+    """An experiment, a study or an evaluation, ready to be planned and run."""
+
+    document: Document | StudyDocument
+    """The spec as read and checked."""
+    kind: Kind
+
+    @property
+    def name(self) -> str:
+        """The spec's name."""
+        return self._spec.name
+
+    @property
+    def question(self) -> str:
+        """The spec's question."""
+        return self._spec.question
+
+    @property
+    def _spec(self) -> Experiment | Study:
+        return self.document.study if isinstance(self.document, StudyDocument) else self.document.experiment
+
+    @property
+    def _experiment(self) -> Document:
+        return self.document.experiment if isinstance(self.document, StudyDocument) else self.document
+
+    def plan(self) -> "JobPlan":
+        """What would run, what is done, and why, as `rpg plan`. Changes nothing.
+
+        Raises:
+            SpecError: the data or the model that the spec names is wrong.
+        """
+        from pipelines.cli.verbs.plan import findings
+        from pipelines.planning.plan import make_plan
+
+        plan = make_plan(self._experiment, Home.from_environment())
+        errors, warnings = findings(self.document, plan)
+        if errors:
+            raise SpecError(*errors)
+        return JobPlan(self.document, plan, tuple(warnings))
+
+    def run(self, parallel: int | Literal["auto"] = 1, progress: bool = True) -> "Outcome":
+        """Runs it here, as `rpg run`, `rpg study run` and `rpg evaluate` do; what is done already is reused.
+
+        Ctrl-C, in a notebook its stop button, saves what is under way and raises KeyboardInterrupt: the same call goes
+        on from there. Call it in the main thread.
+
+        Args:
+            parallel: runs (of a study, trials) at a time; auto: as many as GPU slots are free for.
+            progress: lines on stderr say how far it is.
+        Raises:
+            RunError: a run failed; the others were run all the same.
+            SpecError: the data or the model that the spec names is wrong.
+        """
+        home = Home.from_environment()
+        if isinstance(self.document, StudyDocument):
+            self._run_study(self.document, home, parallel, progress)
+        else:
+            self._run(self.document, home, parallel, progress)
+        return self.outcome()
+
+    def _run(self, document: Document, home: Home, parallel: int | str, progress: bool) -> None:
+        from pipelines.cli.execute import run_here
+
+        outcomes = run_here(document, home, parallel=str(parallel), quiet=not progress)
+        if any(outcome.interrupted for outcome in outcomes):
+            raise KeyboardInterrupt(_GOES_ON)
+        bad = [outcome for outcome in outcomes if outcome.status != "finished"]
+        if bad:
+            listed = "\n".join(f"  {each.run.run_id} {each.status}: {each.error or 'see its log'}" for each in bad)
+            raise RunError(f"{len(bad)} of {len(outcomes)} runs did not finish\n{listed}")
+
+    def _run_study(self, document: StudyDocument, home: Home, parallel: int | str, progress: bool) -> None:
+        from pipelines.cli.execute import run_study_here
+        from pipelines.studies.answers.report import write_study_report
+        from pipelines.studies.answers.results import StudyRecord
+        from pipelines.studies.execution import StudyInterruptedError
+
+        try:
+            at_once = 0 if parallel == "auto" else int(parallel)
+            record = StudyRecord.of(run_study_here(document, home, at_once, quiet=not progress))
+        except StudyInterruptedError:
+            raise KeyboardInterrupt(_GOES_ON) from None
+        write_study_report(home, record.name)
+        if not record.finished:
+            reasons = "".join(f"\n  trial {each.number}: {each.reason}" for each in record.trials[:5])
+            raise RunError(f"no trial of the study finished{reasons}")
+
+    def submit(self, profile: str | None = None) -> "Submissions":
+        """Hands it to the workers of a Prefect server, as `rpg submit` does.
+
+        Args:
+            profile: an API's URL or the name of a Prefect profile; None: RPG_PROFILE, else what `rpg up` started.
+        Raises:
+            SpecError: there is no such server, or it refuses.
+        """
+        import os
+
+        from pipelines.cli.preflight import refuse_what_a_stage_would
+        from pipelines.planning.plan import make_plan
+        from pipelines.prefect_flows.submit import submit_document
+        from pipelines.prefect_server.client import api_url
+        from pipelines.studies.flow import submit_study
+
+        home, profile = Home.from_environment(), os.environ.get("RPG_PROFILE", "") if profile is None else profile
+        api_url(home, profile)  # before the look at the data, which takes long
+        refuse_what_a_stage_would(self._experiment, make_plan(self._experiment, home).runs, None)
+        if isinstance(self.document, StudyDocument):
+            links = submit_study(self.document, home, profile, workers=self.document.study.parallel, say=_say)
+            return Submissions((self.name, link) for link in links)
+        submitted: Sequence[Submitted] = submit_document(self.document, home, profile, say=_say)
+        return Submissions((each.run_id, each.link) for each in submitted)
+
+    def outcome(self) -> "Outcome":
+        """What came of it so far, from the record.
+
+        Raises:
+            RpgError: none of it has been run.
+        """
+        home = Home.from_environment()
+        if isinstance(self.document, StudyDocument):
+            return Outcome(home, self.document.study.name, self.question, ())
+        from pipelines.planning.plan import make_plan
+
+        return Outcome(home, self.name, self.question, tuple(run.run_id for run in make_plan(self.document, home).runs))
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.name}: {self.question}>" if self.question else f"<{self.kind} {self.name}>"
+
+
+@dataclass(frozen=True, repr=False)
+class JobPlan:
+    """What would run, what is done, and why. `print` shows it as `rpg plan` does."""
+
+    document: Document | StudyDocument
+    plan: "Plan"
+    """Runs and stages; of a study those of its experiment."""
+    warnings: "tuple[Issue, ...]"
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The plan as `rpg plan --json` has it."""
+        from pipelines.cli.study_plan import study_plan_data
+        from pipelines.cli.verbs.plan import as_data
+
+        if isinstance(self.document, StudyDocument):
+            return study_plan_data(self.document, self.plan, Home.from_environment())
+        return as_data(self.plan)
+
+    def __str__(self) -> str:
+        from pipelines.cli.study_plan import print_study_plan
+        from pipelines.cli.verbs.plan import MOST_RUNS, print_plan
+        from pipelines.terminal.console import SafeConsole
+
+        text = StringIO()
+        console = SafeConsole(text, soft_wrap=True, width=160, force_jupyter=False)
+        if isinstance(self.document, StudyDocument):
+            print_study_plan(self.document, self.data, console)
+        else:
+            print_plan(self.plan, each=len(self.plan.runs) <= MOST_RUNS, console=console)
+        told = render(self.warnings, noun="warning") if self.warnings else ""
+        return text.getvalue() + told
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+class Submissions(list[tuple[str, str]]):
+    """(run, its page on the dashboard) of each flow run that a worker will take up."""
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f'<li>{escape(name)} <a href="{escape(link)}">{escape(link)}</a></li>' for name, link in self)
+        return f"<ul>{rows}</ul>"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """One run of a job, as it is on record."""
+
+    run_id: str
+    name: str
+    seed: int | None
+    """None: nothing was trained."""
+    values: dict[str, Any]
+    """The matrix fields' values in this run; of a study's trial its parameters."""
+    status: str
+    """finished, failed, cancelled, running, pending or crashed; planned: it was not begun."""
+    reason: str
+    """Why it failed or was cancelled."""
+
+
+@dataclass(frozen=True, repr=False)
+class Outcome:
+    """What came of a job, read from the record when it is first asked for."""
+
+    home: Home
+    name: str
+    question: str
+    run_ids: tuple[str, ...]
+    """The job's runs; none: it is a study."""
+
+    @cached_property
+    def runs(self) -> list[JobRun]:
+        """The job's runs, in the order of the plan; a study's in that of its trials."""
+        if not self.run_ids:
+            return [self._run(run_id, dict(trial.params)) for trial in self._study.trials for run_id in trial.run_ids]
+        return [self._run(run_id) for run_id in self.run_ids]
+
+    @cached_property
+    def verdict(self) -> "Verdict":
+        """What may be said: `.best`, `.differences` and `.text`. Of one group of seeds there is the text alone."""
+        from dataclasses import replace
+
+        from pipelines.report.statistics import Verdict
+
+        text, said = self._said()
+        return replace(said, text=text) if said else Verdict(None, (), text, (), {})
+
+    def table(self) -> "pd.DataFrame":
+        """The figures: a row for each group of seeds on each evaluation set, of a study for each trial."""
+        import pandas as pd
+
+        if not self.run_ids:
+            rows = [
+                {
+                    "trial": trial.number,
+                    "state": trial.state,
+                    "baseline": trial.baseline,
+                    "value": trial.value,
+                    "low": trial.interval.low if trial.interval else None,
+                    "high": trial.interval.high if trial.interval else None,
+                    **trial.params,
+                }
+                for trial in self._study.trials
+            ]
+            return pd.DataFrame(rows)
+        from pipelines.report.answer.rows import outcome_rows
+
+        return pd.DataFrame(outcome_rows(self._outcomes))
+
+    def figure(self, name: str) -> "Figure":
+        """One figure by its name: `reward/mean`, `accuracy/held_out`; see `figures`."""
+        if name not in self.figures:
+            raise RpgError(f"there is no figure {name!r}; there are: {', '.join(self.figures)}")
+        return self.figures[name]
+
+    @cached_property
+    def figures(self) -> "dict[str, Figure]":
+        """All figures by name."""
+        from pipelines.report.evidence import study_groups
+        from pipelines.report.figures import figures_of
+        from pipelines.studies.answers.pictures import study_figures
+
+        if not self.run_ids:
+            return study_figures(self.home, self._study) | figures_of(self.home, study_groups(self.home, self.name), [])
+        return figures_of(self.home, self._groups, [self._version])
+
+    @cached_property
+    def _study(self) -> "StudyRecord":
+        from pipelines.studies.answers.results import read_study
+
+        return read_study(self.home, self.name)
+
+    @cached_property
+    def _version(self) -> str:
+        """NAME@VERSION of the experiment's version that has the job's runs; NAME where none has."""
+        from pipelines.home.versions import versions_in
+        from specs.machine.files import read_json
+
+        for version in versions_in(read_json(self.home.experiment(self.name) / "experiment.json")):
+            if set(self.run_ids) <= set(version.runs):
+                return f"{self.name}@{version.number}"
+        return self.name
+
+    @cached_property
+    def _groups(self) -> "list[Group]":
+        from pipelines.report.evidence import Group, experiment_groups
+
+        if not any((self.home.run(run_id) / "run.json").is_file() for run_id in self.run_ids):
+            raise RpgError(f"{self.name} has not been run yet with these values: `job.run()`, or `job.submit()`")
+        groups = []
+        for group in experiment_groups(self.home, self._version):
+            if runs := tuple(run for run in group.runs if run.run_id in self.run_ids):
+                label = self.name if group.label == self._version else group.label
+                groups.append(Group(label, runs))
+        return groups
+
+    @cached_property
+    def _outcomes(self) -> Any:
+        from pipelines.report.answer import answers_of, outcomes_of
+        from storage import Store
+
+        with Store.open(self.home.root) as store:
+            return outcomes_of(answers_of(self.home, store, self._groups, [self._version]))
+
+    def _said(self) -> "tuple[str, Verdict | None]":
+        """The answer in words, and the verdict that it rests on, if there is one."""
+        if not self.run_ids:
+            from pipelines.studies.answers.answer import answer, confirmed
+
+            of_arms = confirmed(self.home, self._study).verdict if self._study.measured else None
+            return answer(self.home, self._study).sentence, of_arms
+        from pipelines.report.answer import answers_of
+        from pipelines.report.evidence import metric_curves
+        from pipelines.report.signal import not_scored, whole_answer
+        from storage import Store
+
+        with Store.open(self.home.root) as store:
+            found = answers_of(self.home, store, self._groups, [self._version])
+            curves = metric_curves(store, self.run_ids)
+            failed = not_scored(store, self._groups)
+        text = whole_answer(self.home, self._version, self._groups, found, curves, failed)
+        return text, next((answer.verdict for answer in found if answer.verdict), None)
+
+    def _run(self, run_id: str, values: dict[str, Any] | None = None) -> JobRun:
+        from pipelines.report.evidence import load_run
+
+        run = load_run(self.home, run_id)
+        planned = not (run.path / "run.json").is_file()
+        reason = str(run.read("state.json").get("reason") or "")
+        status = "planned" if planned else run.status
+        return JobRun(run_id, run.name, run.seed, run.values if values is None else values, status, reason)
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.verdict.text}"
+
+    def _repr_html_(self) -> str:
+        curves = [figure for name, figure in self.figures.items() if name in ("reward/mean", "history")]
+        drawn = "".join(figure.svg("page") for figure in curves[:1])
+        return f"<p><b>{escape(self.question)}</b></p><p>{escape(self.verdict.text)}</p>{self.table().to_html()}{drawn}"
+
+
+def _say(note: str) -> None:
+    print(note, file=sys.stderr)

@@ -1,0 +1,19 @@
+"""Modules that a stage's process begins with where it is a fork: see `pipelines.processes.forking`."""
+
+from collections.abc import Sequence
+
+from specs.schema.experiment import Experiment
+
+_OF_STAGE = {
+    "data": ("specs.document", "rpg.data.staging"),
+    "base": ("specs.document", "rpg.base.stage"),
+    "train": ("deepspeed", "rpg.components", "rpg.run_recorder.recorder", "rpg.rollouts.source", "rpg.trainer"),
+    "evaluate": ("specs.document", "rpg.evaluation.stage"),
+}
+"""None is itself a program that a process runs, and none of them computes anything as it is imported."""
+
+
+def imports_of(experiment: Experiment, stage: str, slots: Sequence[str]) -> Sequence[str] | None:
+    """The stage's modules; None where its process has to begin anew: for GPUs, or for an engine that starts processes
+    of its own."""
+    return None if slots or experiment.rollout.engine == "vllm" else _OF_STAGE[stage]

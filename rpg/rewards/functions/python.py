@@ -1,0 +1,149 @@
+"""A function in a file of one's own."""
+
+import ast
+import hashlib
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from rpg.rewards.score import Score
+from rpg.types import Problem
+from specs.errors import Issue, IssueError
+from specs.schema.base import names_path
+from specs.schema.reward import Reward
+
+_TRL = "completions"
+"""The argument by which a function of TRL's signature is known."""
+
+
+class Python(Reward):
+    """Calls a function of a Python file, in the scoring sandbox alone: without a network, and with no file of the
+    machine but Python and its packages. Needs bubblewrap.
+
+    The function names what it wants: `response`, `answer`, `prompt`, `problem`, or a column of the data. It returns a
+    number. One that takes `completions`, as TRL's do, is given lists of one, and returns such a list.
+    """
+
+    sealed: ClassVar = "always"
+    libraries: ClassVar[tuple[str, ...]] = ("python",)
+
+    path: str = names_path("file")
+    """The file, relative to the spec file. Nothing else of yours can be imported in it but installed packages."""
+    function: str = Field("score", pattern=r"^[^\W\d]\w*$")
+    """The function's name."""
+    code: str = Field("", max_length=1 << 16)
+    """The file's text, at most 64 KiB. It is put here when a spec is read, and goes where the spec goes."""
+    gives: str = Field("right_or_wrong", pattern="^(right_or_wrong|grades)$")
+    """right_or_wrong: a number of at least 1 is a right answer. grades: numbers say how good a response is, and
+    evaluations have their mean, `score@k`."""
+    least: float | None = None
+    """With grades: the least number that there can be, with which a seed whose training failed counts. Left out: none
+    is known."""
+
+    _function: Callable[..., Any] | None = PrivateAttr(None)
+    _broken: BaseException | None = PrivateAttr(None)
+
+    @model_validator(mode="after")
+    def _check(self) -> "Python":
+        if issue := next(self._issues(), None):
+            raise IssueError(issue)
+        return self
+
+    def _issues(self) -> Iterator[Issue]:
+        if not self.code:
+            yield Issue("the file is empty", ("path",), self.path)
+            return
+        try:
+            tree = ast.parse(self.code)
+        except (SyntaxError, ValueError) as error:
+            line, text = getattr(error, "lineno", 0) or 0, getattr(error, "text", "") or ""
+            words = getattr(error, "msg", str(error))
+            yield Issue(f"is no Python: {words}", ("path",), file=self.path, line=line, snippet=text)
+            return
+        functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        if self.function not in functions:
+            allowed = ", ".join(functions) or "the file has no function"
+            yield Issue("the file has no such function", ("function",), self.function, allowed)
+        if self.least is not None and self.gives != "grades":
+            yield Issue("belongs to gives: grades", ("least",), f"{self.least:g}")
+
+    def identity(self) -> dict[str, Any]:
+        """See Spec: the file by its content, wherever it lies."""
+        plain = super().identity()
+        del plain["path"]
+        return plain | {"code": {"content": hashlib.sha256(self.code.encode()).hexdigest()}}
+
+    def grades(self) -> bool:
+        """See Reward."""
+        return self.gives == "grades"
+
+    def worst_value(self) -> float | None:
+        """See Reward."""
+        return self.least
+
+    def written_in(self) -> tuple[str, ...]:
+        """See Reward."""
+        return (self.path,)
+
+    def prepare(self) -> None:
+        """See Reward: runs the file. What it raises is told of each response."""
+        names: dict[str, Any] = {"__name__": "reward", "__file__": self.path}
+        try:
+            exec(compile(self.code, self.path, "exec"), names)
+            self._function = names[self.function]
+        except (Exception, SystemExit) as error:
+            self._broken = error
+
+    def score(self, problem: Problem, response: str) -> Score:
+        """See Reward."""
+        if self._broken is not None:
+            if isinstance(self._broken, Exception):
+                raise self._broken
+            raise RuntimeError(f"{self.path} ended its process when it was read")
+        assert self._function is not None
+        taken = inspect.signature(self._function).parameters
+        value = self._of_one(problem, response, taken) if _TRL in taken else self._plain(problem, response, taken)
+        if isinstance(value, Score):
+            return value
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise TypeError(f"{self.function} returned {value!r}, and not a number") from None
+        if not math.isfinite(number):
+            raise ValueError(f"{self.function} returned {number}")
+        return Score.of(number, None)
+
+    def _plain(self, problem: Problem, response: str, taken: Any) -> Any:
+        assert self._function is not None
+        known = _columns(problem) | {"problem": problem, "response": response}
+        return self._function(**self._wanted(known, taken))
+
+    def _of_one(self, problem: Problem, response: str, taken: Any) -> Any:
+        assert self._function is not None
+        columns = _columns(problem)
+        known = {name: [value] for name, value in columns.items()}
+        known |= {"prompts": [problem.prompt], _TRL: [response]}
+        values = self._function(**self._wanted(known, taken))
+        if not isinstance(values, (list, tuple)) or len(values) != 1:
+            raise TypeError(f"{self.function} returned {values!r}, and not a list with one number for one completion")
+        return values[0]
+
+    def _wanted(self, known: dict[str, Any], taken: Any) -> dict[str, Any]:
+        """The arguments that the function takes. ValueError where one is missing."""
+        kinds = {parameter.kind for parameter in taken.values()}
+        named = {name: each for name, each in taken.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+        absent = [name for name, each in named.items() if name not in known and each.default is each.empty]
+        if absent:
+            raise ValueError(f"{self.function} takes {absent[0]!r}, and there is only: {', '.join(known)}")
+        if inspect.Parameter.VAR_KEYWORD in kinds:
+            return known
+        return {name: value for name, value in known.items() if name in named}
+
+
+def _columns(problem: Problem) -> dict[str, Any]:
+    """The problem's columns by name."""
+    own = {"prompt": problem.prompt, "answer": problem.answer, "dataset": problem.dataset}
+    return {**problem.metadata, **own}

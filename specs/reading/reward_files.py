@@ -1,0 +1,92 @@
+"""Rewards of type python: the text of their files is put into the tree, so that it goes where the spec goes."""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from specs.bounds import NotPlainError, TooLargeError, read_within
+from specs.errors import Issue, Path, SpecError
+from specs.reading.yaml import YamlNode
+
+OwnRewards = Mapping[str, Mapping[str, Any]]
+"""Name -> the reward that it stands for."""
+NONE_OWN: OwnRewards = {}
+MOST_BYTES = 1 << 16
+_FILE = re.compile(r"(^|\.)reward\.(path|code)$")
+_HOLDERS = (("matrix", "product"), ("matrix", "zip"), ("parameters",), ("overrides",))
+"""Sections whose keys are paths of fields."""
+
+
+def with_reward_files(root: YamlNode, own: OwnRewards = NONE_OWN) -> YamlNode:
+    """The tree with the files' texts as `code`, and with what each name in `own` stands for. Raises SpecError."""
+    issues: list[Issue] = []
+    completed = _completed(root, (), False, own, issues)
+    issues += _varied_apart(root)
+    if issues:
+        raise SpecError(*issues)
+    return completed
+
+
+def _completed(node: YamlNode, path: Path, in_reward: bool, own: OwnRewards, issues: list[Issue]) -> YamlNode:
+    if isinstance(node.value, list):
+        items = [_completed(child, (*path, i), in_reward, own, issues) for i, child in enumerate(node.value)]
+        return YamlNode(items, node.at)
+    if not isinstance(node.value, dict):
+        return node
+    entries = {
+        key: _completed(child, (*path, key), in_reward or _names_reward(key), own, issues)
+        for key, child in node.value.items()
+    }
+    kind = entries["type"].value if "type" in entries else None
+    if in_reward and isinstance(kind, str) and kind in own:
+        entries |= {key: YamlNode(value, node.at) for key, value in own[kind].items()}
+        kind = entries["type"].value
+    if in_reward and kind == "python" and "path" in entries:
+        _put_text(entries, path, issues)
+    return YamlNode(entries, node.at)
+
+
+def _names_reward(key: str) -> bool:
+    return key == "reward" or key.endswith(".reward")
+
+
+def _put_text(entries: dict[str, YamlNode], path: Path, issues: list[Issue]) -> None:
+    """Reads the file of a reward into its `code`; what keeps it from that becomes an issue."""
+    named = entries["path"]
+    if not isinstance(named.value, str) or not named.value:
+        return  # the schema says so
+    folder = os.path.dirname(named.at.file) if named.at.line else ""
+    full = os.path.abspath(os.path.join(folder, os.path.expanduser(named.value)))
+    at, wrong = named.at, ""
+    try:
+        data = read_within(full)
+        if len(data) > MOST_BYTES:
+            raise TooLargeError
+        text = data.decode()
+    except (TooLargeError, NotPlainError):
+        wrong = "is no file of at most 64 KiB"
+    except FileNotFoundError:
+        wrong = "no such file"
+    except (OSError, ValueError) as error:
+        wrong = f"cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}"
+    else:
+        entries["path"] = YamlNode(full, at)
+        entries["code"] = YamlNode(text, at)
+    if wrong:
+        issues.append(Issue(wrong, (*path, "path"), named.value, "", "", at.file, at.line, at.snippet))
+
+
+def _varied_apart(root: YamlNode) -> list[Issue]:
+    """Issues with keys that would give a reward another file without its text."""
+    issues = []
+    for section in _HOLDERS:
+        holder: YamlNode | None = root
+        for key in section:
+            holder = holder.value.get(key) if holder and isinstance(holder.value, dict) else None
+        for name, node in holder.value.items() if holder and isinstance(holder.value, dict) else ():
+            if _FILE.search(name):
+                hint = f"vary the whole reward: {name.rpartition('.')[0]}: [{{type: python, path: ...}}, ...]"
+                at, where = node.at, (*section, name)
+                issues.append(Issue("cannot vary by itself", where, "", "", hint, at.file, at.line, at.snippet))
+    return issues
