@@ -70,8 +70,9 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        logprobs, entropy, normaliser = (hidden.new_empty(hidden.shape[0], dtype=wide) for _ in range(3))
         in_kernel = bias is None and wide == torch.float32 and has_head_kernel(hidden.device)
+        logprobs, entropy = (hidden.new_empty(hidden.shape[0], dtype=wide) for _ in range(2))
+        normaliser = hidden.new_empty(hidden.shape[0], dtype=torch.float64 if in_kernel else wide)
         block = _block(hidden, weight, chunk)
         powers = block if in_kernel else _block(hidden, weight, chunk)
         head = _head(weight, wide)
@@ -99,7 +100,7 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, normaliser, entropy = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        wide = normaliser.dtype
+        wide = entropy.dtype
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=wide) if wants_weight else None
         grad_bias = torch.zeros_like(bias, dtype=wide) if wants_bias else None
@@ -176,7 +177,7 @@ def _kernel_is_right(device: torch.device) -> bool:
     targets = torch.tensor([0, 4095, 5000], device=device)
     log_p = torch.log_softmax(logits, -1)
     entropy = -(log_p.exp() * log_p).sum(-1)
-    expected = [log_p.gather(1, targets[:, None])[:, 0], entropy, torch.logsumexp(logits, -1)]
+    expected = [log_p.gather(1, targets[:, None])[:, 0], entropy, torch.logsumexp(logits.double(), -1)]
     found = _kernel().logprobs_of(logits, targets, 1.0)
     ones = torch.ones(3, device=device)
     gradients = {"from_logprobs": ones, "from_entropies": ones, "temperature": 1.0, "dtype": torch.float32}

@@ -101,7 +101,8 @@ def test_given_tokens_are_counted_beside_sampled_ones(
     assert shape is not None
     assert memory_estimate(several, shape) == memory_estimate(one_turn, shape)
     hours = [gpu_hours(each, shape) for each in (several, one_turn)]
-    assert hours[0].training == hours[1].training
+    # A token that is given does not go through the output head.
+    assert (hours[0].training < hours[1].training) is (sampled < whole)
     # A token that is given is read with others of its response; one that is sampled waits for the one before.
     assert (hours[0].sampling < hours[1].sampling) is (sampled < whole)
 
@@ -456,25 +457,15 @@ def test_groups_that_may_be_sampled_again_take_their_hours(tmp_path: Path) -> No
 
 
 def test_logprobs_that_the_sampler_gives_cost_no_pass_and_those_that_advantages_need_cost_all(tmp_path: Path) -> None:
-    """3 epochs with a backward of twice a forward: 9 forwards, and 0, a half or 1 for the old logprobs; RLOO's
-    reference takes one more."""
+    """The old logprobs take no forward, a half or 1; RLOO's reference takes one more."""
     plain = experiment(tmp_path)
     shape = model_shape(plain)
     assert shape is not None
     trusting = experiment(tmp_path, "qwen3", "rollout={max_response_length: 8, trust_logprobs: true}")
     in_reward = experiment(tmp_path, "qwen3", "objective={type: rloo}")
-    hours = [gpu_hours(spec, shape).training for spec in (trusting, plain, in_reward)]
-    assert hours == pytest.approx([hours[0], hours[0] * 9.5 / 9, hours[0] * 11 / 9])
-
-
-def test_only_what_recomputes_matrix_products_takes_their_time_again(tmp_path: Path) -> None:
-    """3 epochs take 9 forwards and a half, and 12 and a half where each is made twice."""
-    kinds = (f"training.gradient_checkpointing={kind}" for kind in ("false", "selective", "true"))
-    specs = [experiment(tmp_path, "qwen3", kind) for kind in kinds]
-    shape = model_shape(specs[0])
-    assert shape is not None
-    none, selective, whole = (gpu_hours(spec, shape).training for spec in specs)
-    assert (selective, whole) == pytest.approx((none, none * 12.5 / 9.5))
+    none, half, two = (gpu_hours(spec, shape).training for spec in (trusting, plain, in_reward))
+    assert none < half
+    assert two - none == pytest.approx(4 * (half - none))
 
 
 def test_gpus_of_dedicated_engines_are_held_while_the_ranks_train_and_the_other_way_round(tmp_path: Path) -> None:

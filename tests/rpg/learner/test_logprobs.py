@@ -211,13 +211,13 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 
 
 def test_the_kernel_of_the_head_computes_what_pytorch_does() -> None:
-    """In float32, with all remainders of vocabulary and chunk; Triton's interpreter executes it here, on a CPU."""
+    """In float32, with and without remainders of vocabulary and chunk; Triton's interpreter executes it, on a CPU."""
     command = [sys.executable, "-m", "tests.rpg.head_kernel_worker"]
     output = finish(start(command, environment={"TRITON_INTERPRET": "1"}))
     found = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
     assert found["used"]
-    assert found["cases"] == 64
-    assert found["worst"] < 1e-6
+    assert found["cases"] == 40
+    assert max(found["worst"].values()) <= 1e-6
 
 
 def test_a_cpu_does_without_the_kernel() -> None:
