@@ -198,6 +198,7 @@ def write_step(writer: SegmentWriter, draws: np.random.Generator, step: int, len
             "reference_version": step // 16,
             "reward_error": pa.nulls(ROLLOUTS, pa.string()),
             "reward_terms": pa.nulls(ROLLOUTS, pa.string()),
+            "verdicts": pa.nulls(ROLLOUTS, pa.string()),
         },
     )
     count = ROLLOUTS * length

@@ -24,7 +24,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rpg.base.tokenization import make_tokenizer
 from rpg.rollouters import Problem, SeededPrompt
-from rpg.rollouters.environments import tools as environment
+from rpg.rollouters.environments.tools import Tools
+from rpg.rollouters.taking_turns import Conversations
 from rpg.samplers.transformers.sampler import TransformersSampler
 from rpg.tools import Tool, ToolSession
 from rpg.types import Pause, Rollout, Sampling, TurnRequest
@@ -61,7 +62,7 @@ class Sleeper(Tool):
         """Nothing is held."""
 
 
-class Lockstep(environment._Conversations):
+class Lockstep(Conversations):
     """Turns that wait for one another."""
 
     def _next_turns(self, pause: Pause, admit: Any) -> list[TurnRequest] | None:
@@ -138,14 +139,14 @@ def main() -> None:
                 slow_share=given.slow_share,
                 immediate_answers=way == "no wait",
             )
-            options = environment.Tools(
+            options = Tools(
                 type="tools",
                 tools=[sleeper],
                 format={"call": "0{argument}a", "answer": "({answer})"},
                 max_turns=given.turns,
                 calls_at_once=given.prompts,
             )
-            kind = Lockstep if way == "lockstep" else environment._Conversations
+            kind = Lockstep if way == "lockstep" else Conversations
             rollouts: dict[int, Rollout] = {}
             begun = time.perf_counter()
             with kind(options, asked, tokenizer, 1, sampling, rollouts.__setitem__) as conversations:

@@ -1,5 +1,7 @@
 """From rewards to advantages: a baseline taken off, a scale divided by."""
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import assert_never
 
 import torch
@@ -64,6 +66,23 @@ def normalized_sum(terms: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
     return total.to(torch.promote_types(terms.dtype, torch.float32))
 
 
+def turn_returns(rewards: Sequence[Sequence[float]]) -> Tensor:
+    """Sum of the rewards of each turn of a response and of those after it.
+
+    Args:
+        rewards: of each response those of its turns, reward units; at least one.
+    Returns:
+        [responses, turns], float64. A response of fewer turns has the return of its last one in the other places: that
+        is what it says of how responses go on from there.
+    Example:
+        >>> turn_returns([[1.0, 2.0, 4.0], [8.0]]).tolist()
+        [[7.0, 6.0, 4.0], [8.0, 8.0, 8.0]]
+    """
+    most = max(map(len, rewards), default=0)
+    sums = [list(accumulate(reversed(each)))[::-1] for each in rewards]
+    return torch.tensor([each + each[-1:] * (most - len(each)) for each in sums], dtype=torch.float64)
+
+
 def token_advantages(
     objective: Objective,
     advantage: Advantage,
@@ -72,6 +91,7 @@ def token_advantages(
     group_ids: Tensor,
     lengths: Tensor,
     held: Tensor | None = None,
+    turns: Tensor | None = None,
     old_logprobs: Tensor | None = None,
     ref_logprobs: Tensor | None = None,
 ) -> Tensor:
@@ -79,17 +99,19 @@ def token_advantages(
     baseline, scale and whitening, as the spec says. All ranks call it.
 
     Args:
-        rewards: [responses], reward units; of all responses of the step, over all ranks.
+        rewards: [responses], reward units; of all responses of the step, over all ranks. Or [responses, turns]: the
+            returns from each turn on, see `turn_returns`.
         group_ids: [responses]; responses to one prompt share it.
         lengths: [responses], sampled tokens of each.
         held: the responses that this rank holds, each being held by one rank; where it is left out, all.
+        turns: [tokens], the turn of each; needed where there are returns.
         old_logprobs, ref_logprobs: [tokens], nats; needed where `objective.penalizes_reward`.
     Returns:
         [tokens] of the responses held, at least float32; constant.
     Raises:
         ValueError: as `advantages`, and where logprobs are needed and missing.
     """
-    exact = rewards.detach().double()
+    exact = rewards.detach().double().reshape(len(rewards), -1)
     held = torch.arange(len(lengths), device=lengths.device) if held is None else held
     here = lengths[held]
     later = torch.zeros(int(here.sum()), dtype=torch.float64, device=rewards.device)
@@ -103,9 +125,12 @@ def token_advantages(
             later = penalties
         else:
             of_held = penalties[here.cumsum(0) - here]
-            exact = exact - ranks.total(exact.new_zeros(len(exact)).index_copy(0, held, of_held))
-    responses = advantages(exact, group_ids, baseline=advantage.baseline, scale=advantage.scale)
-    tokens = responses[torch.repeat_interleave(held, here)] - later
+            exact = exact - ranks.total(exact.new_zeros(len(exact)).index_copy(0, held, of_held))[:, None]
+    columns = [
+        advantages(column, group_ids, baseline=advantage.baseline, scale=advantage.scale) for column in exact.unbind(1)
+    ]
+    owners = torch.repeat_interleave(held, here)
+    tokens = torch.stack(columns, 1)[owners, torch.zeros_like(owners) if turns is None else turns] - later
     if advantage.whiten == "tokens":
         tokens = whitened(tokens)
     return tokens.to(torch.promote_types(rewards.dtype, torch.float32))

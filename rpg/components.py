@@ -24,7 +24,7 @@ from rpg.pretrained import config_of, tokenizer_of
 from rpg.processes import ranks
 from rpg.recording.run_directory import RunDirectory
 from rpg.reference import ReferencePolicy, ReferenceSchedule, reference_policy
-from rpg.rewards import Scorer, open_scorers, refusals
+from rpg.rewards import Place, Scorer, open_scorers, refusals
 from rpg.samplers import SamplerSettings, open_sampler
 from rpg.samplers.base import Sampler
 from rpg.samplers.sentinel import Sentinel, open_sentinel, probe_of
@@ -151,7 +151,7 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
             order=order_of(spec.data.order, len(problems), seed=seed_of(seed, 0)),
             evaluation=evaluation,
             sampler=sampler,
-            scorer=closing.enter_context(open_scorers(spec)),
+            scorer=closing.enter_context(open_scorers(spec, Place.of_run(run.path, device.type))),
             learner=learner,
             reference=reference_policy(spec.reference, learner.model, teacher),
             schedule=ReferenceSchedule.of(spec.reference),

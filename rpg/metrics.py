@@ -140,7 +140,7 @@ def rollout_metrics(
     """Metrics of a step's responses before any training on them. Standard deviations have ddof 1.
 
     Args:
-        trained_rewards: [B], what advantages are taken of: normalised sums of terms; None: the rewards.
+        trained_rewards: [B] or [B, turns], what advantages are taken of; None: the rewards.
         problems: of training; the step's are among them. None: nothing is said by set.
     """
     rewards = step.rewards.astype(np.float64)
@@ -153,7 +153,7 @@ def rollout_metrics(
         "reward/std": float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0,
         **_term_means(step.scores),
         **_means_by_set(step, rewards, problems),
-        "zero_std_fraction": float(np.mean([np.ptp(group) == 0 for group in groups])),
+        "zero_std_fraction": float(np.mean([not np.ptp(group, axis=0).any() for group in groups])),
         "response_length/mean": float(step.num_sampled.mean()),
         "response_length/max": float(step.num_sampled.max()),
         "truncated_fraction": step.finish_reasons.count("length") / len(step.finish_reasons),
@@ -171,6 +171,11 @@ def _turn_metrics(step: StepRollouts) -> dict[str, float]:
         "calls/mean": calls / len(step.turn_counts),
         "calls/error_fraction": sum(counts.errors for counts in step.turn_counts) / max(1, calls),
         "time/tools": sum(counts.seconds for counts in step.turn_counts),
+        **(
+            {"turn_reward/mean": sum(map(sum, step.turn_rewards)) / len(step.turn_counts)}
+            if any(counts.rewards for counts in step.turn_counts)
+            else {}
+        ),
         "given_fraction": 1.0 - float(step.num_sampled.sum() / step.lengths.sum()),
     }
 

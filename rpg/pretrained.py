@@ -57,6 +57,17 @@ def model_of(directory: Path, **settings: Any) -> "PreTrainedModel":
     return model
 
 
+def classifier_of(directory: Path, **settings: Any) -> "PreTrainedModel":
+    """The sequence classifier of a directory; see `model_of`."""
+    from transformers import AutoModelForSequenceClassification
+
+    _refuse_code(directory)
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+        directory, trust_remote_code=False, use_safetensors=True, **settings
+    )
+    return model
+
+
 def config_of_settings(settings: Mapping[str, Any]) -> "PretrainedConfig":
     """The config that a config.json with these settings gives. ModelCodeError where one names code, as below."""
     from transformers import AutoConfig

@@ -1,5 +1,6 @@
 """The vocabulary of the loop: plain, frozen, every field documented."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -28,6 +29,17 @@ class Problem:
     """Name of what it shares with other problems of its set; empty: nothing."""
     source: str = ""
     """Place of its set in the spec, such as `data.train.0`; empty where no set has a reward of its own."""
+    messages: str = ""
+    """The chat messages of the prompt, JSON, before the policy's template made a text of them; empty: it has none."""
+
+    def conversation(self) -> list[dict[str, str]]:
+        """What was asked, as chat messages."""
+        return json.loads(self.messages) if self.messages else [{"role": "user", "content": self.prompt}]
+
+    @property
+    def question_text(self) -> str:
+        """What was asked, without the policy's chat template."""
+        return "\n\n".join(message["content"] for message in self.conversation() if message["role"] != "system")
 
 
 @message
@@ -65,6 +77,8 @@ class Turn:
     """Why a call was not answered otherwise; empty: it was."""
     seconds: float = 0.0
     """Wall time that the tool took."""
+    reward: float | None = None
+    """Reward of a sampled turn by itself, reward units, beside that of the whole response; None: it has none."""
 
     def __post_init__(self) -> None:
         """Raises ValueError where there is no token, or not a logprob for each sampled one."""
@@ -118,6 +132,11 @@ class Rollout:
         return tuple(logprob for turn in self.turns for logprob in turn.logprobs or ())
 
     @property
+    def turn_rewards(self) -> float:
+        """Rewards of the turns together, reward units."""
+        return sum(turn.reward or 0.0 for turn in self.turns)
+
+    @property
     def answer_ids(self) -> tuple[int, ...]:
         """The last sampled turn: what is scored, so that no given text passes for the policy's answer."""
         return next(turn.token_ids for turn in reversed(self.turns) if turn.sampled)
@@ -135,6 +154,7 @@ class RecordedTurn:
     tool: str = ""
     error: str = ""
     seconds: float = 0.0
+    reward: float | None = None
 
 
 @message
@@ -150,6 +170,8 @@ class TurnCounts:
     """Calls that were answered by an error."""
     seconds: float
     """Wall time that the tools took."""
+    rewards: tuple[float, ...] = ()
+    """Reward of each turn of the policy; empty: the environment rewards none."""
 
 
 @message

@@ -201,6 +201,14 @@ METRICS: tuple[Metric, ...] = (
         recorded_with="rollout.rollouter",
     ),
     Metric(
+        name="turn_reward/mean",
+        title="Rewards of turns",
+        meaning="Mean over the responses of the rewards that the environment gave their turns, together.",
+        unit="reward units",
+        charted=True,
+        recorded_with="rollout.rollouter",
+    ),
+    Metric(
         name="given_fraction",
         title="Given tokens",
         meaning="Share of the response tokens that the environment gave: context, which nothing trains on.",

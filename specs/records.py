@@ -56,7 +56,7 @@ class RolloutRow:
     response: str
     """The text that followed: what the policy sampled and, in several turns, what its environment said."""
     reward: float
-    """Reward units; penalties included."""
+    """Reward units; penalties and rewards of turns included."""
     correct: bool | None
     """Whether the scorer takes the answer for right, penalties aside; NULL of a graded reward, which does not say."""
     advantage: float
@@ -77,6 +77,9 @@ class RolloutRow:
     reward_terms: str | None = None
     """Terms of a weighted_sum, JSON: {"NAME": [value, weight]}. NULL of other rewards, where the scorer failed, and in
     older records."""
+    verdicts: str | None = None
+    """What judges said, JSON; the view `verdicts` has a row for each. NULL where none was asked, and in older
+    records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,7 @@ class TurnRow:
     num_tokens: Int32
     """Tokens of the turn."""
     reward: float | None
-    """Reward of the turn by itself, reward units; NULL: it has none."""
+    """Reward of a turn of the policy by itself, reward units, beside that of the response; NULL: it has none."""
     error: str | None
     """Why the call was answered by an error; NULL where it was not."""
     seconds: float | None
@@ -216,6 +219,9 @@ class EvaluationSampleRow:
     evaluate stage did."""
     cluster: str | None = None
     """What the problem shares with others of its set, as `data.evaluation[].cluster` has it; NULL: nothing."""
+    verdicts: str | None = None
+    """What judges said, JSON; the view `verdicts` has a row for each. NULL where none was asked, and in older
+    records."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def values_by_name(searched: Choice | Cases) -> list[tuple[Any, Any]]:
 def bounds(searched: FloatRange | IntRange) -> tuple[Any, Any]:
     """The lowest and the highest candidate. The highest is below the upper end where no step leads to that."""
     low, high = searched.float if isinstance(searched, FloatRange) else searched.int
-    return (low, _on_grid(searched, num_candidates(searched) - 1)) if searched.step else (low, high)
+    return (low, on_grid(searched, num_candidates(searched) - 1)) if searched.step else (low, high)
 
 
 def num_candidates(searched: Range) -> int:
@@ -51,7 +51,7 @@ def candidates(searched: Range) -> Iterable[Any]:
     """The params that the parameter can have, of a range that is finite."""
     if isinstance(searched, (Choice, Cases)):
         return names(searched)
-    return (_on_grid(searched, index) for index in range(num_candidates(searched)))
+    return (on_grid(searched, index) for index in range(num_candidates(searched)))
 
 
 def holds(searched: Range, value: Any) -> bool:
@@ -202,8 +202,8 @@ def _extended(params: Params, rest: list[str], space: Space) -> Iterator[Params]
         yield from _extended({**params, path: value}, later, space)
 
 
-def _on_grid(searched: FloatRange | IntRange, index: int) -> Any:
-    """The candidate so many steps above the lowest."""
+def on_grid(searched: FloatRange | IntRange, index: int) -> Any:
+    """The candidate so many steps above the lowest, of a range with steps."""
     if isinstance(searched, IntRange):
         return searched.int[0] + index * searched.step
     return float(Decimal(str(searched.float[0])) + index * Decimal(str(searched.step)))

@@ -94,6 +94,9 @@ CREATE TABLE trials (
     value_low DOUBLE,                       -- lower end of the value's interval
     value_high DOUBLE,                      -- upper end
     "values" JSON,                          -- of each goal
+    posterior_mean DOUBLE,                  -- what the sampler's model expects of the first goal's value, without the trial's luck
+    posterior_deviation DOUBLE,             -- that mean's standard deviation
+    chance_of_best DOUBLE,                  -- chance by the model that the trial is the best of the study's
     baseline BOOLEAN,                       -- whether it has the experiment's own values
     params JSON,                            -- path in the spec -> the value taken
     rung INTEGER,                           -- the last rung that it reached, a step

@@ -36,7 +36,7 @@ FLOORS = {
         {"bounds", "documents", "errors", "labels", "metrics", "records", "segment_names"},
     ],
     "rpg": [
-        {"train", "stage", "engine"},
+        {"train", "stage", "engine", "scoring_model"},
         {"trainer"},
         {"run_recorder"},
         {"rollouts"},
@@ -243,7 +243,7 @@ def test_objectives_know_nothing_of_ours_but_the_schema() -> None:
             {"torch", "prefect", "pydantic", "duckdb", "optuna", "transformers", "pyarrow", "numpy", "rpg", "storage"},
         ),
         # What runs on the nodes of a cluster, beside the trainer.
-        ("import pipelines.launchers.ssh.node", {"torch", "prefect", "pydantic", "duckdb", "rpg", "storage"}),
+        ("import pipelines.launchers.hosts.node", {"torch", "prefect", "pydantic", "duckdb", "rpg", "storage"}),
         ("import pipelines.launchers.slurm.node", {"torch", "prefect", "pydantic", "duckdb", "rpg", "storage"}),
     ],
 )

@@ -22,6 +22,16 @@ KL part    what the divergence's part is the gradient of, on policy, off policy:
 whole      on policy, how far that part is from the gradient of the KL of whole responses
 variance   of the gradient of one response, on policy and off policy
 """
+TURNS = {
+    "outcome": """\
+Responses have several turns: an environment gives tokens between them, drawn with chances of its
+own, and rewards turns. A turn answers for the rewards of the whole response.
+""",
+    "turn": """\
+Responses have several turns: an environment gives tokens between them, drawn with chances of its
+own, and rewards turns. A turn answers for its own reward and those that follow it.
+""",
+}
 COLUMNS = ("objective", "claim", "on", "off", "cos", "KL part", "whole", "variance")
 WIDTHS = (31, 6, 5, 5, 5, 19, 5, 10)
 SHORT = {
@@ -40,6 +50,7 @@ def catalogue_table(certificates: Mapping[str, Sequence[Row]]) -> str:
     """Heading -> (name, certificate): headings, rows and a last line that says whether all claims hold."""
     everything = [certificate for rows in certificates.values() for _, certificate in rows]
     lines = [PREAMBLE.format(cases=everything[0].num_cases, tolerance=everything[0].tolerance)]
+    lines += [TURNS[turns] for turns in dict.fromkeys(each.turns for each in everything) if turns != "one"]
     for heading, rows in certificates.items():
         lines += [heading, *table(rows), ""]
     failed = sum(not certificate.holds for certificate in everything)

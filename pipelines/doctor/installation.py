@@ -14,6 +14,8 @@ from pipelines.prefect_server.api import Services, answers, is_healthy, running_
 from pipelines.services.supervisord import ProcessState, Supervisor
 from rpg import sandbox
 from rpg.rewards import refusals
+from rpg.rewards.functions.judge import Judge
+from rpg.rewards.judges.endpoint import trouble_of
 from rpg.sandbox import room
 from specs.errors import SpecError
 from specs.machine.files import read_json
@@ -29,6 +31,7 @@ OPTIONAL = {
 }
 """Distributions of which any one is enough -> what for."""
 _LOW_DISK_GIB = 2.0
+_JUDGE_SECONDS = 10.0
 
 
 def examine(home: Home, experiment: Experiment | None = None) -> list[Finding]:
@@ -41,6 +44,7 @@ def examine(home: Home, experiment: Experiment | None = None) -> list[Finding]:
         "packages": _packages,
         "devices": _devices,
         "sandbox": lambda: _sandbox(experiment),
+        "judges": lambda: _judges(experiment),
         "home": lambda: _home(home),
         "database": lambda: _database(home),
         "profile": lambda: _profile(home),
@@ -97,12 +101,22 @@ def _sandbox(experiment: Experiment | None) -> Iterator[Finding]:
         what = "tool" if "tools" in refused.path else "reward.type"
         why = f"{lack.reason}; {what} {refused.given} needs it here: {lack.hint}" if lack else ""
         message = why or f"{refused.message}: {refused.hint}"
-        yield Finding("sandbox", "broken" if launcher_of(experiment).ranks_run_here else "note", message)
+        name = "sandbox" if lack else "reward"
+        yield Finding(name, "broken" if launcher_of(experiment).ranks_run_here else "note", message)
     elif lack:
         users = "reward.type: reasoning_gym and code, and for the tool python"
         yield Finding("sandbox", "note", f"{lack.reason}; needed for {users}: {lack.hint}")
     else:
         yield Finding("sandbox", "ok", "bubblewrap makes one for rewards that may run what a response says")
+
+
+def _judges(experiment: Experiment | None) -> Iterator[Finding]:
+    """Whether the endpoints of the spec's judges answer, from this machine."""
+    parts = [(at, part) for at, reward in experiment.rewards() for part in reward.parts()] if experiment else []
+    judges = {part.endpoint: (at, part) for at, part in parts if isinstance(part, Judge) and part.endpoint}
+    for url, (at, judge) in judges.items():
+        trouble = trouble_of(url, judge.key or "", at, seconds=_JUDGE_SECONDS)
+        yield Finding("judge", "broken" if trouble else "ok", f"{url}: {trouble or 'answers'}; {judge.model}")
 
 
 def _home(home: Home) -> Iterator[Finding]:

@@ -95,6 +95,15 @@ class Home:
         """An experiment's record, its frozen spec and its report."""
         return self.root / "experiments" / _name(name)
 
+    @property
+    def verdicts(self) -> Path:
+        """Replies of judges, which runs share; `rpg.rewards.Place` finds them from a run's directory."""
+        return self.root / "verdicts"
+
+    def judge(self, digest: str) -> Path:
+        """How far a judge agrees with labels."""
+        return self.root / "judges" / f"{_name(digest)}.json"
+
     def study(self, name: str) -> Path:
         """A study's journal, record and report."""
         return self.root / "studies" / _name(name)

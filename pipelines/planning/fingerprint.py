@@ -7,20 +7,16 @@ as released.
 
 import hashlib
 import json
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pipelines.planning.code import Differences, release
-from specs.machine.files import digest
-from specs.machine.manifests import NOTES
-from specs.schema.data import Source
+from specs.machine.content import directory_digest, file_digest
+from specs.schema.base import OpenSection
 from specs.schema.experiment import Experiment
 from specs.schema.model import PretrainedModel, ScratchModel, TrainedTokenizer
 
 Identity = dict[str, Any]
-_WHOLE_FILE = 64 * 2**20
-_END = 2**20
 
 
 def fingerprint(
@@ -45,20 +41,20 @@ def train_data_identity(experiment: Experiment) -> Identity:
     """Identity of the training problems: with evaluation sets only where problems that they share are dropped."""
     data = experiment.data
     parts: dict[str, Any] = {
-        "train": [_source(source) for source in data.train],
+        "train": [by_content(source) for source in data.train],
         "prompt": data.prompt.identity(),
         "deduplicate": data.deduplicate,
         "max_prompt_length": data.max_prompt_length,
     }
     if data.overlap == "drop":
         parts["overlap"] = "drop"
-        parts["evaluation"] = [_source(source) for source in data.evaluation]
+        parts["evaluation"] = [by_content(source) for source in data.evaluation]
     return flatten({"data": parts})
 
 
 def data_identity(experiment: Experiment) -> Identity:
     """Identity of the training and evaluation problems."""
-    sets = [_source(source) for source in experiment.data.evaluation]
+    sets = [by_content(source) for source in experiment.data.evaluation]
     return train_data_identity(experiment) | flatten({"data": {"evaluation": sets, "overlap": experiment.data.overlap}})
 
 
@@ -73,7 +69,7 @@ def base_identity(experiment: Experiment) -> Identity:
     """Identity of the policy before training."""
     model = experiment.model.identity()
     if isinstance(experiment.model, PretrainedModel) and Path(experiment.model.path).is_dir():
-        model = {"source": "pretrained", "content": _directory_digest(experiment.model.path)}
+        model = {"source": "pretrained", "content": directory_digest(Path(experiment.model.path))}
     warm_up = experiment.warm_up.identity() if experiment.warm_up else None
     return flatten({"model": model, "warm_up": warm_up})
 
@@ -88,10 +84,11 @@ def base_reads_data(experiment: Experiment) -> bool:
 
 def train_identity(experiment: Experiment) -> Identity:
     """Identity of a run's training, beside its data and its base model."""
-    sections = ("rollout", "reward", "objective", "advantage", "reference", "training")
+    sections = ("rollout", "objective", "advantage", "reference", "training")
     parts: dict[str, Any] = {name: getattr(experiment, name).identity() for name in sections}
+    parts["reward"] = by_content(experiment.reward)
     if (teacher := experiment.reference.teacher) and Path(teacher.path).is_dir():
-        parts["reference"] = {"source": "model", "content": _directory_digest(teacher.path)}
+        parts["reference"] = {"source": "model", "content": directory_digest(Path(teacher.path))}
     if order := experiment.data.identity().get("order"):
         parts["data"] = {"order": order}
     if every_steps := experiment.evaluation.every_steps:
@@ -116,7 +113,7 @@ def evaluate_identity(experiment: Experiment) -> Identity:
     return flatten(
         {
             "evaluation": evaluation,
-            "reward": experiment.reward.identity(),
+            "reward": by_content(experiment.reward),
             "rollout": {name: rollout[name] for name in ("engine", "rollouter") if name in rollout},
         }
         | {place: own for place, own in _own_rewards(experiment).items() if place.startswith("data.evaluation.")}
@@ -125,7 +122,7 @@ def evaluate_identity(experiment: Experiment) -> Identity:
 
 def _own_rewards(experiment: Experiment) -> dict[str, Any]:
     """What each set's own reward is, by its place, such as `data.train.0.reward`; nothing where no set has one."""
-    return {f"{place}.reward": reward.identity() for place, reward in experiment.own_rewards.items()}
+    return {f"{place}.reward": by_content(reward) for place, reward in experiment.own_rewards.items()}
 
 
 def report_identity(experiment: Experiment) -> Identity:
@@ -147,14 +144,14 @@ def flatten(value: Any, prefix: str = "") -> Identity:
     return flat
 
 
-def _source(source: Source) -> dict[str, Any]:
-    """The source's identity: what it names on this machine enters by its content."""
-    plain = source.identity()
-    for where, _, path in source.paths():
+def by_content(section: OpenSection) -> dict[str, Any]:
+    """The identity of a source or a reward: what it names on this machine enters by its content."""
+    plain = section.identity()
+    for where, _, path in section.paths():
         if Path(path).is_file():
-            content = _file_digest(path, *_stamp(Path(path)))
+            content = file_digest(Path(path))
         elif Path(path).is_dir():
-            content = _directory_digest(path)
+            content = directory_digest(Path(path))
         else:
             continue
         *sections, last = where
@@ -163,29 +160,3 @@ def _source(source: Source) -> dict[str, Any]:
             holder = holder[part]
         holder[last] = {"content": content}
     return plain
-
-
-def _directory_digest(path: str) -> str:
-    content = hashlib.sha256()
-    for file in sorted(Path(path).rglob("*")):
-        if file.is_file() and file.name != NOTES:
-            content.update(f"{file.relative_to(path)}\0{_file_digest(str(file), *_stamp(file))}\n".encode())
-    return content.hexdigest()
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
-
-
-@lru_cache(maxsize=4096)
-def _file_digest(path: str, size: int, modified_ns: int) -> str:
-    # A model of many gigabytes cannot be hashed at every plan. Of a file beyond 64 MiB the first and the last MiB are
-    # hashed, with its size and its time of change.
-    if size <= _WHOLE_FILE:
-        return digest(Path(path))
-    with open(path, "rb") as file:
-        ends = hashlib.sha256(f"{size} {modified_ns} ".encode() + file.read(_END))
-        file.seek(-_END, 2)
-        ends.update(file.read())
-    return ends.hexdigest()

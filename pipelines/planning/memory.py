@@ -7,6 +7,7 @@ Sizes are in bytes unless a name says otherwise.
 from dataclasses import dataclass, replace
 
 from pipelines.planning.device import KNOWN_GPUS, NAMED_BY_SPEC, Device, device_of, on_device
+from pipelines.planning.judging import scoring_memory
 from pipelines.planning.model_shape import model_shape, teacher_shape
 from rpg.base.shape import ModelShape
 from specs.errors import Issue
@@ -73,13 +74,17 @@ class MemoryEstimate:
     """For an engine that takes a share of a known memory, the share, its weights included. 0 on GPUs of its own."""
     cache_stays: bool = False
     """Whether `kv_cache` is held while training too: by an engine that does not sleep, or that samples meanwhile."""
+    scoring: int = 0
+    """Models that score on the rank's GPU: a judge, a classifier."""
     away: int = 0
     """Bytes of the parts above that are in host memory while rollouts are sampled."""
 
     @property
     def total(self) -> int:
         """Sum of the parts; where sampling and training take turns, that of the turn which needs more."""
-        fixed = self.weights + self.gradients + self.buckets + self.optimizer + self.reference + self.sampler
+        fixed = (
+            self.weights + self.gradients + self.buckets + self.optimizer + self.reference + self.sampler + self.scoring
+        )
         training = self.gathered + self.activations + self.logits
         return fixed + (training + self.kv_cache if self.cache_stays else max(training, self.kv_cache - self.away))
 
@@ -166,6 +171,7 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
         activations=_activations(shape, training, tokens, size, logits),
         logits=logits,
         kv_cache=0 if elsewhere else share or cache,
+        scoring=scoring_memory(experiment),
         cache_stays=not elsewhere and ((share > 0 and not rollout.sleeps) or rollout.max_staleness > 0),
     )
     moves = training.offload.while_sampling and experiment.resources.device != "cpu"
@@ -220,6 +226,7 @@ def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:
         "optimizer": "training.zero_stage: 1 divides it, training.offload.optimizer moves it to the host",
         "reference": "reference.source: behaviour needs no second model, training.zero_stage: 3 divides it",
         "sampler": "below training.zero_stage: 3, with rollout.max_staleness: 0, sampling needs no second model",
+        "scoring": "a smaller memory_fraction of the judge, or its model behind an `endpoint`",
         "gathered": "below training.zero_stage: 3 nothing is gathered",
         "activations": "a smaller training.microbatch_tokens, training.gradient_checkpointing: selective or true, or "
         "training.sequence_parallel_size: 2 and more, by which ranks share a sequence",

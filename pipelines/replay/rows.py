@@ -10,9 +10,10 @@ import torch
 
 from pipelines.home.home import Home
 from pipelines.home.unrecorded import why_incomplete
-from rpg.batches.batch import StepRollouts
+from rpg.batches.batch import StepRollouts, counted
 from rpg.replay.step import RecordedStep
 from rpg.rewards.score import Score
+from rpg.types import RecordedTurn
 from specs.errors import RpgError
 from storage import Store
 
@@ -32,6 +33,10 @@ _TOKENS = """
     FROM tokens
     WHERE run_id = ? AND step BETWEEN ? AND ? AND (sampled OR ?) ORDER BY step, rollout_id, position
 """
+_TURNS = """
+    SELECT step, rollout_id, num_tokens, reward FROM turns
+    WHERE run_id = ? AND step BETWEEN ? AND ? AND sampled AND reward IS NOT NULL ORDER BY step, rollout_id, turn
+"""
 _PROMPTS = """
     SELECT any_value(prompt) AS prompt FROM rollouts WHERE run_id = ? AND step = ? GROUP BY group_id ORDER BY group_id
 """
@@ -45,6 +50,8 @@ _LEDGER = {
     "clipped": "clipped",
 }
 """Column of the token ledger -> of the table `tokens`."""
+Turns = dict[int, list[RecordedTurn]]
+"""Response -> its turns of the policy."""
 Encode = Callable[[list[str]], list[list[int]]]
 """Prompts -> their token ids."""
 
@@ -98,12 +105,14 @@ class RunRows:
             raise NothingToReplayError(f"{self.run_id} has no recorded rollouts of these steps; {self._range()}")
         for begin, end in spans:
             rollouts, tokens = self._read(begin, end, with_given=False)
+            turns = self._turns(begin, end)
             rollout_steps, token_steps = rollouts.column("step").to_numpy(), tokens.column("step").to_numpy()
             for step in np.unique(rollout_steps).tolist():
                 if step in chosen:
                     responses = _rows(rollouts, rollout_steps, step)
                     groups = int(responses.column("group_id").to_numpy().max()) + 1
-                    yield self._recorded(step, responses, _rows(tokens, token_steps, step), prompts=[[]] * groups)
+                    of_step = _rows(tokens, token_steps, step)
+                    yield self._recorded(step, responses, of_step, turns.get(step, {}), prompts=[[]] * groups)
 
     def whole_step(self, step: int, encode: Encode) -> RecordedStep:
         """One step with all that its model saw: the prompts, and the tokens that an environment gave.
@@ -113,15 +122,29 @@ class RunRows:
         """
         rollouts, tokens = self._read(step, step, with_given=True)
         prompts = [prompt for (prompt,) in self.store.query(_PROMPTS, [self.run_id, step]).rows]
-        return self._recorded(step, rollouts, tokens, prompts=encode(prompts))
+        return self._recorded(step, rollouts, tokens, self._turns(step, step).get(step, {}), prompts=encode(prompts))
 
     def _read(self, begin: int, end: int, *, with_given: bool) -> tuple["pa.Table", "pa.Table"]:
         """The rollouts and the tokens of neighbouring steps."""
         rollouts = self.store.query(_ROLLOUTS, [self.run_id, begin, end]).arrow()
         return rollouts, self.store.query(_TOKENS, [self.run_id, begin, end, with_given]).arrow()
 
+    def _turns(self, begin: int, end: int) -> dict[int, Turns]:
+        """Step -> turns of the policy, where its environment rewards them: without rewards no loss depends on them."""
+        found: dict[int, Turns] = {}
+        for step, rollout, tokens, reward in self.store.query(_TURNS, [self.run_id, begin, end]).rows:
+            turn = RecordedTurn(sampled=True, num_tokens=tokens, text="", reward=reward)
+            found.setdefault(step, {}).setdefault(rollout, []).append(turn)
+        return found
+
     def _recorded(
-        self, step: int, rollouts: "pa.Table", tokens: "pa.Table", *, prompts: Sequence[Sequence[int]]
+        self,
+        step: int,
+        rollouts: "pa.Table",
+        tokens: "pa.Table",
+        turns: Turns,
+        *,
+        prompts: Sequence[Sequence[int]],
     ) -> RecordedStep:
         sampled = tokens.column("sampled").to_numpy()
         self._require_all_tokens(step, int(sampled.sum()), int(rollouts.column("num_tokens").to_numpy().sum()))
@@ -130,6 +153,8 @@ class RunRows:
             return torch.from_numpy(tokens.column(name).cast("float32").to_numpy()[sampled])
 
         group_ids = rollouts.column("group_id").to_numpy().astype(np.int64)
+        of_responses = tuple(tuple(turns.get(response, ())) for response in range(len(group_ids))) if turns else ()
+        counts = tuple(map(counted, of_responses))
         return RecordedStep(
             step=step,
             rollouts=StepRollouts(
@@ -144,8 +169,15 @@ class RunRows:
                 lengths=np.bincount(tokens.column("rollout_id").to_numpy(), minlength=len(group_ids)).astype(np.int64),
                 finish_reasons=tuple(rollouts.column("finish_reason").to_pylist()),
                 responses=("",) * len(group_ids),
-                scores=tuple(map(_score, rollouts.select(["reward", "reward_terms", "reward_error"]).to_pylist())),
+                scores=tuple(
+                    _score(row, sum(counts[response].rewards) if counts else 0.0)
+                    for response, row in enumerate(
+                        rollouts.select(["reward", "reward_terms", "reward_error"]).to_pylist()
+                    )
+                ),
                 policy_version=0,
+                turns=of_responses,
+                turn_counts=counts,
             ),
             positions=tokens.column("position").to_numpy().astype(np.int64)[sampled],
             ledger={column: of_sampled(name) for column, name in _LEDGER.items()},
@@ -168,13 +200,14 @@ class RunRows:
         return why_incomplete(self.home.run(self.run_id), "rollouts") or "it has recorded no step yet"
 
 
-def _score(row: dict[str, Any]) -> Score:
-    """The score that a response has on record. What its reward is more or less than its terms is a penalty."""
+def _score(row: dict[str, Any], turns: float = 0.0) -> Score:
+    """The score that a response has on record, whose turns have these rewards together. What its reward is more or
+    less than its terms and these is a penalty."""
     held: dict[str, list[float]] = json.loads(row["reward_terms"] or "{}")
     terms, weights = ({name: each[place] for name, each in held.items()} for place in (0, 1))
-    value = sum(weights[name] * terms[name] for name in terms) if terms else row["reward"]
-    penalty, error = row["reward"] - value, row["reward_error"]
-    return Score(value, correct=False, error=error, penalty=penalty, terms=terms, weights=weights)
+    value = sum(weights[name] * terms[name] for name in terms) if terms else row["reward"] - turns
+    penalty, error = row["reward"] - turns - value, row["reward_error"]
+    return Score(value, correct=False, error=error, penalty=penalty, turns=turns, terms=terms, weights=weights)
 
 
 def _spans(steps: Sequence[tuple[int, int]], chosen: ChosenSteps) -> Iterator[tuple[int, int]]:

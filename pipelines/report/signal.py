@@ -7,6 +7,7 @@ import numpy as np
 from pipelines.home.home import Home
 from pipelines.home.runs import status_of
 from pipelines.home.versions import is_experiment, runs_of
+from pipelines.planning.calibration import trust_in
 from pipelines.report.answer import Answer, headline, percent
 from pipelines.report.evidence import Curves, Group
 from storage import Store
@@ -45,7 +46,9 @@ def whole_answer(
     """
     silent = _without_signal(groups, curves)
     told = len(groups) == 1 or any(answer.claims for answer in found) or len(silent) < len(groups)
-    sentences = [nothing_to_learn(groups, curves), headline(found) if told else "", failed, incomplete(home, name)]
+    trust = trust_in(home, (group.runs[0].spec for group in groups))
+    headlined = headline(found) if told else ""
+    sentences = [nothing_to_learn(groups, curves), headlined, trust, failed, incomplete(home, name)]
     return " ".join(sentence for sentence in sentences if sentence)
 
 

@@ -9,6 +9,7 @@ from pipelines.processes.supervisor import StageError, StageStoppedError
 from specs.errors import Issue, SpecError
 from specs.machine.gpu_slots import OF_RUN, TooFewSlotsError, free_slots, leased, slots_here, slots_wanted
 from specs.schema.experiment import Experiment
+from specs.schema.launchers import package_missing
 from specs.schema.rollout import not_installed
 
 if TYPE_CHECKING:
@@ -83,8 +84,10 @@ def _too_few(experiment: Experiment, stage: str, slots: Sequence[str]) -> Issue 
 
 
 def missing_here(experiment: Experiment) -> Iterator[Issue]:
-    """Needs of the spec that the machine which executes it, this one, lacks: GPUs, the sampler's package. Nothing where
-    the ranks compute elsewhere."""
+    """Needs of the spec that the machine which executes it, this one, lacks: the launcher's package, and where the
+    ranks compute here, GPUs and the sampler's package."""
+    if issue := package_missing(experiment.launcher):
+        yield issue
     if not launcher_of(experiment).ranks_run_here:
         return
     if issue := not_installed(experiment.rollout):

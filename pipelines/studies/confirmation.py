@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any
 
+from pipelines.studies import noisy_gp
 from pipelines.studies.answers.results import undominated
-from pipelines.studies.proposals import violations
 from pipelines.studies.space import text_of
-from pipelines.studies.trials import Trial
+from pipelines.studies.trials import Trial, violations
 from specs.schema.study import Study
 
 LARGEST_SEED = 2**32
@@ -46,7 +46,7 @@ def fresh_seeds(study: Study, searched: Sequence[int]) -> list[int]:
     return list(islice(unused, wanted))
 
 
-def arms(study: Study, trials: Sequence[Trial]) -> list[Arm]:
+def arms(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[Arm]:
     """The baseline and the candidates, the best first; of several goals the front's, by the first goal.
 
     A candidate keeps the constraints, differs from the baseline and from the candidates before it. Without a candidate
@@ -56,7 +56,7 @@ def arms(study: Study, trials: Sequence[Trial]) -> list[Arm]:
         return []
     baseline = next((trial for trial in trials if trial.baseline), None)
     chosen = [Arm(baseline.number, baseline.params, baseline=True)] if baseline else []
-    for trial in ranked(study, trials):
+    for trial in ranked(study, trials, horizon=horizon):
         if len(chosen) - bool(baseline) == study.confirm.candidates:
             break
         if not trial.baseline and all(text_of(trial.params) != text_of(arm.params) for arm in chosen):
@@ -64,8 +64,11 @@ def arms(study: Study, trials: Sequence[Trial]) -> list[Arm]:
     return [] if all(arm.baseline for arm in chosen) else chosen
 
 
-def ranked(study: Study, trials: Sequence[Trial]) -> list[Trial]:
-    """The finished trials that keep the constraints, the best first; of several goals those of the front first."""
+def ranked(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[Trial]:
+    """The finished trials that keep the constraints, the best first; of several goals those of the front first.
+
+    By noisy_gp a trial's place is that of its posterior mean, which its own luck has little part in.
+    """
     finished = [trial for trial in trials if trial.values is not None and is_feasible(study, trial)]
     signs = [1 if goal.direction == "maximize" else -1 for goal in study.targets]
     merits = {
@@ -73,11 +76,23 @@ def ranked(study: Study, trials: Sequence[Trial]) -> list[Trial]:
         for trial in finished
     }
     front = set(undominated(merits))
+    if known := standings(study, trials, horizon=horizon):
+        merits = {number: (signs[0] * standing.mean,) for number, standing in known.items()}
+        finished, front = [trial for trial in finished if trial.number in known], set(known)
 
     def place(trial: Trial) -> tuple[float, ...]:
         return (trial.number not in front, *(-merit for merit in merits[trial.number]), trial.number)
 
     return sorted(finished, key=place)
+
+
+def standings(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> dict[int, noisy_gp.Standing]:
+    """What the sampler's model says of the finished trials that keep the constraints, by number; empty without a
+    model, and of several goals."""
+    if study.sampler.type not in ("auto", "noisy_gp") or len(study.targets) > 1:
+        return {}
+    finished = [trial for trial in trials if trial.values is not None and is_feasible(study, trial)]
+    return noisy_gp.standings(study, trials, finished, horizon=horizon)
 
 
 def is_feasible(study: Study, trial: Trial) -> bool:

@@ -5,7 +5,6 @@ study's lock: what is decided by what was read is written before anybody else re
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 from pipelines.studies import conditions, confirmation, proposals, space
@@ -62,6 +61,8 @@ class TrialLedger:
             raise SpecError(*(self._document.locate(issue) for issue in issues))
         if "created_at" not in before:
             stored.set_study_user_attr(self._search_id, "created_at", now())
+        if not trials:
+            self.note_sampler()
         for key, value in conditions.conditions(self._document).items():
             if before.get(key) != value:
                 stored.set_study_user_attr(self._search_id, key, value)
@@ -73,6 +74,16 @@ class TrialLedger:
     def created_at(self) -> str:
         """Time at which the study was made."""
         return str(self._storage.storage.get_study_user_attrs(self._search_id)["created_at"])
+
+    def note_sampler(self) -> None:
+        """Notes what `sampler.type: auto` is in this study."""
+        chosen = proposals.automatic(self._study)
+        self._storage.storage.set_study_user_attr(self._search_id, "auto_sampler", chosen)
+
+    @property
+    def auto_sampler(self) -> str:
+        """What `sampler.type: auto` is in this study: chosen when it was made, tpe by versions that knew no other."""
+        return str(self._storage.storage.get_study_user_attrs(self._search_id).get("auto_sampler", "tpe"))
 
     def looks(self, *, answered: bool) -> list[int]:
         """Numbers of fresh seeds at which the study has given an answer.
@@ -147,7 +158,7 @@ class TrialLedger:
 
     def note_rung(self, trial: Trial, step: int, scored: Score) -> Trial:
         """Notes what a trial is worth at a rung."""
-        plain = {str(at): asdict(score) for at, score in {**trial.rungs, step: scored}.items()}
+        plain = {str(at): score.plain() for at, score in {**trial.rungs, step: scored}.items()}
         if step not in trial.rungs:
             self._storage.storage.set_trial_intermediate_value(trial.id, step, scored.value)
         self.note(trial, rungs=plain)
@@ -158,6 +169,8 @@ class TrialLedger:
         from optuna.trial import TrialState
 
         self.note(trial, value_low=values[0].low, value_high=values[0].high, ended_at=now(), reason="")
+        if len(values[0].by_seed) > 1:
+            self.note(trial, by_seed=list(values[0].by_seed))
         told = [scored.value for scored in values]
         self._storage.storage.set_trial_state_values(trial.id, TrialState.COMPLETE, told)
 

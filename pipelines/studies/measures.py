@@ -36,16 +36,16 @@ def score(
     """
     evaluated = EVALUATED.fullmatch(goal.metric) is not None
     if evaluated:
-        interval = _evaluated(store, home, goal, dataset or goal.dataset, run_ids, step, confidence)
+        interval, by_seed = _evaluated(store, home, goal, dataset or goal.dataset, run_ids, step, confidence)
     else:
-        values = _trained(store, goal.metric, run_ids, step)
-        interval = _over_seeds(values, confidence) if values else None
+        by_seed = _trained(store, goal.metric, run_ids, step)
+        interval = _over_seeds(by_seed, confidence) if by_seed else None
     if interval is None or not math.isfinite(interval.value):
         return None
     cautious = interval.low if goal.direction == "maximize" else interval.high
     value = cautious if goal.over_seeds == "lower_bound" and interval.known else interval.value
     low, high = (end if math.isfinite(end) else None for end in (interval.low, interval.high))
-    return Score(value, low, high)
+    return Score(value, low, high, tuple(by_seed))
 
 
 def constraint_values(store: Store, home: Home, study: Study, run_ids: Sequence[str]) -> dict[str, float]:
@@ -74,7 +74,8 @@ def sampled_tokens(store: Store, home: Home, run_ids: Sequence[str]) -> float:
 
 def _evaluated(
     store: Store, home: Home, goal: Goal, dataset: str, run_ids: Sequence[str], step: int, confidence: float
-) -> Interval | None:
+) -> tuple[Interval | None, list[float]]:
+    """The measure's interval, and its value by seed."""
     kind = next((kind for kind in ("mean@", "score@") if goal.metric.startswith(kind)), "")
     metric = f"{kind}%" if kind else goal.metric
     rows = store.query(
@@ -84,7 +85,7 @@ def _evaluated(
         [list(run_ids), dataset, metric, step, step],
     ).rows
     if {row[0] for row in rows} != set(run_ids):
-        return None
+        return None, []
     if kind:
         scores = accuracies(store, run_ids)[dataset]
     else:
@@ -95,7 +96,8 @@ def _evaluated(
     shared = clusters(store, run_ids).get(dataset)
     labels = [shared.get(problem, problem) for problem in problems] if shared else None
     table = [[run[problem] for problem in problems] for run in of_runs]
-    return mean_interval(table, confidence=confidence, clusters=labels, shares=False if kind == "score@" else None)
+    shares = False if kind == "score@" else None
+    return mean_interval(table, confidence=confidence, clusters=labels, shares=shares), [sum(r) / len(r) for r in table]
 
 
 def _trained(store: Store, metric: str, run_ids: Sequence[str], step: int) -> list[float]:

@@ -5,28 +5,18 @@ for its values is as bad as a pruned one, results from elsewhere count without b
 since would make a trial's param unseen. So each proposal fills a study in memory, under the ranges of today.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, assert_never
 
-from pipelines.studies import optuna_inside, space
-from pipelines.studies.trials import Trial
+from pipelines.studies import noisy_gp, space
+from pipelines.studies.samplers import optuna_inside
+from pipelines.studies.trials import ForeignResult, Trial, violations
 from specs.schema.study import FloatRange, IntRange, Study, measure_label
 from specs.study_space import Params, combinations, holds, in_order, is_active
 
 if TYPE_CHECKING:
     import optuna
-
-
-@dataclass(frozen=True, slots=True)
-class ForeignResult:
-    """A result from elsewhere that the sampler learns from."""
-
-    params: Params
-    values: tuple[float, ...]
-    measured: Mapping[str, float] = field(default_factory=dict)
-    """What constraints bound, by `measure_label`, as far as it is known there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +28,32 @@ class Proposal:
     """Kept with the trial."""
 
 
+MOST_PARAMETERS = 20
+"""That `auto` takes noisy_gp for."""
+
+
+def automatic(study: Study) -> str:
+    """The sampler that `auto` is."""
+    return "noisy_gp" if len(study.parameters) <= MOST_PARAMETERS else "tpe"
+
+
 def is_exhausted(study: Study, trials: Sequence[Trial]) -> bool:
     """Whether the sampler has nothing more to propose: of a grid every combination is a trial."""
     return study.sampler.type == "grid" and next(_left_of_grid(study, trials), None) is None
 
 
-def propose(study: Study, trials: Sequence[Trial], foreign: Sequence[ForeignResult] = ()) -> Proposal:
-    """The next trial's params, unless the sampler is exhausted.
+def propose(
+    study: Study, trials: Sequence[Trial], foreign: Sequence[ForeignResult] = (), *, horizon: int = 0
+) -> Proposal:
+    """The next trial's params, unless the sampler is exhausted. `horizon`: the step at which a trial ends.
 
     The same study proposes the same after the same results: each trial has a sampler seeded by the study's seed and the
     trial's number.
     """
     if study.sampler.type == "grid":
         return Proposal(next(_left_of_grid(study, trials)), {})
+    if study.sampler.type == "noisy_gp" or (study.sampler.type == "auto" and automatic(study) == "noisy_gp"):
+        return Proposal(noisy_gp.propose(study, trials, foreign, horizon=horizon), {})
     import optuna
 
     view = optuna.create_study(directions=[goal.direction for goal in study.targets], sampler=_sampler(study, trials))
@@ -88,18 +91,6 @@ def stored_params(study: Study, params: Mapping[str, Any]) -> tuple[dict[str, An
             continue
         kept[path] = space.stored(value, searched)
     return kept, distributions
-
-
-def violations(study: Study, measured: Mapping[str, float]) -> dict[str, float]:
-    """Amount by which each constraint is missed, at most 0 where it is kept; measured: its value by `measure_label`."""
-    missed: dict[str, float] = {}
-    for constraint in study.constraints:
-        value = measured.get(measure_label(constraint.metric, constraint.dataset), math.nan)
-        over = -math.inf if constraint.max is None else value - constraint.max
-        under = -math.inf if constraint.min is None else constraint.min - value
-        worst = max(over, under)
-        missed[measure_label(constraint.metric, constraint.dataset)] = 1e9 if math.isnan(worst) else worst
-    return missed
 
 
 def _as_shown(study: Study, trial: Trial) -> "optuna.trial.FrozenTrial | None":
@@ -159,7 +150,7 @@ def _sampler(study: Study, trials: Sequence[Trial]) -> "optuna.samplers.BaseSamp
         match study.sampler.type:
             case "random":
                 return samplers.RandomSampler(seed=seed)
-            case "tpe":
+            case "tpe" | "auto":
                 conditional = any(searched.when for searched in study.parameters.values())
                 return samplers.TPESampler(seed=seed, n_startup_trials=startup, group=conditional)
             case "gp":
@@ -172,7 +163,7 @@ def _sampler(study: Study, trials: Sequence[Trial]) -> "optuna.samplers.BaseSamp
                 place = sum(not trial.baseline for trial in trials)
                 independent = samplers.RandomSampler(seed=seed)
                 return optuna_inside.one_sequence(place, seed=study.sampler.seed, independent=independent)
-            case "grid":
-                raise ValueError("a grid is gone through in order and has no sampler of Optuna's")
+            case "noisy_gp" | "grid":
+                raise ValueError(f"{study.sampler.type} is no sampler of Optuna's")
             case never:
                 assert_never(never)

@@ -1,12 +1,12 @@
 """study.json: what is written down of a study, from its trials, for the SQL tables, the page and the lists."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from pipelines.studies import space
 from pipelines.studies.answers.results import COSTS
 from pipelines.studies.confirmation import Arm, is_feasible
+from pipelines.studies.noisy_gp import Standing
 from pipelines.studies.trials import Trial
 from specs.machine.files import now
 from specs.schema.study import Study, measure_label
@@ -23,6 +23,7 @@ def study_record(
     seeds: Sequence[int],
     confirming_seeds: Sequence[int],
     looks: Sequence[int],
+    standings: Mapping[int, Standing],
     created_at: str,
 ) -> dict[str, Any]:
     """The record of a study.
@@ -33,6 +34,7 @@ def study_record(
         status: searching, confirming, finished, or stopped (by a failure, as on_failure has it).
         seeds, confirming_seeds: of each trial, of each arm.
         looks: numbers of fresh seeds at which there was an answer.
+        standings: what the sampler's model says of trials, by number.
     """
     study = document.study
     experiment = document.experiment.experiment
@@ -62,14 +64,14 @@ def study_record(
         "warm_start": study.warm_start.model_dump(mode="json"),
         "created_at": created_at,
         "updated_at": now(),
-        "trials": [_trial(study, trial) for trial in trials],
+        "trials": [_trial(study, trial, standings.get(trial.number)) for trial in trials],
         "confirmation": {**_confirmation(study, arms, units, confirming_seeds), "looks": list(looks)}
         if study.confirm and arms
         else None,
     }
 
 
-def _trial(study: Study, trial: Trial) -> dict[str, Any]:
+def _trial(study: Study, trial: Trial, standing: Standing | None) -> dict[str, Any]:
     about = trial.about
     return {
         "number": trial.number,
@@ -80,10 +82,13 @@ def _trial(study: Study, trial: Trial) -> dict[str, Any]:
         "values": list(trial.values) if trial.values else None,
         "value_low": about.get("value_low"),
         "value_high": about.get("value_high"),
+        "posterior_mean": standing and standing.mean,
+        "posterior_deviation": standing and standing.deviation,
+        "chance_of_best": standing and standing.chance,
         "baseline": trial.baseline,
         "params": trial.params,
         "rung": trial.rung or None,
-        "rungs": {str(step): asdict(score) for step, score in trial.rungs.items()},
+        "rungs": {str(step): score.plain() for step, score in trial.rungs.items()},
         "constraints": about.get("constraints", {}),
         "feasible": is_feasible(study, trial) if trial.values else None,
         "reason": about.get("reason", ""),

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipelines.studies import optuna_inside
+from pipelines.studies.samplers import optuna_inside
 from specs.errors import Issue
 from specs.schema.study import Choice, FloatRange, IntRange, Range
 from specs.study_space import Params, Space, bounds, build, names

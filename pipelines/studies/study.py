@@ -8,6 +8,7 @@ proposes the same trials after the same results, interrupted or not.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from pipelines.studies.execution import Execute, Result, StudyInterruptedError, 
 from pipelines.studies.ledger import TrialLedger
 from pipelines.studies.record import study_record
 from pipelines.studies.storage import open_storage
-from pipelines.studies.trials import Score, Trial, Work, Worker, seconds_left, signs_of_life
+from pipelines.studies.trials import ForeignResult, Score, Trial, Work, Worker, seconds_left, signs_of_life
 from pipelines.studies.warm_start import foreign_results
 from specs.machine.files import now, write_json
 from specs.machine.gpu_slots import slots_wanted
@@ -74,6 +75,7 @@ class _StudyWorker:
     ) -> None:
         self.document = document
         self.study: Study = document.study
+        self.horizon = document.experiment.experiment.training.steps
         self.home = home
         self.execute = execute
         self.say = say
@@ -81,7 +83,7 @@ class _StudyWorker:
         self._is_told = False
         self.storage = open_storage(home, self.study.name, self._wait_for_database)
         self.ledger = TrialLedger(document, self.storage, Worker.this(), stopping)
-        self.foreign: list[proposals.ForeignResult] = []
+        self.foreign: list[ForeignResult] = []
         self.record: dict[str, Any] = {}
         self._written_at, self._write_seconds = -1e9, 0.0
 
@@ -95,6 +97,10 @@ class _StudyWorker:
     def prepare(self) -> None:
         """Opens the study, or makes it. Raises SpecError."""
         self.ledger.transaction(self.ledger.open)
+        if self.study.sampler.type == "auto":
+            chosen = self.study.sampler.model_copy(update={"type": self.ledger.auto_sampler})
+            self.study = self.study.model_copy(update={"sampler": chosen})
+            self.document = replace(self.document, study=self.study)
         self.foreign = foreign_results(self.document, self.home)
         self.write_record()
 
@@ -154,7 +160,7 @@ class _StudyWorker:
         return not proposals.is_exhausted(self.study, trials)
 
     def _begin(self, trials: Sequence[Trial]) -> Trial:
-        proposal = proposals.propose(self.study, trials, self.foreign)
+        proposal = proposals.propose(self.study, trials, self.foreign, horizon=self.horizon)
         bracket = rungs.bracket_of(self.study, len(trials))
         return self.ledger.add_trial(proposal, until=rungs.first_step(self.study, bracket), bracket=bracket)
 
@@ -162,7 +168,7 @@ class _StudyWorker:
         units = self.ledger.units()
         if self.study.confirm:
             known = {(unit.about["arm"], unit.about["seed"]) for unit in units}
-            for arm in confirmation.arms(self.study, trials):
+            for arm in confirmation.arms(self.study, trials, horizon=self.horizon):
                 for seed in self.ledger.confirming_seeds:
                     if (arm.trial, seed) not in known:
                         self.ledger.add_unit(arm, seed)
@@ -277,7 +283,7 @@ class _StudyWorker:
         trials, units = ledger.trials(), ledger.units()
         stopped = self._is_stopped(trials)
         searching = not stopped and (self._may_begin(trials) or any(not trial.ended for trial in trials))
-        arms = [] if searching or stopped else confirmation.arms(self.study, trials)
+        arms = [] if searching or stopped else confirmation.arms(self.study, trials, horizon=self.horizon)
         # Units of earlier arms, chosen when fewer trials were wanted, confirm nothing of today's.
         ended = {(unit.about["arm"], unit.about["seed"]) for unit in units if unit.ended}
         unconfirmed = any((arm.trial, seed) not in ended for arm in arms for seed in ledger.confirming_seeds)
@@ -291,6 +297,7 @@ class _StudyWorker:
             seeds=conditions.trial_seeds(self.study, self.document.experiment.experiment.seeds),
             confirming_seeds=ledger.confirming_seeds,
             looks=ledger.looks(answered=bool(arms) and not unconfirmed),
+            standings=confirmation.standings(self.study, trials, horizon=self.horizon),
             created_at=ledger.created_at,
         )
         write_json(self.home.study(self.study.name) / "study.json", record)

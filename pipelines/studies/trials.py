@@ -4,6 +4,7 @@ Optuna's own states cannot say that a trial waits at a rung: a paused trial is R
 tells the rest. Everything that one decision changes of a trial's work is one attribute, written at once.
 """
 
+import math
 import os
 import socket
 import threading
@@ -15,9 +16,11 @@ from datetime import UTC, datetime
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipelines.studies import optuna_inside
+from pipelines.studies.samplers import optuna_inside
 from specs.machine.files import now
 from specs.machine.liveness import is_alive, start_of
+from specs.schema.study import Study, measure_label
+from specs.study_space import Params
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -89,6 +92,12 @@ class Score:
     low: float | None
     """Ends of the interval; None where there is none."""
     high: float | None
+    by_seed: tuple[float, ...] = ()
+    """The value of each seed."""
+
+    def plain(self) -> dict[str, Any]:
+        """The value and its interval as JSON data."""
+        return {"value": self.value, "low": self.low, "high": self.high}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +140,28 @@ class Trial:
     def attempts(self) -> int:
         """How often it was begun anew after a failure that was not its own."""
         return int(self.about.get("attempts", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignResult:
+    """A result from elsewhere that the sampler learns from."""
+
+    params: Params
+    values: tuple[float, ...]
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """What constraints bound, by `measure_label`, as far as it is known there."""
+
+
+def violations(study: Study, measured: Mapping[str, float]) -> dict[str, float]:
+    """Amount by which each constraint is missed, at most 0 where it is kept; measured: its value by `measure_label`."""
+    missed: dict[str, float] = {}
+    for constraint in study.constraints:
+        value = measured.get(measure_label(constraint.metric, constraint.dataset), math.nan)
+        over = -math.inf if constraint.max is None else value - constraint.max
+        under = -math.inf if constraint.min is None else constraint.min - value
+        worst = max(over, under)
+        missed[measure_label(constraint.metric, constraint.dataset)] = 1e9 if math.isnan(worst) else worst
+    return missed
 
 
 def read_trial(frozen: "FrozenTrial", restore: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Trial:

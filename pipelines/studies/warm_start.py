@@ -6,7 +6,7 @@ from typing import Any
 from pipelines.home.home import Home
 from pipelines.studies.answers.results import StudyRecord
 from pipelines.studies.measures import constraint_values, score
-from pipelines.studies.proposals import ForeignResult
+from pipelines.studies.trials import ForeignResult
 from specs.errors import Issue, SpecError
 from specs.machine.files import read_json
 from specs.schema.fields import item_at, split

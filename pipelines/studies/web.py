@@ -30,7 +30,7 @@ from pipelines.prefect_server.credentials import (
 )
 from pipelines.prefect_server.door import objection
 from pipelines.prefect_server.settings import trusted_hosts
-from pipelines.studies import optuna_inside
+from pipelines.studies.samplers import optuna_inside
 from pipelines.studies.storage import JOURNAL, URL, open_database
 from specs.errors import Issue, RpgError, SpecError
 

@@ -106,6 +106,19 @@ class StepRollouts:
         return values, np.array([[each.get(label, 0.0) for each in weights] for label in labels])
 
     @property
+    def turn_rewards(self) -> list[tuple[float, ...]]:
+        """Reward of each turn of the policy, of each response; 0 where its environment rewards none. [B]"""
+        return [counts.rewards or (0.0,) * counts.sampled for counts in self.turn_counts]
+
+    @property
+    def token_turns(self) -> Integers:
+        """Which turn of the policy each sampled token held here is of, from 0 in each response. [M]"""
+        sampled = [[turn.num_tokens for turn in turns if turn.sampled] for turns in self.turns]
+        return np.concatenate(
+            [np.empty(0, dtype=np.int64), *(np.repeat(np.arange(len(sizes)), sizes) for sizes in sampled)]
+        )
+
+    @property
     def truncated(self) -> Bools:
         """Whether a response was cut at the maximum length. [B]"""
         return np.array([reason == "length" for reason in self.finish_reasons])
@@ -139,17 +152,20 @@ def collate(
         responses=tuple(responses),
         policy_version=groups[0].policy_version,
         turns=tuple(turns),
-        turn_counts=tuple(map(_counted, turns)),
+        turn_counts=tuple(map(counted, turns)),
     )
 
 
-def _counted(turns: tuple[RecordedTurn, ...]) -> TurnCounts:
+def counted(turns: Sequence[RecordedTurn]) -> TurnCounts:
+    """Counts of a response's turns."""
     called = [turn for turn in turns if turn.tool or turn.error]
+    rewarded = any(turn.reward is not None for turn in turns)
     return TurnCounts(
         sum(turn.sampled for turn in turns),
         len(called),
         sum(bool(turn.error) for turn in called),
         sum(turn.seconds for turn in called),
+        tuple(turn.reward or 0.0 for turn in turns if turn.sampled and rewarded),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rpg.advantages import normalized_sum, token_advantages
+from rpg.advantages import advantages, normalized_sum, token_advantages, turn_returns
 from rpg.batches.batch import Microbatch, StepRollouts
 from rpg.batches.minibatches import Minibatch
 from rpg.objectives import ObjectiveEvaluation, TokenBatch, evaluate_objective
@@ -36,18 +36,36 @@ def step_advantages(
         group_ids=torch.from_numpy(rollouts.group_ids),
         lengths=torch.from_numpy(rollouts.num_sampled),
         held=torch.from_numpy(rollouts.held),
+        turns=torch.from_numpy(rollouts.token_turns) if experiment.advantage.credit == "turn" else None,
         old_logprobs=old_logprobs,
         ref_logprobs=ref_logprobs,
     )
 
 
 def trained_rewards(experiment: Experiment, rollouts: StepRollouts) -> Tensor:
-    """The rewards of all responses, as `advantage.rewards` has them; a penalty on length is added as it is. [B]"""
-    if experiment.advantage.rewards == "summed":
+    """The rewards of all responses as `advantage.rewards` has them [B], or with `advantage.credit: turn` from each turn
+    on [B, turns]. A penalty on length is added as it is.
+
+    Rewards of turns are a term of weight 1 where terms are normalised each.
+    """
+    advantage = experiment.advantage
+    by_turn = advantage.credit == "turn"
+    if advantage.rewards == "summed" and not by_turn:
         return torch.from_numpy(rollouts.rewards)
-    terms, weights = (torch.from_numpy(each) for each in rollouts.reward_terms())
     group_ids = torch.from_numpy(rollouts.group_ids)
-    return normalized_sum(terms, weights, group_ids) + torch.tensor([score.penalty for score in rollouts.scores])
+    returns = turn_returns(rollouts.turn_rewards or [(0.0,)] * len(group_ids))
+    if not by_turn:
+        returns = returns[:, 0]
+    if advantage.rewards == "summed":
+        values = torch.tensor([score.value for score in rollouts.scores], dtype=torch.float64)
+    else:
+        terms, weights = (torch.from_numpy(each) for each in rollouts.reward_terms())
+        values = normalized_sum(terms, weights, group_ids)
+        columns = returns.reshape(len(returns), -1).unbind(1)
+        each = [advantages(column, group_ids, baseline="group_mean", scale="group_std") for column in columns]
+        returns = torch.stack(each, 1).reshape(returns.shape)
+    values = values + torch.tensor([score.penalty for score in rollouts.scores])
+    return values[:, None] + returns if by_turn else values + returns
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from rpg.certificate.enumeration import (
 
 SIZES = tuple((vocabulary, length) for vocabulary in (3, 4, 5) for length in (1, 2, 3, 4))
 """Vocabulary and length of the worlds."""
+SIZES_OF_TURNS = tuple((vocabulary, length) for vocabulary in (3, 4) for length in (3, 4, 5))
+"""Sizes of the worlds of several turns: what is shorter has no room for a given token."""
 SEEDS = (0, 1)
 SITUATIONS = tuple((policy, reference) for policy in ("on_policy", "off_policy") for reference in ("sampler", "apart"))
 """Whether the policy is the sampler, and whether the reference is."""
@@ -39,21 +41,23 @@ class Cases:
     """All cases as one batch of responses, and one table of prefixes."""
 
     logprobs: Tensor
-    """[responses, 4], as are the next two; float64, 0 on padding."""
+    """[responses, length], as are the next two; float64, 0 on padding and on given tokens."""
     old_logprobs: Tensor
     ref_logprobs: Tensor
     response_mask: Tensor
-    """[responses, 4], bool."""
+    """[responses, length], bool: what was sampled."""
     rewards: Tensor
-    """[responses], less the case's mean under the sampler."""
+    """[responses], less the case's mean under the sampler; with those of turns."""
+    earlier: Tensor
+    """[responses, length]: rewards of the turns before that of each token."""
     probability: Tensor
     """[responses], under the case's sampler."""
     prefixes: Tensor
-    """[responses, 4]: the row of the prefix before each token, over all cases."""
+    """[responses, length]: the row of the prefix before each token, over all cases."""
     tokens: Tensor
-    """[responses, 4]."""
+    """[responses, length]."""
     policy: Tensor
-    """[prefixes, 5]: the probabilities of the policy; 0 for tokens that a world lacks."""
+    """[prefixes, vocabulary]: the probabilities of the policy; 0 for tokens that a world lacks."""
     case_of_prefix: Tensor
     """[prefixes]."""
     case_of_response: Tensor
@@ -61,11 +65,11 @@ class Cases:
     situation: Tensor
     """[cases], index into SITUATIONS."""
     exact: dict[tuple[str, str], Tensor]
-    """(truth, level) -> its gradient [prefixes, 5]."""
+    """(truth, level) -> its gradient [prefixes, vocabulary]."""
 
     def expected(self, slopes: Tensor) -> Tensor:
-        """[prefixes, 5]: minus the expected gradient of a loss with these derivatives by the logprobs [responses,
-        4]."""
+        """[prefixes, vocabulary]: minus the expected gradient of a loss with these derivatives by the logprobs
+        [responses, length]."""
         weight = torch.where(self.response_mask, -self.probability[:, None] * slopes, 0.0).flatten()
         rows, chosen = self.prefixes.flatten(), self.tokens.flatten()
         gradient = torch.zeros_like(self.policy).index_put((rows, chosen), weight, accumulate=True)
@@ -100,13 +104,13 @@ class Cases:
         return values.new_zeros(len(self.situation)).index_add(0, case, values)
 
 
-def draw_cases() -> Iterator[Case]:
+def draw_cases(*, turns: bool) -> Iterator[Case]:
     """Every size, seed and situation. The policies differ by a few tenths of a nat a token, so that a clip acts at
     times."""
     for seed in SEEDS:
-        for vocabulary, length in SIZES:
+        for vocabulary, length in SIZES_OF_TURNS if turns else SIZES:
             generator = torch.Generator().manual_seed(1000 * seed + 10 * vocabulary + length)
-            world = enumerate_world(vocabulary, length, generator)
+            world = enumerate_world(vocabulary, length, generator, turns=turns)
             sampler = world.policy(generator)
             policies = {"on_policy": sampler, "off_policy": sampler + world.policy(generator, spread=0.5)}
             references = {"sampler": sampler, "apart": sampler + world.policy(generator, spread=0.5)}
@@ -114,10 +118,10 @@ def draw_cases() -> Iterator[Case]:
                 yield Case(world, policies[policy], sampler, references[reference], index)
 
 
-def enumerated_cases() -> Cases:
-    """The batch that certificates are made on; the same at every call."""
-    cases = list(draw_cases())
-    longest, widest = max(size[1] for size in SIZES), max(size[0] for size in SIZES)
+def enumerated_cases(*, turns: bool = False) -> Cases:
+    """The batch that certificates are made on; the same at every call. `turns`: of worlds of several turns."""
+    cases = list(draw_cases(turns=turns))
+    longest, widest = max(case.world.length for case in cases), max(case.world.vocabulary for case in cases)
     starts = torch.tensor([0] + [case.world.num_prefixes for case in cases]).cumsum(0)
 
     def tokenwise(values: list[Tensor]) -> Tensor:
@@ -138,6 +142,7 @@ def enumerated_cases() -> Cases:
         ref_logprobs=tokenwise([case.world.logprobs(case.reference) for case in cases]),
         response_mask=tokenwise([case.world.response_mask for case in cases]),
         rewards=torch.cat(rewards),
+        earlier=tokenwise([case.world.earlier for case in cases]),
         probability=torch.cat(probabilities),
         prefixes=tokenwise([case.world.prefixes + start for case, start in zip(cases, starts[:-1], strict=True)]),
         tokens=tokenwise([case.world.tokens for case in cases]),

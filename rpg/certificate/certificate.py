@@ -4,7 +4,7 @@ optimise."""
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,9 +12,11 @@ from torch import Tensor
 from rpg.certificate.cases import SITUATIONS, Cases, enumerated_cases
 from rpg.objectives import token_losses
 from rpg.objectives.kl import reward_penalties
+from specs.schema.experiment import Experiment
 from specs.schema.objective import Objective, PublishedObjective
 from specs.schema.schedule import at_step, constant, schedules_in
 
+Turns = Literal["one", "outcome", "turn"]
 TOLERANCE = 1e-10
 """The largest relative error of a gradient that is claimed to be exact, in float64."""
 NAMED = {
@@ -64,6 +66,9 @@ class Certificate:
     """Whether the claim is true to within the tolerance in every enumerated case."""
     tolerance: float
     num_cases: int
+    turns: Turns
+    """one: a response is a single turn. outcome, turn: of several turns, with given tokens between them and a reward of
+    each; what a turn answers for, see `Advantage.credit`."""
     length_cosine: float
     """What the aggregation does to the on-policy gradient: the smallest cosine to the exact one when it divides by
     each response's own length (sequence_mean); 1 for the others, which only scale it."""
@@ -78,16 +83,16 @@ class Certificate:
         return next(entry for entry in self.findings if (entry.policy, entry.reference) == (policy, reference))
 
 
-def certify(objective: Objective) -> Certificate:
+def certify(objective: Objective, turns: Turns = "one") -> Certificate:
     """Enumerates every response of small autoregressive policies and compares gradients; no sampling, float64.
 
     The loss is the sum of the token losses of a response, as `aggregation: sequence_sum` has it; the advantage is the
     reward less its mean. What a scale of the advantages does to the gradient is not part of the certificate.
     """
-    cases = _cases()
+    cases = _cases(several_turns=turns != "one")
     divergence = objective.claim_divergence if objective.needs_reference else ""
-    slopes = _slopes(objective.model_copy(update={"kl_coef": 1.0 if divergence else 0.0}), cases)
-    penalty = _slopes(objective.model_copy(update={"kl_coef": 0.0}), cases) - slopes
+    slopes = _slopes(objective.model_copy(update={"kl_coef": 1.0 if divergence else 0.0}), cases, turns)
+    penalty = _slopes(objective.model_copy(update={"kl_coef": 0.0}), cases, turns) - slopes
     exact = cases.exact["reward", objective.claim_level].clone()
     if divergence:
         exact -= cases.exact[divergence, objective.claim_level]
@@ -107,19 +112,20 @@ def certify(objective: Objective) -> Certificate:
         holds=all(finding.error <= TOLERANCE for finding in claimed[objective.claim]),
         tolerance=TOLERANCE,
         num_cases=len(cases.situation),
+        turns=turns,
         length_cosine=_length_cosine(objective, cases, slopes, exact),
         findings=findings,
     )
 
 
-def certify_over_training(objective: Objective) -> dict[int, Certificate]:
+def certify_over_training(objective: Objective, turns: Turns = "one") -> dict[int, Certificate]:
     """Step -> the certificate of the objective as it is then: at the first step, and where it is another one at a point
     or in the middle of a ramp of its schedules."""
     steps = {1}.union(*(schedule.phases() for _, schedule in schedules_in(objective)))
     first_steps: dict[Objective, int] = {}
     for step in sorted(steps):
         first_steps.setdefault(at_step(objective, step), step)
-    return {step: certify(changed) for changed, step in first_steps.items()}
+    return {step: certify(changed, turns) for changed, step in first_steps.items()}
 
 
 def certificate_record(certificates: Mapping[int, Certificate]) -> dict[str, Any]:
@@ -128,28 +134,34 @@ def certificate_record(certificates: Mapping[int, Certificate]) -> dict[str, Any
     return {"steps": plain} if len(plain) > 1 else plain["1"]
 
 
+def turns_of(experiment: Experiment) -> Turns:
+    """The turns that an experiment's certificates are of."""
+    return experiment.advantage.credit if experiment.rollout.rollouter.gives_tokens else "one"
+
+
 @cache
-def _cases() -> Cases:
-    return enumerated_cases()
+def _cases(*, several_turns: bool = False) -> Cases:
+    return enumerated_cases(turns=several_turns)
 
 
-def _slopes(objective: Objective, cases: Cases) -> Tensor:
-    """[responses, 4]: the derivative of each response's loss by its logprobs."""
+def _slopes(objective: Objective, cases: Cases, turns: Turns = "one") -> Tensor:
+    """[responses, length]: the derivative of each response's loss by its logprobs."""
     logprobs = cases.logprobs.clone().requires_grad_()
     losses = token_losses(
         objective,
         logprobs=logprobs,
         old_logprobs=cases.old_logprobs,
         ref_logprobs=cases.ref_logprobs,
-        advantages=_advantages(objective, cases),
+        advantages=_advantages(objective, cases, turns),
         response_mask=cases.response_mask,
     )
     (slopes,) = torch.autograd.grad(torch.where(cases.response_mask, losses, 0.0).sum(), logprobs)
     return slopes
 
 
-def _advantages(objective: Objective, cases: Cases) -> Tensor:
-    """[responses, 4]: the centred reward, less the divergence where the objective takes it off the reward."""
+def _advantages(objective: Objective, cases: Cases, turns: Turns) -> Tensor:
+    """[responses, length]: the centred reward, from its turn on where a turn answers for its return, less the
+    divergence where the objective takes it off the reward."""
     mask = cases.response_mask
     penalties = torch.zeros_like(cases.logprobs)
     if isinstance(objective, PublishedObjective) and objective.penalizes_reward:
@@ -159,7 +171,8 @@ def _advantages(objective: Objective, cases: Cases) -> Tensor:
             estimator=objective.kl_estimator,
             credit=objective.kl_credit,
         )
-    return torch.where(mask, cases.rewards[:, None] - penalties, 0.0)
+    earlier = cases.earlier if turns == "turn" else torch.zeros_like(penalties)
+    return torch.where(mask, cases.rewards[:, None] - earlier - penalties, 0.0)
 
 
 def _claimed(objective: Objective, divergence: str) -> str:

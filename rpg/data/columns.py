@@ -24,6 +24,9 @@ class Columns(Spec):
     """The answer's column holds a list of texts: they are one answer, joined by commas."""
     data_source: str = ""
     """Column that names the problem's origin; empty: the set's own name."""
+    user: str = addition("")
+    """Column of a list of texts: what the user says after each turn of the policy, for `rollouter: {type:
+    conversation}`; empty: none."""
     keep: tuple[str, ...] = addition(())
     """Further columns that a reward of type python, or a template as {metadata.NAME}, is given."""
 
@@ -60,6 +63,7 @@ class TableSource(Source):
         if lacking:
             raise SpecError(*lacking)
         kept = {column: values[f"keep {column}"] for column in self.columns.keep}
+        remarks = {"user": _remarks(values["user"], self.columns.user, where)} if "user" in values else {}
         origin, answer = values.get("data_source"), self.columns.answer
         return SourceProblem(
             _prompt(values["prompt"], self.columns.prompt, where),
@@ -67,7 +71,7 @@ class TableSource(Source):
             if "answer" in values
             else "",
             dataset if origin is None else str(origin),
-            metadata=kept | self._tests(row, where),
+            metadata=kept | remarks | self._tests(row, where),
             cluster="" if values.get("cluster") is None else str(values["cluster"]),
         )
 
@@ -110,9 +114,22 @@ class TableSource(Source):
 
     def _chosen(self) -> dict[str, str]:
         """Role -> column, those that are in use."""
-        columns = self.columns.model_dump(include={"prompt", "answer", "data_source"})
+        columns = self.columns.model_dump(include={"prompt", "answer", "data_source", "user"})
         kept = {f"keep {column}": column for column in self.columns.keep}
         return {role: column for role, column in {**columns, "cluster": self.cluster, **kept}.items() if column}
+
+
+def _remarks(value: Any, column: str, where: str) -> list[str]:
+    """What a user says. SpecError where it is no list of texts."""
+    if isinstance(value, list) and all(isinstance(text, str) and text for text in value):
+        return value
+    raise SpecError(
+        Issue(
+            f"{where}: what the user says is a list of texts, none of them empty",
+            path=("columns", "user"),
+            given=f"{column}: {value!r}"[:200],
+        )
+    )
 
 
 class MissingColumnError(LookupError):

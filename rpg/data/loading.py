@@ -35,6 +35,7 @@ def load_problems(
             metadata.load(row["metadata"]),
             row.get("cluster", ""),
             source,
+            row["prompt"] if isinstance(data.prompt, ChatPrompt) else "",
         )
         for row, prompt, source in zip(
             rows,

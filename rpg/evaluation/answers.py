@@ -83,7 +83,7 @@ def _answers(
             for problem, token_ids in zip(problems, prompts, strict=True)
         ]
         owners = [problem for problem in problems for _ in range(samples)]
-        scoring = Scoring(tokenizer, scorer, owners)
+        scoring = Scoring(tokenizer, scorer, owners, group_size=samples)
         with memory_of_sampler(spec.rollout, device):
             groups = spec.rollout.rollouter.generate(
                 seeded,

@@ -12,6 +12,7 @@ from rpg.evaluation.records import Recorder
 from rpg.evaluation.results import ConcurrentResults, MeasuredPolicy, digests_of
 from rpg.processes import ranks
 from rpg.recording.segments import SegmentWriter
+from rpg.rewards import Place
 from specs.machine.fence import Fence
 from specs.schema.experiment import Experiment
 
@@ -74,7 +75,9 @@ def evaluate_exported(
         for step in known if first else ():
             _record_again(results, by_step[step], run_id, fence)
         start = time.monotonic()
-        for policy, answered in policies_answers([p for p in policies if p.step not in known], spec, inputs, device):
+        place = Place.of_run(inputs["run"], device.type)
+        missing = [policy for policy in policies if policy.step not in known]
+        for policy, answered in policies_answers(missing, spec, inputs, device, place=place):
             if not first:
                 continue
             step = policy.step

@@ -14,7 +14,7 @@ from rpg.evaluation.results import MeasuredPolicy
 from rpg.pretrained import model_of, tokenizer_of
 from rpg.processes import ranks
 from rpg.processes.device import choose_device, use_threads
-from rpg.rewards import open_scorers
+from rpg.rewards import Place, open_scorers
 from rpg.samplers import SamplerSettings, open_sampler
 from rpg.samplers.base import Sampler
 from specs.schema.experiment import Experiment
@@ -38,12 +38,14 @@ def policies_answers(
     inputs: Mapping[str, Path],
     device: torch.device,
     kept: Path | None = None,
+    place: Place | None = None,
 ) -> Iterator[tuple[MeasuredPolicy, list[list[Answered]]]]:
     """Each policy with its answers, a list per problem. All ranks go through it; nothing where there are no problems.
 
     Args:
         inputs: data, base: the staged data, the base model.
         kept: where answers are kept until the stage has its result, see `KeptAnswers`; None: nowhere.
+        place: where the responses are scored.
     Raises:
         SpecError: see `evaluation_inputs`.
     """
@@ -56,7 +58,7 @@ def policies_answers(
         return
     # Whatever is still to be measured, the engine is opened on the same weights: it may take its precision from them.
     opened_on = policies[0].weights if spec.evaluation.checkpoints == "final" else inputs["base"]
-    with open_scorers(spec) as scorer:
+    with open_scorers(spec, place) as scorer:
         for policy, sampler in _samplers(spec, policies, opened_on, asked.max_length, device):
             answers_of_policy = KeptAnswers.of(policy, kept) if kept else None
             yield policy, answers(spec, asked, tokenizer, sampler, scorer, device, answers_of_policy)

@@ -110,6 +110,7 @@ class Recorder:
             reward_error=score.error,
             attempt=self.attempt,
             cluster=problem.cluster or None,
+            verdicts=score.verdicts,
         )
 
 

@@ -15,6 +15,7 @@ from rpg.evaluation.records import Recorder
 from rpg.evaluation.results import ConcurrentResults, MeasuredPolicy
 from rpg.processes import ranks
 from rpg.recording.segments import SegmentWriter
+from rpg.rewards import Place
 from specs.schema.experiment import Experiment
 
 
@@ -35,8 +36,8 @@ def evaluate(
         out: a directory. What it holds is removed: a launcher that has lost a rank starts all of them again.
         run_id: of the run.
         fingerprint: of this stage; every row carries it.
-        kept: a directory for the answers so far, with which an attempt after this one goes on; gone at the end. None:
-            it would begin anew.
+        kept: a directory in that of the run, for the answers so far, with which an attempt after this one goes on;
+            gone at the end. None: it would begin anew.
     Raises:
         SpecError: see `evaluation_inputs`.
     """
@@ -52,7 +53,8 @@ def evaluate(
         start = time.monotonic()
         missing = [policy for policy in policies if policy.step not in summaries]
         kept_here = kept / fingerprint[:16] if kept else None
-        for policy, answered in policies_answers(missing, spec, inputs, device, kept_here):
+        place = Place.of_run(kept.parent, device.type) if kept else None
+        for policy, answered in policies_answers(missing, spec, inputs, device, kept_here, place):
             if first:
                 summaries[policy.step] = recorder.record(policy.step, answered)
                 recorder.writer.flush()

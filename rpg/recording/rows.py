@@ -58,6 +58,7 @@ def write_rollouts(
             "reference_version": reference_version,
             "reward_error": [score.error for score in scores],
             "reward_terms": [_terms(score) for score in scores],
+            "verdicts": [score.verdicts for score in scores],
         },
     )
 
@@ -79,7 +80,7 @@ def write_turns(writer: SegmentWriter, step: int, rollouts: StepRollouts) -> Non
             "tool": [turn.tool or None for _, _, turn in turns],
             "text": [turn.text for _, _, turn in turns],
             "num_tokens": [turn.num_tokens for _, _, turn in turns],
-            "reward": [None for _ in turns],
+            "reward": [turn.reward for _, _, turn in turns],
             "error": [turn.error or None for _, _, turn in turns],
             "seconds": [turn.seconds if turn.tool else None for _, _, turn in turns],
         },

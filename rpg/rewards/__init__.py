@@ -5,15 +5,15 @@ in which scorers run, `sealing` which of them are in bubblewrap. A user's own re
 docs/extending.md.
 """
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
 
-from rpg.rewards.score import FULL_MARK, Score, Scorer, failures, prove, verdict
+from rpg.rewards.functions.weighted_sum import WeightedSum
+from rpg.rewards.score import FULL_MARK, Member, Place, Score, Scorer, as_of, failures, prove, verdict
 from rpg.rewards.sealing import in_threads, refusal
 from rpg.sandbox import room
 from rpg.sandbox.room import cores
@@ -25,6 +25,7 @@ from specs.schema.reward import Reward
 
 __all__ = [
     "FULL_MARK",
+    "Place",
     "Problem",
     "Reward",
     "Score",
@@ -49,16 +50,17 @@ def refusals(experiment: Experiment) -> list[Issue]:
     return refused
 
 
-def open_scorers(experiment: Experiment) -> Scorer:
+def open_scorers(experiment: Experiment, place: Place | None = None) -> Scorer:
     """The scorer of an experiment's problems, each by the reward of its set; like `open_scorer`. Sets with the same
     reward share one.
     """
+    place = place or Place()
     if issues := refusals(experiment):
         raise SpecError(*issues)
     scorers: list[tuple[Reward, Scorer]] = []
-    for _, reward in experiment.rewards():
+    for path, reward in experiment.rewards():
         if all(reward != other for other, _ in scorers):
-            scorers.append((reward, open_scorer(reward)))
+            scorers.append((reward, open_scorer(reward, replace(place, path=path))))
     if len(scorers) == 1:
         return scorers[0][1]
     of = {
@@ -69,14 +71,22 @@ def open_scorers(experiment: Experiment) -> Scorer:
     return _BySet(of, default, [scorer for _, scorer in scorers])
 
 
-def open_scorer(reward: Reward) -> Scorer:
+def open_scorer(reward: Reward, place: Place | None = None) -> Scorer:
     """The scorer that a spec names, a context manager. Call it as often as you like, from any thread.
 
+    Args:
+        reward: what scores.
+        place: where it works, which matters to judges and classifiers.
     Raises:
         SpecError: the reward may run what a response says, and this machine cannot seal it.
     """
     if issue := refusal(reward):
         raise SpecError(issue)
+    if reward.waits:
+        own: Scorer = reward.open(place or Place())
+        return own
+    if isinstance(reward, WeightedSum) and any(part.waits for part in reward.parts()):
+        return _OfTerms(reward, place or Place())
     if reward.in_process:
         return _InProcess(reward)
     if in_threads(reward):
@@ -86,7 +96,7 @@ def open_scorer(reward: Reward) -> Scorer:
     return WorkerPool(reward, workers=max(1, min(8, (os.cpu_count() or 1) // 2)))
 
 
-class _BySet:
+class _BySet(Scorer):
     """A Scorer that hands each response to the scorer of its problem's set."""
 
     def __init__(self, own: Mapping[str, Scorer], default: Scorer, scorers: Sequence[Scorer]) -> None:
@@ -96,29 +106,51 @@ class _BySet:
         for scorer in scorers:
             self._open.callback(scorer.close)
 
-    def submit(self, problem: Problem, response: str) -> "Future[Score]":
+    def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":
         """See Scorer."""
-        return self._own.get(problem.source, self._default).submit(problem, response)
-
-    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score]:
-        """See Scorer."""
-        scores = [self.submit(*pair) for pair in zip(problems, responses, strict=True)]
-        return [score.result() for score in scores]
+        return self._own.get(problem.source, self._default).submit(problem, response, member)
 
     def close(self) -> None:
         """See Scorer."""
         self._open.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+class _OfTerms(Scorer):
+    """A Scorer of a sum with a term that waits: each term has a scorer of its own."""
+
+    def __init__(self, reward: WeightedSum, place: Place) -> None:
+        self._reward = reward
+        self._open = ExitStack()
+        self._terms: dict[str, Scorer] = {}
+        for index, term in enumerate(reward.terms):
+            at = replace(place, path=(*place.path, "terms", index, "reward"))
+            self._terms[term.label] = self._open.enter_context(open_scorer(term.reward, at))
+
+    def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":
+        """See Scorer. Its result raises what that of a term raises."""
+        pending = {label: scorer.submit(problem, response, member) for label, scorer in self._terms.items()}
+        total: Future[Score] = Future()
+        left = itertools.count(1)
+
+        def end(_done: object = None) -> None:
+            if next(left) < len(pending):  # a count is one step, whichever threads end at once
+                return
+            try:
+                scores = {label: each.result() for label, each in pending.items()}
+                total.set_result(as_of(self._reward, self._reward.together(scores)))
+            except BaseException as error:  # of a term; or it was cancelled, and nobody waits
+                total.set_exception(error)
+
+        for each in pending.values():
+            each.add_done_callback(end)
+        return total
+
+    def close(self) -> None:
+        """See Scorer."""
+        self._open.close()
 
 
-class _InThreads:
+class _InThreads(Scorer):
     """A Scorer for a reward whose programs run in the sandbox, as many at a time as it runs."""
 
     def __init__(self, reward: Reward) -> None:
@@ -126,26 +158,13 @@ class _InThreads:
         self._reward = reward
         self._threads = ThreadPoolExecutor(cores(), "scoring")
 
-    def submit(self, problem: Problem, response: str) -> "Future[Score]":
+    def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":  # noqa: ARG002
         """See Scorer. Its result raises SandboxError where the sandbox itself failed."""
         return self._threads.submit(self._score, problem, response)
-
-    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score]:
-        """See Scorer. SandboxError where the sandbox itself failed."""
-        scores = [self.submit(*pair) for pair in zip(problems, responses, strict=True)]
-        return [score.result() for score in scores]
 
     def close(self) -> None:
         """Waits for programs that run; those that do not yet get no verdict."""
         self._threads.shutdown(cancel_futures=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _score(self, problem: Problem, response: str) -> Score:
         score = verdict(self._reward, problem, response)
@@ -153,30 +172,18 @@ class _InThreads:
         return score
 
 
-class _InProcess:
+class _InProcess(Scorer):
     """A Scorer for a reward that only compares texts."""
 
     def __init__(self, reward: Reward) -> None:
         reward.prepare()
         self._reward = reward
 
-    def submit(self, problem: Problem, response: str) -> "Future[Score]":
+    def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":  # noqa: ARG002
         """See Scorer; the verdict is there at once."""
         score: Future[Score] = Future()
         score.set_result(verdict(self._reward, problem, response))
         return score
 
-    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score]:
-        """See Scorer."""
-        return [verdict(self._reward, *pair) for pair in zip(problems, responses, strict=True)]
-
     def close(self) -> None:
         """Holds nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -11,14 +11,11 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Self
 
 from rpg.data import metadata
-from rpg.rewards.score import LONGEST_VERDICT, Score, as_of, received
+from rpg.rewards.score import LONGEST_VERDICT, Member, Score, Scorer, as_of, received
 from rpg.rewards.sealing import code_of, is_sealed, runs_code
 from rpg.sandbox import Confined, Limits, start
 from rpg.types import Problem
@@ -59,7 +56,7 @@ class _Task:
     """Where the verdict goes."""
 
 
-class WorkerPool:
+class WorkerPool(Scorer):
     """A Scorer whose reward runs in worker processes, one response at a time each. They start when needed and stay.
 
     A thread of the pool's own starts and serves them, since they die with the thread that started them.
@@ -78,7 +75,7 @@ class WorkerPool:
         self._closing = False
         self._woken, self._waking = os.pipe()
 
-    def submit(self, problem: Problem, response: str) -> "Future[Score]":
+    def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":  # noqa: ARG002
         """See Scorer. Its result raises RuntimeError where the worker itself cannot start."""
         task = _Task(0.0, _request(problem, response))
         with self._lock:
@@ -88,11 +85,6 @@ class WorkerPool:
                 self._thread.start()
         os.write(self._waking, b"+")
         return task.verdict
-
-    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score]:
-        """See Scorer. RuntimeError where the worker itself cannot start."""
-        verdicts = [self.submit(*pair) for pair in zip(problems, responses, strict=True)]
-        return [verdict.result() for verdict in verdicts]
 
     def close(self) -> None:
         """Ends the thread and the workers; waiting tasks get no verdict."""
@@ -147,14 +139,6 @@ class WorkerPool:
             self._thread = None
         for task in waiting:
             task.verdict.set_exception(error)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Worker:

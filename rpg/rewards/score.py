@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 from urllib.error import HTTPError
@@ -47,15 +48,25 @@ class Score:
     """It failed since a service did not answer, which is no fault of the reward: another try may go better."""
     penalty: float = 0.0
     """Added to the value for what the scorer does not see, such as the length; at most 0."""
+    turns: float = 0.0
+    """Rewards that the environment gave the response's turns, together; added to the value."""
     terms: dict[str, float] = field(default_factory=dict)
     """Terms of a weighted sum: name of a term -> its value, not weighted."""
     weights: dict[str, float] = field(default_factory=dict)
     """Name of each term -> its weight in the sum."""
+    verdicts: str | None = None
+    """What judges said of the response, JSON: a list of the fields of `rpg.rewards.judges.verdicts.Verdict`. None: none
+    was asked."""
 
     @property
     def reward(self) -> float:
         """The number that training uses."""
-        return self.value + self.penalty
+        return self.value + self.penalty + self.turns
+
+    @property
+    def earned(self) -> float:
+        """The reward without penalties."""
+        return self.value + self.turns
 
     @classmethod
     def of(cls, value: float, extracted: str | None) -> Self:
@@ -77,11 +88,12 @@ def scores_vary(scores: Sequence[Score], *, by_term: bool) -> bool:
             equal where terms are not. A response that could not be scored is then like the worst of its group.
     """
     if not by_term:
-        return len({score.value for score in scores}) > 1
+        return len({score.earned for score in scores}) > 1
     known = [score for score in scores if score.error is None]
     terms = [score.terms or {"": score.value} for score in known]
     counted = {label for score in known for label, weight in (score.weights or {"": 1.0}).items() if weight}
-    return any(len({each.get(label, 0.0) for each in terms}) > 1 for label in counted)
+    values = [{each.get(label, 0.0) for each in terms} for label in counted]
+    return any(len(each) > 1 for each in (*values, {score.turns for score in known}))
 
 
 _SCORE = TypeAdapter(Score)
@@ -211,23 +223,62 @@ def prove(scores: Sequence[Score], *, of_sampled: float = 0.0) -> None:
         raise kind(f"the reward failed on {of_sampled:.0%} of the responses that were sampled for the step{why}")
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a scorer works."""
+
+    run: Path | None = None
+    """The run's directory; None: none, and what is asked is not counted."""
+    verdicts: Path | None = None
+    """Directory of the verdicts that judges gave, which runs share; None: none is kept."""
+    device: str = "cpu"
+    """Type of the device on which a model that scores computes: cpu, cuda."""
+    path: tuple[str | int, ...] = ("reward",)
+    """Where the spec has the reward."""
+
+    @classmethod
+    def of_run(cls, run: Path, device: str) -> Self:
+        """In a run's directory; the verdicts lie beside the directory of all runs."""
+        return cls(run, run.absolute().parents[1] / "verdicts", device)
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Group:
+    """Responses to one prompt, which a reward may compare with each other."""
+
+    size: int
+    responses: dict[int, str] = field(default_factory=dict)
+    """Those that have ended, by their place in the group."""
+
+
+Member = tuple[Group, int]
+"""A response's group, and its place in it."""
+
+
 class Scorer(Protocol):
     """Scores responses; a context manager, since some hold worker processes."""
 
-    def submit(self, problem: Problem, response: str) -> "Future[Score]":
-        """Begins to score a response, which answers the problem; any thread may call. A failure is a verdict too."""
+    def submit(self, problem: Problem, response: str, member: "Member | None" = None) -> "Future[Score]":
+        """Begins to score a response, which answers the problem; any thread may call. A failure is a verdict too.
+
+        Args:
+            member: the response's place in its group. None: it has none, and is compared with nothing.
+        """
         ...
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score]:
-        """One verdict per response, in order; `responses[i]` answers `problems[i]`."""
-        ...
+        """One verdict per response, in order; `responses[i]` answers `problems[i]`. Raises what a verdict raises."""
+        scores = [self.submit(*pair) for pair in zip(problems, responses, strict=True)]
+        return [score.result() for score in scores]
 
     def close(self) -> None:
-        """Ends the worker processes."""
+        """Ends what scores; there is no verdict of what waits."""
         ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()

@@ -2,9 +2,10 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rpg.rollouters.journal import PromptJournal, Unkept
 from rpg.types import Admit, OnResponse, Problem, Rollout, RolloutGroup, Sampling
 from specs.schema.rollout import RollouterSection
 
@@ -23,6 +24,8 @@ class SeededPrompt:
     token_ids: tuple[int, ...]
     seed: int
     """All that is random in its rollouts follows from it."""
+    journal: PromptJournal | Unkept = field(default=Unkept(), compare=False, repr=False)
+    """Where it keeps what its environment said and might say otherwise another time."""
 
     def seed_of_turn(self, member: int, turn: int) -> int:
         """A seed for a later turn of the `member`-th rollout to this prompt, unrelated to all others."""

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rpg.rewards import Score, Scorer
+from rpg.rewards.score import Group
 from rpg.types import Problem, RecordedTurn, Rollout
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ class Scoring:
         scorer: Scorer,
         problems: Sequence[Problem],
         *,
+        group_size: int,
         with_turns: bool = False,
     ) -> None:
         """
@@ -27,8 +30,11 @@ class Scoring:
             tokenizer: the policy's.
             scorer: of responses.
             problems: one entry a response, in the order of the rollouter's responses.
+            group_size: responses to each prompt, which follow one another.
             with_turns: whether the turns of each response are kept for the record.
         """
+        self._group_size = group_size
+        self._groups = [Group(group_size) for _ in range(len(problems) // group_size)]
         self._with_turns = with_turns
         self._tokenizer = tokenizer
         self._scorer = scorer
@@ -36,6 +42,7 @@ class Scoring:
         self._texts: dict[int, str] = {}
         self._verdicts: dict[int, Future[Score]] = {}
         self._turns: dict[int, tuple[RecordedTurn, ...]] = {}
+        self._turn_rewards: dict[int, float] = {}
 
     def begin(self, index: int, rollout: Rollout) -> None:
         """Begins to score a response by the text of its last sampled turn."""
@@ -50,10 +57,14 @@ class Scoring:
                     turn.tool,
                     turn.error,
                     turn.seconds,
+                    turn.reward,
                 )
                 for turn in rollout.turns
             )
-        self._verdicts[index] = self._scorer.submit(self._problems[index], answer)
+        self._turn_rewards[index] = rollout.turn_rewards
+        group, place = divmod(index, self._group_size)
+        member = (self._groups[group], place)
+        self._verdicts[index] = self._scorer.submit(self._problems[index], answer, member)
 
     def texts(self, number: int | None = None) -> list[str]:
         """Texts of all responses or the first `number`, in order, with what was given in them.
@@ -77,7 +88,8 @@ class Scoring:
 
     def score(self, index: int) -> Score:
         """Score of a response that has ended, once it is there."""
-        return self._verdicts[index].result()
+        score = self._verdicts[index].result()
+        return replace(score, turns=self._turn_rewards[index]) if self._turn_rewards[index] else score
 
     def _decoded(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))

@@ -149,6 +149,10 @@ def _plain_score(score: Score) -> dict[str, Any]:
     values = asdict(score)
     if not score.terms:  # as in the checkpoints of before a reward could be a sum of several
         del values["terms"], values["weights"]
+    if not score.turns:  # as in the checkpoints of before an environment could reward turns
+        del values["turns"]
+    if score.verdicts is None:  # as in the checkpoints of before there were judges
+        del values["verdicts"]
     if not score.away:  # as in the checkpoints of before a service could be away
         del values["away"]
     return values
@@ -161,7 +165,9 @@ def _rollouts(plain: dict[str, Any]) -> StepRollouts:
     values["prompts"] = tuple(prompt.numpy() for prompt in plain["prompts"])
     values["scores"] = tuple(Score(**score) for score in plain["scores"])
     values["turns"] = tuple(tuple(RecordedTurn(**turn) for turn in turns) for turns in plain.get("turns", ()))
-    values["turn_counts"] = tuple(TurnCounts(**counts) for counts in plain.get("turn_counts", ()))
+    values["turn_counts"] = tuple(
+        TurnCounts(**counts | {"rewards": tuple(counts.get("rewards", ()))}) for counts in plain.get("turn_counts", ())
+    )
     sampled = values.setdefault("sampled", np.ones(len(values["token_ids"]), dtype=np.bool_))
     if "held" not in values:
         lengths = values["lengths"]

@@ -70,7 +70,7 @@ def refill(
         "dynamic_sampling/dropped_groups": float(len(lost.prompts)),
         "dynamic_sampling/dropped_tokens": float(lost.num_sampled.sum()),
         "dynamic_sampling/filled_groups": float(filling),
-        "dynamic_sampling/reward_mean": float(np.mean([score.value for score in scores])),
+        "dynamic_sampling/reward_mean": float(np.mean([score.earned for score in scores])),
         "dynamic_sampling/surplus_tokens": float(surplus_tokens),
         # Groups that the reward fails on as a whole have no variance: what is kept would not show them.
         "reward/error_fraction": float(np.mean([score.error is not None for score in scores])),

@@ -20,6 +20,7 @@ from rpg.components import TrainerComponents
 from rpg.data.order import seed_of
 from rpg.processes import ranks
 from rpg.rewards import Score
+from rpg.rollouters.journal import DIRECTORY, Journal
 from rpg.rollouters.rollouter import SeededPrompt, check_rollouts
 from rpg.rollouters.scoring import Scoring
 from rpg.rollouts.ahead import WAITING, QueuedBatch, SamplingQueue, load_waiting, plain_waiting
@@ -70,6 +71,7 @@ class RolloutSource:
         """The lengths seen up to the batch that was taken last; None: none."""
         self._ordered: Tensor | None = None
         """The order's state after that batch; None: it has none."""
+        self._journal = Journal(components.run.path / DIRECTORY)
 
     def prefetch(self, step: int) -> None:
         """Starts sampling the batches that need the weights after this step, which the sampler holds."""
@@ -124,6 +126,10 @@ class RolloutSource:
         self._lengths.restore(self._seen)
         self._components.order.restore(self._ordered)
         self._position = self._components.order.position = position
+
+    def forget(self, up_to: int) -> None:
+        """Drops what environments said in the steps up to this one, which are sampled no more."""
+        self._journal.forget(up_to, delete=ranks.rank() == 0)
 
     def _make(self, step: int, clock: Stopwatch) -> QueuedBatch:
         """The batch of a step, refilled until every group's scores vary where the spec asks for it."""
@@ -262,20 +268,28 @@ class RolloutSource:
 
     def _prompts(self, step: int, problems: Sequence[int], places: Sequence[int]) -> list[SeededPrompt]:
         """The prompts of problems that have these places in the step."""
+        seeds = [seed_of(self._components.seed, step, place) for place in places]
         return [
             SeededPrompt(
                 self._components.problems[problem],
                 tuple(self._components.prompts[problem]),
-                seed_of(self._components.seed, step, place),
+                seed,
+                self._journal.of_prompt(step, seed),
             )
-            for problem, place in zip(problems, places, strict=True)
+            for problem, seed in zip(problems, seeds, strict=True)
         ]
 
     def _scoring(self, prompts: Sequence[SeededPrompt]) -> Scoring:
         """Scoring of the responses to these prompts."""
         asked = [prompt.problem for prompt in prompts for _ in range(self._training.group_size)]
         several_turns = self._components.spec.rollout.rollouter.type != "single_turn"
-        return Scoring(self._components.tokenizer, self._components.scorer, asked, with_turns=several_turns)
+        return Scoring(
+            self._components.tokenizer,
+            self._components.scorer,
+            asked,
+            group_size=self._training.group_size,
+            with_turns=several_turns,
+        )
 
     def _scored(
         self,
@@ -315,6 +329,7 @@ class RolloutSource:
         """Ends the thread; what it has under way is lost."""
         if self._ahead:
             self._ahead.close()
+        self._journal.close()
 
     def __enter__(self) -> Self:
         return self

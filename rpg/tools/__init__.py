@@ -4,6 +4,7 @@
 the rollouter of tools imports it.
 """
 
-from rpg.tools.tool import Tool, ToolError, ToolSession
+from rpg.tools.tool import EndingSession, Tool, ToolSession
+from rpg.tools.tool_error import ToolError
 
-__all__ = ["Tool", "ToolError", "ToolSession"]
+__all__ = ["EndingSession", "Tool", "ToolError", "ToolSession"]

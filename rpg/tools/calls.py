@@ -75,6 +75,40 @@ def answer_ids(
     return (*before, *said[: max(0, most - len(before) - len(after))], *after)
 
 
+def around_words(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str]:
+    """Text that the chat template writes before and after what a user says to the policy, whose turn has ended.
+
+    Raises:
+        SpecError: there is no such template.
+    """
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": _SAID},
+        {"role": "user", "content": _TOLD},
+    ]
+    try:
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    except Exception as error:  # whatever a template raises, or that there is none
+        raise _no_conversation(f"{type(error).__name__}: {error}") from None
+    _, _, rest = text.partition(_SAID)
+    end = str(tokenizer.eos_token or "")
+    before, told, after = rest.removeprefix(end).partition(_TOLD)
+    if not end or not rest.startswith(end) or not told:
+        raise _no_conversation("the template does not end a turn with the end token")
+    return before, after
+
+
+def _no_conversation(why: str) -> SpecError:
+    return SpecError(
+        Issue(
+            "the model's chat template is none for conversations",
+            path=("rollout", "rollouter", "words"),
+            given=f"the template; {why}"[:300],
+            hint='write what stands around the user\'s words, such as `words: "\\nUser: {words}\\nAssistant: "`',
+        )
+    )
+
+
 class _Tags:
     """A call ends its turn. It has one argument, its tool's first parameter."""
 

@@ -2,15 +2,12 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from pydantic import TypeAdapter, ValidationError, validate_call
-
+from rpg.tools.function_calls import FunctionCalls
+from rpg.tools.tool_error import ToolError
+from specs.schema.base import execution
 from specs.schema.rollout import ToolSection
-
-
-class ToolError(Exception):
-    """A call that cannot be answered. The policy is told the text."""
 
 
 class ToolSession(Protocol):
@@ -26,6 +23,15 @@ class ToolSession(Protocol):
 
     def close(self) -> None:
         """Ends it, with the response."""
+        ...
+
+
+@runtime_checkable
+class EndingSession(ToolSession, Protocol):
+    """A session whose calls can be ended."""
+
+    def end(self) -> None:
+        """Ends the call that is under way, and any later one. Called from another thread than the call's."""
         ...
 
 
@@ -47,9 +53,13 @@ class Tool(ToolSection):
 
 
 class FunctionTool(Tool):
-    """A plain function with types and a docstring, as an installed package offers it."""
+    """A plain function with types and a docstring, as an installed package offers it. It is called in a process of its
+    own, which is ended where the answer takes too long."""
 
     function: ClassVar[Callable[..., Any]]
+
+    environment: tuple[str, ...] = execution(())
+    """Names of environment variables that the function may read, beside those of its user's home and languages."""
 
     def describe(self) -> dict[str, Any]:
         """See Tool. Types and docstring are read by transformers."""
@@ -60,22 +70,7 @@ class FunctionTool(Tool):
 
     def open(self) -> ToolSession:
         """See Tool. Nothing is kept from call to call."""
-        return self
-
-    def call(self, arguments: Mapping[str, Any]) -> str:
-        """See ToolSession. What the function raises is told to the policy."""
-        try:
-            value = validate_call(type(self).function)(**arguments)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise ToolError(f"{place}: {first['msg']}") from None
-        except Exception as error:
-            raise ToolError(f"{type(error).__name__}: {error}") from None
-        return value if isinstance(value, str) else TypeAdapter(type(value)).dump_json(value).decode()
-
-    def close(self) -> None:
-        """Nothing is held."""
+        return FunctionCalls(type(self).function, self.environment)
 
 
 def one_text(name: str, description: str, parameter: str, meaning: str) -> dict[str, Any]:

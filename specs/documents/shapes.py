@@ -184,6 +184,7 @@ class Certificate(TypedDict, total=False):
     holds: Required[bool]
     tolerance: Required[float]
     num_cases: Required[int]
+    turns: Literal["one", "outcome", "turn"]
     findings: Required[Annotated[list[Finding], _has_both_policies, "findings on and off policy"]]
 
 

@@ -147,6 +147,19 @@ def _reward(experiment: Experiment) -> Iterator[Issue]:
             yield replace(issue, path=(*path, "reward") if source.reward else path)
 
 
+def _comparisons(experiment: Experiment) -> Iterator[Issue]:
+    """A judge that compares needs a group, and says of two policies nothing: the mean over a group is the same."""
+    hint = "write compare: each, or give the evaluation sets a reward of their own"
+    for path, source in experiment.sets():
+        reward = source.reward or experiment.reward
+        at = (*path, "reward") if source.reward else ("reward",)
+        if reward.compares() and "evaluation" in path:
+            message = "a judge that compares the responses of one policy measures no policy"
+            yield Issue(message, at, f"of the evaluation set {source.name or path[-1]}", hint=hint)
+        elif reward.compares() and experiment.training.group_size < 2:
+            yield Issue("a judge that compares needs groups", ("training", "group_size"), "1", "at least 2")
+
+
 def _prompt(experiment: Experiment) -> Iterator[Issue]:
     prompt = experiment.data.prompt
     if "{prompt}" not in prompt.template and "{metadata." not in prompt.template:
@@ -328,6 +341,7 @@ RULES = (
     _names,
     _seeds,
     _reward,
+    _comparisons,
     _prompt,
     _overlap,
     _vocabulary,
@@ -359,6 +373,7 @@ OF_A_MODEL = (
     _evaluation_sets,
     _names,
     _reward,
+    _comparisons,
     _prompt,
     _vocabulary,
     *vllm.RULES,

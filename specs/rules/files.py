@@ -18,7 +18,7 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions")
 
 def missing_files(experiment: Experiment) -> list[Issue]:
     """Data files and model directories that are not there."""
-    issues = [*_data(experiment), *_model(experiment.model, ("model", "path"))]
+    issues = [*_data(experiment), *_model(experiment.model, ("model", "path")), *_rewards(experiment)]
     if experiment.trains and (teacher := experiment.reference.teacher) and teacher.path:
         issues += _model(teacher, ("reference", "path"))
     return issues
@@ -30,6 +30,13 @@ def _data(experiment: Experiment) -> Iterator[Issue]:
             for where, kind, path in source.paths():
                 if message := _missing(kind, path):
                     yield Issue(message, ("data", split, index, *where), path, hint=_sibling(path))
+
+
+def _rewards(experiment: Experiment) -> Iterator[Issue]:
+    for at, reward in experiment.rewards():
+        for where, kind, path in reward.paths():
+            if message := _missing(kind, path):
+                yield Issue(message, (*at, *where), path, hint=_sibling(path))
 
 
 def _missing(kind: PathKind, path: str) -> str:

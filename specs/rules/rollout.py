@@ -21,6 +21,34 @@ def dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
+def turns_without_rewards(experiment: Experiment) -> Iterator[Issue]:
+    """Turns answer for returns of their own where they have rewards, and where an advantage is of a token."""
+    if experiment.advantage.credit == "outcome":
+        return
+    path = ("advantage", "credit")
+    if not experiment.rollout.rollouter.rewards_turns:
+        yield Issue(
+            "no turn has a reward: from each turn on the return is that of the response",
+            path,
+            given=f"turn with rollout.rollouter.type {experiment.rollout.rollouter.type} as it is set",
+            hint="set rewards of turns under rollout.rollouter, or leave credit out",
+        )
+    if experiment.objective.ratio_over != "token":
+        yield Issue(
+            "a whole response has one weight, and cannot have an advantage for each turn",
+            path,
+            given=f"turn with an objective whose ratio is over the {experiment.objective.ratio_over}",
+            hint="take an objective with ratios of tokens, such as level: token, or leave credit out",
+        )
+    if experiment.rollout.dynamic_sampling:
+        yield Issue(
+            "groups would be thrown away whose sums are equal and whose turns are not",
+            path,
+            given="turn with rollout.dynamic_sampling",
+            hint="leave one of them out",
+        )
+
+
 def environment(experiment: Experiment) -> Iterator[Issue]:
     """The turns of an environment must fit into a response."""
     for issue in experiment.rollout.rollouter.issues(experiment.rollout.max_response_length):
@@ -207,7 +235,7 @@ def idle_clip(experiment: Experiment) -> Iterator[Issue]:
     )
 
 
-RULES = (environment, dynamic_sampling, overlong, mask_truncated, sampler_logprobs)
+RULES = (environment, dynamic_sampling, turns_without_rewards, overlong, mask_truncated, sampler_logprobs)
 IDLE_KNOBS = (
     idle_dynamic_sampling,
     idle_oversampling,

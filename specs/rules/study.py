@@ -250,7 +250,7 @@ def _idle_sampler(study: Study) -> Iterator[Issue]:
     if study.constraints and sampler.type == "cma":
         hint = "take tpe, gp or nsga2; the best trial keeps the constraints with any sampler"
         yield Issue("the sampler does not learn from constraints", place, "cma", hint=hint)
-    if sampler.type in ("tpe", "gp", "cma") and sampler.startup_trials >= study.trials:
+    if sampler.type in ("auto", "noisy_gp", "tpe", "gp", "cma") and sampler.startup_trials >= study.trials:
         given = f"{sampler.startup_trials} random trials, of {study.trials}"
         hint = "lower startup_trials or raise trials; or take qmc, which spreads them evenly"
         yield Issue("the sampler never comes to model", ("sampler", "startup_trials"), given, hint=hint)

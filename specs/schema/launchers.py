@@ -6,8 +6,9 @@ A launcher is a section here, which says what is wrong with it, and the module o
 
 import re
 from collections.abc import Collection, Iterator
+from importlib.util import find_spec
 from itertools import accumulate
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -29,6 +30,8 @@ _HOSTFILE_LINE = re.compile(r"^(\S+)\s+slots=(\d+)$")
 class _Launcher(Spec):
     """Fields of every launcher's section."""
 
+    package: ClassVar[str] = ""
+    """The package that the machine needs which starts the ranks; empty: none beside this one's."""
     pool: str = execution("", pattern=POOL_NAME)
     """The Prefect work pool whose workers take the run when it is submitted; empty: `rpg`."""
 
@@ -121,7 +124,29 @@ class _Cluster(_Launcher):
                 )
 
 
-class SshLauncher(_Cluster):
+class HostsLauncher(_Cluster):
+    """Fields of launchers that hold a connection to each machine."""
+
+    type: str
+    """The kind."""
+    connect_seconds: float = Field(30.0, gt=0)
+    """A host that has not answered after so long counts as unreachable."""
+    lost_after_seconds: float = Field(30.0, ge=2)
+    """A host that is silent for so long is lost; a host that hears nothing for so long ends its ranks by itself."""
+    recover_seconds: float = Field(600.0, ge=0)
+    """How long a run that lost hosts waits until enough of them answer again for training.ranks."""
+    min_ranks: int = Field(0, ge=0)
+    """Then it goes on with as many ranks as the hosts that do answer take, if they are so many; 0: training.ranks."""
+
+    def issues(self, training: Training) -> Iterator[Issue]:
+        """More ranks at least than there are at most."""
+        yield from super().issues(training)
+        if self.min_ranks > training.ranks:
+            given = f"{self.min_ranks} of {training.ranks}"
+            yield Issue("is more than training.ranks", ("launcher", "min_ranks"), given)
+
+
+class SshLauncher(HostsLauncher):
     """One ssh connection a host; what runs there ends with it."""
 
     type: Literal["ssh"]
@@ -136,14 +161,6 @@ class SshLauncher(_Cluster):
     left over stands in for a lost one."""
     ssh: tuple[str, ...] = Field(("ssh",), min_length=1)
     """The program and its options, e.g. [ssh, -F, cluster.conf, -p, "2222"]."""
-    connect_seconds: float = Field(30.0, gt=0)
-    """A host that has not answered after so long counts as unreachable."""
-    lost_after_seconds: float = Field(30.0, ge=2)
-    """A host that is silent for so long is lost; a host that hears nothing for so long ends its ranks by itself."""
-    recover_seconds: float = Field(600.0, ge=0)
-    """How long a run that lost hosts waits until enough of them answer again for training.ranks."""
-    min_ranks: int = Field(0, ge=0)
-    """Then it goes on with as many ranks as the hosts that do answer take, if they are so many; 0: training.ranks."""
 
     def read_hosts(self) -> tuple[Host, ...]:
         """The hosts, from the spec or its hostfile. Raises OSError or ValueError where the file is not right."""
@@ -203,9 +220,6 @@ class SshLauncher(_Cluster):
             given = "both" if self.hosts else "neither"
             yield Issue("needs hosts or a hostfile, one of the two", ("launcher",), given=given)
             return
-        if self.min_ranks > training.ranks:
-            given = f"{self.min_ranks} of {training.ranks}"
-            yield Issue("is more than training.ranks", ("launcher", "min_ranks"), given)
         path = ("launcher", "hostfile" if self.hostfile else "hosts")
         try:
             hosts = self.read_hosts()
@@ -231,25 +245,14 @@ class SshLauncher(_Cluster):
             )
 
 
-class SlurmLauncher(_Cluster):
-    """A batch job of Slurm's; requeued when it is preempted, at its time limit, or loses a node."""
+class _Nodes(_Cluster):
+    """Fields of launchers that are given nodes, and do not choose them."""
 
-    type: Literal["slurm"]
-    """slurm: sbatch hands the run to Slurm, srun starts the ranks, this command waits."""
     nodes: int = Field(1, ge=1, le=MAX_RANKS)
     """Machines; training.ranks must be a multiple."""
     engine_nodes: int = Field(0, ge=0, le=MAX_RANKS)
     """Further machines of the job, for dedicated vLLM engines alone, over which these are spread evenly; 0: the engines
     are on the machines of the ranks."""
-    partition: str = ""
-    """Empty: Slurm's default."""
-    time_limit_minutes: int = Field(0, ge=0)
-    """Time limit of one stretch of the job; at its end the run saves its state and is queued again. 0: the
-    partition's."""
-    stop_before_seconds: int = Field(120, ge=1)
-    """Before the time limit: when the trainer is told to save its state. Longer than a step and a checkpoint take."""
-    options: tuple[str, ...] = ()
-    """Further options of sbatch, e.g. [--account=lab, "--gres=gpu:8", --constraint=h100]."""
 
     def ranks_of_machines(self, ranks: int) -> list[int]:
         """Ranks of each node, the same on all."""
@@ -285,7 +288,7 @@ class SlurmLauncher(_Cluster):
         return [(engines + self.engine_nodes - 1 - node) // self.engine_nodes for node in range(self.engine_nodes)]
 
     def issues(self, training: Training) -> Iterator[Issue]:
-        """Ranks that do not divide, a time limit that is too short, options that are none or that the launcher sets."""
+        """Ranks that do not divide."""
         yield from super().issues(training)
         if training.ranks % self.nodes:
             yield Issue(
@@ -294,6 +297,26 @@ class SlurmLauncher(_Cluster):
                 given=f"{training.ranks} ranks on {self.nodes} nodes",
                 hint="training.ranks must be a multiple of launcher.nodes",
             )
+
+
+class SlurmLauncher(_Nodes):
+    """A batch job of Slurm's; requeued when it is preempted, at its time limit, or loses a node."""
+
+    type: Literal["slurm"]
+    """slurm: sbatch hands the run to Slurm, srun starts the ranks, this command waits."""
+    partition: str = ""
+    """Empty: Slurm's default."""
+    time_limit_minutes: int = Field(0, ge=0)
+    """Time limit of one stretch of the job; at its end the run saves its state and is queued again. 0: the
+    partition's."""
+    stop_before_seconds: int = Field(120, ge=1)
+    """Before the time limit: when the trainer is told to save its state. Longer than a step and a checkpoint take."""
+    options: tuple[str, ...] = ()
+    """Further options of sbatch, e.g. [--account=lab, "--gres=gpu:8", --constraint=h100]."""
+
+    def issues(self, training: Training) -> Iterator[Issue]:
+        """A time limit that is too short, options that are none or that the launcher sets."""
+        yield from super().issues(training)
         limit = self.time_limit_minutes * 60
         if limit and self.stop_before_seconds >= limit:
             given = f"{self.stop_before_seconds} s of {limit} s"
@@ -318,9 +341,52 @@ _SHORT_OPTIONS = {
     **{"e": "error", "t": "time", "p": "partition"},
 }
 
+
+class RayLauncher(_Nodes, HostsLauncher):
+    """One placement group of a Ray cluster a launch, a bundle a node."""
+
+    package: ClassVar[str] = "ray"
+    type: Literal["ray"]
+    """ray: Ray says on which nodes ranks and engines are, and with which GPUs; this command is a driver of the
+    cluster's and stays connected."""
+    address: str = "auto"
+    """The cluster: auto, the one that this machine is a node of, or that RAY_ADDRESS names; HOST:PORT of its head;
+    ray://HOST:PORT by Ray's client."""
+    cpus_per_rank: float = Field(1.0, gt=0)
+    """CPUs that Ray counts for a rank or an engine."""
+    resources: dict[str, float] = Field({})
+    """Further resources of Ray's for a rank or an engine, e.g. {"accelerator_type:H100": 0.001}."""
+    autoscaling: bool = False
+    """Whether the cluster adds nodes that are asked for: a run then waits for what no node has yet. Without it such a
+    run is refused."""
+
+    def beside(self, training: Training, ranks: int) -> Self:
+        """In a placement group of their own."""
+        return super().beside(training, ranks).model_copy(update={"min_ranks": 0})
+
+    def issues(self, training: Training) -> Iterator[Issue]:
+        """Resources that have a key of their own, or none of which is asked for."""
+        yield from super().issues(training)
+        for name, amount in self.resources.items():
+            path = ("launcher", "resources", name)
+            if name in ("CPU", "GPU"):
+                key = "launcher.cpus_per_rank" if name == "CPU" else "resources.device"
+                yield Issue("has a key of its own", path, given=name, hint=f"{key} says it")
+            elif amount <= 0:
+                yield Issue("must be above 0", path, given=f"{amount:g}")
+
+
 Launcher = Annotated[
-    LocalLauncher | SshLauncher | SlurmLauncher, Field(discriminator="type"), unless_said("type", "local")
+    LocalLauncher | SshLauncher | SlurmLauncher | RayLauncher, Field(discriminator="type"), unless_said("type", "local")
 ]
+
+
+def package_missing(launcher: Launcher) -> Issue | None:
+    """The issue where the package that the launcher needs is not on this machine."""
+    if not launcher.package or find_spec(launcher.package) is not None:
+        return None
+    hint = f"pip install 'rpg-experiments[{launcher.package}]'"
+    return Issue(f"{launcher.package} is not installed", ("launcher", "type"), given=launcher.type, hint=hint)
 
 
 def parse_hostfile(text: str) -> tuple[Host, ...]:

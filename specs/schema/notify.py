@@ -14,8 +14,8 @@ Occasion = Literal["failure", "completion", "guard"]
 
 def _reference(value: str) -> str:
     if not is_reference(value):
-        allowed = "env:NAME or file:/PATH, which the machine that submits reads"
-        hint = "a spec is stored and shared; keep the address in a variable or a file"
+        allowed = "env:NAME or file:/PATH, read where it is used"
+        hint = "a spec is stored and shared; keep it in a variable or a file"
         raise IssueError(
             Issue("a secret's place belongs here, not the secret", (), HIDDEN, allowed, hint, snippet=HIDDEN)
         )

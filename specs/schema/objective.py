@@ -65,6 +65,13 @@ class Advantage(Spec):
     arXiv:2601.05242: normalized_each, with baseline batch_mean and scale batch_std, as TRL has it; with baseline and
     scale none and whiten tokens, as its authors' code has it."""
 
+    credit: Literal["outcome", "turn"] = addition("outcome")
+    """What a turn of the policy answers for. outcome: the reward of the whole response, with the rewards of its turns.
+    turn: its return, that is its own reward, those of the turns after it and the reward of the response; baseline and
+    scale are taken over the returns from the same turn on, where a response that has ended counts by its last. With
+    leave_one_out both have the same expected gradient on policy; with group_mean both have 1 - 1/G of it, G being the
+    size of a group."""
+
 
 class BaseObjective(Spec):
     """Questions that training, certificates and checks ask of every objective."""

@@ -32,6 +32,9 @@ class Reward(OpenSection):
     sandboxed: ClassVar[bool] = False
     """Whether it runs programs by `rpg.sandbox.Sandbox`, and nothing that may hang or crash beside them. Its scores are
     then taken in threads of the process that asks. Machines that can make no sandbox refuse the reward."""
+    waits: ClassVar[bool] = False
+    """Whether a score comes from a service or from a process of the reward's own. The reward then has a scorer of its
+    own (`open`), and `score` is never called."""
     environment: ClassVar[tuple[str, ...]] = ()
     """Environment variables that a worker process gets beside those of a short list, such as the key of a service. A
     sealed one does not get them."""
@@ -54,6 +57,10 @@ class Reward(OpenSection):
         """The rewards that score: itself, or those it is made of. They share a worker process."""
         return (self,)
 
+    def compares(self) -> bool:
+        """Whether a response is scored by comparison with the others of its group."""
+        return any(part is not self and part.compares() for part in self.parts())
+
     def grades(self) -> bool:
         """Whether the reward is graded; of a sum, whether the term that decides is."""
         return self.graded
@@ -74,6 +81,10 @@ class Reward(OpenSection):
         process that ends with it, which costs milliseconds. May raise: then it may.
         """
         return self.sealed == "always"
+
+    def open(self, place: Any) -> Any:
+        """The `rpg.rewards.Scorer` of a reward that `waits`; `place` is a `rpg.rewards.score.Place`."""
+        raise NotImplementedError(f"{self.type} has no scorer of its own ({place})")
 
     @abstractmethod
     def score(self, problem: Any, response: str) -> Any:

@@ -49,6 +49,9 @@ class ToolSection(OpenSection):
     immediate: ClassVar[bool] = False
     """Whether an answer follows from the call alone and takes microseconds. It is then taken where the sampler waits,
     so that a run that is done again is the same in every bit."""
+    stateful: ClassVar[bool] = False
+    """Whether an answer depends on the earlier calls of its response. A response that is sampled again makes them
+    again, though the policy is told what it was told before."""
     sandboxed: ClassVar[bool] = False
     """Whether it runs programs by `rpg.sandbox.Sandbox`. Machines that can make no sandbox refuse it."""
 
@@ -62,6 +65,40 @@ class ToolSection(OpenSection):
     @abstractmethod
     def open(self) -> Any:
         """See `rpg.tools.Tool`."""
+
+
+class UserSection(OpenSection):
+    """Who speaks with the policy in a conversation."""
+
+    group: ClassVar[str] = "rpg.users"
+    package: ClassVar[str] = "rpg.rollouters.users"
+
+    immediate: ClassVar[bool] = False
+    """Whether its words follow from the conversation alone and take microseconds. They are then taken where the sampler
+    waits, so that a run that is done again is the same in every bit."""
+    rewards_turns: ClassVar[bool] = False
+    """Whether its remarks reward turns of the policy."""
+
+    type: str
+    """Name of the user."""
+
+    def texts(self) -> Iterator[str]:
+        """Words that it says in every conversation, as far as they are known."""
+        yield from ()
+
+    @abstractmethod
+    def reply(self, *arguments: Any, **keywords: Any) -> Any:
+        """See `rpg.rollouters.User`."""
+
+
+class CallRewards(Spec):
+    """Rewards of a turn of the policy for each of its calls, reward units. They add up over a response's turns, and to
+    the reward of the response."""
+
+    call: float = 0.0
+    """Reward of a call that is answered."""
+    error: float = 0.0
+    """Reward of a call that is answered by an error; below 0: a punishment."""
 
 
 class TagsFormat(Spec):
@@ -87,6 +124,7 @@ class HermesFormat(Spec):
 
 
 NamedTool = Annotated[ToolSection, or_name]
+NamedUser = Annotated[UserSection, or_name]
 Format = Annotated[
     Annotated[TagsFormat | HermesFormat, Field(discriminator="type"), unless_said("type", "tags")],
     or_name,
@@ -127,6 +165,16 @@ class RollouterSection(OpenSection):
     def runs_programs(self) -> str:
         """What of it runs programs of the policy's in the sandbox; empty: nothing."""
         return ""
+
+    @property
+    def gives_tokens(self) -> bool:
+        """Whether it gives tokens between turns of the policy."""
+        return True
+
+    @property
+    def rewards_turns(self) -> bool:
+        """Whether it rewards turns of the policy by themselves. An environment of a package's own may."""
+        return True
 
     def bounds(self, max_response_length: int) -> TurnBounds | None:  # noqa: ARG002 (for those that override it)
         """Most that a response of so many tokens holds; None: the environment does not say."""

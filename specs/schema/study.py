@@ -162,13 +162,15 @@ class Constraint(Spec):
 class SearchSampler(Spec):
     """Proposes the values of the next trial."""
 
-    type: Literal["tpe", "gp", "cma", "nsga2", "qmc", "random", "grid"] = "tpe"
-    """tpe: tree-structured Parzen estimator; gp: Gaussian process; cma: CMA-ES, numbers only; nsga2: genetic, for
-    several goals; qmc: a low-discrepancy sequence; random: independent draws; grid: every combination once."""
+    type: Literal["auto", "noisy_gp", "tpe", "gp", "cma", "nsga2", "qmc", "random", "grid"] = "auto"
+    """auto: noisy_gp for up to 20 parameters, else tpe; noisy_gp: a Gaussian process that knows how noisy values are,
+    and learns from all rungs; tpe: tree-structured Parzen estimator; gp: Gaussian process of finished trials;
+    cma: CMA-ES, numbers only; nsga2: genetic, for several goals; qmc: a low-discrepancy sequence; random: independent
+    draws; grid: every combination once."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Seed of the sampler: the same one proposes the same values after the same results."""
     startup_trials: int = Field(8, ge=1)
-    """Random trials before tpe, gp or cma starts to model."""
+    """Trials before auto, noisy_gp, tpe, gp or cma starts to model: spread evenly by noisy_gp, else random."""
 
 
 def _rising(rungs: tuple[int, ...]) -> tuple[int, ...]:

@@ -48,6 +48,35 @@ FROM recorded.evaluation_samples AS e
 WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint)
 QUALIFY rank() OVER (PARTITION BY e.run_id, e.step ORDER BY e.attempt DESC NULLS FIRST) = 1;
 
+-- One row per reply of a judge. Of training rollout_id says on which response, of an evaluation dataset, problem_id and sample do.
+--   step: of training, from 1; of an evaluation 0 is the base model
+--   rollout_id: the response, as in rollouts; NULL: of an evaluation
+--   dataset: name of the evaluation set; NULL: of training
+--   problem_id: content hash of the problem
+--   sample: number of the response to its problem in the evaluation, from 0; NULL: of training
+--   judge: name or directory of the model that judged
+--   vote: number of the reply to its question, from 0
+--   place: where the response stood among the answers that the question showed, from 0
+--   text: the whole reply
+--   score: what was read from it, a number of the scale, or in a comparison 1 for the better or best, 0 for the other or last; NULL: nothing could be read
+--   error: why nothing could be read
+--   prompt_tokens: tokens of the question
+--   tokens: tokens of the reply
+--   cost: in the currency of the spec's price; each response of a comparison has that of the whole question
+--   key: names the question in its own lines; rows of one question share it
+CREATE VIEW verdicts AS
+WITH judged AS (
+    SELECT run_id, step, rollout_id, NULL AS dataset, prompt_id AS problem_id, NULL AS sample, verdicts FROM rollouts WHERE verdicts IS NOT NULL
+    UNION ALL
+    SELECT run_id, step, NULL, dataset, problem_id, sample, verdicts FROM evaluation_samples WHERE verdicts IS NOT NULL
+), each AS (
+    SELECT
+        * EXCLUDE (verdicts),
+        unnest(from_json(verdicts, '[{"judge": "VARCHAR", "vote": "INTEGER", "place": "INTEGER", "text": "VARCHAR", "score": "DOUBLE", "error": "VARCHAR", "prompt_tokens": "INTEGER", "tokens": "INTEGER", "cost": "DOUBLE", "key": "VARCHAR"}]')) AS said
+    FROM judged
+)
+SELECT * EXCLUDE (said), unnest(said) FROM each;
+
 -- One row per run and step: what one plots first. NULL where a metric was not recorded.
 --   run: the run's name: cell and seed
 --   step: of training, from 1

@@ -132,6 +132,7 @@ def record_tokens(
                 "reference_version": step // 8,
                 "reward_error": pa.nulls(responses, pa.string()),
                 "reward_terms": pa.nulls(responses, pa.string()),
+                "verdicts": pa.nulls(responses, pa.string()),
             },
         )
         of = np.repeat(number, lengths)

@@ -47,6 +47,10 @@ SPEC: dict[str, Any] = {
 }
 
 
+STEADY = {"learning_rate": 0.01, "epsilon": 1e-6}
+"""An optimizer for runs whose weights are compared: a rounding of a gradient that is nearly zero becomes no step."""
+
+
 def make_inputs(directory: Path, *, head_dim: int = 8) -> None:
     """Fills `base` (model and tokenizer) and `data`. vLLM wants a head_dim of 32 or more."""
     import torch

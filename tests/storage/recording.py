@@ -186,6 +186,7 @@ def rollout_columns(step: int, rollouts: int, tokens: int, reward: float) -> dic
         "reference_version": 0,
         "reward_error": None,
         "reward_terms": None,
+        "verdicts": None,
     }
 
 

@@ -8,7 +8,10 @@ import typer
 from pipelines.cli.options import AsJson, Overrides
 
 if TYPE_CHECKING:
+    from rpg.certificate.certificate import Turns
     from specs.schema.objective import Objective
+
+    Named = tuple[str, Objective, Turns]
 
 
 def certify(
@@ -34,7 +37,9 @@ def certify(
     torch.set_num_threads(1)  # tensors of some kilobytes: threads would wait for each other longer than they work
     headings = _catalogue() if file is None else {str(file): _of_spec(file, overrides or [])}
     certificates = {
-        heading: [row for name, objective in items for row in by_step(name, certify_over_training(objective))]
+        heading: [
+            row for name, objective, turns in items for row in by_step(name, certify_over_training(objective, turns))
+        ]
         for heading, items in headings.items()
     }
     everything = [certificate for rows in certificates.values() for _, certificate in rows]
@@ -46,25 +51,31 @@ def certify(
         raise typer.Exit(1)
 
 
-def _catalogue() -> "dict[str, list[tuple[str, Objective]]]":
+def _catalogue() -> "dict[str, list[Named]]":
     """Heading -> (name, objective) of every objective there is."""
     from pipelines.cli.certificate_table import by_kind
     from rpg.certificate.catalogue import catalogue
 
-    return {name: rows for heading, items in catalogue().items() for name, rows in by_kind(heading, items).items()}
+    return {
+        name: [(label, objective, "one") for label, objective in rows]
+        for heading, items in catalogue().items()
+        for name, rows in by_kind(heading, items).items()
+    }
 
 
-def _of_spec(file: Path, overrides: list[str]) -> "list[tuple[str, Objective]]":
+def _of_spec(file: Path, overrides: list[str]) -> "list[Named]":
     """The objectives of a spec's runs, each once, by the name of the first cell that has it."""
     from pipelines.report.evidence import cell_label
     from rpg.certificate.catalogue import label
+    from rpg.certificate.certificate import turns_of
     from specs.document import expand
     from specs.loader import load_document
 
-    objectives: dict[str, tuple[str, Objective]] = {}
+    objectives: dict[tuple[str, str], Named] = {}
     for cell in expand(load_document(file, overrides)):
         objective = cell.experiment.objective
         varied = {path: value for path, value in cell.values.items() if path.startswith("objective")}
         name = cell.label or cell_label(varied) or label(objective)
-        objectives.setdefault(objective.model_dump_json(), (name, objective))
+        turns = turns_of(cell.experiment)
+        objectives.setdefault((objective.model_dump_json(), turns), (name, objective, turns))
     return list(objectives.values())

@@ -145,12 +145,14 @@ def as_data(made: Plan) -> dict[str, Any]:
 def _of_training(experiment: Experiment) -> dict[str, Any]:
     from dataclasses import asdict
 
+    from pipelines.planning.judging import judging
     from pipelines.planning.memory import batch_algebra
 
     return {
         "batch": asdict(batch_algebra(experiment)),
         "memory": _memory(experiment),
         "gpu_hours": _gpu_hours(experiment),
+        "judges": [asdict(each) for each in judging(experiment)],
         "schedules": _schedules(experiment),
     }
 
@@ -239,6 +241,7 @@ def _algebra(made: Plan) -> list[str]:
     """Batch algebra and estimates of the first run, and in how far the other runs differ."""
     from pipelines.planning.device import LARGE, device_of, on_device
     from pipelines.planning.gpu_hours import SAMPLING_SHARE, gpu_hours
+    from pipelines.planning.judging import judging, sentences
     from pipelines.planning.memory import GIB, batch_algebra, memory_estimate
     from pipelines.planning.model_shape import model_shape, settings_of
 
@@ -264,6 +267,7 @@ def _algebra(made: Plan) -> list[str]:
             f"refill  groups without signal are replaced {how} (rollout.dynamic_sampling.refill); "
             f"the tokens to sample are those of {dynamic.max_batches} times the prompts"
         )
+    lines += sentences(judging(experiment), _count)
     shape = model_shape(experiment)
     if shape is None:
         known = settings_of(experiment.model) is not None
@@ -273,7 +277,7 @@ def _algebra(made: Plan) -> list[str]:
         device = device_of(experiment, shape)
         parts = memory_estimate(on_device(experiment, device), shape)
         named = ["weights", "gradients", "optimizer", "reference", "activations", "logits", "kv_cache"]
-        named += [name for name in ("sampler", "gathered", "buckets") if getattr(parts, name)]
+        named += [name for name in ("sampler", "gathered", "buckets", "scoring") if getattr(parts, name)]
         listed = ", ".join(f"{name.replace('_', ' ')} {_size(getattr(parts, name))}" for name in named)
         lines.append(
             f"memory  about {parts.total / GIB:.2f} GiB a rank{_of(device)} for "

@@ -256,8 +256,13 @@ def _candidate(record: StudyRecord) -> str:
             f"(not confirmed; the best of {_num_judged(record)} trials flatters itself)."
         )
     assert trial.interval is not None
-    value = f"{record.first.measure} {with_interval(record.first, trial.interval)}"
+    value = f"{record.first.measure} {with_interval(record.first, trial.expected or trial.interval)}"
     flattered = f"(not confirmed; the best of {_num_judged(record)} trials flatters itself)"
+    if trial.expected:
+        flattered = (
+            f"is expected of it by the model of {_num_judged(record)} trials, of which it is the best with a chance of "
+            f"{100 * trial.chance:.0f} % (not confirmed)"
+        )
     if len(record.finished) == 1:
         flattered = "(not confirmed)"
     if trial.baseline:

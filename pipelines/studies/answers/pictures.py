@@ -129,7 +129,8 @@ def slice_charts(record: StudyRecord, trials: Sequence[Trial]) -> list[Markup]:
 
 
 def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Importance]) -> Markup:
-    """The value over both clip bounds, or over the two numeric parameters that matter most."""
+    """The value over both clip bounds, or over the two numeric parameters that matter most; where the sampler has a
+    model, what it expects there."""
     chosen = _two_numeric(record, ranked)
     if chosen is None:
         return Markup("")
@@ -145,7 +146,10 @@ def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Impor
         )
         for trial in both
     ]
-    values = [record.first.better(trial.value) for trial in both]
+    modelled = all(trial.expected for trial in both if not trial.baseline)
+    values = [
+        record.first.better(trial.expected.value if modelled and trial.expected else trial.value) for trial in both
+    ]
     title = f"{chosen[1]} over {chosen[0]}"
     return surface_chart(dots, values, title=title, scales=(_scale(across), _scale(upward)), x_label=chosen[0])
 
@@ -210,7 +214,8 @@ def _label(record: StudyRecord, trial: Trial) -> str:
     else:
         state = "" if trial.feasible else ", breaks a constraint"
     settings = "".join(f", {path} {show(setting)}" for path, setting in trial.params.items())
-    return f"trial {trial.number}: {amount(record.first, value)}{state}{settings}"
+    expected = f", expected {amount(record.first, trial.expected.value)}" if trial.expected else ""
+    return f"trial {trial.number}: {amount(record.first, value)}{expected}{state}{settings}"
 
 
 def _names(searched: Searched) -> list[Any]:

@@ -74,6 +74,10 @@ class Trial:
     """One a goal; empty where the trial has not finished."""
     interval: Interval | None
     """Interval of the first goal's value."""
+    expected: Interval | None
+    """Posterior mean of the first goal's value by the sampler's model, with its central 95 %; None without a model."""
+    chance: float
+    """Chance that it is the best of the study's, by that model; NaN without one."""
     rung: int | None
     """The last rung that it reached, a step."""
     rungs: dict[int, Interval]
@@ -118,6 +122,8 @@ class Trial:
             run_ids=tuple(data.get("run_ids") or ()),
             values=tuple(data.get("values") or (() if value is None else (value,))),
             interval=None if value is None else _interval(value, data.get("value_low"), data.get("value_high")),
+            expected=_expected(data),
+            chance=math.nan if data.get("chance_of_best") is None else float(data["chance_of_best"]),
             rung=data.get("rung"),
             rungs=dict(sorted((int(step), _rung(rung)) for step, rung in (data.get("rungs") or {}).items())),
             constraints={name: at for name, at in (data.get("constraints") or {}).items() if at is not None},
@@ -369,8 +375,17 @@ def best_of(record: StudyRecord) -> Best | None:
 
 
 def best_trial(record: StudyRecord) -> Trial | None:
-    """The finished trial that keeps the constraints and has the best value of the first goal; the first of equals."""
-    return max(_eligible(record), key=lambda trial: (record.first.better(trial.value), -trial.number), default=None)
+    """The finished trial that keeps the constraints and is best at the first goal, by the posterior mean where the
+    sampler has a model, else by its own value; the first of equals."""
+    eligible = _eligible(record)
+    # A baseline outside the ranges is no point of the model's space.
+    rated = [trial for trial in eligible if trial.expected is not None or trial.baseline]
+
+    def merit(trial: Trial) -> float:
+        return record.first.better(trial.expected.value if trial.expected else trial.value)
+
+    has_model = any(trial.expected for trial in rated)
+    return max(rated if has_model else eligible, key=lambda trial: (merit(trial), -trial.number), default=None)
 
 
 def pareto_front(record: StudyRecord) -> list[Trial]:
@@ -452,6 +467,13 @@ def _value_of_unit(unit: Mapping[str, Any]) -> float | None:
 def _rung(data: Mapping[str, Any]) -> Interval:
     value = data.get("value")
     return _interval(math.nan if value is None else value, data.get("low"), data.get("high"))
+
+
+def _expected(data: Mapping[str, Any]) -> Interval | None:
+    mean, deviation = data.get("posterior_mean"), data.get("posterior_deviation")
+    return (
+        None if mean is None or deviation is None else Interval(mean, mean - 1.96 * deviation, mean + 1.96 * deviation)
+    )
 
 
 def _interval(value: float, low: float | None, high: float | None) -> Interval:

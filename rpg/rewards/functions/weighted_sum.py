@@ -1,13 +1,15 @@
 """Several rewards added up."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from pydantic import Field, model_validator
 
 from rpg.rewards.score import Score, verdict
 from rpg.types import Problem
 from specs.errors import Issue, IssueError
-from specs.schema.base import Spec
+from specs.schema.base import PathKind, Spec
 from specs.schema.data import Source
 from specs.schema.reward import Reward
 
@@ -40,6 +42,11 @@ class WeightedSum(Reward):
         """See Reward."""
         return tuple(part for term in self.terms for part in term.reward.parts())
 
+    def paths(self) -> Iterator[tuple[tuple[str | int, ...], PathKind, str]]:
+        """See Spec."""
+        for index, term in enumerate(self.terms):
+            yield from ((("terms", index, "reward", *where), kind, path) for where, kind, path in term.reward.paths())
+
     def grades(self) -> bool:
         """See Reward."""
         return self.terms[0].reward.grades()
@@ -59,10 +66,15 @@ class WeightedSum(Reward):
 
     def score(self, problem: Problem, response: str) -> Score:
         """See Reward."""
-        scores = {term.label: verdict(term.reward, problem, response) for term in self.terms}
+        return self.together({term.label: verdict(term.reward, problem, response) for term in self.terms})
+
+    def together(self, scores: Mapping[str, Score]) -> Score:
+        """The sum, given each term's score by its label."""
+        verdicts = [said for score in scores.values() for said in json.loads(score.verdicts or "[]")]
+        said = json.dumps(verdicts, ensure_ascii=False) if verdicts else None
         for label, score in scores.items():
             if score.error is not None:
-                return Score.failed(f"{label}: {score.error}", away=score.away)
+                return replace(Score.failed(f"{label}: {score.error}", away=score.away), verdicts=said)
         first = scores[self.terms[0].label]
         return Score(
             value=sum(term.weight * scores[term.label].value for term in self.terms),
@@ -70,6 +82,7 @@ class WeightedSum(Reward):
             extracted=first.extracted,
             terms={label: score.value for label, score in scores.items()},
             weights={term.label: term.weight for term in self.terms},
+            verdicts=said,
         )
 
     def refuses(self, source: Source) -> Issue | None:

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 class SingleTurn(Rollouter):
     """A response is what the policy samples until it ends."""
 
+    @property
+    def gives_tokens(self) -> bool:
+        """See RollouterSection."""
+        return False
+
+    @property
+    def rewards_turns(self) -> bool:
+        """See RollouterSection."""
+        return False
+
     def bounds(self, max_response_length: int) -> TurnBounds:
         """See RollouterSection."""
         return TurnBounds(turns=1, sampled=max_response_length, given=0, length=max_response_length)

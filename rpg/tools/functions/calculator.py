@@ -5,7 +5,8 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from rpg.tools.tool import Tool, ToolError, ToolSession, one_text, only_text
+from rpg.tools.tool import Tool, ToolSession, one_text, only_text
+from rpg.tools.tool_error import ToolError
 
 Number = int | float
 _LONGEST = 200

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from rpg.sandbox import Limits, Sandbox, Session
-from rpg.tools.tool import Tool, ToolError, ToolSession, one_text, only_text
+from rpg.tools.tool import Tool, ToolSession, one_text, only_text
+from rpg.tools.tool_error import ToolError
 from specs.schema.base import addition
 
 _LAST_LINES = 3
@@ -19,6 +20,7 @@ class Python(Tool):
     """Runs Python in the sandbox, with state over the turns of a response. Needs bubblewrap."""
 
     sandboxed: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
     libraries: ClassVar[tuple[str, ...]] = ("python",)
 
     seconds: float = Field(5.0, gt=0)

@@ -23,6 +23,8 @@ COMMITS = ("e32b2b9",)
 NEW = {
     "evaluations.worst",
     "rollouts.reward_terms",
+    "rollouts.verdicts",
+    "evaluation_samples.verdicts",
 }
 """Columns that the version of today has and the last of these has not, or the other way round."""
 SPEC = """\

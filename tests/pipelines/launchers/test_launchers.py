@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ SECTIONS = {
     "local": {"type": "local"},
     "ssh": {"type": "ssh", "hosts": [{"host": "elsewhere"}]},
     "slurm": {"type": "slurm"},
+    "ray": {"type": "ray"},
 }
 
 
@@ -134,15 +136,23 @@ def test_of_the_hosts_that_answer_the_first_get_ranks_and_engines_for_all_of_the
     spec = Experiment.model_validate(SPEC | {"training": training, "rollout": apart, "launcher": launcher})
     hosts = [Host.model_validate(host) for host in (*launcher["hosts"], *launcher["engine_hosts"])]
     connections: list[Any] = [
-        SimpleNamespace(host=host, hello=host.host in answering, closed=False, ranks=range(0), engines=range(0))
+        SimpleNamespace(
+            name=host.host,
+            slots=host.slots,
+            for_engines=host.host in "xyz",
+            hello=host.host in answering,
+            closed=False,
+            ranks=range(0),
+            engines=range(0),
+        )
         for host in hosts
     ]
     with_numbers = choose(spec, connections, fewest=fewest)
     assert {
-        each.host.host: number_range((each.ranks or each.engines).start, len(each.ranks or each.engines))
+        each.name: number_range((each.ranks or each.engines).start, len(each.ranks or each.engines))
         for each in with_numbers
     } == chosen
-    assert all(bool(each.ranks) == (each.host.host in "ab") for each in with_numbers)
+    assert all(bool(each.ranks) == (each.name in "ab") for each in with_numbers)
 
 
 def test_only_ranks_that_run_here_take_this_machines_gpus() -> None:
@@ -150,6 +160,7 @@ def test_only_ranks_that_run_here_take_this_machines_gpus() -> None:
         "local": True,
         "ssh": False,
         "slurm": False,
+        "ray": False,
     }
 
 
@@ -168,6 +179,7 @@ def test_doctor_says_what_launchers_need_here_and_what_they_lack(
     assert [(finding.name, finding.status, finding.message) for finding in findings] == [
         ("launcher ssh", "ok", str(tmp_path / "ssh")),
         ("launcher slurm", "note", "no sbatch here"),
+        ("launcher ray", "ok", f"ray {metadata.version('ray')}"),
     ]
     (finding,) = launcher_of(experiment("slurm")).examine(Home(tmp_path), experiment("slurm"))
     assert (finding.status, finding.message) == ("broken", "no sbatch here")
@@ -175,7 +187,7 @@ def test_doctor_says_what_launchers_need_here_and_what_they_lack(
 
 HOST = """
 import json, sys, time
-from pipelines.launchers.ssh.node import machine_versions
+from pipelines.launchers.hosts.node import machine_versions
 name, _ = sys.argv[-2:]
 def report(kind, **fields):
     print(json.dumps({"report": kind, **fields}), flush=True)
@@ -210,7 +222,7 @@ def test_a_host_that_hears_nothing_ends_its_ranks_and_reports_no_end_of_their_wo
     settings = {"environment": {}, "run_dir": str(tmp_path), "token": "", "interface": "", "silence_seconds": 2}
     meeting = {"master_address": "127.0.0.1", "master_port": 1, "world_size": 1, "node": 0, "nodes": 1}
     share = {"run_dir": str(tmp_path), "first_rank": 0, "ranks": 1, "log": str(tmp_path / "log"), **meeting}
-    command = [sys.executable, "-m", "pipelines.launchers.ssh.node"]
+    command = [sys.executable, "-m", "pipelines.launchers.hosts.node"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
         assert node.stdin is not None
         assert node.stdout is not None

@@ -123,7 +123,7 @@ def test_the_command_shows_space_cost_and_what_is_done(tmp_path: Path, monkeypat
     assert "reference.update.every_steps whole, 1 to 2 2" in lines
     assert "search, at best at worst confirmation all, at worst" in lines
     assert "steps of training 80 144 120 264" in lines
-    assert "search 9 trials, each with seeds 0, 1; sampler tpe, asha at steps 2, 4 (eta 2)" in lines
+    assert "search 9 trials, each with seeds 0, 1; sampler auto, asha at steps 2, 4 (eta 2)" in lines
     assert "confirm the baseline and the best 2 trials, each on 5 fresh seeds" in lines
     assert "budget the search ends after 2 M response tokens or 3 hours; what is under way is finished" in lines
     assert "shared data RUN, base RUN" in lines

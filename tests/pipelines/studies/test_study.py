@@ -42,7 +42,7 @@ def test_a_study_runs_its_trials_and_keeps_them_in_sql(home: Home, tmp_path: Pat
             "SELECT number, state, run_id, value, params, started_at, ended_at FROM trials ORDER BY 1"
         ).rows
         (study,) = store.query("SELECT name, goal, trials_wanted, num_trials, sampler FROM studies").rows
-    assert study == ("clips", "maximize mean@8 on two-terms", 8, 8, "tpe")
+    assert study == ("clips", "maximize mean@8 on two-terms", 8, 8, "noisy_gp")
     assert [row[0] for row in rows] == list(range(8))
     assert all(home.run(row[2]).is_dir() and 0 < row[3] < 1 and row[5] <= row[6] for row in rows)
     assert set(json.loads(rows[0][4])) == set(document.study.parameters)

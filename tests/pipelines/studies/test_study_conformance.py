@@ -27,8 +27,8 @@ from tiny_trials import (
 from pipelines.home.home import Home
 from pipelines.studies import trials as stored_trials
 from pipelines.studies.execution import Result
-from pipelines.studies.proposals import ForeignResult, propose
-from pipelines.studies.trials import Score, Trial, Work
+from pipelines.studies.proposals import propose
+from pipelines.studies.trials import ForeignResult, Score, Trial, Work
 from pipelines.studies.warm_start import foreign_results
 from specs import SpecError
 from specs.machine.files import write_json
@@ -39,6 +39,7 @@ STEPPED: dict[str, Any] = {LOW: {"float": [0.1, 0.4], "step": 0.1}, SCALE: {"cho
 SPACES = {"cma": NUMBERS, "grid": {**STEPPED, DUAL: {"int": [2, 3], "when": {SCALE: "none"}}}}
 """Spaces of the samplers that do not take every space."""
 SAMPLERS: tuple[str, ...] = get_args(SearchSampler.model_fields["type"].annotation)
+MODELS = ("auto", "noisy_gp", "tpe", "gp", "cma")
 RUNGS = [2, 4]
 PRUNERS: list[dict[str, Any]] = [
     {"type": "none"},
@@ -73,7 +74,7 @@ def test_every_proposal_is_in_the_space_and_has_what_its_conditions_say(
     document = study_document(
         tmp_path / "specs",
         parameters=SPACES.get(sampler, MIXED),
-        sampler={"type": sampler, "startup_trials": 4} if sampler in ("tpe", "gp", "cma") else {"type": sampler},
+        sampler={"type": sampler, "startup_trials": 4} if sampler in MODELS else {"type": sampler},
     )
     trials = search(monkeypatch, document, home, of_any_space)
     space = document.study.parameters
@@ -91,7 +92,7 @@ def test_a_study_that_grows_bit_by_bit_proposes_what_a_whole_one_does_and_nothin
 ) -> None:
     fields: dict[str, Any] = {
         "parameters": SPACES.get(sampler, MIXED),
-        "sampler": {"type": sampler, "startup_trials": 3} if sampler in ("tpe", "gp", "cma") else {"type": sampler},
+        "sampler": {"type": sampler, "startup_trials": 3} if sampler in MODELS else {"type": sampler},
     }
     whole = search(monkeypatch, study_document(tmp_path / "a", **fields), Home(tmp_path / "whole"), of_any_space)
     for wanted in (2, 5, 9, 12):
@@ -159,7 +160,7 @@ def test_a_range_that_was_moved_is_searched_as_it_is_now(
 ) -> None:
     for trials, low in ((6, [0.05, 0.5]), (12, [0.3, 0.8])):
         space = {**NUMBERS, LOW: {"float": low}}
-        kind = {"type": sampler, "startup_trials": 3} if sampler in ("tpe", "gp", "cma") else {"type": sampler}
+        kind = {"type": sampler, "startup_trials": 3} if sampler in MODELS else {"type": sampler}
         document = study_document(tmp_path / "specs", parameters=space, sampler=kind, trials=trials)
         recorded = search(monkeypatch, document, home, WORTH)
     assert {trial["state"] for trial in recorded} == {"finished"}
@@ -168,7 +169,9 @@ def test_a_range_that_was_moved_is_searched_as_it_is_now(
 
 def test_tpe_learns_from_trials_of_before_a_range_was_widened(tmp_path: Path) -> None:
     document = study_document(
-        tmp_path / "specs", parameters={**NUMBERS, LOW: {"float": [0.05, 0.9]}}, sampler={"startup_trials": 10}
+        tmp_path / "specs",
+        parameters={**NUMBERS, LOW: {"float": [0.05, 0.9]}},
+        sampler={"type": "tpe", "startup_trials": 10},
     )
     before = [
         finished(number, {LOW: 0.05 + 0.03 * number, HIGH: 0.5}, -abs(0.3 - 0.03 * number)) for number in range(15)
@@ -208,7 +211,7 @@ def test_what_validation_accepts_runs_with_each_number_of_goals(
     assert {trial["feasible"] for trial in trials} == {True, False}
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
+@pytest.mark.parametrize("sampler", ["noisy_gp", "tpe", "nsga2"])
 def test_a_diverged_trial_does_not_stop_a_search_with_several_goals(
     monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path, sampler: str
 ) -> None:
@@ -232,21 +235,23 @@ def shares(document: Any, trials: list[Trial], inside: Any) -> float:
     return sum(inside(propose(with_seed(document.study, seed), trials).params) for seed in range(30)) / 30
 
 
-def test_tpe_is_steered_by_constraints(tmp_path: Path) -> None:
-    document = study_document(tmp_path / "specs", constraints=[{"metric": "kl/reverse", "max": 0.5}])
+@pytest.mark.parametrize("sampler", ["tpe", "noisy_gp"])
+def test_a_model_is_steered_by_constraints(tmp_path: Path, sampler: str) -> None:
+    kind = {"type": sampler}
+    document = study_document(tmp_path / "specs", sampler=kind, constraints=[{"metric": "kl/reverse", "max": 0.5}])
     places = [0.06 * 1.18**step for step in range(16)]
     free = [finished(number, {LOW: 0.3, HIGH: high}, high) for number, high in enumerate(places)]
     bound = [
         finished(number, {LOW: 0.3, HIGH: high}, high, constraints={"kl/reverse": 2 * high})
         for number, high in enumerate(places)
     ]
-    unbound = study_document(tmp_path / "free")
+    unbound = study_document(tmp_path / "free", sampler=kind)
     assert shares(document, bound, lambda params: params[HIGH] <= 0.25) > 0.6
     assert shares(unbound, free, lambda params: params[HIGH] <= 0.25) < 0.3
 
 
 def share_that_diverges(study: Study, *, seen: bool) -> float:
-    """Share of TPE's proposals that diverges, where the best values border on what diverges."""
+    """Share of a sampler's proposals that diverges, where the best values border on what diverges."""
     trials: list[Trial] = []
     for number in range(40):
         params = propose(study, trials).params
@@ -258,16 +263,17 @@ def share_that_diverges(study: Study, *, seen: bool) -> float:
     return sum(trial.state == "failed" for trial in trials[10:]) / 30
 
 
-def test_tpe_keeps_away_from_where_trials_diverge(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sampler", ["tpe", "noisy_gp"])
+def test_a_model_keeps_away_from_where_trials_diverge(tmp_path: Path, sampler: str) -> None:
     """Told as failed, as Optuna has it, diverged trials are unseen and their region stays the best guess."""
-    study = study_document(tmp_path / "specs").study
+    study = study_document(tmp_path / "specs", sampler={"type": sampler}).study
     told, untold = (
         sum(share_that_diverges(with_seed(study, seed), seen=seen) for seed in range(4)) / 4 for seen in (True, False)
     )
     assert told < 0.6 * untold, (told, untold)
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "gp", "cma", "nsga2"])
+@pytest.mark.parametrize("sampler", ["noisy_gp", "tpe", "gp", "cma", "nsga2"])
 def test_results_from_elsewhere_change_what_is_proposed_and_are_no_trials(
     monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path, sampler: str
 ) -> None:
@@ -289,15 +295,19 @@ def test_results_from_elsewhere_change_what_is_proposed_and_are_no_trials(
     assert params_of(learnt)[1:] != params_of(unlearnt)[1:]
 
 
-def test_tpe_proposes_where_results_from_elsewhere_are_good(tmp_path: Path) -> None:
-    document = study_document(tmp_path / "specs")
+@pytest.mark.parametrize("sampler", ["tpe", "noisy_gp"])
+def test_a_model_proposes_where_results_from_elsewhere_are_good(tmp_path: Path, sampler: str) -> None:
+    document = study_document(tmp_path / "specs", sampler={"type": sampler})
     foreign = [ForeignResult({LOW: 0.05 + 0.018 * n, HIGH: 0.5}, (-abs(0.18 - 0.018 * n),)) for n in range(25)]
     lows = [propose(with_seed(document.study, seed), [], foreign).params[LOW] for seed in range(20)]
     assert sum(abs(low - 0.23) < 0.06 for low in lows) >= 15  # of draws at random 6
 
 
-def test_results_from_elsewhere_that_break_a_constraint_attract_no_proposal(tmp_path: Path) -> None:
-    document = study_document(tmp_path / "specs", constraints=[{"metric": "kl/reverse", "max": 0.5}])
+@pytest.mark.parametrize("sampler", ["tpe", "noisy_gp"])
+def test_results_from_elsewhere_that_break_a_constraint_attract_no_proposal(tmp_path: Path, sampler: str) -> None:
+    document = study_document(
+        tmp_path / "specs", sampler={"type": sampler}, constraints=[{"metric": "kl/reverse", "max": 0.5}]
+    )
     places = [0.06 * 1.18**step for step in range(16)]
     foreign = [ForeignResult({LOW: 0.3, HIGH: high}, (high,), {"kl/reverse": 2 * high}) for high in places]
     proposed = [propose(with_seed(document.study, seed), [], foreign).params[HIGH] for seed in range(30)]

@@ -1,5 +1,6 @@
 """What the certificates say, and that they notice a wrong gradient."""
 
+import dataclasses
 import json
 import math
 
@@ -116,3 +117,45 @@ def test_a_certificate_is_plain_data() -> None:
     data = json.loads(json.dumps(of(type="grpo").as_json()))
     assert data["objective"]["type"] == "grpo"
     assert data["claim"] == "never"
+
+
+SEVERAL_TURNS = [
+    objective({"type": "rpg", "divergence": kind, "estimator": estimator, "level": level, "clip": {"type": "none"}})
+    for kind in ("reverse", "unnormalized_reverse", "forward", "unnormalized_forward")
+    for estimator in ("reinforce", "differentiable")
+    for level in ("token", "sequence")
+] + [objective({"type": kind}) for kind in ("grpo", "ppo", "dapo", "gspo", "rloo")]
+
+
+@pytest.mark.parametrize("turns", ["outcome", "turn"])
+@pytest.mark.parametrize("item", SEVERAL_TURNS, ids=lambda item: json.dumps(item.model_dump(mode="json"))[:90])
+def test_every_claim_holds_with_given_tokens_and_rewards_of_turns(
+    item: certificate.Objective, turns: certificate.Turns
+) -> None:
+    if turns == "turn" and item.ratio_over != "token":
+        return  # refused: a whole response has one weight
+    found = certify(item, turns)
+    assert found.holds
+    assert found.num_cases == 2 * 6 * 4
+    if item.claim == "always":
+        assert max(finding.error for finding in found.findings) <= 1e-10
+
+
+def test_a_world_of_several_turns_lists_every_response_with_what_was_given() -> None:
+    generator = torch.Generator().manual_seed(0)
+    world = enumerate_world(3, 5, generator, turns=True)
+    given = (world.tokens == 0) & ~world.response_mask & (world.tokens.cumsum(-1) > 0)
+    assert (world.chance < 1).any()
+    assert given.any(), "a 0 that is given ends nothing"
+    total = response_probabilities(world, world.policy(generator)).sum().item()
+    assert math.isclose(total, 1, rel_tol=1e-12)
+    assert world.earlier[~world.response_mask].abs().sum() == 0
+    assert (world.earlier > 0).any()
+
+
+def test_a_loss_that_trains_on_given_tokens_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = certificate._cases(several_turns=True)
+    was_given = (cases.tokens > 0) & ~cases.response_mask
+    trained = dataclasses.replace(cases, response_mask=cases.response_mask | was_given)
+    monkeypatch.setattr(certificate, "_cases", lambda **_: trained)
+    assert not certify(objective({"type": "rpg", "clip": {"type": "none"}}), "outcome").holds

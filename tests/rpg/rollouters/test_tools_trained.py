@@ -157,3 +157,26 @@ def test_two_ranks_give_the_tokens_of_one(home: Home, inputs: Path, tmp_path: Pa
         for run in (two, home.run("calls"))
     ]
     assert turns[0] == turns[1]
+
+
+def test_turns_answer_for_their_returns_and_a_replay_agrees(inputs: Path) -> None:
+    home = Home(inputs / "home-of-turns")
+    rewarded = {**TOOLS, "rollouter": {**ROLLOUTER, "rewards": {"call": 0.5, "error": -0.25}}}
+    run = make_run(inputs, home.run("turns"), rollout=rewarded, advantage={"credit": "turn"}, training={"steps": 2})
+    (run / "run.json").write_text(json.dumps({"run_id": run.name, "experiment": "tiny", "name": run.name, "seed": 0}))
+    train(run)
+    with Store.open(home.root) as store:
+        sums = "SELECT step, rollout_id, sum(reward) AS earned FROM turns WHERE sampled GROUP BY ALL"
+        (earned,) = store.query(f"SELECT avg(earned) FROM ({sums}) WHERE step = 1").rows[0]
+        (metric,) = store.query("SELECT value FROM metrics WHERE name = 'turn_reward/mean' AND step = 1").rows[0]
+        answered = store.query(
+            "SELECT t.reward, n.error IS NULL AS fine FROM turns t JOIN turns n"
+            " ON (t.step, t.rollout_id, t.turn + 1) = (n.step, n.rollout_id, n.turn) WHERE t.sampled AND NOT n.sampled"
+        ).rows
+    assert metric == pytest.approx(earned)
+    assert earned != 0
+    assert {reward for reward, fine in answered if fine} == {0.5}
+    spec = json.loads((run / "spec.json").read_text())
+    replayed = replay_run(home, "turns", alternatives(spec, [""]))[0].as_json()
+    assert replayed["reproduced"]["holds"]
+    assert replayed["reproduced"]["loss"] < 1e-6

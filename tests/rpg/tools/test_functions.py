@@ -2,16 +2,23 @@
 
 from pathlib import Path
 
+import psutil
 import pytest
 from places import PACKAGES
+from scripted_policy import ScriptedPolicy
 from spec_text import GOOD, changed, message, write
 
+from rpg.base.tokenization import make_tokenizer
+from rpg.rollouters import Problem, SeededPrompt
 from rpg.rollouters.environments.tools import Tools
 from rpg.tools import Tool, ToolError
 from rpg.tools.functions.calculator import Calculator
+from rpg.types import Sampling
 from specs.loader import load_experiment
+from specs.schema.model import ByteTokenizer
 
 CALCULATOR = Calculator(type="calculator")
+BYTES = make_tokenizer(ByteTokenizer(), ())
 
 
 @pytest.fixture(autouse=True)
@@ -113,3 +120,20 @@ def test_a_tool_may_be_written_by_its_name_or_with_its_options() -> None:
     assert [tool.type for tool in rollouter.tools] == ["calculator", "python"]
     assert rollouter.runs_programs == "python"
     assert "rollouter" not in GOOD
+
+
+def test_a_call_that_is_left_at_its_limit_is_ended_with_all_that_it_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(PACKAGES))
+    tools = Tools(type="tools", tools=["sleeper"], format={"call": "[{argument}]", "answer": "({answer})"})
+    noted = tmp_path / "ids"
+    (group,) = tools.model_copy(update={"call_seconds": 6.0}).generate(
+        [SeededPrompt(Problem("p", "?", "", "set"), tuple(BYTES.encode("?")), 0)],
+        ScriptedPolicy(lambda context: BYTES.encode(f"[{noted}]") if len(context) == 1 else [BYTES.eos_token_id]),  # type: ignore[arg-type]
+        BYTES,
+        group_size=1,
+        sampling=Sampling(temperature=1.0, top_p=1.0, max_response_length=400),
+    )
+    assert [turn.error for turn in group.rollouts[0].turns] == ["", "no answer within 6 s", ""]
+    assert [psutil.pid_exists(int(number)) for number in noted.read_text().split()] == [False, False]

@@ -171,7 +171,7 @@ def test_an_environment_that_is_not_installed_is_an_unknown_name() -> None:
     assert message(with_rollout(TWO_TURNS)) == (
         "spec.yaml:11: rollout.rollouter.type: unknown type\n"
         "    11 | rollout: {max_response_length: 32, rollouter: {type: check_again, question: sure?}}\n"
-        '  given: "check_again"    allowed: single_turn, tools\n'
+        '  given: "check_again"    allowed: conversation, single_turn, tools\n'
         "  hint: more are installed as packages with an entry point in `rpg.rollouters`\n"
         "1 error; nothing was run"
     )
@@ -186,3 +186,34 @@ def test_an_environment_is_part_of_a_results_identity_unless_it_is_the_one_of_a_
     assert plain == spelled_out
     assert "rollouter" not in plain
     assert two_turns == plain | {"rollouter": {"type": "check_again (rpg-check-again 1.0)", "question": "sure?"}}
+
+
+BY_TURN = "rollouter: {type: tools, tools: [calculator], answer_tokens: 8, rewards: {call: 0.5}}"
+
+
+def by_turn(rollout: str, more: str = "") -> str:
+    """The spec with turns that answer for their returns."""
+    return message(with_rollout(rollout) + "advantage: {credit: turn}\n" + more)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "said"),
+    [
+        ("temperature: 1.0", "no turn has a reward: from each turn on the return is that of the response"),
+        (BY_TURN.replace(", rewards: {call: 0.5}", ""), "no turn has a reward"),
+        (f"{BY_TURN}, dynamic_sampling: {{}}", "groups would be thrown away whose sums are equal"),
+    ],
+)
+def test_turns_answer_for_their_returns_where_they_have_rewards(rollout: str, said: str) -> None:
+    found = by_turn(rollout)
+    assert f"advantage.credit: {said}" in found
+    assert "spec.yaml:" in found
+    assert found.endswith("1 error; nothing was run")
+
+
+def test_turns_that_are_rewarded_may_answer_for_their_returns() -> None:
+    written = write(with_rollout(BY_TURN) + "advantage: {credit: turn}\n")
+    assert load_experiment(written).advantage.credit == "turn"
+    assert "a whole response has one weight" in message(
+        with_rollout(BY_TURN).replace("type: rpg", "type: rpg\n  level: sequence") + "advantage: {credit: turn}\n"
+    )

@@ -19,7 +19,7 @@ from pipelines.launchers.local import local_command
 from specs.machine.gpu_slots import leased
 from specs.schema.experiment import Experiment
 from tests.rpg import tiny_run
-from tests.rpg.tiny_run import assert_trained, finish, free_port, make_run, start, step_of, weights
+from tests.rpg.tiny_run import STEADY, assert_trained, finish, free_port, make_run, start, step_of, weights
 
 WHY_NOT = missing()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -49,8 +49,8 @@ def same(one: Path, other: Path) -> None:
 
 
 def test_two_hosts_give_the_weights_of_one_process(hosts: SshHosts, inputs: Path, tmp_path: Path) -> None:
-    alone = make_run(inputs, tmp_path / "alone")
-    run = make_run(inputs, tmp_path / "two", training={"ranks": 2}, launcher=over(hosts))
+    alone = make_run(inputs, tmp_path / "alone", training={"optimizer": STEADY})
+    run = make_run(inputs, tmp_path / "two", training={"ranks": 2, "optimizer": STEADY}, launcher=over(hosts))
     finish(head(run), start([sys.executable, "-m", "rpg.train", str(alone)]))
     same(alone, run)
     launch = json.loads((run / "launch.json").read_text())

@@ -18,7 +18,7 @@ def test_a_host_that_waits_for_gpus_when_the_others_are_over_is_not_lost(
     settings = {"environment": {}, "run_dir": str(tmp_path), "token": "", "interface": "", "silence_seconds": 60}
     meeting = {"master_address": "127.0.0.1", "master_port": 1, "world_size": 1, "node": 1, "nodes": 1}
     engines = {"engines": 2, "gpus": 2, "device": "cuda", "run_dir": str(tmp_path), "log": str(tmp_path / "log")}
-    command = [sys.executable, "-m", "pipelines.launchers.ssh.node"]
+    command = [sys.executable, "-m", "pipelines.launchers.hosts.node"]
     with (
         leased(1, "another run", waiting=None),
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node,

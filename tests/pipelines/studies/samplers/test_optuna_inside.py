@@ -8,7 +8,7 @@ from optuna.distributions import FloatDistribution
 from optuna.samplers import NSGAIISampler, QMCSampler, RandomSampler
 from optuna.trial import create_trial
 
-from pipelines.studies import optuna_inside
+from pipelines.studies.samplers import optuna_inside
 
 UNIT = {"x": FloatDistribution(0.0, 1.0)}
 GIVEN = (0.1, 0.2, 0.3, 0.4)

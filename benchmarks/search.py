@@ -1,0 +1,423 @@
+"""What studies find at equal cost: simulated studies over surfaces whose true values are known.
+
+    python benchmarks/search.py [--repetitions 8] [--budgets 15 33 100] [--lucks 0 2 4] [--surfaces smooth ...]
+
+The proposals, rungs, ranking, rounds of confirmation and verdicts are the product's own; only the training is replaced,
+by a surface of gains over the baseline in points. A run's value has the luck of its seed; half-way it has come nearer
+to its end at a pace of its own, so that curves cross. Cost is counted in steps, in units of one whole run, with the
+baseline's and the confirmation's. The repetitions of all methods are paired: trial n of repetition r has the same luck.
+
+Printed: the mean true gain of what each method recommends, in points, and its standard error over repetitions; where
+nothing has an effect, the share of studies that claim something; else the shares of right and of false claims.
+"""
+
+import argparse
+import heapq
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pipelines.studies import confirmation, proposals, rungs
+from pipelines.studies.trials import Score, Trial, Work
+from rpg.statistics import verdict
+from specs.schema.study import Study
+
+STEPS = 24
+"""Steps of a whole run."""
+START = -20.0
+"""Points below the baseline's end at which every run starts."""
+LOW, HIGH, KL, RATE = (
+    "objective.clip.low",
+    "objective.clip.high",
+    "objective.kl_coef",
+    "training.optimizer.learning_rate",
+)
+BOUNDS: dict[str, Any] = {LOW: {"float": [0.05, 0.5]}, HIGH: {"float": [0.05, 1.0], "log": True}}
+PLAIN: dict[str, Any] = {LOW: 0.2, HIGH: 0.2}
+
+
+def _unit(params: Mapping[str, Any]) -> tuple[float, float]:
+    """Clip bounds in [0, 1]."""
+    return (params[LOW] - 0.05) / 0.45, math.log(params[HIGH] / 0.05) / math.log(20)
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """True values of a space's points."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    baseline: Mapping[str, Any]
+    value: Callable[[Mapping[str, Any]], float]
+    """Points; NaN: training diverges."""
+    has_effect: bool = True
+
+    def gain(self, params: Mapping[str, Any]) -> float:
+        """Points above the baseline; a run that diverges loses 20."""
+        value = self.value(params)
+        return START if math.isnan(value) else value - self.value(self.baseline)
+
+
+def _smooth(p: Mapping[str, Any]) -> float:
+    x, y = _unit(p)
+    return 4 * math.exp(-((x - 0.7) ** 2 + (y - 0.75) ** 2) / 0.2)
+
+
+def _ridge(p: Mapping[str, Any]) -> float:
+    x, y = _unit(p)
+    return 4 * math.exp(-((x + y - 1.1) ** 2) / 0.02 - (x - y - 0.4) ** 2 / 0.5)
+
+
+def _cliff(p: Mapping[str, Any]) -> float:
+    x, y = _unit(p)
+    height = x + y
+    return math.nan if height > 1.5 else 4 / (1 + math.exp(-10 * (height - 1.1)))
+
+
+def _interaction(p: Mapping[str, Any]) -> float:
+    x, y = _unit(p)
+    return 10 * (x - 0.45) * (y - 0.45)
+
+
+def _edge(p: Mapping[str, Any]) -> float:
+    x, y = _unit(p)
+    return 3 * x - 2 * y
+
+
+def _two_peaks(p: Mapping[str, Any]) -> float:
+    x, y = _unit(p)
+    one = 2.2 * math.exp(-((x - 0.2) ** 2 + (y - 0.8) ** 2) / 0.06)
+    return one + 4 * math.exp(-((x - 0.8) ** 2 + (y - 0.7) ** 2) / 0.03)
+
+
+def _narrow(p: Mapping[str, Any]) -> float:
+    x, y = _unit(p)
+    return 5 * math.exp(-((x - 0.85) ** 2 + (y - 0.3) ** 2) / 0.02)
+
+
+def _kinds(p: Mapping[str, Any]) -> float:
+    x, y = _unit(p)
+    bowl = -3 * ((x - 0.4) ** 2 + (y - 0.6) ** 2)
+    kind = p["reference"]
+    if kind == "snapshot":
+        return bowl + 3.0 - 1.5 * abs(math.log2(p["reference.update.every_steps"] / 6))
+    if kind == "average":
+        return bowl + 2.0 - 20 * abs(p["reference.update.ema_decay"] - 0.93)
+    return bowl + {"behaviour": -1.0, "initial": 0.5}[kind]
+
+
+def _table(p: Mapping[str, Any]) -> float:
+    a = {"token_mean": 0.0, "sequence_mean": 1.0, "constant": -1.0, "none": 0.3}[p["objective.aggregate"]]
+    return a + {0.01: 0.0, 0.03: 1.0, 0.1: -0.5}[p[KL]] + (0.8 if p["objective.level"] == "sequence" else 0.0)
+
+
+def _six(p: Mapping[str, Any]) -> float:
+    x, y = _unit(p)
+    rate, kl = math.log10(p[RATE] / 1e-5) / 2, math.log10(p[KL] / 1e-3) / 2
+    return -15 * (rate - 0.75) ** 2 - 10 * (kl - 0.3) ** 2 - 4 * (x - 0.6) ** 2 - 2 * (y - 0.7) ** 2
+
+
+def _none(_: Mapping[str, Any]) -> float:
+    return 0.0
+
+
+_KINDS: dict[str, Any] = {
+    **BOUNDS,
+    "reference": {"cases": {"snapshot": {}, "average": {}, "behaviour": {}, "initial": {}}},
+    "reference.update.every_steps": {"int": [2, 16], "when": {"reference": "snapshot"}},
+    "reference.update.ema_decay": {"float": [0.8, 0.98], "when": {"reference": "average"}},
+}
+_TABLE: dict[str, Any] = {
+    "objective.aggregate": {"choice": ["token_mean", "sequence_mean", "constant", "none"]},
+    KL: {"choice": [0.01, 0.03, 0.1]},
+    "objective.level": {"choice": ["token", "sequence"]},
+}
+_SIX: dict[str, Any] = {
+    **BOUNDS,
+    RATE: {"float": [1e-5, 1e-3], "log": True},
+    KL: {"float": [1e-3, 1e-1], "log": True},
+    "training.updates_per_step": {"int": [1, 8]},
+    "rollout.temperature": {"float": [0.7, 1.2]},
+}
+SURFACES = {
+    surface.name: surface
+    for surface in (
+        Surface("smooth", BOUNDS, PLAIN, _smooth),
+        Surface("ridge", BOUNDS, PLAIN, _ridge),
+        Surface("cliff", BOUNDS, PLAIN, _cliff),
+        Surface("interaction", BOUNDS, PLAIN, _interaction),
+        Surface("edge", BOUNDS, PLAIN, _edge),
+        Surface("two peaks", BOUNDS, PLAIN, _two_peaks),
+        Surface("narrow", BOUNDS, PLAIN, _narrow),
+        Surface("kinds", _KINDS, {**PLAIN, "reference": "initial"}, _kinds),
+        Surface("table", _TABLE, {"objective.aggregate": "token_mean", KL: 0.01, "objective.level": "token"}, _table),
+        Surface(
+            "six",
+            _SIX,
+            {**PLAIN, RATE: 1e-4, KL: 1e-3, "training.updates_per_step": 1, "rollout.temperature": 1.0},
+            _six,
+        ),
+        Surface("none", BOUNDS, PLAIN, _none, has_effect=False),
+        Surface("none, kinds", _KINDS, {**PLAIN, "reference": "initial"}, _none, has_effect=False),
+    )
+}
+
+
+class World:
+    """Runs on a surface, of one repetition: the same run has the same luck whichever method asks for it."""
+
+    def __init__(self, surface: Surface, luck: float, repetition: int) -> None:
+        self._surface, self._luck, self._repetition = surface, luck, repetition
+
+    def run(self, params: Mapping[str, Any], number: int, until: int = 0, *, fresh: bool = False) -> float:
+        """A run's value at a step, in points over the baseline's worth; NaN: it has diverged.
+
+        Args:
+            number: of the trial, or of the fresh seed with the arm.
+            until: the step; 0: the end.
+            fresh: a run of the confirmation.
+        """
+        true = self._surface.gain(params)
+        if true == START:
+            return math.nan
+        rng = np.random.default_rng([self._repetition, number, fresh, 17])
+        seed, *_ = rng.standard_normal(2)
+        pace = 0.3 * math.exp(0.4 * rng.standard_normal())
+        share = (until or STEPS) / STEPS
+        evaluation = np.random.default_rng([self._repetition, number, fresh, until]).standard_normal()
+        risen = (1 - math.exp(-share / pace)) / (1 - math.exp(-1 / pace))
+        value = START + (true + self._luck * 0.8 * seed - START) * risen
+        return float(value + self._luck * 0.6 * evaluation)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What a method recommends."""
+
+    gain: float
+    cost: float
+    """Whole runs."""
+    claim: str = ""
+    """right, false, or empty: nothing is claimed."""
+
+
+def study_of(surface: Surface, budget: int, **options: Any) -> Study:
+    """A study of a surface."""
+    return Study.model_validate(
+        {
+            "name": "surface",
+            "experiment": "none.yaml",
+            "parameters": surface.parameters,
+            "goal": {"metric": "mean@4", "dataset": "held_out"},
+            "trials": budget,
+            **options,
+        }
+    )
+
+
+def search(study: Study, surface: Surface, world: World, budget: float, workers: int) -> tuple[list[Trial], float]:
+    """A study's search until its budget of whole runs is spent, by so many workers at once."""
+    trials: list[Trial] = []
+    spent = 0.0
+    busy: list[tuple[float, int, int, int]] = []
+    clock = 0.0
+    while True:
+        while len(busy) < workers:
+            chosen = rungs.promotion(study, trials)
+            if chosen is None and spent < budget - 0.5 and len(trials) < study.trials:
+                number = len(trials)
+                params = (
+                    dict(surface.baseline) if not number else proposals.propose(study, trials, horizon=STEPS).params
+                )
+                until = rungs.first_step(study, 0) if number else 0
+                trials.append(Trial(number, number, "running", params, not number, Work(), {}, None, {}, {}))
+                chosen = rungs.Promotion(trials[-1], until)
+            if chosen is None:
+                break
+            trial = replace(chosen.trial, state="running")
+            trials[trial.number] = trial
+            steps = ((chosen.until or STEPS) - trial.rung) / STEPS
+            spent += steps
+            jitter = 1 + 0.1 * ((trial.number * 7919) % 11) / 11
+            heapq.heappush(busy, (clock + steps * jitter, trial.number, chosen.until, trial.rung))
+        if not busy:
+            last = rungs.last_promotion(study, trials)
+            if last is None:
+                return trials, spent
+            spent += ((last.until or STEPS) - last.trial.rung) / STEPS
+            heapq.heappush(busy, (clock, last.trial.number, last.until, last.trial.rung))
+        clock, number, until, _ = heapq.heappop(busy)
+        trials[number] = _told(trials[number], until, world.run(trials[number].params, number, until))
+
+
+def _told(trial: Trial, until: int, value: float) -> Trial:
+    if math.isnan(value):
+        return replace(trial, state="failed", about={"at_fault": True})
+    if until:
+        return replace(trial, state="paused", rungs={**trial.rungs, until: Score(value, None, None)})
+    return replace(trial, state="finished", values=(value,))
+
+
+def ours(surface: Surface, world: World, budget: int, workers: int, seed: int, **options: Any) -> Ending:
+    """A study as the product does it. What `confirm` may cost is set aside before the search begins."""
+    options = {"sampler": {"type": "noisy_gp", "seed": seed}, **options}
+    if "seed" not in options["sampler"]:
+        options["sampler"] = {**options["sampler"], "seed": seed}
+    study = study_of(surface, 1000 if "pruner" in options else budget, **options)
+    confirm = study.confirm
+    reserved = (confirm.candidates + 1) * confirm.seeds if confirm else 0
+    if not study.rungs:
+        study = study.model_copy(update={"trials": max(2, budget - reserved)})
+    trials, spent = search(study, surface, world, budget - reserved, workers)
+    if confirm is None:
+        candidates = confirmation.ranked(study, trials)
+        best = candidates[0].params if candidates else surface.baseline
+        return Ending(surface.gain(best), spent)
+    arms = confirmation.arms(study, trials)
+    if not arms:
+        return Ending(0.0, spent)
+    scores = {
+        arm.label: np.array(
+            [
+                [world.run(arm.params, 1000 * seed_number + arm.trial, fresh=True)]
+                for seed_number in range(confirm.seeds)
+            ]
+        )
+        for arm in arms
+    }
+    spent += sum(map(len, scores.values()))
+    said = verdict(scores, worst=START, figures=True, shares=False)
+    means = {arm.label: float(np.nan_to_num(scores[arm.label], nan=START).mean()) for arm in arms}
+    best_arm = max(arms, key=lambda arm: means[arm.label])
+    gains = {arm.label: surface.gain(arm.params) for arm in arms}
+    wrong = [one for one, other, _ in said.differences if gains[one] <= gains[other] + 1e-9]
+    return Ending(gains[best_arm.label], spent, "false" if wrong else "right" if said.differences else "")
+
+
+def optuna_loop(surface: Surface, world: World, budget: int, workers: int, seed: int) -> Ending:
+    """Optuna's own loop with its defaults: all is spent on the search, and the best value is recommended."""
+    import optuna
+
+    from pipelines.studies import space
+
+    study = study_of(surface, budget)
+    made = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+    best: tuple[float, Mapping[str, Any]] = (-math.inf, surface.baseline)
+    params_of: dict[int, Mapping[str, Any]] = {}
+    for first in range(0, budget, workers):
+        asked = [made.ask() for _ in range(min(workers, budget - first))]
+        for trial in asked:
+            params_of[trial.number] = space.suggest(trial, study.parameters)
+        for trial in asked:
+            value = world.run(params_of[trial.number], trial.number + 1)
+            if math.isnan(value):
+                made.tell(trial, state=optuna.trial.TrialState.FAIL)
+                continue
+            made.tell(trial, value)
+            best = max(best, (value, params_of[trial.number]), key=lambda row: row[0])
+    return Ending(surface.gain(best[1]), budget)
+
+
+ASHA = {"type": "asha", "rungs": [6, 12], "eta": 3}
+Method = Callable[[Surface, World, int, int, int], Ending]
+
+
+def _method(**options: Any) -> Method:
+    return lambda surface, world, budget, workers, seed: ours(surface, world, budget, workers, seed, **options)
+
+
+def _confirmed(**options: Any) -> Method:
+    def method(surface: Surface, world: World, budget: int, workers: int, seed: int) -> Ending:
+        seeds = {15: 3, 33: 4}.get(budget, 8)
+        confirm = {"candidates": 1, "seeds": seeds}
+        return ours(surface, world, budget, workers, seed, confirm=confirm, **options)
+
+    return method
+
+
+METHODS: dict[str, Method] = {
+    "optuna": optuna_loop,
+    "random": _method(sampler={"type": "random"}),
+    "gp": _method(sampler={"type": "gp", "startup_trials": 5}),
+    "auto": _method(),
+    "auto asha": _method(pruner=ASHA),
+    "auto confirmed": _confirmed(),
+    "auto asha confirmed": _confirmed(pruner=ASHA),
+    "tpe asha 1x5": _method(
+        sampler={"type": "tpe", "startup_trials": 5}, pruner=ASHA, confirm={"candidates": 1, "seeds": 5}
+    ),
+}
+
+
+def main() -> None:
+    """Prints the table."""
+    import time
+
+    import optuna
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=4)
+    parser.add_argument("--first", type=int, default=0, help="the first repetition's number")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[15, 33])
+    parser.add_argument("--lucks", type=float, nargs="+", default=[2.0])
+    parser.add_argument("--workers", type=int, nargs="+", default=[1])
+    parser.add_argument("--surfaces", nargs="+", default=list(SURFACES), choices=list(SURFACES))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    arguments = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.simplefilter("ignore")
+    repetitions = range(arguments.first, arguments.first + arguments.repetitions)
+    for workers in arguments.workers:
+        for budget in arguments.budgets:
+            for luck in arguments.lucks:
+                _table_of(arguments.surfaces, arguments.methods, budget, luck, workers, repetitions, time.process_time)
+
+
+def _table_of(
+    surfaces: Sequence[str],
+    methods: Sequence[str],
+    budget: int,
+    luck: float,
+    workers: int,
+    repetitions: Sequence[int],
+    clock: Callable[[], float],
+) -> None:
+    print(f"\n{budget} whole runs, luck {luck:g} points, {workers} at once, {len(repetitions)} repetitions")
+    endings: dict[str, dict[str, list[Ending]]] = defaultdict(dict)
+    for method in methods:
+        started = clock()
+        for name in surfaces:
+            surface = SURFACES[name]
+            endings[method][name] = [
+                METHODS[method](surface, World(surface, luck, number), budget, workers, number)
+                for number in repetitions
+            ]
+        effects = [name for name in surfaces if SURFACES[name].has_effect]
+        cells = [f"{name} {np.mean([e.gain for e in endings[method][name]]):.2f}" for name in effects]
+        gains = np.array([[e.gain for e in endings[method][name]] for name in effects])
+        every = [e for name in effects for e in endings[method][name]]
+        nothing = [e for name in surfaces if name not in effects for e in endings[method][name]]
+        error = gains.mean(axis=0).std(ddof=1) / math.sqrt(len(repetitions)) if effects and len(repetitions) > 1 else 0
+        mean = gains.mean() if effects else math.nan
+        claims = ""
+        if any(e.claim for e in (*every, *nothing)):
+            claims = f"; right {_share(every, 'right')}, false {_share(every, 'false')}"
+            claims += f", false where nothing has an effect {_share(nothing, 'false')}"
+        cost = np.mean([e.cost for e in (*every, *nothing)])
+        print(
+            f"  {method:22}{mean:6.2f} ({error:.2f})  cost {cost:5.1f}{claims}  [{clock() - started:.0f} s]", flush=True
+        )
+        print(f"      {'  '.join(cells)}", flush=True)
+
+
+def _share(endings: Sequence[Ending], claim: str) -> str:
+    return f"{sum(e.claim == claim for e in endings)}/{len(endings)}" if endings else "-"
+
+
+if __name__ == "__main__":
+    main()

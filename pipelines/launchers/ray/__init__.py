@@ -1,0 +1,45 @@
+"""Ranks on the nodes of a Ray cluster, in one placement group a launch.
+
+`head` runs where `rpg run` does, as a driver of Ray's: it asks for the placement group and has an actor of `carrier` in
+each bundle, which starts the `node` program of `pipelines.launchers.hosts` and carries what it says. Nothing outside
+imports from this folder.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.launchers import Finding, LaunchedStage, Launcher
+
+if TYPE_CHECKING:
+    from pipelines.home.home import Home
+    from specs.schema.experiment import Experiment
+
+
+class RayRanks:
+    """A process here is the driver; placement group, actors and ranks end with it."""
+
+    ranks_run_here = False
+    signal_children = False
+    outlives_command = False
+
+    def command(
+        self, run_directory: Path, experiment: "Experiment", slots: Sequence[str], *, stage: LaunchedStage = "train"
+    ) -> list[str]:
+        """Command that asks Ray for room, starts the ranks there, and stays until they have ended. Ray gives GPUs."""
+        del experiment, slots
+        return [sys.executable, "-m", "pipelines.launchers.ray.head", str(run_directory.absolute()), stage]
+
+    def end(self, run_directory: Path) -> None:
+        """Nothing: Ray ends actors and placement groups with the driver, and their ranks with them."""
+
+    def examine(self, home: "Home", experiment: "Experiment | None") -> Iterator[Finding]:
+        """Whether the spec's cluster answers and can ever hold its run, and whether its nodes see this home and have
+        this code; without a spec, whether Ray is installed."""
+        from pipelines.launchers.ray.examination import examine_cluster, examine_installation
+
+        yield from examine_installation() if experiment is None else examine_cluster(home, experiment)
+
+
+LAUNCHER: Launcher = RayRanks()

@@ -1,0 +1,192 @@
+"""A Ray cluster as a launch sees it: room in a placement group, a channel into each bundle, nodes that are to go."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pipelines.launchers.hosts.connection import NODE, PROJECT
+from pipelines.launchers.hosts.node import ADDRESS
+from specs.schema.experiment import Experiment
+from specs.schema.launchers import RayLauncher
+
+Resources = dict[str, float]
+"""Name of a resource of Ray's -> how much of it."""
+
+
+class ClusterError(Exception):
+    """The cluster does not answer, or Ray is not installed; the message says which."""
+
+
+@contextmanager
+def connected(launcher: RayLauncher) -> Iterator[Any]:
+    """The `ray` module, connected to the spec's cluster. Raises ClusterError."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of bundles without a GPU
+    try:
+        import ray
+    except ImportError:
+        raise ClusterError("Ray is not installed here: pip install 'rpg-experiments[ray]'") from None
+    import logging
+
+    try:
+        ray.init(address=launcher.address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        what = str(error).strip().splitlines()
+        raise ClusterError(f"no Ray cluster answers at {launcher.address}: {what[0] if what else error!r}") from None
+    try:
+        yield ray
+    finally:
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+
+
+def bundles(experiment: Experiment, nodes: int, *, gpus: bool) -> list[Resources]:
+    """What a launch on so many nodes asks for: a bundle a node with ranks, then one a node with engines.
+
+    Args:
+        gpus: whether ranks and engines compute on GPUs.
+    """
+    launcher = _section(experiment)
+    ranks = experiment.training.ranks // launcher.nodes
+    engines = launcher.engines_of_nodes(experiment.rollout.samplers(ranks * nodes))
+    sizes = [(ranks, experiment.gpus_beside(ranks))] * nodes
+    sizes += [(count, count * experiment.rollout.gpus_per_sampler) for count in engines]
+    return [
+        {
+            "CPU": count * launcher.cpus_per_rank,
+            **({"GPU": float(of_gpus or count)} if gpus else {}),
+            **{name: count * amount for name, amount in launcher.resources.items()},
+        }
+        for count, of_gpus in sizes
+    ]
+
+
+def on_gpus(ray: Any, experiment: Experiment) -> bool:
+    """Whether ranks compute on GPUs: as the spec says, or where the cluster has any."""
+    device = experiment.resources.device
+    return device == "cuda" or (device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
+
+
+def lacking(ray: Any, wanted: Sequence[Resources]) -> str:
+    """Why the cluster as it stands can never hold these bundles, in words; empty where it may.
+
+    Each bundle lies on one node, so it must fit into what one node has in all.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for bundle in wanted:
+        if not any(_fits(bundle, node) for node in nodes):
+            return f"no node has {in_words(bundle)}; nodes have {'; '.join(map(in_words, nodes)) or 'nothing'}"
+    sums, there = total(wanted), ray.cluster_resources()
+    if not _fits(sums, there):
+        return f"{in_words(sums)} are needed, the cluster has {in_words({name: there.get(name, 0) for name in sums})}"
+    return ""
+
+
+def total(wanted: Sequence[Resources]) -> Resources:
+    """Sums over bundles."""
+    names = {name for bundle in wanted for name in bundle}
+    return {name: sum(bundle.get(name, 0) for bundle in wanted) for name in names}
+
+
+def in_words(resources: Mapping[str, float]) -> str:
+    """Resources as messages name them: `8 GPU, 16 CPU`. Ray's names of single nodes are left out."""
+    shown = {name: amount for name, amount in resources.items() if ":" not in name and "memory" not in name}
+    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(shown.items(), reverse=True)) or "nothing"
+
+
+class RayChannel:
+    """The node program in one bundle."""
+
+    def __init__(self, ray: Any, python: str, **options: Any) -> None:
+        """Starts an actor, which starts the program.
+
+        Args:
+            python: the interpreter there; empty: this one's path.
+            options: of the actor, as Ray names them.
+        """
+        from pipelines.launchers.ray import carrier
+
+        ray.cloudpickle.register_pickle_by_value(carrier)
+        path = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        # Two groups: an order may not wait until the program has said something.
+        actor = ray.remote(concurrency_groups={"orders": 1, "reports": 1}, **options)(carrier.Carrier)
+        command = [python or sys.executable, "-u", "-m", NODE]
+        self._ray, self._end = ray, carrier.END
+        self._actor = actor.remote(command, {"PYTHONPATH": path}, ADDRESS)
+        self._node = self._actor.node.remote()
+        self._report = self._receive()
+        self.closed = False
+
+    @classmethod
+    def in_bundle(cls, ray: Any, group: Any, bundle: int, resources: Resources, python: str) -> "RayChannel":
+        """In a bundle of a placement group, of which it has all."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        return cls(
+            ray,
+            python,
+            num_cpus=resources["CPU"],
+            num_gpus=resources.get("GPU", 0),
+            resources={name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+        )
+
+    @classmethod
+    def on_node(cls, ray: Any, node: str, python: str) -> "RayChannel":
+        """On a node, of which it has nothing."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        return cls(ray, python, num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+
+    def node(self) -> str:
+        """Id of the actor's node; empty where the actor is gone."""
+        try:
+            return str(self._ray.get(self._node))
+        except self._ray.exceptions.RayError:
+            return ""
+
+    def send(self, data: bytes) -> None:
+        """Sends."""
+        if not self.closed:
+            self._actor.send.options(concurrency_group="orders").remote(data)
+
+    def receive(self) -> bytes:
+        """What has come."""
+        if self.closed or not self._ray.wait([self._report], timeout=0)[0]:
+            return b""
+        try:
+            part: bytes = self._ray.get(self._report)
+        except self._ray.exceptions.RayError:
+            self.closed = True
+            return b""
+        if part == self._end:
+            self.closed = True
+            return b""
+        self._report = self._receive()
+        return part
+
+    def close(self) -> None:
+        """Ends the actor, and with it the program."""
+        self.closed = True
+        with contextlib.suppress(Exception):
+            self._ray.kill(self._actor)
+
+    def _receive(self) -> Any:
+        return self._actor.receive.options(concurrency_group="reports").remote()
+
+
+def draining(ray: Any) -> set[str]:
+    """Ids of the nodes that the cluster is about to take away. Ray promises no such question; a test asks it."""
+    return set(ray._private.state.state.get_draining_nodes())
+
+
+def _section(experiment: Experiment) -> RayLauncher:
+    assert isinstance(experiment.launcher, RayLauncher)
+    return experiment.launcher
+
+
+def _fits(wanted: Mapping[str, float], room: Mapping[str, float]) -> bool:
+    return all(room.get(name, 0) >= amount for name, amount in wanted.items())

@@ -1,0 +1,67 @@
+"""What `rpg doctor` sees of Ray: the package, and a spec's cluster."""
+
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from pipelines.home.home import Home
+from pipelines.launchers import Finding
+from pipelines.launchers.hosts.connection import Connection, await_answers, examine, leave_token
+from pipelines.launchers.ray.cluster import ClusterError, RayChannel, bundles, connected, in_words, lacking, on_gpus
+from specs.schema.experiment import Experiment
+from specs.schema.launchers import RayLauncher
+
+OPEN_PORTS = "Ray's ports run code for whoever reaches them: keep them behind a firewall, or set RAY_AUTH_MODE=token"
+
+
+def examine_installation() -> Iterator[Finding]:
+    """Whether Ray is here."""
+    if find_spec("ray") is None:
+        yield Finding("launcher ray", "note", "no ray here")
+    else:
+        yield Finding("launcher ray", "ok", f"ray {metadata.version('ray')}")
+
+
+def examine_cluster(home: Home, experiment: Experiment) -> Iterator[Finding]:
+    """The cluster answers, can hold the run, and its nodes see this home and have this code."""
+    launcher = experiment.launcher
+    assert isinstance(launcher, RayLauncher)
+    try:
+        with connected(launcher) as ray:
+            wanted = bundles(experiment, launcher.nodes, gpus=on_gpus(ray, experiment))
+            has = in_words(ray.cluster_resources())
+            yield Finding("ray cluster", "note", f"{OPEN_PORTS} ({has})")
+            if why := lacking(ray, wanted):
+                yield Finding("room for the run", "note" if launcher.autoscaling else "broken", why)
+                return
+            yield Finding("room for the run", "ok", "; ".join(map(in_words, wanted)))
+            yield from _nodes(ray, home, launcher)
+    except ClusterError as error:
+        yield Finding("ray cluster", "broken", str(error))
+
+
+def _nodes(ray: object, home: Home, launcher: RayLauncher) -> Iterator[Finding]:
+    """A finding for each node of the cluster, asked by an actor that takes none of its resources."""
+    home.create()
+    with tempfile.TemporaryDirectory(dir=home.root, prefix=".doctor-") as directory:
+        token = leave_token(Path(directory))
+        connections = [
+            Connection(
+                node["NodeManagerHostname"],
+                RayChannel.on_node(ray, node["NodeID"], launcher.python),
+                launcher,
+                Path(directory),
+                token,
+            )
+            for node in ray.nodes()  # type: ignore[attr-defined]
+            if node["Alive"]
+        ]
+        try:
+            await_answers(connections, launcher.connect_seconds)
+            for connection in connections:
+                yield examine(connection, "Ray starts no actor there")
+        finally:
+            for connection in connections:
+                connection.close()

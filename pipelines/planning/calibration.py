@@ -1,0 +1,76 @@
+"""How far judges agree with labels, as `rpg judge calibrate` has measured it: kept in the home by what a judge is."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from pipelines.home.home import Home
+from pipelines.planning.fingerprint import by_content
+from rpg.rewards.functions.judge import Judge
+from specs.machine.files import read_json, write_json
+from specs.schema.reward import Reward
+
+_REWARD: TypeAdapter[Reward] = TypeAdapter(Reward)
+
+
+def keep(home: Home, judge: Judge, record: Mapping[str, Any]) -> None:
+    """Keeps what was measured of a judge, in the place of what was measured before."""
+    write_json(home.judge(_digest(judge)), dict(record), allow_nan=True)
+
+
+def kept(home: Home, judge: Judge) -> dict[str, Any]:
+    """What was measured of a judge with these words, scale and sampling; empty: nothing was."""
+    return read_json(home.judge(_digest(judge)))
+
+
+def trust_in(home: Home, specs: Iterator[Mapping[str, Any]]) -> str:
+    """How far the judges can be trusted by which runs were trained or measured, in sentences; empty: there is none.
+
+    Args:
+        specs: the resolved specs of the runs.
+    """
+    judges: dict[str, Judge] = {}
+    for spec in specs:
+        judges |= {_digest(judge): judge for judge in _judges(spec)}
+    return " ".join(_sentence(home, judge) for judge in judges.values())
+
+
+def _sentence(home: Home, judge: Judge) -> str:
+    record = kept(home, judge)
+    if not record:
+        return (
+            f"The judge {judge.model} has not been held against labels: a gain in what it says may be its own"
+            " (`rpg judge calibrate`)."
+        )
+    agreement, kappa = (_text(record[name]) for name in ("agreement", "kappa"))
+    what = "pairs of answers" if judge.compares() else "answers"
+    return (
+        f"The judge {judge.model} agrees with labels on {agreement} of {record['count']} {what}; Cohen's kappa {kappa}."
+    )
+
+
+def _text(figure: Mapping[str, float]) -> str:
+    value = f"{figure['value']:.2f}"
+    return value if math.isnan(figure["low"]) else f"{value} [{figure['low']:.2f}, {figure['high']:.2f}]"
+
+
+def _judges(spec: Mapping[str, Any]) -> Iterator[Judge]:
+    sets = (source for split in ("train", "evaluation") for source in spec.get("data", {}).get(split, ()))
+    for plain in [spec.get("reward"), *(source.get("reward") for source in sets)]:
+        if isinstance(plain, Mapping) and "judge" in json.dumps(plain):
+            try:
+                reward = _REWARD.validate_python(plain)
+            except (ValidationError, ValueError):  # of a package that is gone, or of another version
+                continue
+            yield from (part for part in reward.parts() if isinstance(part, Judge))
+
+
+def _digest(judge: Judge) -> str:
+    identity = by_content(judge)
+    identity.pop("overlong", None)
+    text = json.dumps(identity, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

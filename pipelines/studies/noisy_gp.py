@@ -1,0 +1,414 @@
+"""The sampler `noisy_gp`: a study's trials as a Gaussian process sees them, its next trial, and its candidates.
+
+The next trial is the one that is expected to raise the best posterior mean most (the knowledge gradient). Every trial
+with a value informs it, at all of its rungs; one under way is believed to come out as expected; one that failed for its
+values tells where not to go. Of several goals each trial follows another weighting of them (ParEGO, Knowles 2006).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.studies.samplers.surrogate import MOST, Array, Observations, Surrogate, Whole, spread_out
+from pipelines.studies.space import text_of
+from pipelines.studies.trials import ForeignResult, Trial, violations
+from specs.schema.study import Cases, Choice, IntRange, Range, Study
+from specs.study_space import (
+    Params,
+    Space,
+    bounds,
+    build,
+    combinations,
+    in_order,
+    is_active,
+    is_among,
+    is_same,
+    names,
+    num_candidates,
+    num_combinations,
+    on_grid,
+    wanted_values,
+)
+
+_LEADING = 100
+"""Tried points among which the best is looked for when the next trial is chosen."""
+_OPTIONS = 128
+"""Points that the next trial is chosen from at first; then the neighbours of the best."""
+_NEIGHBOURS = 12
+_DRAWS = 2000
+_DRAWN = 200
+"""Trials of which each may be the best; the chance of the others is as good as none."""
+
+
+# The space as numbers.
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """A space as numbers. A *place* has one coordinate in [0, 1] a parameter; a row has one column a range of numbers,
+    and one a candidate of a choice or of cases.
+
+    A parameter that is not searched lies in the middle: what its `when` names tells it apart.
+    """
+
+    space: Space
+
+    @property
+    def groups(self) -> Whole:
+        """[columns] which parameter a column is of."""
+        widths = [len(_names(searched)) or 1 for searched in self.space.values()]
+        return np.repeat(np.arange(len(widths)), widths)
+
+    def encode(self, places: Array) -> Array:
+        """Places as rows."""
+        active = self._active(places)
+        columns: list[Array] = []
+        for index, searched in enumerate(self.space.values()):
+            place = np.where(active[:, index], places[:, index], 0.5)
+            if count := len(_names(searched)):
+                # Two different candidates lie at distance 1.
+                chosen = np.minimum((place * count).astype(np.intp), count - 1)
+                known = active[:, index] & (places[:, index] >= 0)
+                columns += list(math.sqrt(0.5) * ((chosen == np.arange(count)[:, None]) & known))
+            else:
+                columns.append(place)
+        return np.stack(columns, axis=1)
+
+    def decode(self, place: Array) -> Params:
+        """The params at a place."""
+        at = dict(zip(self.space, place, strict=True))
+        return build(self.space, lambda path: _value(self.space[path], float(at[path])))
+
+    def places(self, every: Sequence[Mapping[str, Any]]) -> Array:
+        """Places from which `decode` makes the params."""
+        rows = [[_place(searched, params.get(path)) for path, searched in self.space.items()] for params in every]
+        return np.array(rows, dtype=np.float64).reshape(len(every), len(self.space))
+
+    def _active(self, places: Array) -> NDArray[np.bool_]:
+        """[places, parameters] whether a parameter is searched there."""
+        index = {path: number for number, path in enumerate(self.space)}
+        active = np.ones(places.shape, dtype=bool)
+        for path in in_order(self.space):
+            for parent, condition in self.space[path].when.items():
+                searched, column = self.space[parent], index[parent]
+                values, which = np.unique(places[:, column], return_inverse=True)
+                wanted = wanted_values(condition)
+                holds = np.array([is_among(_value(searched, float(value)), wanted) for value in values], dtype=bool)
+                active[:, index[path]] &= active[:, column] & holds[which]
+        return active
+
+
+def _names(searched: Range) -> list[Any]:
+    return names(searched) if isinstance(searched, (Choice, Cases)) else []
+
+
+def _value(searched: Range, place: float) -> Any:
+    if isinstance(searched, (Choice, Cases)):
+        every = names(searched)
+        return every[max(0, min(int(place * len(every)), len(every) - 1))]
+    count, (low, high) = num_candidates(searched), bounds(searched)
+    if not searched.log:
+        return on_grid(searched, min(int(place * count), count - 1)) if count else _between(low, high, place)
+    if isinstance(searched, IntRange):
+        low, high = low - 0.5, high + 0.5
+    value = math.exp(_between(math.log(low), math.log(high), place))
+    least, most = bounds(searched)
+    return min(most, max(least, round(value) if isinstance(searched, IntRange) else value))
+
+
+def _between(low: float, high: float, place: float) -> float:
+    return low + (high - low) * place
+
+
+def _place(searched: Range, value: Any) -> float:
+    """Where a value lies between its ends, in [0, 1]; outside its range beyond them. One that is not there: 0.5, and a
+    candidate that is none of the space's: -1."""
+    if value is None:
+        return 0.5
+    if isinstance(searched, (Choice, Cases)):
+        every = names(searched)
+        index = next((index for index, name in enumerate(every) if is_same(name, value)), None)
+        return -1.0 if index is None else (index + 0.5) / len(every)
+    low, high = (float(end) for end in bounds(searched))
+    value = float(value)
+    if isinstance(searched, IntRange):
+        low, high = (low - 0.5, high + 0.5) if searched.log else (low - searched.step / 2, high + searched.step / 2)
+    if searched.log:
+        low, high, value = math.log(low), math.log(high), math.log(max(value, 1e-300))
+    return min(1.5, max(-0.5, (value - low) / (high - low))) if high > low else 0.5
+
+
+# What is known of a study's trials.
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a model learns from, of a study's trials and of results from elsewhere."""
+
+    params: list[Params]
+    """One an observation."""
+    levels: list[float]
+    trials: list[int]
+    runs: list[int]
+    values: list[tuple[float, ...]]
+    """One a goal, the larger the better."""
+    pending: list[Params]
+    """Trials under way."""
+    failed: list[Params]
+    """Trials that failed for their values."""
+    missed: list[tuple[Params, dict[str, float]]]
+    """By how much which constraints were missed."""
+    luck: tuple[float, float] | None
+    """See Surrogate."""
+
+    @classmethod
+    def of(cls, study: Study, trials: Sequence[Trial], foreign: Sequence[ForeignResult], horizon: int) -> "Known":
+        """Knowledge that a study has now. `horizon`: the step at which a trial ends."""
+        known = cls([], [], [], [], [], [], [], [], _pooled_luck(trials))
+        signs = [1.0 if goal.direction == "maximize" else -1.0 for goal in study.targets]
+        last = horizon or 2 * max(study.rungs, default=1)
+        for trial in trials:
+            if not _is_whole(study, trial.params):
+                continue
+            if trial.state == "failed":
+                if trial.about.get("at_fault"):
+                    known.failed.append(trial.params)
+                continue
+            runs = max(1, len(trial.about.get("run_ids", ())))
+            for step, score in trial.rungs.items():
+                known._add(trial.params, math.log2(step / last), trial.number, runs, (signs[0] * score.value,))
+            if trial.values is not None:
+                values = tuple(sign * value for sign, value in zip(signs, trial.values, strict=True))
+                known._add(trial.params, 0.0, trial.number, runs, values)
+                if study.constraints:
+                    known.missed.append((trial.params, violations(study, trial.about.get("constraints") or {})))
+            elif trial.state in ("running", "pending"):
+                known.pending.append(trial.params)
+        for number, result in enumerate(foreign):
+            values = tuple(sign * value for sign, value in zip(signs, result.values, strict=True))
+            known._add(result.params, 0.0, -1 - number, 1, values)
+            if study.constraints and result.measured:
+                known.missed.append((result.params, violations(study, result.measured)))
+        return known
+
+    def _add(self, params: Params, level: float, trial: int, runs: int, values: tuple[float, ...]) -> None:
+        if all(map(math.isfinite, values)):
+            self.params.append(params)
+            self.levels.append(level)
+            self.trials.append(trial)
+            self.runs.append(runs)
+            self.values.append(values)
+
+    def observations(self, encoding: Encoding, values: Array) -> Observations:
+        """What was observed, with one value each."""
+        return Observations(
+            encoding.encode(encoding.places(self.params)),
+            np.array(self.levels),
+            np.array(self.trials, dtype=np.intp),
+            np.array(self.runs, dtype=np.float64),
+            values,
+        )
+
+
+def _is_whole(study: Study, params: Params) -> bool:
+    """Whether the params have every parameter that is searched with them."""
+    return all((path in params) == is_active(searched, params) for path, searched in study.parameters.items())
+
+
+def _pooled_luck(trials: Sequence[Trial]) -> tuple[float, float] | None:
+    """Standard deviation of one run around its trial's mean, and its degrees of freedom; see `by_seed`."""
+    squares = freedom = 0.0
+    for trial in trials:
+        by_seed = np.array(trial.about.get("by_seed", ()), dtype=np.float64)
+        if len(by_seed) > 1:
+            squares += float(((by_seed - by_seed.mean()) ** 2).sum())
+            freedom += len(by_seed) - 1
+    return (math.sqrt(squares / freedom), freedom) if freedom else None
+
+
+def _one_value(known: Known, rng: np.random.Generator) -> Array:
+    """One value an observation: of several goals, the nearness to the best of all in a weighting drawn by `rng`."""
+    values = np.array(known.values)
+    if values.shape[1] == 1:
+        return values[:, 0]
+    low, high = values.min(axis=0), values.max(axis=0)
+    lost = (high - values) / np.where(high > low, high - low, 1.0)
+    weights = rng.dirichlet(np.ones(values.shape[1]))
+    return np.asarray(-(lost * weights).max(axis=1) - 0.05 * lost @ weights)
+
+
+# The next trial.
+
+
+def propose(
+    study: Study, trials: Sequence[Trial], foreign: Sequence[ForeignResult] = (), *, horizon: int = 0
+) -> Params:
+    """The next trial's params."""
+    encoding, number = Encoding(study.parameters), len(trials)
+    rng = np.random.default_rng([study.sampler.seed, number])
+    known = Known.of(study, trials, foreign, horizon)
+    place = sum(not trial.baseline for trial in trials)
+    if place + len(foreign) < study.sampler.startup_trials or len({*known.trials}) < 2:
+        return encoding.decode(_sequence(len(study.parameters), study.sampler.seed, place + 1)[place])
+    seen = known.observations(encoding, _one_value(known, rng))
+    model = Surrogate(seen, encoding.groups, luck=known.luck)
+    tried = _unique([known.params[index] for index in spread_out(seen, MOST)])
+    mean, _ = model.marginal(encoding.encode(encoding.places(tried)))
+    leading = [tried[index] for index in np.argsort(-mean, kind="stable")[:_LEADING]]
+    begun = {text_of(trial.params) for trial in trials}
+    return _Search(encoding, known, model, leading, begun).best(rng)
+
+
+def _sequence(dimensions: int, seed: int, count: int) -> Array:
+    """The first points of a low-discrepancy sequence: multiples of the powers of the generalised golden ratio, from a
+    place that the seed chooses (Roberts 2018, "The unreasonable effectiveness of quasirandom sequences")."""
+    ratio = 1.5
+    for _ in range(60):
+        ratio = (1 + ratio) ** (1 / (dimensions + 1))
+    strides = ratio ** -np.arange(1.0, dimensions + 1)
+    start = np.random.default_rng(seed).random(dimensions)
+    return np.asarray((start + np.arange(1, count + 1)[:, None] * strides) % 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Search for the point whose observation is worth most."""
+
+    encoding: Encoding
+    known: Known
+    model: Surrogate
+    leading: list[Params]
+    """Params that were tried and are best by their posterior mean, the best first."""
+    begun: set[str]
+    """Params that are trials already: once more they would be no new run."""
+
+    def best(self, rng: np.random.Generator) -> Params:
+        """Its params."""
+        space, encoding = self.encoding.space, self.encoding
+        if all(map(num_candidates, space.values())) and num_combinations(space) <= _OPTIONS:
+            places = encoding.places(list(combinations(space)))
+            return encoding.decode(self._best_of(places, places))
+        options = _sequence(len(space), int(rng.integers(2**31)), _OPTIONS)
+        tried = encoding.places(self.leading)
+        options = np.concatenate([options, *(self._near(leader, rng, 0.12) for leader in tried[:3])])
+        points = np.concatenate([options, tried])
+        first = self._best_of(options, points)
+        return encoding.decode(self._best_of(np.concatenate([first[None], self._near(first, rng, 0.05)]), points))
+
+    def _best_of(self, options: Array, points: Array) -> Array:
+        """The place that is worth most of those that are no trial yet; where all are, of all."""
+        ranked = options[np.argsort(-self._worth(options, points), kind="stable")]
+        new = (place for place in ranked if text_of(self.encoding.decode(place)) not in self.begun)
+        return next(new, ranked[0])
+
+    def _near(self, place: Array, rng: np.random.Generator, width: float) -> Array:
+        """Places around one: its numbers moved, now and then another candidate of a choice."""
+        moved = np.clip(place, 0.0, 1.0) + width * rng.standard_normal((_NEIGHBOURS, len(place)))
+        for column, searched in enumerate(self.encoding.space.values()):
+            if _names(searched):
+                other = rng.random(_NEIGHBOURS) < 0.2
+                moved[:, column] = np.where(other, rng.random(_NEIGHBOURS), place[column])
+        return _folded(moved)
+
+    def _worth(self, options: Array, points: Array) -> Array:
+        """The knowledge gradient of each option, times the chance that a trial there counts."""
+        encoded, targets = self.encoding.encode(options), self.encoding.encode(points)
+        allowed = self._counts(targets) > 0.5
+        targets = targets[allowed] if allowed.any() else targets
+        pending = self.encoding.encode(self.encoding.places(self.known.pending))
+        worth = self.model.knowledge_gradient(encoded, targets, runs=float(np.median(self.known.runs)), pending=pending)
+        return np.asarray(np.maximum(worth, 1e-300) * self._counts(encoded))
+
+    def _counts(self, encoded: Array) -> Array:
+        """Chance that a trial neither fails for its values nor breaks a constraint."""
+        chance = _chance_to_end(self.encoding, self.known, encoded)
+        for label in sorted({label for _, missed in self.known.missed for label in missed}):
+            chance = chance * _chance_to_keep(self.encoding, self.known, label, encoded)
+        return chance
+
+
+def _folded(places: Array) -> Array:
+    """Places outside the unit cube, mirrored into it: points heaped up on its faces would draw the search there."""
+    return np.asarray(np.clip(1 - np.abs(1 - np.abs(places)), 0.0, 1.0))
+
+
+def _chance_to_end(encoding: Encoding, known: Known, encoded: Array) -> Array:
+    """Chance that a trial does not fail for its values, by the trials near it, of which one that ended is assumed."""
+    if not known.failed:
+        return np.ones(len(encoded))
+
+    def near(params: list[Params]) -> Array:
+        gaps = encoded[:, None] - encoding.encode(encoding.places(params))[None]
+        return np.asarray(np.exp(-0.5 * (gaps**2).sum(axis=2) / 0.15**2).sum(axis=1))
+
+    ended = near(_unique(known.params)) + 0.2
+    return np.asarray(ended / (ended + near(known.failed)))
+
+
+def _chance_to_keep(encoding: Encoding, known: Known, label: str, encoded: Array) -> Array:
+    """Chance that a trial keeps a constraint."""
+    from scipy.special import ndtr
+
+    rows = [(params, missed[label]) for params, missed in known.missed if missed.get(label, 1e9) < 1e9]
+    if len(rows) < 3:
+        return np.ones(len(encoded))
+    count = len(rows)
+    seen = Observations(
+        encoding.encode(encoding.places([params for params, _ in rows])),
+        np.zeros(count),
+        np.arange(count),
+        np.ones(count),
+        -np.array([missed for _, missed in rows]),
+    )
+    mean, deviations = Surrogate(seen, encoding.groups).marginal(encoded)
+    return np.asarray(ndtr(mean / np.maximum(deviations, 1e-9)))
+
+
+def _unique(every: Sequence[Params]) -> list[Params]:
+    return list({text_of(params): params for params in every}.values())
+
+
+# Candidates.
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the model says of a trial."""
+
+    mean: float
+    """Posterior mean of its value, in the goal's own sign."""
+    deviation: float
+    chance: float
+    """That it is the best of those it stands with."""
+
+
+def standings(
+    study: Study, trials: Sequence[Trial], among: Sequence[Trial], *, horizon: int = 0
+) -> dict[int, Standing]:
+    """What the model says of some trials by the first goal: number -> standing; empty where it knows too little."""
+    encoding = Encoding(study.parameters)
+    known = Known.of(study, trials, (), horizon)
+    sign = 1.0 if study.targets[0].direction == "maximize" else -1.0
+    best = sorted(among, key=lambda trial: -sign * trial.values[0] if trial.values else math.inf)[:MOST]
+    rated = [trial for trial in best if _is_whole(study, trial.params)]
+    if len({*known.trials}) < 3 or not rated:
+        return {}
+    first = np.array([values[0] for values in known.values])
+    model = Surrogate(known.observations(encoding, first), encoding.groups, luck=known.luck)
+    different = _unique([trial.params for trial in rated])
+    encoded = encoding.encode(encoding.places(different))
+    mean, deviations = model.marginal(encoded)
+    leaders = np.argsort(-(mean + deviations), kind="stable")[:_DRAWN]
+    drawn = model.draws(encoded[leaders], _DRAWS, np.random.default_rng(study.sampler.seed))
+    chances = np.zeros(len(different))
+    chances[leaders] = np.bincount(drawn.argmax(axis=1), minlength=len(leaders)) / _DRAWS
+    at = {text_of(params): index for index, params in enumerate(different)}
+    return {
+        trial.number: Standing(sign * float(mean[index]), float(deviations[index]), float(chances[index]))
+        for trial in rated
+        for index in [at[text_of(trial.params)]]
+    }

@@ -1,0 +1,256 @@
+"""What a language model says of a response: a judge behind an address, or one of its own on this machine."""
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+
+from rpg.rewards.judges import prompts
+from rpg.rewards.judges.budget import Budget
+from rpg.rewards.judges.endpoint import Endpoint, EndpointSettings, key_of
+from rpg.rewards.judges.model_process import ModelSettings, ScoringModel
+from rpg.rewards.judges.prompts import Form
+from rpg.rewards.judges.scorer import Asked, JudgeScorer, JudgeSettings
+from rpg.rewards.judges.verdicts import KeptReplies
+from rpg.rewards.score import Place, Score
+from rpg.types import Problem
+from specs.errors import Issue, IssueError, SpecError
+from specs.machine.content import directory_digest
+from specs.schema.base import PathKind, Spec, execution, names_path
+from specs.schema.notify import SecretReference
+from specs.schema.reward import Reward
+from specs.secrets import HIDDEN
+
+_AT_ONCE_TOKENS = 16
+"""Tokens of a verdict without reasons."""
+_VLLM_SHARE = 0.4
+"""Share of a GPU's memory, where the spec does not say."""
+
+
+class Scale(Spec):
+    """The numbers that a judge may give."""
+
+    low: float
+    """Number of the worst answer, which is reward 0."""
+    high: float
+    """Number of the best answer, which is reward 1."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Scale":
+        if self.high <= self.low:
+            raise IssueError(Issue("must be above low", ("high",), f"{self.high:g}", f"above {self.low:g}"))
+        return self
+
+
+class Price(Spec):
+    """Price of a judge, in any currency."""
+
+    input: float = Field(ge=0)
+    """Price of a million tokens of questions."""
+    output: float = Field(ge=0)
+    """Price of a million tokens of replies."""
+
+
+class JudgeBudget(Spec):
+    """What a run may ask of its judge, all attempts and stages together."""
+
+    calls: int = Field(0, ge=0)
+    """Most calls; 0: any number. Verdicts that are kept cost none."""
+    money: float = Field(0.0, ge=0)
+    """Most that they may cost, in the currency of `price`; 0: any. Calls under way when it is reached come on top."""
+
+
+class Judge(Reward):
+    """What a judge says, from 0 to 1: the mean of its votes. A graded reward."""
+
+    waits: ClassVar[bool] = True
+    graded: ClassVar[bool] = True
+    worst: ClassVar[float | None] = 0.0
+
+    model: str = names_path("path or id", min_length=1)
+    """Directory of a model, which then judges in a process of its own; with `endpoint` the model's name there."""
+    endpoint: str = execution("")
+    """Address of an OpenAI-compatible API up to /v1, http or https; empty: `model` is a directory."""
+    key: SecretReference | None = execution(None)
+    """env:NAME or file:/PATH of the endpoint's key; left out: it wants none."""
+    rubric: str = Field(min_length=1)
+    """What counts, in words for the judge."""
+    scale: Scale
+    """The numbers that it may give."""
+    votes: int = Field(1, ge=1, le=64)
+    """Replies to each question."""
+    compare: Literal["each", "pairs", "group"] = "each"
+    """What a question shows. each: one response. pairs: two of a group, in both orders; the reward is the share of
+    comparisons won. group: all of a group, in both orders; the reward is 1 for the best, 0 for the last."""
+    prompt: Literal[1] = 1
+    """Version of our words around rubric, problem and response."""
+    template: str = ""
+    """Words of your own in their place, with {problem}, {answer}, {gold}, {rubric} and {key}. For judges that were
+    trained on one form; with `reasoning` the reply must end with the line `VERDICT-{key}: N`."""
+    reasoning: bool = True
+    """Whether the judge gives reasons before its verdict."""
+    show_answer: bool = False
+    """Whether it sees the problem's right answer."""
+    temperature: float = Field(0.0, ge=0)
+    """Temperature of its sampling; several votes need one above 0."""
+    max_tokens: int = Field(1024, ge=1)
+    """Tokens of a reply at most; without `reasoning` 16 at most."""
+    concurrency: int = execution(16, ge=1, le=256)
+    """Questions that a rank asks at the same time."""
+    timeout_seconds: float = execution(120.0, gt=0)
+    """An endpoint's call is given up after so long, and tried again."""
+    patience_seconds: float = execution(1800.0, gt=0)
+    """How long an endpoint may be away or ask to be left alone before the attempt ends, to be retried."""
+    price: Price | None = execution(None)
+    """Price of the endpoint's tokens, for the plan and the budget; left out: not known."""
+    budget: JudgeBudget = execution(JudgeBudget())
+    """Bound of what a run asks. Where it is reached, the run ends; with a higher one it goes on."""
+    engine: Literal["auto", "transformers", "vllm"] = "auto"
+    """What runs a directory's model; auto: vLLM on a GPU where it is installed, else transformers."""
+    memory_fraction: float = execution(0.0, ge=0, lt=1)
+    """Share of the rank's GPU that a judge's vLLM takes; 0: 0.4."""
+    max_length: int = Field(0, ge=0)
+    """Tokens of a question and its reply at most, of a directory's model; 0: its context, at most 16384."""
+    labels: str = names_path("file", "")
+    """JSON lines of responses with labels, by which `rpg judge calibrate` measures the judge; empty: none."""
+
+    def compares(self) -> bool:
+        """See Reward."""
+        return self.compare != "each"
+
+    def identity(self) -> dict[str, Any]:
+        """See Reward. The labels measure the judge, and change no verdict."""
+        plain = super().identity()
+        del plain["labels"]
+        return plain
+
+    def paths(self) -> Iterator[tuple[tuple[str | int, ...], PathKind, str]]:
+        """See Spec."""
+        if not self.endpoint:
+            yield ("model",), "directory", self.model
+
+    def calls(self, groups: int, size: int) -> int:
+        """Calls for so many groups of responses, at most."""
+        questions = {"each": size, "pairs": size * (size - 1), "group": 2 * (size > 1)}[self.compare]
+        return groups * questions * self.votes
+
+    @property
+    def reply_tokens(self) -> int:
+        """Tokens of a reply at most."""
+        return self.max_tokens if self.reasoning else min(self.max_tokens, _AT_ONCE_TOKENS)
+
+    @property
+    def vllm_share(self) -> float:
+        """Share of the GPU's memory that vLLM takes."""
+        return self.memory_fraction or _VLLM_SHARE
+
+    def engine_here(self, device: str) -> Literal["transformers", "vllm"]:
+        """The engine on a device of this type."""
+        if self.engine != "auto":
+            return self.engine
+        return "vllm" if device == "cuda" and find_spec("vllm") else "transformers"
+
+    def lacks(self) -> Issue | None:
+        """See Reward."""
+        if self.endpoint:
+            try:
+                key_of(self.key or "", ("reward",))
+            except SpecError as error:
+                return error.issues[0]
+        elif not os.path.isfile(os.path.join(self.model, "config.json")):
+            hint = "a judge behind an address has an `endpoint`; a model of the Hub is fetched by `hf download`"
+            return Issue("the directory holds no model", ("reward", "model"), self.model, hint=hint)
+        return None
+
+    def open(self, place: Place) -> JudgeScorer:
+        """See Reward."""
+        at_once = not (self.reasoning or self.endpoint)
+        name = self.model if self.endpoint else f"directory {directory_digest(Path(self.model))[:16]}"
+        settings = JudgeSettings(
+            name=name,
+            form=Form(self.compare, self.rubric, self.scale.low, self.scale.high, self.reasoning, self.template),
+            votes=self.votes,
+            temperature=self.temperature,
+            max_tokens=self.reply_tokens,
+            shows_answer=self.show_answer,
+            at_once=at_once,
+            concurrency=self.concurrency,
+        )
+        budget = Budget(place.run, calls=self.budget.calls, money=self.budget.money, path=(*place.path, "budget"))
+        return JudgeScorer(settings, self._asked(place, at_once=at_once), KeptReplies(place.verdicts), budget)
+
+    def _asked(self, place: Place, *, at_once: bool) -> Asked:
+        if not self.endpoint:
+            return ScoringModel(
+                ModelSettings(
+                    kind="judge",
+                    directory=Path(self.model),
+                    device=place.device,
+                    batch_size=self.concurrency,
+                    max_length=self.max_length,
+                    engine=self.engine_here(place.device),
+                    memory_fraction=self.vllm_share,
+                    prefix=prompts.PREFIX if at_once else "",
+                )
+            )
+        price = self.price or Price(input=0, output=0)
+        return Endpoint(
+            EndpointSettings(
+                url=self.endpoint,
+                model=self.model,
+                key=self.key or "",
+                path=place.path,
+                timeout_seconds=self.timeout_seconds,
+                patience_seconds=self.patience_seconds,
+                input_price=price.input,
+                output_price=price.output,
+            )
+        )
+
+    def score(self, problem: Problem, response: str) -> Score:
+        """One verdict by hand: nothing is kept of it, and it counts for no budget."""
+        with self.open(Place()) as scorer:
+            return scorer.submit(problem, response).result()
+
+    @model_validator(mode="after")
+    def _check(self) -> "Judge":
+        if issue := next(self._issues(), None):
+            raise IssueError(issue)
+        return self
+
+    def _issues(self) -> Iterator[Issue]:
+        if self.endpoint:
+            yield from _address_issues(self.endpoint)
+        elif self.key:
+            yield Issue("a model of this machine has no key", ("key",), hint="leave it out, or name its `endpoint`")
+        if self.votes > 1 and self.temperature == 0:
+            hint = "write temperature: 0.7, or votes: 1"
+            yield Issue("all votes would be the same reply", ("votes",), f"{self.votes} at temperature 0", hint=hint)
+        if self.budget.money and not self.price:
+            hint = "write `price: {input: ..., output: ...}`, of a million tokens"
+            yield Issue("money cannot be counted without a price", ("budget", "money"), hint=hint)
+        if self.template and self.compare != "each":
+            yield Issue("a template shows one answer", ("template",), given=f"compare: {self.compare}")
+        if self.template and "{answer}" not in self.template:
+            yield Issue("the answer is nowhere in the template", ("template",), allowed="a text with {answer} in it")
+        if self.template and (self.reasoning or self.endpoint) and "{key}" not in self.template:
+            hint = "ask for a last line `VERDICT-{key}: N`: an answer cannot know it"
+            yield Issue("the verdict's line is nowhere in the template", ("template",), hint=hint)
+
+
+def _address_issues(url: str) -> Iterator[Issue]:
+    allowed = "http://HOST:PORT/v1 or https://HOST/v1"
+    try:
+        parts = urlsplit(url)
+        named = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        parts, named = urlsplit(""), False
+    if parts.username or parts.password or "@" in url:
+        hint = "write key: env:NAME, a variable that holds it"
+        yield Issue("an address has no key in it", ("endpoint",), HIDDEN, allowed, hint, snippet=HIDDEN)
+    elif not named or parts.query or parts.fragment:
+        yield Issue("is no address of an API", ("endpoint",), url, allowed)

@@ -1,0 +1,63 @@
+"""What a run has asked of its judges, and the bound of it. It outlives every attempt."""
+
+import contextlib
+from pathlib import Path
+
+from filelock import FileLock
+
+from specs.errors import Issue, SpecError
+from specs.machine.files import read_json, write_json
+
+SPENT = "judged.json"
+"""File in a run's directory: how often its judges were asked, and what that cost."""
+
+
+class Budget:
+    """Counts the calls of a run, all its ranks, attempts and stages together, and ends the run at the bound.
+
+    A call is counted before it is made and its cost once it is known, so that no more calls than the bound are made
+    whatever happens; of money, what is under way at that moment comes on top.
+    """
+
+    def __init__(self, run: Path | None, *, calls: int, money: float, path: tuple[str | int, ...]) -> None:
+        """
+        Args:
+            run: the run's directory; None: nothing is counted.
+            calls: most calls; 0: any number.
+            money: most that they may cost; 0: any.
+            path: where the spec says so.
+        """
+        self._file = run / SPENT if run else None
+        self._calls, self._money, self._path = calls, money, path
+
+    def take(self) -> None:
+        """Counts a call that is about to be made. SpecError where it may not be made: the bound is reached."""
+        if self._file is None:
+            return
+        with FileLock(f"{self._file}.lock"):
+            calls, cost = self._spent()
+            for name, spent, most in (("calls", calls, self._calls), ("money", cost, self._money)):
+                if most and spent >= most:
+                    hint = (
+                        "raise it, and `rpg run` goes on where it ended: verdicts that were given are not asked again"
+                    )
+                    raise SpecError(Issue("the judge's budget is spent", (*self._path, name), f"{most:g}", hint=hint))
+            self._write(calls + 1, cost)
+
+    def pay(self, cost: float) -> None:
+        """Counts what a call has cost."""
+        if self._file is None or not cost:
+            return
+        with FileLock(f"{self._file}.lock"):
+            calls, before = self._spent()
+            self._write(calls, before + cost)
+
+    def _spent(self) -> tuple[int, float]:
+        assert self._file is not None
+        noted = read_json(self._file)
+        return noted.get("calls", 0), noted.get("cost", 0.0)
+
+    def _write(self, calls: int, cost: float) -> None:
+        assert self._file is not None
+        with contextlib.suppress(FileNotFoundError):  # the run is being removed
+            write_json(self._file, {"calls": calls, "cost": cost}, durable=False)

@@ -1,0 +1,215 @@
+"""An OpenAI-compatible endpoint, asked patiently: a limit of its rate and an outage are waited out."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from threading import Event
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from rpg.rewards.judges.prompts import Message
+from rpg.rewards.judges.verdicts import Reply
+from rpg.rewards.score import RewardAwayError
+from specs.errors import Issue, SpecError
+from specs.machine.standstill import show_work
+from specs.secrets import HIDDEN, SecretError, resolved
+
+if TYPE_CHECKING:
+    import httpx
+
+_LONGEST_REPLY = 4 << 20
+"""Bytes of an answer of the endpoint."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+"""Seconds between two tries."""
+_LONGEST_RETRY_AFTER = 600.0
+"""Seconds that an endpoint may ask to be left alone."""
+_AWAY = frozenset({408, 425, 429})
+"""Beside 5xx: states that pass."""
+_REFUSED = frozenset({401, 402, 403, 404, 405})
+"""States that do not: a key, an account or an address is wrong. No response is to blame."""
+_LOOPBACK = ("127.", "localhost", "[::1]", "::1")
+_SHOWN = 300
+"""Characters of an error's text that are repeated."""
+
+
+class RequestRefusedError(ValueError):
+    """The endpoint takes this request for wrong: it is too long, say."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSettings:
+    """What an endpoint is asked with."""
+
+    url: str
+    """Up to and including /v1."""
+    model: str
+    key: str
+    """A reference, see `specs.secrets`; empty: none."""
+    path: tuple[str | int, ...]
+    """Where the spec has the reward."""
+    timeout_seconds: float
+    """Limit of one call."""
+    patience_seconds: float
+    """How long an endpoint may be away before that ends the attempt."""
+    input_price: float = 0.0
+    output_price: float = 0.0
+    """Price of a million tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """How a reply is drawn."""
+
+    temperature: float
+    max_tokens: int
+    seed: int
+
+
+class Endpoint:
+    """Chat completions of one model. Any thread may ask."""
+
+    def __init__(self, settings: EndpointSettings) -> None:
+        import httpx
+
+        self._settings = settings
+        self._key = key_of(settings.key, settings.path)
+        self._closing = Event()
+        self._client = httpx.Client(
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            timeout=httpx.Timeout(settings.timeout_seconds),
+            limits=httpx.Limits(max_connections=None),
+            trust_env=not is_loopback(settings.url),
+        )
+
+    def ask(self, messages: Sequence[Message], drawn: Drawn) -> Reply:
+        """The model's reply, once there is one.
+
+        Raises:
+            RewardAwayError: the endpoint was away for longer than the spec waits.
+            SpecError: it refuses the key, the model or the address.
+            RequestRefusedError: it refuses this request alone.
+        """
+        settings = self._settings
+        body = {
+            "model": settings.model,
+            "messages": list(messages),
+            "temperature": drawn.temperature,
+            "max_tokens": drawn.max_tokens,
+            "seed": drawn.seed,
+        }
+        away_since, pause = time.monotonic(), _FIRST_PAUSE
+        while True:
+            reply, why, wait = self._try(body)
+            if reply is not None:
+                return reply
+            wait = wait if wait is not None else pause
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            away = time.monotonic() - away_since
+            if away + wait > settings.patience_seconds:
+                raise RewardAwayError(f"the judge at {settings.url} was away for {away:.0f} s: {why}")
+            self._wait(wait)
+
+    def close(self) -> None:
+        """Ends what waits for another try."""
+        self._closing.set()
+        self._client.close()
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            show_work()  # the run stands still for a reason
+            if self._closing.wait(min(1.0, left)):
+                raise RewardAwayError(f"closed while the judge at {self._settings.url} was away")
+
+    def _try(self, body: dict[str, Any]) -> tuple[Reply | None, str, float | None]:
+        """The reply; or none, why, and the seconds that the endpoint asks to be left alone, if it does."""
+        import httpx
+
+        url = f"{self._settings.url.rstrip('/')}/chat/completions"
+        try:
+            with self._client.stream("POST", url, json=body) as response:
+                content = _bounded(response)
+                status, headers = response.status_code, response.headers
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            return None, self._hidden(f"{type(error).__name__}: {error}"), None
+        finally:
+            show_work()
+        why = self._hidden(f"HTTP {status}: {content[:_SHOWN].decode(errors='replace')}")
+        if status in _AWAY or status >= httpx.codes.INTERNAL_SERVER_ERROR:
+            return None, why, _retry_after(headers.get("Retry-After", ""))
+        if status in _REFUSED:
+            field = "key" if status in (401, 402, 403) and self._settings.key else "endpoint"
+            hint = "`rpg doctor FILE` asks it; with that mended, `rpg run` goes on where it ended"
+            raise SpecError(Issue("the judge's endpoint refuses", (*self._settings.path, field), why, hint=hint))
+        if status != httpx.codes.OK:
+            raise RequestRefusedError(why)
+        try:
+            return self._read(json.loads(content)), "", None
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+            return None, f"no completion: {self._hidden(content[:_SHOWN].decode(errors='replace'))}", None
+
+    def _read(self, content: dict[str, Any]) -> Reply:
+        text = content["choices"][0]["message"]["content"] or ""
+        usage = content.get("usage") or {}
+        prompt_tokens, tokens = (max(0, int(usage.get(name) or 0)) for name in ("prompt_tokens", "completion_tokens"))
+        cost = (prompt_tokens * self._settings.input_price + tokens * self._settings.output_price) / 1e6
+        whole = self._hidden(text).encode("utf-8", "replace").decode()
+        return Reply(whole, prompt_tokens, tokens, cost)
+
+    def _hidden(self, text: str) -> str:
+        return text.replace(self._key, HIDDEN) if self._key else text
+
+
+def key_of(reference: str, path: tuple[str | int, ...]) -> str:
+    """The key that a spec refers to. SpecError where it is not on this machine."""
+    if not reference:
+        return ""
+    try:
+        return resolved({"key": reference})["key"]
+    except SecretError as error:
+        raise SpecError(Issue(str(error), (*path, "key"), reference, hint="set it where the run scores")) from None
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the address is of this machine, which no proxy is asked for."""
+    return (urlsplit(url).hostname or "").startswith(_LOOPBACK)
+
+
+def trouble_of(url: str, key: str, path: tuple[str | int, ...], *, seconds: float) -> str:
+    """Why an endpoint is of no use: it does not answer within so long, or refuses; empty where it would be of use."""
+    import httpx
+
+    try:
+        secret = key_of(key, path)
+        headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        with httpx.Client(headers=headers, timeout=seconds, trust_env=not is_loopback(url)) as client:
+            status = client.get(f"{url.rstrip('/')}/models").status_code
+    except SpecError as error:
+        return error.issues[0].message
+    except httpx.TransportError as error:
+        return f"does not answer ({type(error).__name__})"
+    if status in (401, 402, 403) or status >= httpx.codes.INTERNAL_SERVER_ERROR:
+        return f"refuses with HTTP {status}"
+    return ""  # some servers have no list of their models
+
+
+def _bounded(response: "httpx.Response") -> bytes:
+    content = bytearray()
+    for part in response.iter_bytes():
+        content += part
+        if len(content) > _LONGEST_REPLY:
+            break
+    return bytes(content)
+
+
+def _retry_after(header: str) -> float | None:
+    """Seconds of a Retry-After, which may be a number or a date."""
+    if header.strip().isdecimal():
+        return min(float(header), _LONGEST_RETRY_AFTER)
+    try:
+        seconds = parsedate_to_datetime(header).timestamp() - time.time()
+    except (ValueError, TypeError):
+        return None
+    return min(max(0.0, seconds), _LONGEST_RETRY_AFTER)

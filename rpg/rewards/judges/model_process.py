@@ -1,0 +1,169 @@
+"""A model that scores, in a process of its own: a judge that writes, or a classifier.
+
+The process is `rpg.scoring_model`. It starts with the first request and ends with this one, however that ends.
+"""
+
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+from rpg.rewards.judges.endpoint import Drawn, RequestRefusedError
+from rpg.rewards.judges.prompts import Message
+from rpg.rewards.judges.verdicts import Reply
+from specs.machine.gpu_slots import gpu_at, gpus_of_run
+from specs.machine.standstill import show_work
+
+_CLOSE_SECONDS = 30.0
+_POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """What the process loads."""
+
+    kind: Literal["judge", "classifier"]
+    directory: Path
+    device: str
+    """cpu, or cuda: the GPU of the rank that asks."""
+    batch_size: int
+    """Requests that are computed together at most."""
+    max_length: int
+    """Tokens of a request, the reply included; 0: the model's context."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    memory_fraction: float = 0.0
+    """Share of the GPU's memory that vLLM takes."""
+    prefix: str = ""
+    """What a judge's reply begins with; it goes on from there."""
+    label: int = 0
+    """Number of the label whose probability a classifier's score is, where it has several."""
+
+
+class ScoringModelError(RuntimeError):
+    """The process of a model that scores failed or has ended."""
+
+
+class ScoringModel:
+    """The process, as those see it that ask. Any thread may ask."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._waiting: dict[int, Future[dict[str, Any]]] = {}
+        self._connection: Connection[Any, Any] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def ask(self, messages: Sequence[Message], drawn: Drawn) -> Reply:
+        """A judge's reply. RequestRefusedError where the request is too long."""
+        found = self._call({"messages": list(messages), **asdict(drawn)})
+        return Reply(found["text"], found["prompt_tokens"], found["tokens"])
+
+    def classify(self, messages: Sequence[Message]) -> float:
+        """A classifier's value for a conversation. RequestRefusedError where it is too long."""
+        return float(self._call({"messages": list(messages)})["value"])
+
+    def close(self) -> None:
+        """Ends the process; what waits for it gets no reply."""
+        with self._lock:
+            self._closing = True
+            connection, child, thread = self._connection, self._child, self._thread
+        if child is not None:
+            child.kill()  # it has nothing to save
+            child.wait(_CLOSE_SECONDS)
+        if thread is not None:
+            thread.join(_CLOSE_SECONDS)  # the end of the connection ends it
+        if connection is not None:
+            connection.close()
+
+    def _call(self, request: dict[str, Any]) -> dict[str, Any]:
+        found: Future[dict[str, Any]] = Future()
+        with self._lock:
+            if self._closing:
+                raise ScoringModelError("the scoring model is closed")
+            number = next(self._numbers)
+            self._waiting[number] = found
+            if self._thread is None:
+                # A thread of its own: the process dies with the thread that started it.
+                started = threading.Event()
+                self._thread = threading.Thread(target=self._serve, args=[started], name="scoring model", daemon=True)
+                self._thread.start()
+                started.wait()
+            connection = self._connection
+        content = json.dumps({"number": number, **request}).encode()
+        try:
+            if connection is not None:
+                with self._lock:
+                    connection.send_bytes(content)
+        except OSError:
+            pass  # it has ended, which the thread says
+        reply = found.result()
+        if refused := reply.get("refused"):
+            raise RequestRefusedError(refused)
+        return reply
+
+    def _serve(self, started: threading.Event) -> None:
+        """The thread: starts the process, and hands out replies until it ends."""
+        try:
+            self._start()
+            connection = self._connection
+            assert connection is not None
+            started.set()
+            while True:
+                while not connection.poll(_POLL_SECONDS):
+                    pass
+                reply = json.loads(connection.recv_bytes())
+                show_work()
+                self._waiting.pop(reply["number"]).set_result(reply)
+        except BaseException as error:
+            started.set()
+            self._give_up(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        with self._lock:
+            waiting, self._waiting = list(self._waiting.values()), {}
+            connection, child = self._connection, self._child
+            self._thread = self._connection = self._child = None
+            closing = self._closing
+        code = None
+        if child is not None and not closing:
+            if connection is not None:
+                connection.close()
+            try:
+                code = child.wait(_CLOSE_SECONDS)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        if isinstance(error, EOFError | OSError):
+            how = "is closed" if closing else f"ended with exit code {code}; what it said stands above"
+            error = ScoringModelError(f"the process of the scoring model {how}")
+        for each in waiting:
+            each.set_exception(error)
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        visible = {}
+        if self._settings.device == "cuda":
+            from rpg.processes import ranks  # here, as checking a spec imports this module, and needs no torch
+
+            visible = {"CUDA_VISIBLE_DEVICES": gpu_at(gpus_of_run(), ranks.local_rank())}
+        job = json.dumps({**asdict(self._settings), "directory": str(self._settings.directory)})
+        with theirs:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "rpg.scoring_model", str(theirs.fileno()), str(os.getpid()), job],
+                env={**os.environ, **visible},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self._connection = Connection(ours.detach())

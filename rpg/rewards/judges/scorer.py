@@ -1,0 +1,202 @@
+"""Scores by a judge: each response alone, each two of a group, or a whole group at once."""
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+from rpg.rewards.judges import prompts
+from rpg.rewards.judges.budget import Budget
+from rpg.rewards.judges.endpoint import Drawn, RequestRefusedError
+from rpg.rewards.judges.prompts import Form, Message, Question
+from rpg.rewards.judges.verdicts import KeptReplies, Reply, Verdict
+from rpg.rewards.score import Group, Member, Score, Scorer
+from rpg.types import Problem
+from specs.machine.standstill import show_work
+
+
+class Asked(Protocol):
+    """Who gives the replies: an endpoint, or a model in a process of its own."""
+
+    def ask(self, messages: Sequence[Message], drawn: Drawn) -> Reply:
+        """The reply to a request; any thread may ask."""
+        ...
+
+    def close(self) -> None:
+        """Ends it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeSettings:
+    """How a judge is asked, but for who it is."""
+
+    name: str
+    """Stands for the model in what is kept and recorded."""
+    form: Form
+    votes: int
+    temperature: float
+    max_tokens: int
+    shows_answer: bool
+    """Whether the judge sees the problem's right answer."""
+    at_once: bool
+    """Whether the reply goes on from `prompts.PREFIX`."""
+    concurrency: int
+
+
+class JudgeScorer(Scorer):
+    """A Scorer that asks a judge, so many times at once. What was asked before is not asked again."""
+
+    def __init__(self, settings: JudgeSettings, asked: Asked, kept: KeptReplies, budget: Budget) -> None:
+        self._settings, self._asked, self._kept, self._budget = settings, asked, kept, budget
+        self._threads = ThreadPoolExecutor(settings.concurrency, "judging")
+        self._lock = threading.Lock()
+        self._waiting: WeakKeyDictionary[Group, list[Future[Score]]] = WeakKeyDictionary()
+        """Verdicts that a group's comparisons will give; a group may end before it is whole."""
+
+    def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":
+        """See Scorer. A judge that compares begins once all of the group have ended.
+
+        The result raises SpecError where the budget is spent or the endpoint refuses, RewardAwayError where it was
+        away for too long.
+        """
+        if self._settings.form.kind == "each":
+            return self._threads.submit(self._alone, problem, response)
+        group, place = member or (Group(1), 0)
+        with self._lock:
+            futures = self._waiting.setdefault(group, [Future() for _ in range(group.size)])
+            group.responses[place] = response
+            whole = len(group.responses) == group.size
+        if whole:
+            self._compare(problem, [group.responses[index] for index in range(group.size)], futures)
+        return futures[place]
+
+    def close(self) -> None:
+        """Ends what is asked; there is no verdict of it."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._asked.close()
+        self._threads.shutdown()
+
+    def ask(self, problem: Problem, answers: Sequence[str]) -> "Future[list[list[Verdict]]]":
+        """Begins to ask one question, see `verdicts`."""
+        return self._threads.submit(self.verdicts, problem, answers)
+
+    def verdicts(self, problem: Problem, answers: Sequence[str]) -> list[list[Verdict]]:
+        """One question, asked as often as there are votes: for each answer its verdicts. Waits for them."""
+        gold = problem.answer if self._settings.shows_answer else ""
+        asked = prompts.question(self._settings.form, problem.question_text, answers, gold)
+        votes = [self._vote(asked, vote, answers) for vote in range(self._settings.votes)]
+        return [[vote[place] for vote in votes] for place in range(len(answers))]
+
+    def _alone(self, problem: Problem, response: str) -> Score:
+        (verdicts,) = self.verdicts(problem, [response])
+        form = self._settings.form
+        return _score(verdicts, lambda value: (value - form.low) / (form.high - form.low))
+
+    def _compare(self, problem: Problem, answers: Sequence[str], scores: Sequence["Future[Score]"]) -> None:
+        """Begins all comparisons of a group; the last one that ends gives the scores.
+
+        A response that is the same text as another has its verdicts, and is compared with no copy of itself.
+        """
+        texts = list(dict.fromkeys(answers))
+        orders: list[tuple[int, ...]]
+        if self._settings.form.kind == "pairs":
+            orders = [order for pair in itertools.combinations(range(len(texts)), 2) for order in (pair, pair[::-1])]
+        else:
+            orders = [tuple(range(len(texts))), tuple(reversed(range(len(texts))))] if len(texts) > 1 else []
+        asked = [self.ask(problem, [texts[i] for i in order]) for order in orders]
+        left = itertools.count(1)
+
+        def end(_done: object = None) -> None:
+            with self._lock:
+                if next(left) < len(asked):
+                    return
+            try:
+                by_text = dict(
+                    zip(texts, _compared(len(texts), orders, [each.result() for each in asked]), strict=True)
+                )
+                for score, answer in zip(scores, answers, strict=True):
+                    score.set_result(by_text[answer])
+            except BaseException as error:  # of a question; or it was cancelled, and nobody waits
+                for score in scores:
+                    score.set_exception(error)
+
+        for each in asked:
+            each.add_done_callback(end)
+        if not asked:
+            end()
+
+    def _vote(self, question: Question, vote: int, answers: Sequence[str]) -> list[Verdict]:
+        try:
+            reply = self._reply(question, vote)
+        except RequestRefusedError as error:
+            return [self._verdict(question, vote, place, Reply(""), None, str(error)) for place in range(len(answers))]
+        scores: Sequence[float | None]
+        try:
+            scores, unread = self._read(reply.text, question, len(answers)), None
+        except ValueError as why:
+            scores, unread = [None] * len(answers), str(why)
+        return [self._verdict(question, vote, place, reply, score, unread) for place, score in enumerate(scores)]
+
+    def _verdict(
+        self, question: Question, vote: int, place: int, reply: Reply, score: float | None, error: str | None
+    ) -> Verdict:
+        spent = (reply.prompt_tokens, reply.tokens, reply.cost)
+        return Verdict(self._settings.name, vote, reply.text, score, error, *spent, question.key, place)
+
+    def _read(self, text: str, question: Question, count: int) -> Sequence[float]:
+        form, at_once = self._settings.form, self._settings.at_once
+        if form.kind == "each":
+            return [prompts.number_in(form, text, question.key, at_once=at_once)]
+        if form.kind == "pairs":
+            better = prompts.preferred_in(text, question.key, at_once=at_once)
+            return [0.5, 0.5] if better == 0 else [float(better == 1), float(better == 2)]
+        order = prompts.order_in(text, question.key, count, at_once=at_once)
+        return [1 - order.index(place) / (count - 1) for place in range(count)]
+
+    def _reply(self, question: Question, vote: int) -> Reply:
+        settings = self._settings
+        asked = {
+            "judge": settings.name,
+            "prompt": prompts.VERSION,
+            "messages": list(question.messages),
+            "at_once": settings.at_once,
+            "temperature": settings.temperature,
+            "max_tokens": settings.max_tokens,
+            "vote": vote,
+        }
+        reply = self._kept.read(asked)
+        if reply is None:
+            self._budget.take()
+            reply = self._asked.ask(question.messages, Drawn(settings.temperature, settings.max_tokens, vote))
+            self._budget.pay(reply.cost)
+            self._kept.write(asked, reply)
+        show_work()
+        return reply
+
+
+def _compared(
+    count: int, orders: Sequence[tuple[int, ...]], found: Sequence[Sequence[Sequence[Verdict]]]
+) -> list[Score]:
+    """The scores of so many answers, given the verdicts on each of the questions that showed them in these orders."""
+    verdicts: list[list[Verdict]] = [[] for _ in range(count)]
+    for order, answers in zip(orders, found, strict=True):
+        for index, of_one in zip(order, answers, strict=True):
+            verdicts[index] += of_one
+    return [_score(each, lambda value: value, alone=0.5) for each in verdicts]
+
+
+def _score(verdicts: Sequence[Verdict], value_of: Callable[[float], float], alone: float | None = None) -> Score:
+    """The mean of what could be read. `alone`: the value of a response without any verdict."""
+    read = [verdict.score for verdict in verdicts if verdict.score is not None]
+    said = json.dumps([asdict(verdict) for verdict in verdicts], ensure_ascii=False) if verdicts else None
+    if not read:
+        if not verdicts and alone is not None:
+            return Score(alone, None)
+        why = verdicts[0].error if verdicts else "it was not asked"
+        return replace(Score.failed(f"the judge gave no verdict: {why}"), correct=None, verdicts=said)
+    return Score(sum(map(value_of, read)) / len(read), None, verdicts=said)

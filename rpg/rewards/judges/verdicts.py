@@ -1,0 +1,88 @@
+"""What judges said, kept by what they were asked, so that the same question has the same verdict again."""
+
+import hashlib
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from specs.machine.files import DiskError, read_json, write_json
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One reply of a judge. The same question has the same one, so it says nothing of when it was asked."""
+
+    judge: str
+    """Name or directory of the model."""
+    vote: int
+    """From 0, among the replies to the same question."""
+    text: str
+    """The whole reply."""
+    score: float | None
+    """What was read from it: a number of the scale; of two answers 1 where this response is the better one, 0.5, or 0;
+    of a group from 1 for the best to 0 for the last. None: nothing could be read."""
+    error: str | None
+    """Why nothing could be read."""
+    prompt_tokens: int
+    """Tokens of the question, as the service counts them; 0 where it does not."""
+    tokens: int
+    """Tokens of the reply."""
+    cost: float
+    """In the currency of the spec's price; 0 without one."""
+    key: str
+    """Names the question in its own lines."""
+    place: int = 0
+    """Where the response stood among the answers of the question, from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a judge said, and what it took."""
+
+    text: str
+    prompt_tokens: int = 0
+    tokens: int = 0
+    cost: float = 0.0
+
+
+class KeptReplies:
+    """Replies in a directory that runs share: a file each, whole or not there.
+
+    A directory that cannot be written or read costs the verdicts their memory, and no run.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        """`directory`: None keeps nothing."""
+        self._directory = directory
+        self._told = False
+
+    def read(self, asked: dict[str, Any]) -> Reply | None:
+        """The reply to what was asked; None where there is none."""
+        if self._directory is None:
+            return None
+        try:
+            found = read_json(self._file(asked))
+            return Reply(**found["reply"]) if found else None
+        except (OSError, ValueError, TypeError, KeyError):  # damaged, or of another hand: asked again
+            return None
+
+    def write(self, asked: dict[str, Any], reply: Reply) -> None:
+        """Keeps a reply."""
+        if self._directory is None:
+            return
+        file = self._file(asked)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, {"asked": asked, "reply": asdict(reply)}, durable=False)
+        except (OSError, DiskError, ValueError) as error:
+            if not self._told:
+                print(f"verdicts are not kept: {self._directory}: {error}", file=sys.stderr, flush=True)
+            self._told = True
+
+    def _file(self, asked: dict[str, Any]) -> Path:
+        assert self._directory is not None
+        text = json.dumps(asked, sort_keys=True, ensure_ascii=False)
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        return self._directory / digest[:2] / f"{digest[2:]}.json"

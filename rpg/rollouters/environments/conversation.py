@@ -1,0 +1,112 @@
+"""The environment of a conversation: the policy speaks, a user answers, and the context grows."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from rpg.rollouters.journal import Answer
+from rpg.rollouters.taking_turns import Conversation as UnderWay
+from rpg.rollouters.taking_turns import Counterpart, Question, TakingTurns
+from rpg.rollouters.user import User
+from rpg.tools.calls import answer_ids, around_words
+from rpg.types import Turn
+from specs.errors import Issue
+from specs.schema.base import execution
+from specs.schema.rollout import NamedUser, TurnBounds
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Conversation(TakingTurns):
+    """The policy speaks with a user, whose words are given tokens: context, which nothing trains on. Responses do not
+    wait for each other. A turn that ends by its end token or a stop text is answered. The last one is scored."""
+
+    user: NamedUser
+    """Who speaks with the policy, by name or with its options."""
+    words: str | None = Field(None, pattern=r"\{words\}")
+    """Text that the policy is given for what the user says, {words}. Left out: the model's chat template writes it."""
+    words_tokens: int = Field(256, ge=1)
+    """Tokens of one remark at most, with what stands around it. The end of a longer remark is left out."""
+    user_seconds: float = Field(300.0, gt=0)
+    """Seconds that the user may take for a remark. One that takes longer says nothing more, and the response ends."""
+    users_at_once: int = execution(32, ge=1)
+    """Users that are asked at once on a rank."""
+
+    @property
+    def asked_at_once(self) -> int:
+        """See TakingTurns."""
+        return self.users_at_once
+
+    @property
+    def rewards_turns(self) -> bool:
+        """See RollouterSection."""
+        return self.user.rewards_turns
+
+    def bounds(self, max_response_length: int) -> TurnBounds:
+        """See RollouterSection. A remark stands between two turns of the policy, of a token each at least."""
+        turns = min(max_response_length, self.max_turns * (self.turn_tokens or max_response_length))
+        sampled = min(turns, self.sampled_tokens or turns)
+        given = min(max(0, max_response_length - 2), (self.max_turns - 1) * self.words_tokens)
+        seconds = 0.0 if self.user.immediate else (self.max_turns - 1) * self.user_seconds
+        return TurnBounds(self.max_turns, sampled, given, min(max_response_length, sampled + given), seconds)
+
+    def issues(self, max_response_length: int) -> Iterator[Issue]:
+        """See RollouterSection."""
+        yield from super().issues(max_response_length)
+        if self.words_tokens + 2 > max_response_length:
+            yield Issue(
+                "a turn, what the user says and another turn do not fit into a response",
+                ("words_tokens",),
+                given=str(self.words_tokens),
+                allowed=f"at most {max_response_length - 2}: rollout.max_response_length counts what the user says",
+                hint="raise rollout.max_response_length, or lower words_tokens",
+            )
+
+    def counterpart(self, tokenizer: "PreTrainedTokenizerBase") -> Counterpart:
+        """See TakingTurns."""
+        return _Speaking(self, tokenizer)
+
+
+class _Speaking:
+    """The user, as it speaks with the policy."""
+
+    stop: tuple[str, ...] = ()
+
+    def __init__(self, options: Conversation, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._options, self._tokenizer = options, tokenizer
+        if options.words is None:
+            self._around = around_words(tokenizer)
+        else:
+            before, _, after = options.words.partition("{words}")
+            self._around = before, after
+        assert isinstance(options.user, User)
+        self._user = options.user
+
+    def asked(self, conversation: UnderWay, text: str) -> Question | None:
+        """See Counterpart."""
+        said: list[str] = conversation.held.setdefault("said", [])
+        said.append(text)
+        before, seed = tuple(said), conversation.seed
+
+        def answer() -> list[Answer]:
+            remark = self._user.reply(conversation.prompt.problem, before, seed)
+            return [Answer("", remark.text, reward=remark.reward)] if remark else []
+
+        def late() -> list[Answer]:
+            return []
+
+        def remember(answers: Sequence[Answer]) -> None:
+            """A user keeps nothing of its own."""
+
+        return Question(answer, late, remember, self._user.immediate, self._options.user_seconds)
+
+    def turns(self, conversation: UnderWay, answers: Sequence[Answer]) -> list[Turn]:
+        """See Counterpart."""
+        (answer,) = answers
+        conversation.held["said"].append(answer.text)
+        return [Turn(answer_ids(self._tokenizer, answer.text, self._around, most=self._options.words_tokens))]
+
+    def close(self, conversation: UnderWay) -> None:
+        """See Counterpart. Nothing is held."""

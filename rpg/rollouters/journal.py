@@ -1,0 +1,164 @@
+"""What environments said that may differ when they are asked again: on disk before the policy goes on from it.
+
+A step that a kill interrupted is sampled again by the next attempt, which finds here what the policy was told, and so
+samples the same. An entry counts only behind the same tokens. Once a checkpoint stands for a step, its entries go.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import IO
+from uuid import uuid4
+
+from specs.machine.files import sync
+
+DIRECTORY = "answers"
+"""Name of the journal's directory in a run's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an environment says to the policy between two of its turns."""
+
+    tool: str
+    """Name of the tool that says it, as the policy called it; empty: no tool does."""
+    text: str
+    error: str = ""
+    """Why a call is not answered otherwise; empty: it is."""
+    seconds: float = 0.0
+    """Wall time that it took."""
+    reward: float = 0.0
+    """Reward of the turn that it answers, reward units."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Answers as they were given."""
+
+    answers: tuple[Answer, ...]
+    pause: int
+    """Which of the sampler's pauses they were given in: what is decoded together depends on that."""
+
+
+Key = tuple[int, int, int, str]
+"""Seed of the prompt, member, turn, and digest of all tokens before the answers."""
+
+
+class Journal:
+    """A directory for each step, and in it a file for each process that samples. Any thread may use it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._name = f"{uuid4().hex}.jsonl"
+        self._lock = threading.Lock()
+        self._files: dict[int, IO[bytes]] = {}
+        self._known: dict[int, dict[Key, Kept]] = {}
+        for file in sorted(directory.glob("*/*.jsonl")):
+            if file.parent.name.isdecimal():
+                self._known.setdefault(int(file.parent.name), {}).update(_entries(file))
+
+    def of_prompt(self, step: int, seed: int) -> "PromptJournal":
+        """The journal as one prompt of a step writes it."""
+        return PromptJournal(self, step, seed)
+
+    def recall(self, step: int, key: Key) -> Kept | None:
+        """The answers that an earlier attempt kept under this key; None: there are none."""
+        with self._lock:
+            return self._known.get(step, {}).get(key)
+
+    def keep(self, step: int, key: Key, kept: Kept) -> None:
+        """Writes answers down. They are on disk after `sync`."""
+        line = json.dumps([*key, kept.pause, [astuple(answer) for answer in kept.answers]])
+        with self._lock:
+            self._file(step).write(line.encode() + b"\n")
+
+    def sync(self, step: int) -> None:
+        """Waits until what was written of a step is on the disk."""
+        with self._lock:
+            os.fsync(self._file(step).fileno())
+
+    def forget(self, up_to: int, *, delete: bool) -> None:
+        """Drops the steps up to this one. `delete`: from the disk too, as one rank does for all."""
+        with self._lock:
+            for step in [step for step in self._known if step <= up_to]:
+                del self._known[step]
+            for step in [step for step in self._files if step <= up_to]:
+                self._files.pop(step).close()
+        if delete and self._directory.is_dir():
+            for entry in self._directory.iterdir():
+                if entry.name.isdecimal() and int(entry.name) <= up_to:
+                    shutil.rmtree(entry, ignore_errors=True)  # a file that another rank still holds: the next time
+            with suppress(OSError):  # there are later steps
+                self._directory.rmdir()
+
+    def close(self) -> None:
+        """Closes the files, which stay."""
+        with self._lock:
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+
+    def _file(self, step: int) -> IO[bytes]:
+        if step not in self._files:
+            directory = self._directory / f"{step:06}"
+            directory.mkdir(parents=True, exist_ok=True)
+            self._files[step] = (directory / self._name).open("ab", buffering=0)
+            for each in (directory, self._directory, self._directory.parent):
+                sync(each)
+        return self._files[step]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptJournal:
+    """The journal as one prompt of a step writes it."""
+
+    journal: Journal
+    step: int
+    seed: int
+
+    def recall(self, member: int, turn: int, context: Sequence[int]) -> Kept | None:
+        """The answers that an earlier attempt gave to this turn behind these tokens; None: there are none."""
+        return self.journal.recall(self.step, self._key(member, turn, context))
+
+    def keep(self, member: int, turn: int, context: Sequence[int], kept: Kept) -> None:
+        """Writes answers down. They are on disk after `sync`, before which nothing goes on from them."""
+        self.journal.keep(self.step, self._key(member, turn, context), kept)
+
+    def sync(self) -> None:
+        """Waits until the answers to all prompts of the step are on the disk."""
+        self.journal.sync(self.step)
+
+    def _key(self, member: int, turn: int, context: Sequence[int]) -> Key:
+        return self.seed, member, turn, hashlib.sha256(repr(tuple(context)).encode()).hexdigest()
+
+
+class Unkept:
+    """A journal of nothing, for evaluation: its answers are measured once, and not trained on."""
+
+    def recall(self, member: int, turn: int, context: Sequence[int]) -> Kept | None:  # noqa: ARG002
+        """Nothing is known."""
+        return None
+
+    def keep(self, member: int, turn: int, context: Sequence[int], kept: Kept) -> None:
+        """Nothing is written."""
+
+    def sync(self) -> None:
+        """Nothing was written."""
+
+
+def _entries(file: Path) -> dict[Key, Kept]:
+    """The entries of a file. A line that a kill cut off was used by nobody."""
+    found: dict[Key, Kept] = {}
+    for line in file.read_bytes().splitlines():
+        try:
+            seed, member, turn, context, pause, answers = json.loads(line)
+            found[seed, member, turn, context] = Kept(tuple(Answer(*answer) for answer in answers), pause)
+        except (ValueError, TypeError):
+            break
+    return found

@@ -1,0 +1,343 @@
+"""Environments in which the policy and another take turns. What the other says are given tokens: context, which nothing
+trains on. A turn of one response is sampled beside any turn of another; who takes long to answer keeps none but its own
+response waiting."""
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pydantic import Field
+
+from rpg.rollouters.journal import Answer, Kept
+from rpg.rollouters.rollouter import Rollouter, SeededPrompt
+from rpg.types import Admit, OnResponse, Pause, Rollout, RolloutGroup, Sampling, Turn, TurnRequest
+from specs.schema.base import addition
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rpg.samplers.base import Sampler
+
+
+class Conversation:
+    """One response under way."""
+
+    def __init__(self, prompt: SeededPrompt, member: int) -> None:
+        self.prompt, self.member = prompt, member
+        self.turns: list[Turn] = []
+        self.sampled_turns = 0
+        self.held: dict[str, Any] = {}
+        """What the environment keeps of it from turn to turn, by names of its own."""
+
+    @property
+    def length(self) -> int:
+        """Tokens so far, the prompt not counted."""
+        return sum(len(turn.token_ids) for turn in self.turns)
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy sampled so far."""
+        return sum(len(turn.token_ids) for turn in self.turns if turn.sampled)
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """All tokens so far."""
+        return (*self.prompt.token_ids, *(token for turn in self.turns for token in turn.token_ids))
+
+    @property
+    def seed(self) -> int:
+        """Seed of the turn after those that were sampled so far."""
+        return self.prompt.seed_of_turn(self.member, self.sampled_turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a turn of the policy asks of the environment."""
+
+    answer: Callable[[], list[Answer]]
+    """The answers; none: nothing more is said, and the response ends. Called in a thread of its own, unless at once."""
+    late: Callable[[], list[Answer]]
+    """Answers where those asked for are not there in time. It ends what makes them."""
+    remember: Callable[[Sequence[Answer]], None]
+    """Called where the answers were given before, by an earlier attempt of the run, and are not made again."""
+    at_once: bool
+    """Whether the answers follow from the turns before them alone, and take microseconds."""
+    seconds: float
+    """Seconds that the answers may take, from when they are asked for."""
+
+
+class Counterpart(Protocol):
+    """Who takes turns with the policy."""
+
+    stop: tuple[str, ...]
+    """Texts that end a turn of the policy."""
+
+    def asked(self, conversation: Conversation, text: str) -> Question | None:
+        """What the policy's last turn, of this text, asks; None: nothing, and the response ends."""
+        ...
+
+    def turns(self, conversation: Conversation, answers: Sequence[Answer]) -> list[Turn]:
+        """The given turns that say the answers."""
+        ...
+
+    def close(self, conversation: Conversation) -> None:
+        """Ends what is held of a conversation that is over."""
+        ...
+
+
+class TakingTurns(Rollouter):
+    """An environment that says who takes turns with the policy, and leaves the turns to this class."""
+
+    max_turns: int = Field(4, ge=2)
+    """Turns of the policy in a response at most. The last one is not answered."""
+    turn_tokens: int | None = Field(None, ge=1)
+    """Tokens of one turn of the policy at most; left out: those that the response has left."""
+    sampled_tokens: int | None = addition(None, ge=1)
+    """Tokens of all turns of the policy in a response at most; left out: those that the response has left."""
+
+    @property
+    @abstractmethod
+    def asked_at_once(self) -> int:
+        """Answers that are under way at once on a rank."""
+
+    @property
+    def rewards_turns(self) -> bool:
+        """See RollouterSection."""
+        return False
+
+    @abstractmethod
+    def counterpart(self, tokenizer: "PreTrainedTokenizerBase") -> Counterpart:
+        """Who takes turns with a policy of this tokenizer."""
+
+    def generate(
+        self,
+        prompts: Sequence[SeededPrompt],
+        sampler: "Sampler",
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        group_size: int,
+        sampling: Sampling,
+        on_response: OnResponse | None = None,
+    ) -> list[RolloutGroup]:
+        """See Rollouter."""
+        rollouts: dict[int, Rollout] = {}
+
+        def ended(index: int, rollout: Rollout) -> None:
+            rollouts[index] = rollout
+            if on_response:
+                on_response(index, rollout)
+
+        with Conversations(self, prompts, tokenizer, group_size, sampling, ended) as conversations:
+            conversations.sample(sampler)
+        return [
+            RolloutGroup(
+                prompt.token_ids,
+                tuple(rollouts[number * group_size + member] for member in range(group_size)),
+                sampler.policy_version,
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+
+    def stream(
+        self,
+        prompts: Sequence[SeededPrompt],
+        sampler: "Sampler",
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        group_size: int,
+        sampling: Sampling,
+        admit: Admit,
+        on_response: OnResponse,
+    ) -> int:
+        """See Rollouter. A prompt begins while others are under way."""
+        with Conversations(self, prompts, tokenizer, group_size, sampling, on_response) as conversations:
+            return conversations.sample(sampler, admit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A question that is being answered."""
+
+    index: int
+    """Response that it is of."""
+    question: Question
+    until: float
+    """When it is given up, on the monotonic clock."""
+
+
+class Conversations:
+    """The responses of one call: which of them are sampled, wait for an answer, or have ended."""
+
+    def __init__(
+        self,
+        options: TakingTurns,
+        prompts: Sequence[SeededPrompt],
+        tokenizer: "PreTrainedTokenizerBase",
+        group_size: int,
+        sampling: Sampling,
+        on_response: OnResponse,
+    ) -> None:
+        self._options, self._tokenizer, self._on_response = options, tokenizer, on_response
+        self._other = options.counterpart(tokenizer)
+        self._sampling = replace(sampling, stop=tuple(dict.fromkeys((*sampling.stop, *self._other.stop))))
+        self._room = sampling.max_response_length
+        self._all = [Conversation(prompt, member) for prompt in prompts for member in range(group_size)]
+        self._group_size = group_size
+        self._pool = ThreadPoolExecutor(options.asked_at_once, "answers")
+        self._begun = 0
+        self._asked: list[int] = []
+        """Response that each turn asked of the sampler belongs to."""
+        self._ready: list[int] = []
+        """Responses whose next turn can begin."""
+        self._pending: dict[Future[list[Answer]], _Pending] = {}
+        self._recalled: dict[int, Kept] = {}
+        """Answers of an earlier attempt, by response: given in the pause that they were given in then."""
+        self._pauses = 0
+        """Pauses of the sampler so far."""
+        self._open: set[int] = set()
+        """Responses that are under way."""
+
+    def sample(self, sampler: "Sampler", admit: Admit | None = None) -> int:
+        """Samples all responses, or those that `admit` allows until it ends the call; see Rollouter.stream."""
+        if not admit and not self._all:
+            return 0
+
+        def next_turns(pause: Pause) -> list[TurnRequest] | None:
+            return self._next_turns(pause, admit)
+
+        unfinished = sampler.serve(next_turns, sampling=self._sampling, on_response=self._turn_ended)
+        return unfinished + sum(self._all[index].num_sampled for index in self._open)
+
+    def _next_turns(self, pause: Pause, admit: Admit | None) -> list[TurnRequest] | None:
+        idle = pause == "idle"
+        self._pauses += 1
+        if idle and not self._ready and self._pending and not self._recalled:
+            until = min(each.until for each in self._pending.values())
+            wait(self._pending, timeout=max(0.0, until - time.monotonic()), return_when=FIRST_COMPLETED)
+        self._take_answers()
+        nothing_to_do = idle and not self._ready and not self._pending and not self._recalled
+        if admit is None:
+            if self._begun < len(self._all):
+                self._begin(len(self._all))
+            elif nothing_to_do:
+                return None
+        elif nothing_to_do or pause == "steps":
+            while (admitted := admit()) is not None:
+                self._begin(admitted * self._group_size)
+                if self._ready or self._pending or self._recalled or not idle:
+                    break
+            if admitted is None:
+                return None
+        ready, self._ready = sorted(self._ready), []
+        self._asked += ready
+        return [self._request(index) for index in ready]
+
+    def _begin(self, count: int) -> None:
+        new = range(self._begun, max(count, self._begun))
+        self._ready += new
+        self._open |= set(new)
+        self._begun = new.stop
+
+    def _request(self, index: int) -> TurnRequest:
+        conversation = self._all[index]
+        return TurnRequest(conversation.context, conversation.seed, self._left(conversation))
+
+    def _left(self, conversation: Conversation) -> int:
+        """Tokens that the next turn of the policy may have; below 1: the response is over."""
+        left = self._room - conversation.length
+        if self._options.sampled_tokens is not None:
+            left = min(left, self._options.sampled_tokens - conversation.num_sampled)
+        return min(left, self._options.turn_tokens or left)
+
+    def _turn_ended(self, number: int, sampled: Rollout) -> None:
+        index = self._asked[number]
+        conversation = self._all[index]
+        (turn,) = sampled.turns
+        rewarded = replace(turn, reward=0.0) if self._options.rewards_turns else turn
+        conversation.turns.append(rewarded)
+        conversation.sampled_turns += 1
+        text = str(self._tokenizer.decode(list(turn.token_ids), skip_special_tokens=True))
+        question = self._other.asked(conversation, text) if sampled.finish_reason == "stop" else None
+        if question is None:
+            self._end(index, sampled.finish_reason)
+        elif conversation.sampled_turns == self._options.max_turns:
+            self._end(index, "length")
+        elif question.at_once:
+            self._give(index, question.answer())
+        else:
+            self._ask(index, question)
+
+    def _ask(self, index: int, question: Question) -> None:
+        """Has a question answered beside the sampling, unless an earlier attempt of the run has its answers."""
+        conversation = self._all[index]
+        journal = conversation.prompt.journal
+        known = journal.recall(conversation.member, conversation.sampled_turns, conversation.context)
+        if known is not None:
+            question.remember(known.answers)
+            self._recalled[index] = known
+        else:
+            until = time.monotonic() + question.seconds
+            self._pending[self._pool.submit(question.answer)] = _Pending(index, question, until)
+
+    def _take_answers(self) -> None:
+        """Gives the answers that are there, in the order of the responses, once all of them are in the journal."""
+        answers: dict[int, Sequence[Answer]] = {}
+        for future, pending in list(self._pending.items()):
+            if future.done():
+                answers[pending.index] = future.result()
+            elif time.monotonic() >= pending.until:
+                future.cancel()
+                answers[pending.index] = pending.question.late()
+            else:
+                continue
+            del self._pending[future]
+        for index, kept in list(self._recalled.items()):
+            if kept.pause <= self._pauses:
+                answers[index] = self._recalled.pop(index).answers
+        for index, said in answers.items():
+            conversation, kept = self._all[index], Kept(tuple(said), self._pauses)
+            conversation.prompt.journal.keep(
+                conversation.member, conversation.sampled_turns, conversation.context, kept
+            )
+        if answers:
+            self._all[next(iter(answers))].prompt.journal.sync()
+        for index in sorted(answers):
+            self._give(index, answers[index])
+
+    def _give(self, index: int, answers: Sequence[Answer]) -> None:
+        """Says the answers to a turn; ends the response where there are none, or no room for another turn."""
+        conversation = self._all[index]
+        if self._options.rewards_turns:
+            conversation.turns[-1] = replace(conversation.turns[-1], reward=sum(each.reward for each in answers))
+        if not answers:
+            self._end(index, "stop")
+            return
+        given = self._other.turns(conversation, answers)
+        before = len(conversation.turns)
+        conversation.turns += given
+        if self._left(conversation) < 1:
+            del conversation.turns[before:]
+            self._end(index, "length")
+        else:
+            self._ready.append(index)
+
+    def _end(self, index: int, reason: Literal["stop", "length"]) -> None:
+        conversation = self._all[index]
+        self._other.close(conversation)
+        self._open.discard(index)
+        self._on_response(index, Rollout(tuple(conversation.turns), reason))
+
+    def __enter__(self) -> "Conversations":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends what is under way."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for future, pending in self._pending.items():
+            if not future.done():
+                pending.question.late()
+        for index in self._open:
+            self._other.close(self._all[index])

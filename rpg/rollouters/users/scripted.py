@@ -1,0 +1,26 @@
+"""A user that says what a script says."""
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from rpg.rollouters.user import Remark, User
+from rpg.types import Problem
+
+
+class Scripted(User):
+    """Says one text after each turn of the policy, in order, and nothing after the last."""
+
+    immediate: ClassVar[bool] = True
+
+    says: tuple[str, ...] = ()
+    """What it says, the same in every conversation. Left out: what the problem's row holds in `columns.user`."""
+
+    def reply(self, problem: Problem, said: Sequence[str], seed: int) -> Remark | None:  # noqa: ARG002 (not random)
+        """See User."""
+        script = self.says or tuple(problem.metadata.get("user", ()))
+        place = len(said) // 2
+        return Remark(script[place]) if place < len(script) else None
+
+    def texts(self) -> Iterator[str]:
+        """See UserSection."""
+        yield from self.says

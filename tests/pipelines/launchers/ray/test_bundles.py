@@ -1,0 +1,63 @@
+"""What a launch asks a Ray cluster for, and what it says of one that cannot hold it."""
+
+from typing import Any
+
+import pytest
+
+from pipelines.launchers.ray.cluster import bundles, in_words, lacking, total
+from specs.schema.experiment import Experiment
+from tests.rpg.tiny_run import SPEC
+
+
+class Cluster:
+    """The two questions that are asked of `ray`."""
+
+    def __init__(self, *nodes: dict[str, float]) -> None:
+        self._nodes = nodes
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": node} for node in self._nodes]
+
+    def cluster_resources(self) -> dict[str, float]:
+        return total(self._nodes)
+
+
+def experiment(launcher: dict[str, Any], **rollout: Any) -> Experiment:
+    training = SPEC["training"] | {"ranks": 8}
+    spec = SPEC | {"training": training, "launcher": {"type": "ray", **launcher}}
+    return Experiment.model_validate(spec | ({"rollout": rollout} if rollout else {}))
+
+
+def test_a_bundle_holds_the_ranks_of_a_node_with_a_gpu_each() -> None:
+    spec = experiment({"nodes": 2, "cpus_per_rank": 4, "resources": {"accelerator_type:H100": 0.001}})
+    assert bundles(spec, 2, gpus=True) == [{"CPU": 16, "GPU": 4, "accelerator_type:H100": 0.004}] * 2
+    assert bundles(spec, 1, gpus=False) == [{"CPU": 16, "accelerator_type:H100": 0.004}]
+
+
+def test_engines_have_bundles_of_their_own_and_fewer_where_there_are_fewer_ranks() -> None:
+    apart = {"engine": "vllm", "placement": "dedicated", "ranks_per_engine": 2, "tensor_parallel_size": 2}
+    spec = experiment({"nodes": 2, "engine_nodes": 1}, **apart)
+    assert bundles(spec, 2, gpus=True) == [{"CPU": 4, "GPU": 4}, {"CPU": 4, "GPU": 4}, {"CPU": 4, "GPU": 8}]
+    assert bundles(spec, 1, gpus=True) == [{"CPU": 4, "GPU": 4}, {"CPU": 2, "GPU": 4}]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        ([{"CPU": 8, "GPU": 4}, {"CPU": 8, "GPU": 4}], ""),
+        ([{"CPU": 8, "GPU": 8}], ""),
+        ([{"CPU": 8, "GPU": 2}] * 4, "no node has 4 GPU, 4 CPU; nodes have 2 GPU, 8 CPU; 2 GPU, 8 CPU; 2 GPU, 8 CPU"),
+        ([{"CPU": 8, "GPU": 4}], "8 GPU, 8 CPU are needed, the cluster has 4 GPU, 8 CPU"),
+        ([], "no node has 4 GPU, 4 CPU; nodes have nothing"),
+    ],
+)
+def test_a_cluster_that_can_never_hold_a_run_is_told_by_what_its_nodes_have(
+    nodes: list[dict[str, float]], why: str
+) -> None:
+    said = lacking(Cluster(*nodes), bundles(experiment({"nodes": 2}), 2, gpus=True))
+    assert said.startswith(why) if why else said == ""
+
+
+def test_resources_are_shown_without_those_that_ray_keeps_for_itself() -> None:
+    shown = in_words({"CPU": 2.0, "memory": 9.0, "object_store_memory": 9.0, "node:10.0.0.1": 1.0, "GPU": 1.0})
+    assert shown == "1 GPU, 2 CPU"

@@ -1,0 +1,180 @@
+"""Training on a real Ray cluster of two nodes, each in a network namespace of its own."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from live import wait_for
+from ray_cluster import RayCluster, missing
+
+from tests.rpg.tiny_run import STEADY, assert_trained, finish, make_run, start, step_of, weights
+
+WHY_NOT = missing()
+pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    made = RayCluster(tmp_path_factory.mktemp("ray") / "hosts")
+    yield made
+    made.close()
+
+
+def head(cluster: RayCluster, run: Path) -> Any:
+    return start(cluster.on(0, [sys.executable, "-m", "pipelines.launchers.ray.head", str(run)]), {})
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_two_nodes_give_the_weights_of_one_process(
+    cluster: RayCluster, inputs: Path, tmp_path: Path, ranks: int
+) -> None:
+    alone = make_run(inputs, tmp_path / "alone", training={"optimizer": STEADY})
+    training = {"ranks": ranks, "optimizer": STEADY}
+    run = make_run(inputs, tmp_path / "two", training=training, launcher=cluster.section(nodes=2))
+    finish(head(cluster, run), start([sys.executable, "-m", "rpg.train", str(alone)]))
+    assert_trained(alone)
+    for name, tensor in weights(alone).items():
+        torch.testing.assert_close(weights(run)[name], tensor, rtol=0, atol=1e-5)
+    launch = json.loads((run / "launch.json").read_text())
+    half = ranks // 2
+    assert [host["ranks"] for host in launch["hosts"]] == [f"0-{half - 1}", f"{half}-{ranks - 1}"]
+    assert {host["address"] for host in launch["hosts"]} == {host.address for host in cluster.hosts}
+    assert not any(host.ranks() for host in cluster.hosts)
+
+
+def of(cluster: RayCluster, name: str) -> list[psutil.Process]:
+    """Processes of the cluster whose command line has a word."""
+    found = []
+    for host in cluster.hosts:
+        for process in host.processes():
+            try:
+                if any(name in word for word in process.cmdline()):
+                    found.append(process)
+            except psutil.Error:
+                continue
+    return found
+
+
+def nothing_left(cluster: RayCluster) -> bool:
+    """Whether ranks, node programs and placement groups are gone."""
+    groups = cluster.ask("[g['state'] for g in ray.util.placement_group_table().values() if g['state'] != 'REMOVED']")
+    return not of(cluster, "rpg.train") and not of(cluster, "launchers.hosts.node") and groups == "[]"
+
+
+def long_run(cluster: RayCluster, inputs: Path, directory: Path, **more: Any) -> Path:
+    """A run that is long enough to be disturbed: a checkpoint a step."""
+    training = {"ranks": 2, "steps": 40, "checkpoint": {"every_steps": 1}}
+    return make_run(inputs, directory, training=training, launcher=cluster.section(nodes=2, **more))
+
+
+@pytest.mark.parametrize("killed", ["rpg.train", "launchers.hosts.node", "ray::Carrier"])
+def test_what_is_killed_on_a_node_brings_the_run_back_from_its_last_checkpoint(
+    cluster: RayCluster, inputs: Path, tmp_path: Path, killed: str
+) -> None:
+    run = long_run(cluster, inputs, tmp_path / "run")
+    driver = head(cluster, run)
+    wait_for(lambda: step_of(run) >= 2, timeout=300, what="a step")
+    of(cluster, killed)[-1].kill()
+    output = finish(driver)
+    assert "goes on from step-" in output
+    assert_trained(run)
+    assert step_of(run) == 40
+    wait_for(lambda: nothing_left(cluster), timeout=60, what="the end of every process")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_command_that_ends_leaves_no_actor_and_no_placement_group(
+    cluster: RayCluster, inputs: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    run = long_run(cluster, inputs, tmp_path / "run")
+    driver = head(cluster, run)
+    wait_for(lambda: step_of(run) >= 2, timeout=300, what="a step")
+    driver.send_signal(number)
+    driver.wait(timeout=120)
+    wait_for(lambda: nothing_left(cluster), timeout=60, what="the end of every process")
+    finish(head(cluster, run))
+    assert_trained(run)
+    assert step_of(run) == 40
+
+
+def test_a_run_that_no_node_can_hold_is_refused_with_what_nodes_have(
+    cluster: RayCluster, inputs: Path, tmp_path: Path
+) -> None:
+    run = make_run(inputs, tmp_path / "run", training={"ranks": 3}, launcher=cluster.section(nodes=1))
+    output = finish(head(cluster, run), expect=1)
+    assert "the Ray cluster cannot hold the run: no node has 3 CPU; nodes have 2 CPU" in output
+
+
+def test_a_node_that_is_drained_has_the_run_save_and_go_on_elsewhere(
+    cluster: RayCluster, inputs: Path, tmp_path: Path
+) -> None:
+    run = make_run(
+        inputs,
+        tmp_path / "run",
+        training={"ranks": 2, "steps": 40, "checkpoint": {"every_steps": 30}},
+        launcher=cluster.section(nodes=2),
+    )
+    driver = head(cluster, run)
+    wait_for(lambda: step_of(run) >= 2, timeout=300, what="a step")
+    launch = json.loads((run / "launch.json").read_text())
+    second = next(host for host in cluster.hosts if host.address == launch["hosts"][1]["address"])
+    node = cluster.ask(f"next(n['NodeID'] for n in ray.nodes() if n['NodeManagerAddress'] == {second.address!r})")
+    drained = subprocess.run(
+        cluster.on(
+            0,
+            [
+                *(str(Path(sys.executable).with_name("ray")), "drain-node", "--address", cluster.address),
+                *("--node-id", node, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"),
+                *("--deadline-remaining-seconds", "600"),
+            ],
+        ),
+        capture_output=True,
+        text=True,
+    )
+    assert drained.returncode == 0, drained.stderr
+    try:
+        output = finish(driver)
+    finally:
+        cluster.restart(1)
+    assert "about to be taken away; the run saves its state and goes on elsewhere" in output
+    assert_trained(run)
+    assert step_of(run) == 40
+
+
+def test_a_node_that_dies_is_waited_for_until_another_takes_its_place(
+    cluster: RayCluster, inputs: Path, tmp_path: Path
+) -> None:
+    run = long_run(cluster, inputs, tmp_path / "run", recover_seconds=300)
+    driver = head(cluster, run)
+    wait_for(lambda: step_of(run) >= 2, timeout=300, what="a step")
+    cluster.hosts[1].power_off()
+    wait_for(lambda: not of(cluster, "rpg.train"), timeout=120, what="the end of the ranks")
+    cluster.hosts[1].serve()
+    cluster.restart(1)
+    output = finish(driver)
+    assert ": lost, " in output
+    assert_trained(run)
+    assert step_of(run) == 40
+
+
+def test_a_cluster_whose_head_dies_ends_the_run_which_goes_on_in_the_next_one(
+    cluster: RayCluster, inputs: Path, tmp_path: Path
+) -> None:
+    run = long_run(cluster, inputs, tmp_path / "run")
+    driver = head(cluster, run)
+    wait_for(lambda: step_of(run) >= 2, timeout=300, what="a step")
+    for server in of(cluster, "gcs_server"):
+        server.kill()
+    assert driver.wait(timeout=200) != 0
+    wait_for(lambda: not of(cluster, "rpg.train"), timeout=60, what="the end of every process")
+    cluster.renew()
+    finish(head(cluster, run))
+    assert_trained(run)
+    assert step_of(run) == 40

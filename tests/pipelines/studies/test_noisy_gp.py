@@ -1,0 +1,192 @@
+"""The Gaussian process that knows the noise of a study's trials."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_trials import HIGH, LOW, MIXED, NUMBERS, measured, search, study_document, widest_is_best
+
+from pipelines.home.home import Home
+from pipelines.studies import confirmation, noisy_gp, proposals
+from pipelines.studies.answers.answer import answer
+from pipelines.studies.answers.results import best_trial, read_study
+from pipelines.studies.ledger import TrialLedger
+from pipelines.studies.samplers.surrogate import Observations, Surrogate, spread_out
+from pipelines.studies.trials import Score, Trial, Work
+from specs.study_document import StudyDocument
+from storage import Store
+
+HORIZON = 8
+
+
+def finished(number: int, params: dict[str, Any], value: float, **about: Any) -> Trial:
+    return Trial(number, number, "finished", params, not number, Work(), {}, (value,), {}, about)
+
+
+def paused(number: int, params: dict[str, Any], rungs: dict[int, float]) -> Trial:
+    at = {step: Score(value, None, None) for step, value in rungs.items()}
+    return Trial(number, number, "paused", params, False, Work(paused=True), at, None, {}, {})
+
+
+def along(count: int, luck: float, seed: int = 0) -> list[Trial]:
+    """Trials along the lower clip, best at its middle, 0.275, by two points; in points."""
+    rng = np.random.default_rng(seed)
+    places = rng.random(count)
+    return [
+        finished(
+            number,
+            {LOW: 0.05 + 0.45 * float(place), HIGH: 0.3},
+            float(2 * np.exp(-(((place - 0.5) / 0.2) ** 2)) + luck * rng.standard_normal()),
+        )
+        for number, place in enumerate(places)
+    ]
+
+
+def model_of(document: StudyDocument, trials: list[Trial]) -> tuple[Surrogate, noisy_gp.Encoding]:
+    encoding = noisy_gp.Encoding(document.study.parameters)
+    known = noisy_gp.Known.of(document.study, trials, (), HORIZON)
+    seen = known.observations(encoding, np.array(known.values)[:, 0])
+    return Surrogate(seen, encoding.groups, luck=known.luck), encoding
+
+
+def test_the_slopes_of_the_likelihood_are_those_that_differences_give() -> None:
+    rng = np.random.default_rng(0)
+    trials = np.arange(24) // 2
+    seen = Observations(
+        rng.random((12, 3))[trials], np.where(np.arange(24) % 2, 0.0, -1.0), trials, np.ones(24), rng.random(24)
+    )
+    model = Surrogate(seen, np.array([0, 1, 1]))
+    theta = np.linspace(-0.8, 0.4, 6)
+    _, slopes = model.loss(theta)
+    for index, slope in enumerate(slopes):
+        step = 1e-5 * (np.arange(6) == index)
+        numeric = (model.loss(theta + step)[0] - model.loss(theta - step)[0]) / 2e-5
+        assert slope == pytest.approx(numeric, rel=1e-4, abs=1e-5)
+
+
+def test_candidates_come_by_the_surface_and_not_by_their_own_luck(tmp_path: Path) -> None:
+    """One lucky trial far from the good region has the best value of all, and is no candidate."""
+    document = study_document(tmp_path / "specs", confirm={"candidates": 1, "seeds": 3})
+    trials = along(40, luck=0.7)
+    trials[0] = finished(0, {LOW: 0.2, HIGH: 0.3}, 0.0)
+    lucky = finished(40, {LOW: 0.06, HIGH: 0.3}, max(trial.values[0] for trial in trials if trial.values) + 0.1)
+    _, candidate = confirmation.arms(document.study, [*trials, lucky], horizon=HORIZON)
+    assert candidate.trial != 40
+    assert abs(candidate.params[LOW] - 0.275) < 0.1
+    by_value = document.study.model_copy(update={"sampler": document.study.sampler.model_copy(update={"type": "tpe"})})
+    assert confirmation.arms(by_value, [*trials, lucky])[1].trial == 40
+
+
+def test_the_chances_of_being_best_add_up_to_one_and_equal_trials_share_theirs(tmp_path: Path) -> None:
+    document = study_document(tmp_path / "specs")
+    trials = along(20, luck=0.5)
+    twin = finished(20, dict(trials[3].params), 0.1)
+    standings = noisy_gp.standings(document.study, [*trials, twin], [*trials, twin], horizon=HORIZON)
+    assert standings[3] == standings[20]
+    assert sum(standing.chance for number, standing in standings.items() if number != 20) == pytest.approx(1.0)
+
+
+def test_what_is_known_of_paused_trials_counts_for_the_end(tmp_path: Path) -> None:
+    document = study_document(tmp_path / "specs", pruner={"type": "asha", "rungs": [2, 4]})
+    ended = [finished(number, {LOW: 0.275, HIGH: 0.3}, 2.0 + 0.05 * (-1) ** number) for number in range(4)]
+    halfway = [
+        paused(4 + number, {LOW: 0.05 + 0.03 * number, HIGH: 0.3}, {2: 0.0, 4: 0.1 * number - 1.0})
+        for number in range(15)
+    ]
+    model, encoding = model_of(document, [*ended, *halfway])
+    mean, _ = model.marginal(encoding.encode(encoding.places([{LOW: 0.1, HIGH: 0.3}, {LOW: 0.45, HIGH: 0.3}])))
+    assert mean[1] > mean[0] + 0.2
+
+
+def test_the_spread_of_seeds_says_how_noisy_a_trial_is(tmp_path: Path) -> None:
+    document = study_document(tmp_path / "specs")
+    rng = np.random.default_rng(3)
+    for luck in (0.1, 1.0):
+        trials = []
+        for number, trial in enumerate(along(12, luck=0.0)):
+            assert trial.values
+            by_seed = (trial.values[0] + luck * rng.standard_normal(4)).tolist()
+            about = {"by_seed": by_seed, "run_ids": list("abcd")}
+            trials.append(finished(number, trial.params, float(np.mean(by_seed)), **about))
+        assert model_of(document, trials)[0].luck == pytest.approx(luck, rel=0.35)
+
+
+def test_a_trial_under_way_is_not_proposed_again(tmp_path: Path) -> None:
+    document = study_document(tmp_path / "specs")
+    trials = along(16, luck=0.3)
+    alone = noisy_gp.propose(document.study, trials, horizon=HORIZON)
+    running = Trial(16, 16, "running", alone, False, Work(), {}, None, {}, {})
+    fewer = document.study.model_copy(update={"trials": 40})
+    beside = noisy_gp.propose(fewer, [*trials, running], horizon=HORIZON)
+    assert max(abs(beside[LOW] - alone[LOW]) / 0.45, abs(beside[HIGH] - alone[HIGH]) / 0.95) > 0.03
+
+
+def test_places_and_params_are_one_another(tmp_path: Path) -> None:
+    document = study_document(tmp_path / "specs", parameters=MIXED)
+    encoding = noisy_gp.Encoding(document.study.parameters)
+    for place in np.random.default_rng(0).random((50, 5)):
+        params = encoding.decode(place)
+        again = encoding.decode(encoding.places([params])[0])
+        assert {path: pytest.approx(value) for path, value in params.items()} == again
+
+
+def test_a_study_of_ten_thousand_trials_proposes_within_two_seconds(tmp_path: Path) -> None:
+    document = study_document(tmp_path / "specs", trials=20_000)
+    trials = along(10_000, luck=0.5)
+    started = time.process_time()
+    proposed = noisy_gp.propose(document.study, trials, horizon=HORIZON)
+    assert time.process_time() - started < 2.0
+    assert abs(proposed[LOW] - 0.275) < 0.1
+
+
+def test_of_very_many_observations_the_best_and_an_even_sample_are_kept() -> None:
+    values = np.arange(100.0)
+    seen = Observations(values[:, None], np.zeros(100), np.arange(100), np.ones(100), values)
+    kept = spread_out(seen, 20)
+    assert len(kept) == 20
+    assert set(range(90, 100)) <= set(kept.tolist())
+    assert kept.min() == 0
+
+
+def test_what_the_model_says_of_trials_is_in_the_record_and_in_sql(
+    monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path
+) -> None:
+    trials = search(monkeypatch, study_document(tmp_path / "specs"), home, measured(widest_is_best))
+    with Store.open(home.root) as store:
+        rows = store.query(
+            "SELECT posterior_mean, posterior_deviation, chance_of_best FROM trials ORDER BY number"
+        ).rows
+    names = ("posterior_mean", "posterior_deviation", "chance_of_best")
+    assert rows == [tuple(trial[name] for name in names) for trial in trials]
+    assert sum(row[2] for row in rows) == pytest.approx(1.0)
+    record = read_study(home, "quick")
+    best = best_trial(record)
+    assert best is not None
+    assert best.number == max(range(12), key=lambda number: rows[number][0])
+    assert f"the best with a chance of {100 * best.chance:.0f} % (not confirmed)" in answer(home, record).sentence
+
+
+def test_a_study_of_the_version_before_goes_on_with_tpe_where_its_file_names_no_sampler(
+    monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path
+) -> None:
+    outcome = measured(widest_is_best)
+    fresh = search(monkeypatch, study_document(tmp_path / "new", name="fresh"), home, outcome)
+    known = search(monkeypatch, study_document(tmp_path / "tpe", name="known", sampler={"type": "tpe"}), home, outcome)
+    assert [trial["params"] for trial in fresh] != [trial["params"] for trial in known]
+
+    # What that version wrote: trials by tpe, and no note of what `auto` is.
+    older = study_document(tmp_path / "old", name="older", sampler={"type": "tpe"}, trials=5)
+    monkeypatch.setattr(TrialLedger, "note_sampler", lambda *_: None)
+    search(monkeypatch, older, home, outcome)
+    monkeypatch.undo()
+    gone_on = search(monkeypatch, study_document(tmp_path / "old", name="older"), home, outcome)
+    assert [trial["params"] for trial in gone_on] == [trial["params"] for trial in known]
+
+
+def test_auto_takes_tpe_for_very_many_parameters(tmp_path: Path) -> None:
+    study = study_document(tmp_path / "specs").study
+    many = {f"training.x{index}": NUMBERS[LOW] for index in range(21)}
+    assert proposals.automatic(study) == "noisy_gp"
+    assert proposals.automatic(study.model_copy(update={"parameters": many})) == "tpe"
