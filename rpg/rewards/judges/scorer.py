@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from rpg.rewards.judges import prompts
@@ -57,6 +57,8 @@ class JudgeScorer(Scorer):
         self._lock = threading.Lock()
         self._waiting: WeakKeyDictionary[Group, list[Future[Score]]] = WeakKeyDictionary()
         """Verdicts that a group's comparisons will give; a group may end before it is whole."""
+        self._under_way: dict[str, Future[Reply]] = {}
+        """Replies that are waited for, by what was asked."""
 
     def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":
         """See Scorer. A judge that compares begins once all of the group have ended.
@@ -169,14 +171,31 @@ class JudgeScorer(Scorer):
             "max_tokens": settings.max_tokens,
             "vote": vote,
         }
-        reply = self._kept.read(asked)
-        if reply is None:
-            self._budget.take()
-            reply = self._asked.ask(question.messages, Drawn(settings.temperature, settings.max_tokens, vote))
-            self._budget.pay(reply.cost)
-            self._kept.write(asked, reply)
+        with self._lock:  # the same question, asked of two responses with one text, is one question
+            found = self._under_way.get(name := json.dumps(asked, sort_keys=True))
+            first = found is None
+            found = self._under_way.setdefault(name, Future())
+        if not first:
+            return found.result()
+        try:
+            reply = self._kept.read(asked) or self._new_reply(question, vote, asked)
+            found.set_result(reply)
+        except BaseException as error:
+            found.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._under_way[name]
         show_work()
         return reply
+
+    def _new_reply(self, question: Question, vote: int, asked: dict[str, Any]) -> Reply:
+        """A reply that is paid for; where another process had one to the same question first, that one."""
+        settings = self._settings
+        self._budget.take()
+        reply = self._asked.ask(question.messages, Drawn(settings.temperature, settings.max_tokens, vote))
+        self._budget.pay(reply.cost)
+        return self._kept.write(asked, reply)
 
 
 def _compared(

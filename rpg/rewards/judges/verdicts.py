@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from specs.machine.files import DiskError, read_json, write_json
+from specs.machine.files import DiskError, create_json, read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +68,22 @@ class KeptReplies:
         except (OSError, ValueError, TypeError, KeyError):  # damaged, or of another hand: asked again
             return None
 
-    def write(self, asked: dict[str, Any], reply: Reply) -> None:
-        """Keeps a reply."""
+    def write(self, asked: dict[str, Any], reply: Reply) -> Reply:
+        """Keeps a reply. Returns the one that is kept: another process may have had one first."""
         if self._directory is None:
-            return
+            return reply
         file = self._file(asked)
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(file, {"asked": asked, "reply": asdict(reply)}, durable=False)
+            create_json(file, {"asked": asked, "reply": asdict(reply)})
+        except FileExistsError:
+            if (kept := self.read(asked)) is not None:
+                return kept
+            file.unlink(missing_ok=True)  # damaged: the next one is kept
         except (OSError, DiskError, ValueError) as error:
             if not self._told:
                 print(f"verdicts are not kept: {self._directory}: {error}", file=sys.stderr, flush=True)
             self._told = True
+        return reply
 
     def _file(self, asked: dict[str, Any]) -> Path:
         assert self._directory is not None

@@ -219,6 +219,18 @@ def test_no_more_questions_are_under_way_than_the_spec_allows() -> None:
         assert endpoint.most_at_once == 3
 
 
+def test_responses_with_one_text_are_one_question_though_they_end_together() -> None:
+    asked = threading.Event()
+
+    def slowly(request: dict[str, Any]) -> str:
+        asked.wait(0.5)
+        return verdict(request, 3)
+
+    with judging(slowly) as endpoint, open_scorer(judge(endpoint)) as scorer:
+        assert [score.value for score in scored(scorer, *["7"] * 8)] == [0.5] * 8
+        assert len(endpoint.requests) == 1
+
+
 def group_scores(scorer: Scorer, responses: list[str]) -> list[float]:
     group = Group(len(responses))
     pending = [scorer.submit(PROBLEM, text, (group, place)) for place, text in enumerate(responses)]
