@@ -4,8 +4,9 @@ A mean over tokens travels as sum and count, so that microbatches and ranks add 
 """
 
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -210,6 +211,38 @@ def staleness_metrics(step: StepRollouts, trained_version: int) -> dict[str, flo
 def scheduled_values(spec: Experiment, step: int) -> dict[str, float]:
     """Values of the spec's schedules at a step; empty where nothing is scheduled."""
     return {SCHEDULED[path]: schedule.at(step) for path, schedule in schedules_in(spec)}
+
+
+@dataclass(frozen=True, slots=True)
+class PassCounts:
+    """Counts of passes, by which their arithmetic goes. What is computed once for several responses counts once."""
+
+    tokens: int
+    """That go through the layers, padding included."""
+    responses: int
+    """That go through the output head."""
+    pairs: float
+    """Pairs of tokens that see each other in attention."""
+
+    @classmethod
+    def of_passes(cls, passes: Iterable[Microbatch]) -> "PassCounts":
+        """Those of the passes that count."""
+        counted = [batch for batch in passes if batch.counts]
+        return cls(
+            tokens=sum(batch.input_ids.numel() for batch in counted),
+            responses=sum(len(batch.targets) for batch in counted),
+            pairs=sum(_pairs(batch) for batch in counted),
+        )
+
+
+def _pairs(batch: Microbatch) -> float:
+    if not batch.packed:
+        rows, length = batch.input_ids.shape
+        return rows * length**2 / 2
+    return sum(
+        prompt**2 / 2 + sum(length * (prompt + length / 2) for length in responses)
+        for prompt, *responses in batch.packed
+    )
 
 
 def peak_memory_gib(device: torch.device) -> float:

@@ -27,11 +27,13 @@ Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Where this depa
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from rpg.advantages import response_means, with_signal
+from rpg.base.shape import ModelShape, shape_of_config
 from rpg.batches.batch import Bools, Microbatch, StepRollouts
 from rpg.batches.ledger import TokenLedger
 from rpg.batches.minibatches import Minibatch, cut, plan_step, trained_fraction
@@ -39,7 +41,7 @@ from rpg.batches.shares import hand_over
 from rpg.batches.step_loss import pass_loss, step_advantages, trained_rewards
 from rpg.components import TrainerComponents
 from rpg.guards import FiredGuard, GuardStoppedError, RollBackRequested
-from rpg.metrics import UpdateMetrics, peak_memory_gib, rollout_metrics, scheduled_values, staleness_metrics
+from rpg.metrics import PassCounts, UpdateMetrics, peak_memory_gib, rollout_metrics, scheduled_values, staleness_metrics
 from rpg.objectives import TokenBatch
 from rpg.processes import ranks
 from rpg.processes.stopping import StopAfterStep
@@ -50,6 +52,7 @@ from rpg.run_recorder.recorder import RunRecorder
 from rpg.run_recorder.state import TrainingState
 from rpg.schedule import learning_rate
 from rpg.stopwatch import Stopwatch
+from specs.machine.cards import peak_flops
 
 MOST_SKIPPED_IN_A_ROW = 20
 """Updates without a finite gradient, one after another, after which the run ends: its weights are likely lost."""
@@ -227,10 +230,32 @@ class Trainer:
         with clock("checkpoint"):
             self.recorder.save(self.state, stopping=stopping)
         metrics |= clock.metrics(scored.rollouts, num_trained=num_trained)
+        metrics |= self.share_of_peak(scored.minibatches, clock.seconds("update"))
         metrics["memory/peak_gib"] = peak_memory_gib(self.components.device)
         self.recorder.finish_step(self.state, metrics)
         self.progress.step(self.state.step, metrics, not_scored=failures(scored.rollouts.scores))
         return stopping
+
+    def share_of_peak(self, minibatches: list[Minibatch], seconds: float) -> dict[str, float]:
+        """The metric `mfu` of updates that took so long; nothing where the device's peak is not known."""
+        if not self.peak_flops:
+            return {}
+        counts = PassCounts.of_passes(batch for minibatch in minibatches for batch in minibatch.passes)
+        frozen = self.training.lora is not None
+        flops = self.shape.training_flops(counts.tokens, counts.responses, pairs=counts.pairs, frozen=frozen)
+        of_rank = flops * self.training.epochs / self.training.sequence_parallel_size
+        return {"mfu": of_rank / (seconds * self.peak_flops)}
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        """Figures of the model that is trained."""
+        return shape_of_config(self.components.learner.model.config.to_dict())
+
+    @cached_property
+    def peak_flops(self) -> float:
+        """FLOP/s of this rank's device in bfloat16; 0 where it is not known."""
+        device = self.components.device
+        return peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else 0.0
 
     @torch.no_grad()
     def recompute(self, minibatches: list[Minibatch], ledger: TokenLedger) -> None:

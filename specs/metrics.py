@@ -543,6 +543,17 @@ METRICS: tuple[Metric, ...] = (
         charted=True,
     ),
     Metric(
+        name="mfu",
+        title="Share of the GPU's peak",
+        meaning="Operations of the first rank's passes, forward and backward, without those that are recomputed, over"
+        " what its GPU could do in `time/update` at its bfloat16 peak. `rpg plan` says what to expect.",
+        unit="share",
+        better="higher",
+        repeatable=False,
+        charted=True,
+        recorded_with="a GPU whose peak is known",
+    ),
+    Metric(
         name="memory/peak_gib",
         title="Peak memory",
         meaning="Of the first rank's process since it began: on a GPU what torch allocated at most, on a CPU its"

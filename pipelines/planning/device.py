@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from rpg.base.shape import ModelShape
+from specs.machine.cards import CARDS, H100
 from specs.schema.experiment import Experiment
 
 LARGE = 50_000_000
@@ -24,18 +25,11 @@ class Device:
     """All that a process can have, as the driver reports it."""
 
 
-KNOWN_GPUS = (
-    Device("a T4", 15.0),
-    Device("an L4", 22.5),
-    Device("an A100 of 40 GB", 40.0),
-    Device("an L40S", 45.0),
-    Device("an H100", 79.6),
-    Device("an A100 of 80 GB", 80.0),
-    Device("an H200", 140.4),
-    Device("a B200", 179.1),
+KNOWN_GPUS = tuple(
+    Device(card.name, card.memory_gib) for card in CARDS if card.name not in ("an L40", "an H100 on PCIe")
 )
-"""From the smallest on."""
-ASSUMED = KNOWN_GPUS[4]
+"""From the smallest on; of equal memory one."""
+ASSUMED = Device(H100.name, H100.memory_gib)
 """Where nothing says which GPU it will be; the estimate of GPU hours assumes the same."""
 
 
@@ -72,16 +66,3 @@ def smallest_gpu() -> Device | None:
         gpus = [Device(name.strip(), round(int(mebibytes) / 1024, 1)) for name, _, mebibytes in rows]
         return min(gpus, key=lambda gpu: gpu.memory_gib, default=None)
     return None
-
-
-_PEAKS = {
-    **{"B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12},
-    **{"L40S": 362e12, "L40": 181e12, "L4": 121e12},
-}
-"""Part of a GPU's name -> FLOP/s of dense matrix products in bfloat16, by NVIDIA's data sheets. The first that is in a
-name counts."""
-
-
-def peak_flops(gpu: str) -> float:
-    """FLOP/s of a GPU in bfloat16, by the name that the driver gives it; 0 where it is not known."""
-    return next((peak for part, peak in _PEAKS.items() if part in gpu), 0.0)

@@ -1,24 +1,19 @@
-"""About how many GPU hours a run will take, from the arithmetic of training and the memory traffic of sampling."""
+"""About how many GPU hours a run will take, from a roofline of training and the memory traffic of sampling."""
 
 from dataclasses import dataclass
 
 from pipelines.planning.evaluations import evaluated_checkpoints, evaluation_problems
-from pipelines.planning.memory import engine_memory, longest_sequence, turn_bounds
-from pipelines.planning.model_shape import teacher_shape
+from pipelines.planning.memory import engine_memory, turn_bounds
+from pipelines.planning.roofline import PRODUCTS, step_seconds
 from rpg.base.shape import ModelShape
 from specs.errors import Issue
+from specs.machine.cards import H100
 from specs.machine.gpu_slots import slots_here
 from specs.schema.experiment import Experiment
 from specs.schema.rollout import TurnBounds
 
-PEAK_FLOPS = 989e12
-"""Peak rate of an H100 SXM in bfloat16, FLOP/s."""
 FLOAT32_FLOPS = 67e12
 """Peak rate in float32 without TF32, FLOP/s."""
-BANDWIDTH = 3.35e12
-"""Bandwidth of an H100 SXM's memory, bytes/s."""
-TRAINING_SHARE = 0.4
-"""Share of the peak that training is assumed to reach."""
 SAMPLING_SHARE = 0.6
 """Share of the bandwidth that sampling is assumed to reach."""
 
@@ -30,6 +25,8 @@ class GpuHours:
     sampling: float
     """Every group that dynamic sampling may throw away and sample again counted."""
     training: float
+    share_of_peak: float
+    """What the updates are expected to reach of the GPU's bfloat16 peak, see the metric `mfu`."""
     evaluation: float | None
     """Hours of all checkpoints; None where the size of an evaluation set is not known before it is read."""
 
@@ -45,10 +42,11 @@ def gpu_hours(experiment: Experiment, shape: ModelShape) -> GpuHours:
     responses = training.prompts_per_step * training.group_size
     rounds = rollout.dynamic_sampling.max_batches if rollout.dynamic_sampling else 1
     sampling = _sampling_seconds(experiment, shape, responses, turn_bounds(experiment))
-    each = evaluation_hours(experiment, shape)
+    each, step = evaluation_hours(experiment, shape), step_seconds(experiment, shape)
     return GpuHours(
         sampling=training.steps * rounds * sampling * experiment.gpus / 3600,
-        training=training.steps * _training_seconds(experiment, shape) / training.ranks * experiment.gpus / 3600,
+        training=training.steps * (step.logprobs + step.updates) / training.ranks * experiment.gpus / 3600,
+        share_of_peak=step.share_of_peak,
         evaluation=None if each is None else each * evaluated_checkpoints(experiment),
     )
 
@@ -74,29 +72,10 @@ def precision_warnings(experiment: Experiment) -> list[Issue]:
             "a GPU will train in float32",
             path=("training", "precision"),
             given="float32",
-            hint=f"bfloat16 multiplies matrices {PEAK_FLOPS / FLOAT32_FLOPS:.0f} times as fast on an H100, halves"
+            hint=f"bfloat16 multiplies matrices {H100.flops / FLOAT32_FLOPS:.0f} times as fast on an H100, halves"
             " the activations, and has the attention kernel for packed rows",
         )
     ]
-
-
-def _training_seconds(experiment: Experiment, shape: ModelShape) -> float:
-    """GPU seconds of a step: a forward is 2 operations a parameter and token, a backward 4, recomputation 2 more."""
-    training = experiment.training
-    length = longest_sequence(experiment)
-    tokens = training.prompts_per_step * training.group_size * length
-    passes = float(training.epochs * (4 if training.gradient_checkpointing is True else 3))
-    if not experiment.rollout.gives_old_logprobs:
-        passes += 1 - experiment.first_pass_gives_old_logprobs / training.minibatches
-    flops = passes * _forward(shape, length)
-    if experiment.reference.source != "behaviour":
-        flops += _forward(teacher_shape(experiment) or shape, length)
-    return tokens * flops / (PEAK_FLOPS * TRAINING_SHARE)
-
-
-def _forward(shape: ModelShape, length: int) -> int:
-    """Operations of a forward pass, a token."""
-    return 2 * shape.matrix_parameters + 2 * shape.layers * shape.attention_size * length
 
 
 def _sampling_seconds(experiment: Experiment, shape: ModelShape, responses: int, bounds: TurnBounds) -> float:
@@ -115,8 +94,8 @@ def _sampling_seconds(experiment: Experiment, shape: ModelShape, responses: int,
     gpus = rollout.gpus_per_sampler
     if engine := engine_memory(experiment):
         in_flight = max(1, min(in_flight, int((engine * gpus - shape.parameters * size) / cache)))
-    traffic = (shape.read_parameters * size + in_flight * cache) / (BANDWIDTH * SAMPLING_SHARE)
-    forward = 2 * shape.matrix_parameters / (PEAK_FLOPS * TRAINING_SHARE)
+    traffic = (shape.read_parameters * size + in_flight * cache) / (H100.bandwidth * SAMPLING_SHARE)
+    forward = 2 * shape.matrix_parameters / (H100.flops * PRODUCTS)
     sampling = bounds.sampled * max(traffic / in_flight, forward)
     # A sampled token takes longer than a given one: as many as can be are sampled.
     return responses * (sampling + (bounds.length - bounds.sampled) * forward) / gpus

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rpg import pretrained
-from rpg.base import shape
+from rpg.base import shape, traffic
 from rpg.base.shape import ModelShape
 from specs.machine.files import DiskError, read_json, write_json
 from specs.schema.experiment import Experiment
@@ -64,16 +64,16 @@ def shape_of_settings(settings: dict[str, Any]) -> ModelShape | None:
 @cache
 def _kept_or_counted(settings: str) -> ModelShape | None:
     kept = _place(settings)
-    with suppress(TypeError):  # damaged
+    with suppress(TypeError, KeyError, AttributeError):  # damaged
         if kept and (known := read_json(kept)):
-            return ModelShape(**known)
+            return ModelShape.of_figures(known)
     figures = _count(settings)
     if figures is None:
         return None
     with suppress(OSError, DiskError):  # it is counted again the next time
         if kept:
             write_json(kept, figures)
-    return ModelShape(**figures)
+    return ModelShape.of_figures(figures)
 
 
 def _place(settings: str) -> Path | None:
@@ -81,7 +81,7 @@ def _place(settings: str) -> Path | None:
     from huggingface_hub import cached_assets_path
 
     with suppress(OSError):
-        code = [Path(str(module.__file__)).read_bytes() for module in (shape, pretrained)]
+        code = [Path(str(module.__file__)).read_bytes() for module in (shape, traffic, pretrained)]
         digest = hashlib.sha256(b"\0".join([settings.encode(), version("transformers").encode(), *code])).hexdigest()
         return cached_assets_path("rpg", "planning", "model-shapes") / f"{digest[:32]}.json"
     return None

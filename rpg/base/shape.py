@@ -8,9 +8,10 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from rpg.base.traffic import Traffic, traffic_of
 from specs.machine.parent import die_with_parent
 
 if TYPE_CHECKING:
@@ -51,11 +52,33 @@ class ModelShape:
     """Whether the MLP has a gate, as in Llama's descendants; GPT-2's has none."""
     norms_queries: bool
     """Whether queries and keys are normalised, as in Qwen3."""
+    traffic: Traffic | None = None
+    """Work of a pass; None where it was not counted, or the model does not run on meta tensors."""
+
+    @classmethod
+    def of_figures(cls, figures: Mapping[str, Any]) -> "ModelShape":
+        """From what `asdict` gives."""
+        traffic = figures["traffic"]
+        return cls(**{**figures, "traffic": Traffic.of_figures(traffic) if traffic else None})
 
     @property
     def read_parameters(self) -> int:
         """Parameters that many tokens together are multiplied with: those of all experts."""
         return self.matrix_parameters + self.parameters - self.active_parameters
+
+    def training_flops(self, tokens: int, responses: int, *, pairs: float, frozen: bool = False) -> float:
+        """Operations of a forward and a backward pass, recomputation not counted.
+
+        Args:
+            tokens: that go through the layers.
+            responses: those of them that go through the output head.
+            pairs: of tokens that see each other in attention.
+            frozen: whether the weights have no gradient, as where adapters are trained.
+        """
+        head = self.vocab_size * self.hidden_size
+        each = 4.0 if frozen else 6.0
+        products = tokens * (self.matrix_parameters - head) + responses * head
+        return each * products + 12.0 * self.layers * self.attention_size * pairs
 
 
 def shape_of_config(settings: Mapping[str, Any]) -> ModelShape:
@@ -63,6 +86,15 @@ def shape_of_config(settings: Mapping[str, Any]) -> ModelShape:
     from rpg.pretrained import config_of_settings, model_without_weights
 
     return shape_of(model_without_weights(config_of_settings(settings)))
+
+
+def counted(settings: Mapping[str, Any]) -> ModelShape:
+    """The figures with the work of a pass, where the model runs on meta tensors; raises what `shape_of_config` does."""
+    shape = shape_of_config(settings)
+    try:
+        return replace(shape, traffic=traffic_of(settings))
+    except Exception:  # architectures that look at values, by errors of their own
+        return shape
 
 
 def shape_of(model: "PreTrainedModel") -> ModelShape:
@@ -185,4 +217,4 @@ def _experts_width(
 
 if __name__ == "__main__":
     die_with_parent()
-    print(json.dumps(asdict(shape_of_config(json.load(sys.stdin)))))
+    print(json.dumps(asdict(counted(json.load(sys.stdin)))))

@@ -1,7 +1,10 @@
 """Logprobs of given tokens, and the entropy, from hidden states; [tokens, vocabulary] is never held."""
 
+import logging
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -67,10 +70,19 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        logprobs, entropy, normaliser = (hidden.new_empty(hidden.shape[0], dtype=wide) for _ in range(3))
-        block, powers = _block(hidden, weight, chunk), _block(hidden, weight, chunk)
+        in_kernel = bias is None and wide == torch.float32 and has_head_kernel(hidden.device)
+        logprobs, entropy = (hidden.new_empty(hidden.shape[0], dtype=wide) for _ in range(2))
+        normaliser = hidden.new_empty(hidden.shape[0], dtype=torch.float64 if in_kernel else wide)
+        block = _block(hidden, weight, chunk)
+        powers = block if in_kernel else _block(hidden, weight, chunk)
         head = _head(weight, wide)
         for part in _parts(hidden.shape[0], chunk):
+            if in_kernel:
+                logits = _logits(block, hidden[part], head, None, 1.0)
+                logprobs[part], entropy[part], normaliser[part] = _kernel().logprobs_of(
+                    logits, targets[part], temperature
+                )
+                continue
             logits = _logits(block, hidden[part], head, bias, temperature)
             highest = logits.amax(-1)
             shifted = logits.sub_(highest[:, None])
@@ -80,7 +92,7 @@ class _TokenLogprobs(torch.autograd.Function):
             logprobs[part] = shifted.gather(1, targets[part, None])[:, 0] - total.log()
             entropy[part] = total.log() - exponentials.mul_(shifted).sum(-1) / total
         ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.temperature, ctx.chunk, ctx.in_kernel = temperature, chunk, in_kernel
         ctx.set_materialize_grads(False)
         return logprobs, entropy
 
@@ -88,17 +100,29 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, normaliser, entropy = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        wide = normaliser.dtype
+        wide = entropy.dtype
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=wide) if wants_weight else None
         grad_bias = torch.zeros_like(bias, dtype=wide) if wants_bias else None
         block = _block(hidden, weight, ctx.chunk)
         head = _head(weight, wide)
         for part in _parts(hidden.shape[0], ctx.chunk):
-            logits = _logits(block, hidden[part], head, bias, ctx.temperature)
-            log_p = logits.sub_(normaliser[part, None])
             from_logprobs, from_entropy = (gradient if gradient is None else gradient[part] for gradient in gradients)
-            slope, scale = _slope(log_p, targets[part], from_logprobs, from_entropy, entropy[part])
+            if ctx.in_kernel:
+                slope, scale = _kernel().slope_of(
+                    _logits(block, hidden[part], head, None, 1.0),
+                    targets[part],
+                    normalisers=normaliser[part],
+                    entropies=entropy[part],
+                    from_logprobs=from_logprobs,
+                    from_entropies=from_entropy,
+                    temperature=ctx.temperature,
+                    dtype=hidden.dtype,
+                )
+            else:
+                logits = _logits(block, hidden[part], head, bias, ctx.temperature)
+                log_p = logits.sub_(normaliser[part, None])
+                slope, scale = _slope(log_p, targets[part], from_logprobs, from_entropy, entropy[part])
             scale = scale / ctx.temperature
             if grad_bias is not None:
                 grad_bias.addmv_(slope.T, scale)
@@ -125,6 +149,42 @@ def _block(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
     """[chunk, vocabulary], float32 or wider, not filled. A fresh block for each chunk would be paid in page faults."""
     shape = (min(chunk, hidden.shape[0]), weight.shape[0])
     return hidden.new_empty(shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
+
+
+@cache
+def has_head_kernel(device: torch.device) -> bool:
+    """Whether `rpg.learner.head_kernel` is used there: on GPUs where Triton is, and where it gives what PyTorch's
+    operations give. Triton's interpreter, in which tests run it, takes the place of a GPU."""
+    on_gpu, interpreted = device.type == "cuda", os.environ.get("TRITON_INTERPRET") == "1"
+    if not (on_gpu or interpreted) or find_spec("triton") is None:
+        return False
+    try:
+        return _kernel_is_right(device)
+    except Exception as error:  # whatever Triton's compiler lacks on this machine
+        logging.getLogger(__name__).warning("the output head's kernel is not used: %s", error)
+        return False
+
+
+def _kernel() -> Any:
+    from rpg.learner import head_kernel
+
+    return head_kernel
+
+
+def _kernel_is_right(device: torch.device) -> bool:
+    """Logprob, entropy and gradient of a few rows, against PyTorch's operations."""
+    logits = torch.linspace(-8, 8, 3 * 5001, device=device).view(3, -1)[:, torch.arange(5001) * 7 % 5001].contiguous()
+    targets = torch.tensor([0, 4095, 5000], device=device)
+    log_p = torch.log_softmax(logits, -1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    expected = [log_p.gather(1, targets[:, None])[:, 0], entropy, torch.logsumexp(logits.double(), -1)]
+    found = _kernel().logprobs_of(logits, targets, 1.0)
+    ones = torch.ones(3, device=device)
+    gradients = {"from_logprobs": ones, "from_entropies": ones, "temperature": 1.0, "dtype": torch.float32}
+    slope, _ = _kernel().slope_of(logits, targets, normalisers=expected[2], entropies=entropy, **gradients)
+    expected_slope, _ = _slope(log_p, targets, ones, ones, entropy)
+    pairs = zip([*found, slope], [*expected, expected_slope], strict=True)
+    return all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in pairs)
 
 
 @cache

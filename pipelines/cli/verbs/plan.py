@@ -240,7 +240,7 @@ def _summary(made: Plan) -> Iterator[tuple[str, str, int, str]]:
 def _algebra(made: Plan) -> list[str]:
     """Batch algebra and estimates of the first run, and in how far the other runs differ."""
     from pipelines.planning.device import LARGE, device_of, on_device
-    from pipelines.planning.gpu_hours import SAMPLING_SHARE, TRAINING_SHARE, gpu_hours
+    from pipelines.planning.gpu_hours import SAMPLING_SHARE, gpu_hours
     from pipelines.planning.judging import judging, sentences
     from pipelines.planning.memory import GIB, batch_algebra, memory_estimate
     from pipelines.planning.model_shape import model_shape, settings_of
@@ -297,7 +297,8 @@ def _algebra(made: Plan) -> list[str]:
                 f"time    about {hours.total:,.0f} GPU hours a run, all responses at full length: "
                 f"{hours.sampling:,.0f} to sample{rounds}, {hours.training:,.0f} to train, {evaluation}"
                 f"on H100s at {SAMPLING_SHARE:.0%} of their bandwidth and "
-                f"{TRAINING_SHARE:.0%} of their bfloat16 peak; {hours.total * len(made.runs):,.0f} for all runs"
+                f"{hours.share_of_peak:.0%} of their bfloat16 peak (mfu); "
+                f"{hours.total * len(made.runs):,.0f} for all runs"
                 + ("; evaluation comes on top: the size of a set is not known yet" if hours.evaluation is None else "")
             )
     changing = dict.fromkeys(entry for run in made.runs for entry in _schedules(run.experiment).items())

@@ -12,19 +12,19 @@ import torch
 from pipelines.doctor.gpu_checks.check import Bench, CheckFailedError, Figures
 from pipelines.doctor.gpu_checks.models import MIDDLE, SMALL, BatchShape, random_step, write_model
 from pipelines.doctor.gpu_checks.numerics import add_gradient, training
-from pipelines.planning.device import peak_flops
 from pipelines.planning.memory import memory_estimate
 from rpg.base.shape import ModelShape, shape_of_config
 from rpg.batches.minibatches import cut, plan_step
 from rpg.learner.deepspeed import Learner
 from rpg.processes import ranks
+from specs.machine.cards import peak_flops
 from specs.schema.experiment import Experiment
 from specs.schema.training import Training
 
 _OVER_ESTIMATE = 1.1
 """Times the estimate that the memory may be: the estimate is an upper bound, and held to 10 %."""
 _LEAST_SHARE = 0.1
-"""Least accepted share of the GPU's peak. The estimate of GPU hours assumes 0.4; a wrong kernel or a throttled GPU
+"""Least accepted share of the GPU's peak. `rpg plan` expects 0.15 to 0.45; a wrong kernel or a throttled GPU
 gives a tenth."""
 _ON_GPU = BatchShape(prompts=16, group_size=8, prompt_length=256, response_length=768, microbatch_tokens=16384)
 _ON_CPU = BatchShape(prompts=4, group_size=4, prompt_length=16, response_length=48, microbatch_tokens=512)
@@ -110,7 +110,7 @@ def measure_updates(
     if device.type == "cuda":
         model = shape_of_config(config)
         length = shape.prompt_length + shape.response_length
-        flops = useful_flops(model, tokens, sampled, length)
+        flops = model.training_flops(tokens, sampled, pairs=tokens * length / 2)
         figures |= {"tflops": flops * rate / 1e12}
         if peak := peak_flops(torch.cuda.get_device_name(device)):
             figures["share_of_peak"] = flops * rate / peak
@@ -118,14 +118,6 @@ def measure_updates(
         figures["peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
         figures["estimated_gib"] = estimated_bytes(model, settings, shape) / 2**30
     return figures
-
-
-def useful_flops(model: ModelShape, tokens: int, sampled: int, length: int) -> float:
-    """Operations of a forward and a backward, recomputation not counted: of each token through the layers and its
-    causal attention, of each sampled token through the output head."""
-    head = model.vocab_size * model.hidden_size
-    layers = 6 * (model.matrix_parameters - head) + 6 * model.layers * model.attention_size * length
-    return float(tokens * layers + sampled * 6 * head)
 
 
 def estimated_bytes(model: ModelShape, settings: Training, shape: BatchShape) -> int:

@@ -1,6 +1,8 @@
 """Chunked logprobs against the plain way."""
 
+import json
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rpg.learner.logprobs import multiplies_into_float32, token_logprobs
+from rpg.learner.logprobs import has_head_kernel, multiplies_into_float32, token_logprobs
+from tests.rpg.tiny_run import finish, start
 
 TOKENS, HIDDEN, VOCABULARY = 13, 8, 11
 
@@ -205,3 +208,17 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     hidden, weight, _, targets = inputs()
     with pytest.raises(ValueError, match=r"hidden \[13, 8\]"):
         token_logprobs(hidden, weight[:, :4], targets)
+
+
+def test_the_kernel_of_the_head_computes_what_pytorch_does() -> None:
+    """In float32, with and without remainders of vocabulary and chunk; Triton's interpreter executes it, on a CPU."""
+    command = [sys.executable, "-m", "tests.rpg.head_kernel_worker"]
+    output = finish(start(command, environment={"TRITON_INTERPRET": "1"}))
+    found = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+    assert found["used"]
+    assert found["cases"] == 40
+    assert max(found["worst"].values()) <= 1e-6
+
+
+def test_a_cpu_does_without_the_kernel() -> None:
+    assert not has_head_kernel(torch.device("cpu"))

@@ -1,0 +1,125 @@
+"""Seconds of a training pass on a GPU: what limits each of its parts, products, attention, or the memory's bandwidth.
+
+The work is counted by `rpg.base.traffic`; the rates are those that kernels sustain, not the data sheets'.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+from pipelines.planning.memory import longest_sequence, turn_bounds
+from pipelines.planning.model_shape import teacher_shape
+from rpg.base.shape import ModelShape
+from rpg.base.traffic import Work
+from specs.machine.cards import H100, Card
+from specs.schema.experiment import Experiment
+
+PRODUCTS = 0.627
+"""Share of a card's peak that products of large bfloat16 matrices reach: 620 of 989 TFLOP/s on an H100."""
+ATTENTION = (0.354, 0.263)
+"""Share of the peak in torch's attention for packed rows, forward and backward: 350 and 260 TFLOP/s."""
+BANDWIDTH = 0.836
+"""Share of the memory's bandwidth that elementwise operations reach: 2.8 of 3.35 TB/s."""
+BACKWARD_PAIRS = 2.5
+"""Arithmetic of attention in a backward pass over that in a forward pass."""
+PASS_BYTES = 16
+"""Moved for each trained weight in a pass: its gradient goes to a bucket, and is added up in float32."""
+UPDATE_BYTES = 30
+"""Moved for each trained weight in an update: master weight, two moments, gradient, and the weight in bfloat16."""
+UNCOUNTED_SHARE = 0.25
+"""Share of the peak that is assumed of models that do not run on meta tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Which of a pass's operations are one kernel each."""
+
+    fused: bool = False
+    """Norms, rotations and gates."""
+    head: bool = False
+    """Logprob and entropy of a token's logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSeconds:
+    """Seconds for each token of a pass."""
+
+    forward: float
+    backward: float
+    recompute_all: float
+    """Added where layers keep their input alone."""
+    recompute_some: float
+    """Added where they keep the results of products and attention too."""
+
+
+def kernels_of(experiment: Experiment) -> Kernels:
+    """The kernels that a run's passes have on a GPU, where torch brings Triton along."""
+    return Kernels(fused=experiment.training.kernels == "liger", head=True)
+
+
+def token_seconds(
+    shape: ModelShape, *, length: float, responses: float, kernels: Kernels = Kernels(), card: Card = H100
+) -> TokenSeconds:
+    """Seconds of a pass in bfloat16 for each of its tokens.
+
+    Args:
+        length: tokens of a sequence.
+        responses: share of the tokens that go through the output head.
+    """
+    pairs = 2 * shape.layers * shape.attention_size * length
+    traffic = shape.traffic
+    if traffic is None:
+        forward = (2 * shape.matrix_parameters + pairs) / (card.flops * UNCOUNTED_SHARE)
+        return TokenSeconds(forward, 2 * forward, forward, 0.0)
+    layers = (traffic.fused_forward, traffic.fused_backward) if kernels.fused else (traffic.forward, traffic.backward)
+    head = (
+        (traffic.kernel_head_forward, traffic.kernel_head_backward)
+        if kernels.head
+        else (traffic.head_forward, traffic.head_backward)
+    )
+    seen = pairs / (card.flops * ATTENTION[0]), BACKWARD_PAIRS * pairs / (card.flops * ATTENTION[1])
+    forward, backward = (_seconds(work, card) + each for work, each in zip(layers, seen, strict=True))
+    of_head = [responses * _seconds(work, card) for work in head]
+    moved = layers[0].bytes_moved / (card.bandwidth * BANDWIDTH)
+    return TokenSeconds(forward + of_head[0], backward + of_head[1], forward, moved)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """GPU seconds of a training step over all ranks, every response at its full length."""
+
+    logprobs: float
+    """Old and reference logprobs."""
+    updates: float
+    share_of_peak: float
+    """Expected value of the metric `mfu`: what the updates reach of the card's peak, recomputation not counted."""
+
+
+def step_seconds(experiment: Experiment, shape: ModelShape, *, card: Card = H100) -> StepSeconds:
+    """Seconds of a run's training step."""
+    training = experiment.training
+    length, response = longest_sequence(experiment), turn_bounds(experiment).sampled
+    sequences = training.prompts_per_step * training.group_size
+    tokens = sequences * length
+    seconds_of = partial(
+        token_seconds, length=length, responses=response / length, kernels=kernels_of(experiment), card=card
+    )
+    each = seconds_of(shape)
+    recomputed = {False: 0.0, True: each.recompute_all, "selective": each.recompute_some}
+    logprobs = 0.0
+    if not experiment.rollout.gives_old_logprobs:
+        logprobs += (1 - experiment.first_pass_gives_old_logprobs / training.minibatches) * each.forward
+    if experiment.reference.source != "behaviour":
+        logprobs += seconds_of(teacher_shape(experiment) or shape).forward
+    weights = 0 if training.lora else shape.parameters  # adapters are few
+    passes = max(training.minibatches, math.ceil(tokens / training.microbatch_tokens))
+    moved = weights * (PASS_BYTES * passes + UPDATE_BYTES * training.minibatches) / (card.bandwidth * BANDWIDTH)
+    once = tokens * (each.forward + each.backward + recomputed[training.gradient_checkpointing]) + moved
+    flops = shape.training_flops(
+        tokens, sequences * response, pairs=sequences * length**2 / 2, frozen=training.lora is not None
+    )
+    return StepSeconds(tokens * logprobs, training.epochs * once, flops / (once * card.flops))
+
+
+def _seconds(work: Work, card: Card) -> float:
+    return work.flops / (card.flops * PRODUCTS) + work.bytes_moved / (card.bandwidth * BANDWIDTH)

@@ -1,0 +1,42 @@
+"""GPUs by what estimates need of them: memory, matrix products, bandwidth, by NVIDIA's data sheets."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One kind of GPU."""
+
+    name: str
+    """With its article, as a sentence has it."""
+    part: str
+    """Part of the name that the driver gives it."""
+    memory_gib: float
+    """All that a process can have, as the driver reports it."""
+    flops: float
+    """Dense matrix products in bfloat16, FLOP/s; 0: it has none."""
+    bandwidth: float
+    """Bandwidth of its memory, bytes/s."""
+
+
+CARDS = (
+    Card("a T4", "T4", 15.0, 0.0, 0.32e12),
+    Card("an L4", "L4", 22.5, 121e12, 0.30e12),
+    Card("an A100 of 40 GB", "A100", 40.0, 312e12, 1.55e12),
+    Card("an L40S", "L40S", 45.0, 362e12, 0.86e12),
+    Card("an L40", "L40", 45.0, 181e12, 0.86e12),
+    Card("an H100 on PCIe", "H100 PCIe", 79.6, 756e12, 2.0e12),
+    Card("an H100", "H100", 79.6, 989e12, 3.35e12),
+    Card("an A100 of 80 GB", "A100", 80.0, 312e12, 2.04e12),
+    Card("an H200", "H200", 140.4, 989e12, 4.8e12),
+    Card("a B200", "B200", 179.1, 2250e12, 8.0e12),
+)
+"""From the smallest on."""
+H100 = next(card for card in CARDS if card.name == "an H100")
+"""What estimates assume where nothing says which GPU it will be."""
+
+
+def peak_flops(gpu: str) -> float:
+    """FLOP/s of a GPU in bfloat16, by the name that the driver gives it; 0 where it is not known."""
+    known = sorted(CARDS, key=lambda card: -len(card.part))  # an L40S is no L4
+    return next((card.flops for card in known if card.part in gpu), 0.0)
