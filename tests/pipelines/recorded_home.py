@@ -190,6 +190,7 @@ def record_conversation(
             "reference_version": 0,
             "reward_error": pa.nulls(1, pa.string()),
             "reward_terms": pa.nulls(1, pa.string()),
+            "verdicts": pa.nulls(1, pa.string()),
         },
     )
     writer.columns(
