@@ -1,6 +1,7 @@
 """The documentation says what the code does: reference pages are current, links lead somewhere, what is shown runs."""
 
 import ast
+import importlib
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ from ruamel.yaml import YAML
 
 from pipelines.cli import app, main
 from pipelines.home.home import Home
+from specs import extensions
 from specs.errors import SpecError, render
 from specs.loader import load_evaluation, load_experiment, load_study_document
 from specs.machine.exit_cause import Cause
@@ -149,6 +151,9 @@ def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             shell = ["bash", "-euo", "pipefail", "-c", named(block.text)]
             finished = subprocess.run(shell, env=environment, capture_output=True, text=True)
             assert finished.returncode == 0, f"{block}\n{finished.stdout}{finished.stderr}"
+            # As for a process that begins now, what was installed is there.
+            importlib.invalidate_caches()
+            extensions._entry_points.cache_clear()
             continue
         for line in lines:
             monkeypatch.setattr(sys, "argv", shlex.split(line, comments=True))

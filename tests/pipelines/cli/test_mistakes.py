@@ -160,7 +160,7 @@ spec.yaml:54: rollout.max_response_length: prompt and response do not fit the mo
         """\
 spec.yaml:56: reward.type: unknown type
     56 | reward: {type: exactmatch}  # or math_verify, math_dapo, reasoning_gym
-  given: "exactmatch"    allowed: code, exact_match, math_dapo, math_verify, none, python, reasoning_gym, weighted_sum
+  given: "exactmatch"    allowed: code, exact_match, judge, math_dapo, math_verify, none, python, reasoning_gym, reward_model, weighted_sum
   hint: did you mean `exact_match`? more are installed as packages with an entry point in `rpg.rewards`
 1 error; nothing was run
 """,
@@ -559,7 +559,7 @@ there is no run `spec-s0`: DIR/home holds none yet; `rpg run FILE` makes one
 there is no table or view `metric`
   there are: accuracy_curves, artifacts, attempts, checkpoints, confirmations, evaluation_samples, evaluations, \
 events, experiments, last_and_best, leaderboard, learning_curves, metric_names, metrics, provenance, rollouts, \
-run_summary, runs, stages, studies, tokens, trials, turns
+run_summary, runs, stages, studies, tokens, trials, turns, verdicts
   hint: did you mean `metrics`?
 """,
     ),
@@ -757,4 +757,4 @@ def test_a_group_of_one_points_at_its_own_line(
     monkeypatch.chdir(tmp_path)
     Path("spec.yaml").write_text(STARTER.replace("group_size: 8", "group_size: 1\n  epochs: 1"))
     _, _, err = call("validate", "spec.yaml", "--set", "advantage.scale=group_std")
-    assert err.splitlines()[1].strip().endswith("| group_size: 1")
+    assert err.splitlines()[1].strip().endswith("|   group_size: 1")
