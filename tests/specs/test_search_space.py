@@ -197,7 +197,7 @@ def test_what_is_wrong_inside_a_case_is_told_at_its_line():
         "  hint: did you mean `every_steps`?\n"
         "spec.yaml:8: parameters.reference.cases.initial.source: not one of the values allowed\n"
         "    8 |       initial: {source: initials}\n"
-        '  given: "initials"    allowed: behaviour, snapshot, initial\n'
+        '  given: "initials"    allowed: behaviour, snapshot, initial, model\n'
         "  hint: did you mean `initial`?\n"
         "2 errors; nothing was run"
     )
@@ -299,7 +299,7 @@ def test_an_own_value_outside_its_range_is_warned_of():
         "spec.yaml:6: parameters.reference: the experiment's own value is not in the range\n"
         "    6 |   reference: {cases: {moves: {source: snapshot, update: {every_steps: 2}}, "
         "stays: {source: initial}}}\n"
-        '  given: {"source": "behaviour", "update": null}    allowed: moves, stays\n'
+        '  given: {"source": "behaviour", "path": "", "revision": "main", "update": null}    allowed: moves, stays\n'
         "  hint: the baseline is tried with it all the same; widen the range, or set another value under overrides\n"
         "2 warnings"
     )

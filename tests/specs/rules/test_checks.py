@@ -20,12 +20,12 @@ def test_the_good_spec_warns_of_nothing():
         (
             "group_size: 4\n  minibatches: 2",
             "group_size: 1\nadvantage: {baseline: leave_one_out}",
-            "advantage.baseline: needs more than one",
+            "training.group_size: advantage.baseline leave_one_out needs more than one",
         ),
         (
             "group_size: 4\n  minibatches: 2",
             "group_size: 1\nadvantage: {baseline: batch_mean, scale: group_std}",
-            "advantage.scale: needs more",
+            "training.group_size: advantage.scale group_std needs more",
         ),
         ("training:", "reference: {source: snapshot}\ntraining:", "reference.update: missing"),
         (

@@ -316,7 +316,7 @@ def test_csv_names_its_columns_in_the_first_line(tmp_path: Path) -> None:
     file = csv_file(tmp_path / "sums.csv", '\ufeffquestion,answer,level\n"1 + 1,\nplease",2,easy\n\n2 + 2,4,hard\n')
     columns = {"prompt": "question", "answer": "answer", "keep": ["level"]}
     first, second = read(source="csv", path=str(file), columns=columns)
-    assert (first.question, first.answer, first.dataset) == ("1 + 1,\nplease", "2", "sums")
+    assert (first.prompt, first.answer, first.dataset) == ("1 + 1,\nplease", "2", "sums")
     assert (first.metadata, second.metadata) == ({"level": "easy"}, {"level": "hard"})
     semicolons = csv_file(tmp_path / "more.csv", "prompt;answer\n1;2\n")
     (problem,) = read(source="csv", path=str(semicolons), delimiter=";", columns={"answer": "answer"})
