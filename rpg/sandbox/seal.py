@@ -75,9 +75,11 @@ class Answer:
             return ended
         if status == -signal.SIGKILL and self.cpu_seconds and self.head["cpu_seconds"] >= self.cpu_seconds - 0.5:
             return "timeout"
-        last = self.stderr[-4096:].strip().rpartition(b"\n")[2]
-        # The kernel's own killer, or what interpreters and libraries say.
-        if status == -signal.SIGKILL or (status and (last.startswith(b"MemoryError") or b"bad_alloc" in last)):
+        # The kernel's own killer, or what interpreters and libraries say; what several processes say may be mixed.
+        lines = self.stderr[-4096:].splitlines()
+        if status == -signal.SIGKILL or (
+            status and any(line.startswith(b"MemoryError") or b"bad_alloc" in line for line in lines)
+        ):
             return "memory"
         return "killed" if status < 0 else "exited"
 
