@@ -58,8 +58,9 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
         if model and isinstance(experiment.model, ScratchModel):
             check_scratch(experiment.model)
         tokenizer = tokenizer_of(experiment.model)
-        if tokenizer is not None:
-            _check_lengths(sets, tokenizer, experiment.data, findings, experiment.rollout.rollouter.shown_tools)
+        rollouter = experiment.rollout.rollouter
+        if tokenizer is not None and not rollouter.lacks():  # a server that is not here shows no tools
+            _check_lengths(sets, tokenizer, experiment.data, findings, rollouter.shown_tools)
         if model and experiment.trains:
             check_training(experiment)
             check_teacher(experiment)

@@ -99,9 +99,10 @@ def _sandbox(experiment: Experiment | None) -> Iterator[Finding]:
     refused = next(iter(refusals(experiment)), None) if experiment else None
     if experiment and refused:
         what = "tool" if "tools" in refused.path else "reward.type"
-        why = f"{lack.reason}; {what} {refused.given} needs it here: {lack.hint}" if lack else ""
+        sealing = lack is not None and lack.reason in refused.message
+        why = f"{lack.reason}; {what} {refused.given} needs it here: {lack.hint}" if lack and sealing else ""
         message = why or f"{refused.message}: {refused.hint}"
-        name = "sandbox" if lack else "reward"
+        name = "sandbox" if sealing else what.partition(".")[0]
         yield Finding(name, "broken" if launcher_of(experiment).ranks_run_here else "note", message)
     elif lack:
         users = "reward.type: reasoning_gym and code, and for the tool python"

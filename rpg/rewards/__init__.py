@@ -40,11 +40,14 @@ __all__ = [
 
 
 def refusals(experiment: Experiment) -> list[Issue]:
-    """Why this machine may not run an experiment: it cannot score with one of the rewards (see `refusal`), or run what
-    its tools run. Each at its place."""
+    """Why this machine may not run an experiment: it cannot score with one of the rewards (see `refusal`), or has not
+    what its tools need. Each at its place."""
     found = ((at, refusal(reward)) for at, reward in experiment.rewards())
     refused = [replace(issue, path=(*at, *issue.path[1:])) for at, issue in found if issue]
-    if (tool := experiment.rollout.rollouter.runs_programs) and (lack := room.missing()):
+    rollouter = experiment.rollout.rollouter
+    if issue := rollouter.lacks():
+        refused.append(replace(issue, path=("rollout", "rollouter", *issue.path)))
+    if (tool := rollouter.runs_programs) and (lack := room.missing()):
         message = f"the tool {tool} runs what the policy writes, in a sandbox alone: {lack.reason}"
         refused.append(Issue(message, ("rollout", "rollouter", "tools"), given=tool, hint=lack.hint))
     return refused

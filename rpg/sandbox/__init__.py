@@ -7,8 +7,19 @@ it. *Sealed*, it runs in bubblewrap: without a network, with no file of the mach
 """
 
 from rpg.sandbox.bubblewrap import missing
-from rpg.sandbox.process import Confined, Limits, start
+from rpg.sandbox.process import Confined, Limits, start, watched
 from rpg.sandbox.room import Program, Sandbox, SandboxError, Session
 from rpg.sandbox.seal import Outcome
 
-__all__ = ["Confined", "Limits", "Outcome", "Program", "Sandbox", "SandboxError", "Session", "missing", "start"]
+__all__ = [
+    "Confined",
+    "Limits",
+    "Outcome",
+    "Program",
+    "Sandbox",
+    "SandboxError",
+    "Session",
+    "missing",
+    "start",
+    "watched",
+]

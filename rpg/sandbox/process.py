@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import signal
 import site
 import subprocess
@@ -146,6 +147,13 @@ def start(
     # bubblewrap too: one that is killed while it begins leaves a process behind.
     watched = enter.entered(inside, {}, watched_by=os.getpid())
     return Confined(subprocess.Popen(watched, env=environment, start_new_session=True, **pipes))
+
+
+def watched(command: Sequence[str]) -> list[str]:
+    """The command, which ends with the thread that starts it, and so does all that it starts. It is not sealed, and its
+    program may be found on the PATH."""
+    program = shutil.which(command[0]) or command[0]
+    return enter.entered(enter.entered([program, *command[1:]], {}), {}, watched_by=os.getpid())
 
 
 def _rlimits(limits: Limits, processes: int) -> dict[str, int]:

@@ -110,11 +110,11 @@ def _no_conversation(why: str) -> SpecError:
 
 
 class _Tags:
-    """A call ends its turn. It has one argument, its tool's first parameter."""
+    """A call ends its turn. It has one argument, its tool's first parameter, if there is one."""
 
     def __init__(self, format: TagsFormat, tools: Sequence[Tool]) -> None:
         self._marks = {tool.type: format.around_call(tool.type) for tool in tools}
-        self._parameters = {tool.type: tool.parameters[0] for tool in tools}
+        self._parameters = {tool.type: tool.parameters[:1] for tool in tools}
         before, _, after = format.answer.partition("{answer}")
         self._around = before, after
         self.stop = tuple(dict.fromkeys(end for _, end in self._marks.values()))
@@ -130,7 +130,7 @@ class _Tags:
         if not ending:
             return []
         _, tool, argument = max(ending)  # the mark that begins last
-        return [Call(tool, {self._parameters[tool]: argument})]
+        return [Call(tool, dict.fromkeys(self._parameters[tool], argument))]
 
     def around(self, number: int) -> list[tuple[str, str]]:
         """See CallFormat."""

@@ -46,6 +46,14 @@ class Tool(ToolSection):
     def open(self) -> ToolSession:
         """The tool for one response. Called in any thread; calls of one session come one at a time."""
 
+    def offered(self) -> "tuple[Tool, ...]":
+        """Tools that the policy may call by it: itself, or those of a server.
+
+        Raises:
+            IssueError: there are none. The path begins at the section.
+        """
+        return (self,)
+
     @property
     def parameters(self) -> tuple[str, ...]:
         """Names of the parameters, in order."""

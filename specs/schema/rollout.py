@@ -49,6 +49,8 @@ class ToolSection(OpenSection):
     immediate: ClassVar[bool] = False
     """Whether an answer follows from the call alone and takes microseconds. It is then taken where the sampler waits,
     so that a run that is done again is the same in every bit."""
+    several: ClassVar[bool] = False
+    """Whether it may stand for several tools, with names of their own."""
     stateful: ClassVar[bool] = False
     """Whether an answer depends on the earlier calls of its response. A response that is sampled again makes them
     again, though the policy is told what it was told before."""
@@ -57,6 +59,10 @@ class ToolSection(OpenSection):
 
     type: str
     """Name of the tool."""
+
+    def lacks(self) -> Issue | None:
+        """What this machine lacks for its calls, beside a sandbox. The path begins at the section."""
+        return None
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -165,6 +171,10 @@ class RollouterSection(OpenSection):
     def runs_programs(self) -> str:
         """What of it runs programs of the policy's in the sandbox; empty: nothing."""
         return ""
+
+    def lacks(self) -> Issue | None:
+        """What this machine lacks for it, beside a sandbox. The path begins at the rollouter."""
+        return None
 
     @property
     def gives_tokens(self) -> bool:

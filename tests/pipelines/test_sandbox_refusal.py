@@ -56,7 +56,7 @@ def test_it_is_refused_before_anything_runs(
     said = capsys.readouterr().err
     assert end.value.code == 2, said
     message = "reward: reasoning_gym may run what a response says, and is scored in a sandbox alone"
-    assert f"spec.yaml:56: {message}: {lack}" in said
+    assert f"spec.yaml:57: {message}: {lack}" in said
     assert "install bubblewrap" in said if lack == NOT_INSTALLED else "allow unprivileged user namespaces" in said
     assert not Path(os.environ["RPG_HOME"], "runs").exists()
 

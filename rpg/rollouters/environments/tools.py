@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 from pydantic import Field
@@ -14,7 +15,7 @@ from rpg.tools.calls import Call, answer_ids, call_format
 from rpg.tools.tool import EndingSession, Tool, ToolSession
 from rpg.tools.tool_error import ToolError
 from rpg.types import Turn
-from specs.errors import Issue
+from specs.errors import Issue, IssueError, SpecError
 from specs.schema.base import addition, execution
 from specs.schema.rollout import CallRewards, Format, HermesFormat, NamedTool, TagsFormat, TurnBounds
 
@@ -63,14 +64,40 @@ class Tools(TakingTurns):
             case TagsFormat():
                 return ()
             case HermesFormat():
-                return tuple(tool.describe() for tool in self.tools)
+                return tuple(tool.describe() for tool in self.offered)
             case never:
                 assert_never(never)
+
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """The tools that the policy may call, those of servers among them.
+
+        Raises:
+            SpecError: a server has none, or two tools have one name.
+        """
+        path = ("rollout", "rollouter", "tools")
+        found: dict[str, Tool] = {}
+        for place, section in enumerate(self.tools):
+            assert isinstance(section, Tool)
+            try:
+                offered = section.offered()
+            except IssueError as error:
+                raise SpecError(replace(error.issue, path=(*path, place, *error.issue.path))) from None
+            for tool in offered:
+                if tool.type in found:
+                    raise SpecError(Issue("two tools have one name", (*path, place), given=tool.type))
+                found[tool.type] = tool
+        return tuple(found.values())
 
     @property
     def runs_programs(self) -> str:
         """See RollouterSection."""
         return next((tool.type for tool in self.tools if tool.sandboxed), "")
+
+    def lacks(self) -> Issue | None:
+        """See RollouterSection."""
+        found = ((place, tool.lacks()) for place, tool in enumerate(self.tools))
+        return next((replace(issue, path=("tools", place, *issue.path)) for place, issue in found if issue), None)
 
     def bounds(self, max_response_length: int) -> TurnBounds:
         """See RollouterSection. An answer stands between two turns of the policy, of a token each at least; hermes has
@@ -89,7 +116,7 @@ class Tools(TakingTurns):
         yield from super().issues(max_response_length)
         names = [tool.type for tool in self.tools]
         for place, name in enumerate(names):
-            if name in names[:place]:
+            if name in names[:place] and not self.tools[place].several:
                 yield Issue("a tool is named twice", ("tools", place), given=name)
         if self.answer_tokens + 2 > max_response_length:
             yield Issue(
@@ -99,7 +126,11 @@ class Tools(TakingTurns):
                 allowed=f"at most {max_response_length - 2}: rollout.max_response_length counts what tools say",
                 hint="raise rollout.max_response_length, or lower answer_tokens",
             )
-        if isinstance(self.format, TagsFormat) and "{tool}" not in self.format.call and len(names) > 1:
+        if (
+            isinstance(self.format, TagsFormat)
+            and "{tool}" not in self.format.call
+            and (len(names) > 1 or self.tools[0].several)
+        ):
             yield Issue(
                 "a call does not say of which tool it is",
                 ("format", "call"),
@@ -135,7 +166,7 @@ class _Answering:
 
     def __init__(self, options: Tools, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.options, self._tokenizer = options, tokenizer
-        self.tools: dict[str, Tool] = {tool.type: tool for tool in options.tools if isinstance(tool, Tool)}
+        self.tools: dict[str, Tool] = {tool.type: tool for tool in options.offered}
         self._format = call_format(options.format, tuple(self.tools.values()), tokenizer)
         self.stop = self._format.stop
 

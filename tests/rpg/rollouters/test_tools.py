@@ -1,8 +1,10 @@
 """The environment of tools: what is given is context, and nobody waits for others."""
 
 import json
+import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -188,6 +190,64 @@ def test_a_call_that_takes_too_long_is_given_up() -> None:
     policy = script(("?", "[1.0]"), ("0.2 s)", "|"))
     (rollout,) = roll_out(tools, policy, prompts("?"))
     assert text_of(rollout) == "[1.0](error: no answer within 0.2 s)<|endoftext|>"
+
+
+def test_a_response_may_have_so_many_sampled_tokens_over_all_turns() -> None:
+    def said(sampled_tokens: int) -> tuple[str, int, str]:
+        tools = CALCULATOR.model_copy(update={"sampled_tokens": sampled_tokens})
+        (rollout,) = roll_out(tools, script(("", "[1]")), prompts("?"))
+        return text_of(rollout), rollout.num_sampled, rollout.finish_reason
+
+    assert said(5) == ("[1](1)[1", 5, "length")
+    assert said(3) == ("[1]", 3, "length")
+
+
+def test_calls_beyond_the_seconds_of_a_response_are_not_made() -> None:
+    tools = Tools(type="tools", tools=[Slow(type="slow")], format=BRACKETS, seconds=0.3, max_turns=4)
+    policy = script(("?", "[0.2]"), ("(slept 0.2)", "[5.0]"), ("s)", "[0.1]"))
+    (rollout,) = roll_out(tools, policy, prompts("?"), SAMPLING_OF_MANY)
+    errors = [turn.error for turn in rollout.turns if not turn.sampled]
+    assert errors[0] == ""
+    assert errors[1].startswith("no answer within 0.")
+    assert errors[2] == "no more than 0.3 s of calls"
+    assert sum(turn.seconds for turn in rollout.turns) < 1
+
+
+SERVER = """
+import time
+from mcp.server import MCPServer
+
+server = MCPServer("for tests")
+
+@server.tool()
+def wait(seconds: float) -> str:
+    "Waits."
+    time.sleep(seconds)
+    return "waited"
+
+@server.tool()
+def hello() -> str:
+    "Greets."
+    return "hello"
+
+server.run("stdio")
+"""
+
+
+def test_tools_of_a_server_are_called_by_their_own_names(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(SERVER)
+    server = {"type": "mcp", "command": [sys.executable, str(tmp_path / "server.py")]}
+    named = {"call": "<{tool}>{argument}</{tool}>", "answer": "({answer})"}
+    tools = Tools(type="tools", tools=[server], format=named, call_seconds=2)
+    policy = script(
+        ("?", "<hello></hello>"), ("(hello)", "<wait>0.01</wait>"), ("(waited)", "<wait>9</wait>"), ("2 s)", "|")
+    )
+    (rollout,) = roll_out(tools, policy, prompts("?"), SAMPLING_OF_MANY)
+    assert [(turn.tool, turn.error) for turn in rollout.turns if not turn.sampled] == [
+        ("hello", ""),
+        ("wait", ""),
+        ("wait", "no answer within 2 s"),
+    ]
 
 
 def test_names_last_over_the_turns_of_a_response_and_no_longer() -> None:
