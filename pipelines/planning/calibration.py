@@ -4,25 +4,27 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
 from pipelines.home.home import Home
 from pipelines.planning.fingerprint import by_content
-from rpg.rewards.functions.judge import Judge
 from specs.machine.files import read_json, write_json
 from specs.schema.reward import Reward
+
+if TYPE_CHECKING:  # a report does not reach the code that asks judges
+    from rpg.rewards.functions.judge import Judge
 
 _REWARD: TypeAdapter[Reward] = TypeAdapter(Reward)
 
 
-def keep(home: Home, judge: Judge, record: Mapping[str, Any]) -> None:
+def keep(home: Home, judge: "Judge", record: Mapping[str, Any]) -> None:
     """Keeps what was measured of a judge, in the place of what was measured before."""
     write_json(home.judge(_digest(judge)), dict(record), allow_nan=True)
 
 
-def kept(home: Home, judge: Judge) -> dict[str, Any]:
+def kept(home: Home, judge: "Judge") -> dict[str, Any]:
     """What was measured of a judge with these words, scale and sampling; empty: nothing was."""
     return read_json(home.judge(_digest(judge)))
 
@@ -39,7 +41,7 @@ def trust_in(home: Home, specs: Iterator[Mapping[str, Any]]) -> str:
     return " ".join(_sentence(home, judge) for judge in judges.values())
 
 
-def _sentence(home: Home, judge: Judge) -> str:
+def _sentence(home: Home, judge: "Judge") -> str:
     record = kept(home, judge)
     if not record:
         return (
@@ -58,7 +60,7 @@ def _text(figure: Mapping[str, float]) -> str:
     return value if math.isnan(figure["low"]) else f"{value} [{figure['low']:.2f}, {figure['high']:.2f}]"
 
 
-def _judges(spec: Mapping[str, Any]) -> Iterator[Judge]:
+def _judges(spec: Mapping[str, Any]) -> Iterator["Judge"]:
     sets = (source for split in ("train", "evaluation") for source in spec.get("data", {}).get(split, ()))
     for plain in [spec.get("reward"), *(source.get("reward") for source in sets)]:
         if isinstance(plain, Mapping) and "judge" in json.dumps(plain):
@@ -66,10 +68,10 @@ def _judges(spec: Mapping[str, Any]) -> Iterator[Judge]:
                 reward = _REWARD.validate_python(plain)
             except (ValidationError, ValueError):  # of a package that is gone, or of another version
                 continue
-            yield from (part for part in reward.parts() if isinstance(part, Judge))
+            yield from (cast("Judge", part) for part in reward.parts() if part.type == "judge")
 
 
-def _digest(judge: Judge) -> str:
+def _digest(judge: "Judge") -> str:
     identity = by_content(judge)
     identity.pop("overlong", None)
     text = json.dumps(identity, sort_keys=True, ensure_ascii=False)
