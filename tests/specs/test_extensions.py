@@ -66,7 +66,7 @@ def test_an_unknown_name_is_told_with_ours_and_the_installed_ones():
     assert message(BREVITY.replace("brevity", "brevty")) == (
         "spec.yaml:12: reward.type: unknown type\n"
         "    12 | reward: {type: brevty, spare: 5}\n"
-        '  given: "brevty"    allowed: code, exact_match, math_dapo, math_verify, none, python, reasoning_gym, '
+        '  given: "brevty"    allowed: code, exact_match, judge, math_dapo, math_verify, none, python, reasoning_gym, '
         "weighted_sum, "
         "brevity (rpg-brevity 0.3)\n"
         "  hint: did you mean `brevity`? more are installed as packages with an entry point in `rpg.rewards`\n"
@@ -78,7 +78,7 @@ def test_a_package_that_is_not_installed_is_an_unknown_name():
     assert message(BREVITY) == (
         "spec.yaml:12: reward.type: unknown type\n"
         "    12 | reward: {type: brevity, spare: 5}\n"
-        '  given: "brevity"    allowed: code, exact_match, math_dapo, math_verify, none, python, reasoning_gym, '
+        '  given: "brevity"    allowed: code, exact_match, judge, math_dapo, math_verify, none, python, reasoning_gym, '
         "weighted_sum\n"
         "  hint: more are installed as packages with an entry point in `rpg.rewards`\n"
         "1 error; nothing was run"
@@ -89,7 +89,8 @@ def test_a_reward_without_a_type_is_told_which_there_are():
     assert message(changed("reward: {type: exact_match}", "reward: {}")) == (
         "spec.yaml:12: reward.type: missing\n"
         "    12 | reward: {}\n"
-        "  allowed: code, exact_match, math_dapo, math_verify, none, python, reasoning_gym, weighted_sum\n"
+        "  allowed: code, exact_match, judge, math_dapo, math_verify, none, python, reasoning_gym, reward_model,"
+        " weighted_sum\n"
         "  hint: say which type it is\n"
         "1 error; nothing was run"
     )

@@ -160,7 +160,8 @@ spec.yaml:54: rollout.max_response_length: prompt and response do not fit the mo
         """\
 spec.yaml:56: reward.type: unknown type
     56 | reward: {type: exactmatch}  # or math_verify, math_dapo, reasoning_gym
-  given: "exactmatch"    allowed: code, exact_match, judge, math_dapo, math_verify, none, python, reasoning_gym, reward_model, weighted_sum
+  given: "exactmatch"    allowed: code, exact_match, judge, math_dapo, math_verify, none, python, \
+reasoning_gym, reward_model, weighted_sum
   hint: did you mean `exact_match`? more are installed as packages with an entry point in `rpg.rewards`
 1 error; nothing was run
 """,
