@@ -67,7 +67,7 @@ def test_an_unknown_name_is_told_with_ours_and_the_installed_ones():
         "spec.yaml:12: reward.type: unknown type\n"
         "    12 | reward: {type: brevty, spare: 5}\n"
         '  given: "brevty"    allowed: code, exact_match, judge, math_dapo, math_verify, none, python, reasoning_gym, '
-        "weighted_sum, "
+        "reward_model, weighted_sum, "
         "brevity (rpg-brevity 0.3)\n"
         "  hint: did you mean `brevity`? more are installed as packages with an entry point in `rpg.rewards`\n"
         "1 error; nothing was run"
@@ -79,7 +79,7 @@ def test_a_package_that_is_not_installed_is_an_unknown_name():
         "spec.yaml:12: reward.type: unknown type\n"
         "    12 | reward: {type: brevity, spare: 5}\n"
         '  given: "brevity"    allowed: code, exact_match, judge, math_dapo, math_verify, none, python, reasoning_gym, '
-        "weighted_sum\n"
+        "reward_model, weighted_sum\n"
         "  hint: more are installed as packages with an entry point in `rpg.rewards`\n"
         "1 error; nothing was run"
     )
