@@ -181,7 +181,7 @@ def is_loopback(url: str) -> bool:
 
 
 def address_issues(url: str) -> Iterator[Issue]:
-    """What is wrong with the field `endpoint` of a section."""
+    """Faults of the field `endpoint` of a section."""
     allowed = "http://HOST:PORT/v1 or https://HOST/v1"
     try:
         parts = urlsplit(url)
