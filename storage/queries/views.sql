@@ -22,7 +22,8 @@ CREATE VIEW rollouts AS SELECT * EXCLUDE (attempt) FROM recorded.rollouts;
 -- Records from before there were given tokens lack the column: all of theirs were sampled.
 CREATE VIEW tokens AS SELECT * EXCLUDE (attempt) REPLACE (coalesce(sampled, true) AS sampled) FROM recorded.tokens;
 
-CREATE VIEW turns AS SELECT * EXCLUDE (attempt) FROM recorded.turns;
+-- Records from before an agent could write its history anew lack the column: none did.
+CREATE VIEW turns AS SELECT * EXCLUDE (attempt) REPLACE (coalesce(restart, false) AS restart) FROM recorded.turns;
 
 CREATE VIEW checkpoints AS
 SELECT r.* EXCLUDE (attempt)
