@@ -202,6 +202,7 @@ def record_conversation(
             "sampled": np.array([turn["sampled"] for turn in turns]),
             "text": [turn["text"] for turn in turns],
             "num_tokens": np.array([len(part) for part in ids]),
+            "restart": np.array([turn.get("restart", False) for turn in turns]),
             **{name: pa.array([turn.get(name) for turn in turns], kind) for name, kind in columns.items()},
         },
     )
@@ -316,6 +317,23 @@ def _evaluation(
             row = replace(row, metric="score@8", worst=graded[0])
         writer.rows([row])
         writer.rows(samples)
+    writer.flush()
+
+
+def record_evaluated_conversation(
+    home: Home, run_id: str, turns: Sequence[Mapping[str, Any]], *, step: int = 60, fingerprint: str = FINGERPRINT
+) -> None:
+    """A response of several turns in an evaluation, better than all others; turns as in `record_conversation`."""
+    columns = ("sampled", "tool", "text", "reward", "error", "seconds")
+    rows = [
+        {"turn": place, "num_tokens": len(turn["text"]), **{name: turn.get(name) for name in columns}}
+        for place, turn in enumerate(turns)
+    ]
+    sample = _sample(run_id, step, problem=0, sample=0, correct=True)
+    writer = SegmentWriter(home.run(run_id) / "evaluate" / fingerprint[:16], run_id, 2)
+    text = "".join(turn["text"] for turn in turns)
+    told = {"fingerprint": fingerprint, "response": text, "score": 9.0, "turns": json.dumps(rows)}
+    writer.rows([replace(sample, problem_id="talk", **told)])
     writer.flush()
 
 

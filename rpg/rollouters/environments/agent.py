@@ -1,6 +1,7 @@
 """The environment of an agent: a program asks the policy over an OpenAI-compatible endpoint, as often as it likes."""
 
 import json
+import math
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,9 +22,6 @@ from specs.schema.rollout import NamedProgram, TurnBounds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_FOR_EVER = 1e9
-"""Seconds: a program's own time is counted from when it begins, not from when it is asked to."""
 
 
 class Agent(TakingTurns):
@@ -114,7 +112,7 @@ class _Asking(Counterpart):
         def remember(answers: Sequence[Answer]) -> None:
             """The program is begun again once it is asked for what is not known: then it is told all that was said."""
 
-        return Question(work.go_on, late, remember, at_once=False, seconds=_FOR_EVER)
+        return Question(work.go_on, late, remember, at_once=False, seconds=math.inf)
 
     def turns(self, conversation: Conversation, answers: Sequence[Answer]) -> list[Turn] | None:
         """See Counterpart. What a request adds to what the policy saw last; a restart, where it is no addition."""

@@ -13,10 +13,12 @@ def second_thoughts(problem: Problem, base_url: str, api_key: str) -> None:
         messages: list[Any] = [{"role": "user", "content": problem.prompt}]
         first = client.chat.completions.create(model="any", messages=messages).choices[0].message
         anew = "1" in (first.content or "")
-        messages = [{"role": "user", "content": "01="}] if anew else [*messages, first, {"role": "user", "content": "0="}]
+        messages = (
+            [{"role": "user", "content": "01="}] if anew else [*messages, first, {"role": "user", "content": "0="}]
+        )
         client.chat.completions.create(model="any", messages=messages, stream=True).close()
 
 
-def silent(problem: Problem, base_url: str, api_key: str) -> str:
+def silent(problem: Problem, *_: str) -> str:
     """Asks nothing."""
     return problem.answer

@@ -1,17 +1,22 @@
-"""An agent: a program written against the `openai` package asks the policy, and its words stand as they were sampled."""
+"""An agent: a program written against the `openai` package asks the policy, whose words stand as they were sampled."""
 
 import json
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from places import ROOT
 from scripted_policy import ScriptedPolicy
+from spec_text import changed, message
 
 from rpg.base.tokenization import make_tokenizer
 from rpg.rollouters import Problem, SeededPrompt
 from rpg.rollouters.agent import FunctionProgram
+from rpg.rollouters.agents.command import Command
 from rpg.rollouters.environments.agent import Agent
 from rpg.types import Rollout, Sampling
 from specs.errors import SpecError
@@ -42,7 +47,7 @@ def work(rollouter: Agent, chat: Any, *turns: str, problem: Problem | None = Non
     said = iter([[*chat.encode(turn, add_special_tokens=False), chat.eos_token_id] for turn in turns])
     known: dict[int, list[int]] = {}
 
-    def says(context: tuple[int, ...]) -> list[int]:
+    def says(_: tuple[int, ...]) -> list[int]:
         number = len(policy.requests) - 1
         if number not in known:
             known[number] = next(said)
@@ -145,7 +150,7 @@ def test_words_that_the_tokenizer_would_write_otherwise_stay_as_they_were_sample
     turns = iter([[*spelled, chat.eos_token_id], [*chat.encode("42"), chat.eos_token_id]])
     known: dict[int, list[int]] = {}
 
-    def says(context: tuple[int, ...]) -> list[int]:
+    def says(_: tuple[int, ...]) -> list[int]:
         number = len(policy.requests)
         if number not in known:
             known[number] = next(turns)
@@ -203,7 +208,7 @@ def test_tools_are_shown_called_and_answered(chat: Any, stream: bool) -> None:
 
 def test_a_program_that_never_asks_is_named(chat: Any) -> None:
     with pytest.raises(SpecError, match="without asking the policy anything") as raised:
-        work(agent(lambda problem, base_url, api_key: "42"), chat)
+        work(agent(lambda *_: "42"), chat)
     assert "rollout.rollouter.program" in str(raised.value)
     assert "programmed" in str(raised.value)
 
@@ -261,3 +266,64 @@ def test_what_the_endpoint_has_not_is_said_to_the_client(chat: Any) -> None:
     assert [turn.error for turn in rollout.turns] == [""]
     assert rollout.finish_reason == "length"
     assert [name in text for name, text in zip(("leave n out", "response_format", "stop"), told, strict=True)]
+
+
+def test_a_command_asks_unchanged_and_what_it_writes_is_its_answer(chat: Any, tmp_path: Path) -> None:
+    page = re.search(r"```python\n(import sys.*?)```", (ROOT / "docs/agents.md").read_text(), re.DOTALL)
+    assert page
+    file = tmp_path / "solve.py"
+    file.write_text(page[1])
+    program = Command(type="command", command=("python", "{file}", "{question}"), file=str(file))
+    rollout = work(Agent(type="agent", program=program, answer="returned"), chat, "41", "42")
+    assert texts(rollout, chat)[1].startswith("\n<|im_start|>user\nCheck it, and write the number alone.")
+    assert rollout.answer == "42"
+
+
+def test_a_command_that_fails_says_why(chat: Any) -> None:
+    program = Command(type="command", command=("python", "-c", "raise SystemExit('no way in')"))
+    with pytest.raises(SpecError, match="exit 1: no way in"):
+        work(Agent(type="agent", program=program), chat)
+
+
+def test_a_program_that_takes_too_long_is_ended_with_its_response(chat: Any) -> None:
+    script = (
+        "import time; from openai import OpenAI;"
+        "OpenAI().chat.completions.create(model='any', messages=[{'role': 'user', 'content': '6*7'}]); time.sleep(600)"
+    )
+    program = Command(type="command", command=("python", "-c", script))
+    rollout = work(Agent(type="agent", program=program, program_seconds=45), chat, "42")
+    assert [turn.error for turn in rollout.turns] == ["it did not ask, nor end, within 45 s"]
+
+
+@pytest.mark.parametrize(
+    ("rollouter", "said"),
+    [
+        ("{type: agent}", "rollout.rollouter.program: missing"),
+        ("{type: agent, program: nobody}", "unknown type"),
+        ("{type: agent, program: {type: command, command: [python, a.py], file: a.py}}", "there is no such file"),
+        ("{type: agent, program: {type: command, command: []}}", "rollout.rollouter.program.command"),
+        ("{type: agent, program: {type: command, command: [x]}, answer: first}", "rollout.rollouter.answer"),
+        ("{type: agent, program: {type: command, command: [x]}, max_turns: 1}", "rollout.rollouter.max_turns"),
+    ],
+)
+def test_bad_input_is_named_with_its_line(
+    rollouter: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = changed(
+        "rollout: {max_response_length: 32}", f"rollout:\n  max_response_length: 32\n  rollouter: {rollouter}"
+    )
+    found = message(text)
+    assert said in found
+    assert "spec.yaml:13" in found
+
+
+def test_a_request_that_leaves_no_room_is_said_before_anything_is_sampled(chat: Any) -> None:
+    def says_much(problem: Problem, base_url: str, api_key: str) -> None:
+        with client(base_url, api_key) as asked:
+            long: Any = [{"role": "user", "content": problem.prompt * ROOM}]
+            asked.chat.completions.create(model="any", messages=long)
+
+    with pytest.raises(SpecError, match="leaves it no room") as raised:
+        work(agent(says_much), chat)
+    assert "rollout.max_response_length" in str(raised.value)

@@ -55,7 +55,7 @@ def test_each_token_is_trained_on_behind_what_it_was_sampled_behind(
     inputs: Path, tmp_path: Path, packing: bool
 ) -> None:
     home = Home(tmp_path / "home")
-    run = a_run(inputs, home, training={"steps": 2, "packing": packing})
+    run = a_run(inputs, home, training={"steps": 1, "packing": packing})
     model = AutoModelForCausalLM.from_pretrained(inputs / "base", dtype=torch.float32)
     tokens: dict[int, list[dict[str, Any]]] = {}
     for row in sorted(rows(run, "tokens"), key=itemgetter("step", "rollout_id", "position")):
@@ -96,3 +96,33 @@ def test_each_token_is_trained_on_behind_what_it_was_sampled_behind(
     replayed = replay_run(home, "asked", alternatives(spec, [""]))[0].as_json()
     assert replayed["reproduced"]["holds"]
     assert replayed["reproduced"]["loss"] < 1e-6
+
+
+def test_a_run_that_is_killed_goes_on_bit_for_bit(inputs: Path, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"rollout": {**AGENT, "max_staleness": 1}, "training": {"steps": 5}}
+    whole, killed = (make_run(inputs, tmp_path / name / "run", **changes) for name in ("whole", "killed"))
+    train(whole)
+    process = start([sys.executable, "-m", "rpg.train", str(killed)])
+    wait_for_step(process, killed, 3)  # the batch of a later step is being sampled
+    process.send_signal(signal.SIGKILL)
+    finish(process, expect=-signal.SIGKILL)
+    assert "goes on after step" in train(killed)
+    same_rows(killed, whole)
+    said = [
+        {(row["step"], row["rollout_id"], row["turn"]): (row["text"], row["restart"]) for row in rows(run, "turns")}
+        for run in (whole, killed)
+    ]
+    assert said[0] == said[1]
+
+
+def test_two_ranks_give_the_tokens_of_one(inputs: Path, tmp_path: Path) -> None:
+    one, two = (
+        make_run(inputs, tmp_path / str(ranks), rollout=AGENT, training={"steps": 1, "ranks": ranks})
+        for ranks in (1, 2)
+    )
+    train(one)
+    finish(start(local_command(two, 2, free_port())))
+    assert tokens_of(two) == tokens_of(one)
+    restarts = [{(row["rollout_id"], row["turn"]): row["restart"] for row in rows(run, "turns")} for run in (one, two)]
+    assert restarts[0] == restarts[1]
+    assert any(restarts[0].values())
