@@ -123,6 +123,11 @@ class TakingTurns(Rollouter):
         """Answers that are under way at once on a rank."""
 
     @property
+    def answers_in_step(self) -> bool:
+        """Whether the sampler waits for all answers that are under way, wherever it pauses."""
+        return False
+
+    @property
     def rewards_turns(self) -> bool:
         """See RollouterSection."""
         return False
@@ -237,6 +242,8 @@ class Conversations:
             until = min(each.until for each in self._pending.values())
             seconds = None if until == math.inf else max(0.0, until - time.monotonic())
             wait(self._pending, timeout=seconds, return_when=FIRST_COMPLETED)
+        if self._options.answers_in_step:
+            wait(self._pending)
         self._take_answers()
         nothing_to_do = idle and not self._ready and not self._pending and not self._recalled
         if admit is None:

@@ -17,7 +17,7 @@ from rpg.rollouters.journal import Answer
 from rpg.rollouters.taking_turns import Conversation, Counterpart, Question, TakingTurns
 from rpg.types import Turn
 from specs.errors import Issue, SpecError
-from specs.schema.base import execution
+from specs.schema.base import PathKind, execution
 from specs.schema.rollout import NamedProgram, TurnBounds
 
 if TYPE_CHECKING:
@@ -41,13 +41,28 @@ class Agent(TakingTurns):
     program_seconds: float = Field(300.0, gt=0)
     """Seconds that the program may take between an answer and its next request or its end. One that takes longer is
     ended, and its response with it."""
+    in_step: bool = False
+    """Whether the sampler waits, wherever it pauses, until each program has asked or ended. What is computed together
+    then follows from what programs ask, and not from how long they take: two runs of programs without chance agree in
+    every bit. A slow program keeps all others waiting, and all programs of a rank are begun at once. false: they agree
+    in their tokens, unless one is decided by a rounding."""
     programs_at_once: int = execution(64, ge=1)
-    """Programs under way at once on a rank."""
+    """Programs under way at once on a rank, unless they go in step."""
 
     @property
     def asked_at_once(self) -> int:
         """See TakingTurns. Each waits in a thread; `programs_at_once` bounds the programs."""
         return sys.maxsize
+
+    @property
+    def answers_in_step(self) -> bool:
+        """See TakingTurns."""
+        return self.in_step
+
+    def paths(self) -> Iterator[tuple[tuple[str | int, ...], PathKind, str]]:
+        """See Spec. Those of the program are among them."""
+        yield from super().paths()
+        yield from ((("program", *where), kind, path) for where, kind, path in self.program.paths())
 
     def bounds(self, max_response_length: int) -> TurnBounds:
         """See RollouterSection. Requests are given before and between the turns, of a token each at least."""
@@ -80,7 +95,7 @@ class _Asking(Counterpart):
     def __init__(self, options: Agent, tokenizer: "PreTrainedTokenizerBase") -> None:
         assert isinstance(options.program, AgentProgram)
         self.options, self.program = options, options.program
-        self.places = threading.Semaphore(options.programs_at_once)
+        self.places = threading.Semaphore(sys.maxsize if options.in_step else options.programs_at_once)
         self.endpoint = endpoint()
         self._chat = ChatTokens(tokenizer, options.template)
 

@@ -285,14 +285,25 @@ def test_a_command_that_fails_says_why(chat: Any) -> None:
         work(Agent(type="agent", program=program), chat)
 
 
-def test_a_program_that_takes_too_long_is_ended_with_its_response(chat: Any) -> None:
-    script = (
-        "import time; from openai import OpenAI;"
-        "OpenAI().chat.completions.create(model='any', messages=[{'role': 'user', 'content': '6*7'}]); time.sleep(600)"
-    )
-    program = Command(type="command", command=("python", "-c", script))
-    rollout = work(Agent(type="agent", program=program, program_seconds=45), chat, "42")
-    assert [turn.error for turn in rollout.turns] == ["it did not ask, nor end, within 45 s"]
+def test_a_program_that_takes_too_long_ends_with_its_response(chat: Any) -> None:
+    is_over = threading.Event()
+
+    def thinks_for_ever(problem: Problem, base_url: str, api_key: str) -> None:
+        with client(base_url, api_key) as asked:
+            asked.chat.completions.create(model="any", messages=[{"role": "user", "content": problem.prompt}])
+        is_over.wait(600)
+
+    rollout = work(agent(thinks_for_ever, program_seconds=5), chat, "42")
+    is_over.set()
+    assert [turn.error for turn in rollout.turns] == ["it did not ask, nor end, within 5 s"]
+
+
+def test_a_command_can_be_ended() -> None:
+    program = Command(type="command", command=("python", "-c", "import time; time.sleep(600)"))
+    running = program.begin(Problem("p", "6*7", "42", "set"), "http://127.0.0.1:1/v1", "key")
+    running.end()
+    with pytest.raises(RuntimeError, match="SIG"):
+        running.result()
 
 
 @pytest.mark.parametrize(
@@ -300,7 +311,7 @@ def test_a_program_that_takes_too_long_is_ended_with_its_response(chat: Any) -> 
     [
         ("{type: agent}", "rollout.rollouter.program: missing"),
         ("{type: agent, program: nobody}", "unknown type"),
-        ("{type: agent, program: {type: command, command: [python, a.py], file: a.py}}", "there is no such file"),
+        ("{type: agent, program: {type: command, command: [python, a.py], file: a.py}}", "no such file"),
         ("{type: agent, program: {type: command, command: []}}", "rollout.rollouter.program.command"),
         ("{type: agent, program: {type: command, command: [x]}, answer: first}", "rollout.rollouter.answer"),
         ("{type: agent, program: {type: command, command: [x]}, max_turns: 1}", "rollout.rollouter.max_turns"),
