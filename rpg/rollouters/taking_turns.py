@@ -88,7 +88,7 @@ class Counterpart(ABC):
     """Whether it is told of each turn of the policy: of one that was cut, and of the last one that may be."""
 
     def opening(self, conversation: Conversation) -> Question | None:  # noqa: ARG002 (for those that override it)
-        """What is asked before the policy's first turn; None: nothing, it begins."""
+        """Question before the policy's first turn; None: there is none, it begins."""
         return None
 
     @abstractmethod
