@@ -183,7 +183,7 @@ class TurnCounts:
     rewards: tuple[float, ...] = ()
     """Reward of each turn of the policy; empty: the environment rewards none."""
     contexts: tuple[tuple[int, int], ...] = ()
-    """Of each restart, in order, its place among the response's tokens and the length of the context that is given
+    """Restarts in order: of each its place among the response's tokens and the length of the context that is given
     there; empty: the prompt is the context of all."""
 
 
