@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
+from specs.schema.execution import Sink
+from specs.schema.fields import members
+from specs.schema.launchers import Launcher
 from storage.record import SERVERS
 
 FORBIDDEN = {
@@ -219,6 +222,13 @@ def test_what_the_package_registers_exists() -> None:
         for name, value in entries.items():
             assert callable(EntryPoint(name, value, group).load()), f"{group}: {name} = {value}"
     assert list(groups) == ["console_scripts", SERVERS]
+
+
+def test_an_extra_that_a_message_or_a_page_names_exists() -> None:
+    named = {sink.extra for sink in members(Sink)} | {launcher.package for launcher in members(Launcher)}
+    for path in [*MODULES.values(), *(ROOT / "docs").glob("*.md")]:
+        named |= set(re.findall(r"rpg-experiments\[(\w+)\]", path.read_text()))
+    assert named - {""} <= set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 
 
 def test_objectives_know_nothing_of_ours_but_the_schema() -> None:

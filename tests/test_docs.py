@@ -23,6 +23,10 @@ from specs.errors import SpecError, render
 from specs.loader import load_evaluation, load_experiment, load_study_document
 from specs.machine.exit_cause import Cause
 from specs.metrics import METRICS
+from specs.schema.execution import Sink
+from specs.schema.fields import literal_of, members
+from specs.schema.launchers import Launcher
+from specs.schema.study import SearchSampler
 from storage import Store
 from tests.pipelines.recorded_home import record_conversation, record_run
 from tests.pipelines.unpacked_home import unpack
@@ -289,6 +293,22 @@ def test_the_names_that_newcomers_are_given_exist() -> None:
 def test_every_metric_is_read_on_its_page() -> None:
     page = (ROOT / "docs/reading-metrics.md").read_text()
     assert {metric.name for metric in METRICS} - set(re.findall(r"`([\w/]+)`", page)) == set()
+
+
+EXPLAINED = {
+    "studies.md": [r"^\| `{}` \|", literal_of(SearchSampler.model_fields["type"])],
+    "trackers.md": [r"type: {}\b", [name for sink in members(Sink) for name in literal_of(sink.model_fields["type"])]],
+    "clusters.md": [
+        r"^\| `{}` \|",
+        [name for kind in members(Launcher) for name in literal_of(kind.model_fields["type"])],
+    ],
+}
+"""Page -> what stands there for each name of a choice, and the names."""
+
+
+@pytest.mark.parametrize(("page", "name"), [(page, name) for page, (_, names) in EXPLAINED.items() for name in names])
+def test_every_choice_is_explained_on_its_page(page: str, name: str) -> None:
+    assert re.search(EXPLAINED[page][0].format(name), (ROOT / "docs" / page).read_text(), re.MULTILINE)
 
 
 TROUBLE = (ROOT / "docs/troubleshooting.md").read_text()

@@ -18,6 +18,7 @@ from rpg.objectives.correction import correction_weight
 from rpg.objectives.regularized import _clipped_loss, _clipped_weight
 from rpg.reference import reference_policy
 from rpg.schedule import learning_rate
+from specs.rules.study import _idle_sampler
 from specs.schema.objective import RegularizedObjective
 from specs.schema.reference import Reference
 from specs.schema.rollout import Correction
@@ -44,6 +45,7 @@ def no_teacher() -> Any:
 
 CHOICES: dict[str, Callable[[], object]] = {
     "search sampler": lambda: propose(STUDY, (), ()),
+    "rules of a search sampler": lambda: list(_idle_sampler(STUDY)),
     "pruner": lambda: verdict(STUDY, cast(Any, SimpleNamespace(rung=1)), ()),
     "sink": lambda: open_session(cast(Any, SimpleNamespace(type=NEW)), cast(Any, None), cast(Home, None)),
     "learning-rate schedule": lambda: learning_rate(

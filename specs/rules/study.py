@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Literal, NamedTuple, assert_never
 
 from specs.bounds import repeats
 from specs.errors import Issue, Path
@@ -19,6 +20,7 @@ from specs.schema.study import (
     Halving,
     MedianRule,
     Patience,
+    SearchSampler,
     Study,
 )
 from specs.study_space import candidates, num_candidates, num_combinations
@@ -27,10 +29,33 @@ EVALUATED = re.compile(r"(mean|pass|maj|score)@[1-9][0-9]{0,3}")
 """What an evaluation measures; other measures are training metrics."""
 LEAST_CAUTIOUS, WELL_CAUTIOUS = 3, 5
 """Seeds of a trial below which `lower_bound` is refused, and advised against."""
-LEARNS_FROM_FINISHED = ("gp", "cma", "nsga2")
-"""Samplers that take no notice of pruned trials (Optuna 5.0)."""
-NEEDS_ONE_SPACE = ("gp", "cma", "nsga2", "qmc")
-"""Samplers that draw at random what not every trial has (Optuna 5.0)."""
+
+
+class _Nature(NamedTuple):
+    """What a sampler of studies does with a space and with results (Optuna 5.0)."""
+
+    learns_from: Literal["all", "finished", "nothing"]
+    """The trials that it takes notice of: pruned ones too, finished ones alone, none."""
+    models: bool
+    """It draws at random, or evenly, until it has startup_trials."""
+    needs_one_space: bool
+    """It draws at random what not every trial has."""
+
+
+def _nature(sampler: SearchSampler) -> _Nature:
+    match sampler.type:
+        case "auto" | "noisy_gp" | "tpe":
+            return _Nature("all", models=True, needs_one_space=False)
+        case "gp" | "cma":
+            return _Nature("finished", models=True, needs_one_space=True)
+        case "nsga2":
+            return _Nature("finished", models=False, needs_one_space=True)
+        case "qmc":
+            return _Nature("nothing", models=False, needs_one_space=True)
+        case "random" | "grid":
+            return _Nature("nothing", models=False, needs_one_space=False)
+        case never:
+            assert_never(never)
 
 
 def issues_of(study: Study, experiment: Experiment) -> list[Issue]:
@@ -239,26 +264,27 @@ def _idle_pruner(study: Study) -> Iterator[Issue]:
 
 def _idle_sampler(study: Study) -> Iterator[Issue]:
     sampler, place = study.sampler, ("sampler", "type")
-    if study.rungs and sampler.type in LEARNS_FROM_FINISHED:
+    nature = _nature(sampler)
+    if study.rungs and nature.learns_from == "finished":
         given = f"{sampler.type} with {study.pruner.type}"
         hint = "take tpe, which learns from pruned trials too"
         yield Issue("the sampler learns from finished trials only", place, given, hint=hint)
     conditional = [path for path, searched in study.parameters.items() if searched.when]
-    if conditional and sampler.type in NEEDS_ONE_SPACE:
+    if conditional and nature.needs_one_space:
         given, hint = ", ".join(conditional), "take tpe, which searches them too"
         yield Issue(f"{sampler.type} draws parameters that have conditions at random", place, given, hint=hint)
     if study.constraints and sampler.type == "cma":
         hint = "take tpe, gp or nsga2; the best trial keeps the constraints with any sampler"
         yield Issue("the sampler does not learn from constraints", place, "cma", hint=hint)
-    if sampler.type in ("auto", "noisy_gp", "tpe", "gp", "cma") and sampler.startup_trials >= study.trials:
+    if nature.models and sampler.startup_trials >= study.trials:
         given = f"{sampler.startup_trials} random trials, of {study.trials}"
         hint = "lower startup_trials or raise trials; or take qmc, which spreads them evenly"
         yield Issue("the sampler never comes to model", ("sampler", "startup_trials"), given, hint=hint)
-    if sampler.type in ("nsga2", "qmc", "random", "grid") and "startup_trials" in sampler.model_fields_set:
+    if not nature.models and "startup_trials" in sampler.model_fields_set:
         yield Issue("startup_trials has no effect", ("sampler", "startup_trials"), sampler.type)
     if sampler.type == "grid" and "seed" in sampler.model_fields_set:
         yield Issue("seed has no effect", ("sampler", "seed"), "grid")
-    if sampler.type in ("qmc", "random", "grid") and (study.warm_start.studies or study.warm_start.runs):
+    if nature.learns_from == "nothing" and (study.warm_start.studies or study.warm_start.runs):
         yield Issue("the sampler learns from no result", ("warm_start",), sampler.type, hint="take tpe, gp or nsga2")
 
 

@@ -60,9 +60,9 @@ def _without_password(value: str) -> str:
 class _Sink(Spec):
     """A tracker that is sent what a run records: metrics, evaluations, the resolved spec and how the run ended."""
 
-    package: ClassVar[str]
-    """The installed package that it needs."""
-    extra: ClassVar[str]
+    package: ClassVar[str] = ""
+    """The installed package that it needs; empty: none beside this one's."""
+    extra: ClassVar[str] = ""
     """The extra of this distribution that brings the package."""
 
 
@@ -115,7 +115,7 @@ Sink = Annotated[TensorboardSink | WandbSink | MlflowSink, Field(discriminator="
 
 def not_installed(sink: Sink) -> str:
     """Empty where the package that a sink needs is on this machine; else what is wrong, and what installs it."""
-    if find_spec(sink.package) is not None:
+    if not sink.package or find_spec(sink.package) is not None:
         return ""
     return f"{sink.package} is not installed: {_install(sink)}"
 

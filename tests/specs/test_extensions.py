@@ -14,8 +14,11 @@ from spec_text import GOOD, changed, message, write
 
 from specs.document import Document, experiment_of
 from specs.errors import SpecError
+from specs.extensions import our_names
 from specs.loader import load_document, load_experiment
+from specs.schema.reward import Reward
 
+REWARDS = ", ".join(our_names(Reward.package))
 BREVITY = changed("reward: {type: exact_match}", "reward: {type: brevity, spare: 5}")
 
 
@@ -66,9 +69,7 @@ def test_an_unknown_name_is_told_with_ours_and_the_installed_ones():
     assert message(BREVITY.replace("brevity", "brevty")) == (
         "spec.yaml:12: reward.type: unknown type\n"
         "    12 | reward: {type: brevty, spare: 5}\n"
-        '  given: "brevty"    allowed: code, exact_match, judge, math_dapo, math_verify, none, python, reasoning_gym, '
-        "reward_model, weighted_sum, "
-        "brevity (rpg-brevity 0.3)\n"
+        f'  given: "brevty"    allowed: {REWARDS}, brevity (rpg-brevity 0.3)\n'
         "  hint: did you mean `brevity`? more are installed as packages with an entry point in `rpg.rewards`\n"
         "1 error; nothing was run"
     )
@@ -78,8 +79,7 @@ def test_a_package_that_is_not_installed_is_an_unknown_name():
     assert message(BREVITY) == (
         "spec.yaml:12: reward.type: unknown type\n"
         "    12 | reward: {type: brevity, spare: 5}\n"
-        '  given: "brevity"    allowed: code, exact_match, judge, math_dapo, math_verify, none, python, reasoning_gym, '
-        "reward_model, weighted_sum\n"
+        f'  given: "brevity"    allowed: {REWARDS}\n'
         "  hint: more are installed as packages with an entry point in `rpg.rewards`\n"
         "1 error; nothing was run"
     )
@@ -89,8 +89,7 @@ def test_a_reward_without_a_type_is_told_which_there_are():
     assert message(changed("reward: {type: exact_match}", "reward: {}")) == (
         "spec.yaml:12: reward.type: missing\n"
         "    12 | reward: {}\n"
-        "  allowed: code, exact_match, judge, math_dapo, math_verify, none, python, reasoning_gym, reward_model,"
-        " weighted_sum\n"
+        f"  allowed: {REWARDS}\n"
         "  hint: say which type it is\n"
         "1 error; nothing was run"
     )

@@ -4,6 +4,8 @@ import pytest
 from spec_text import changed, write
 
 from specs import load_experiment
+from specs.schema.fields import literal_of, members
+from specs.schema.objective import Objective
 
 OBJECTIVE = "  type: rpg\n  kl_coef: 1e-2\n  clip:\n    type: dual\n    low: 0.2\n"
 
@@ -28,7 +30,10 @@ def test_another_source_of_the_reference_takes_nothing_from_the_published_one():
     assert load("type: grpo", "reference: {source: behaviour}\n").reference.update is None
 
 
-@pytest.mark.parametrize("kind", ["ppo", "grpo", "dapo", "dr_grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus"])
+RIVALS = [kind for rival in members(Objective) for kind in literal_of(rival.model_fields["type"]) if kind != "rpg"]
+
+
+@pytest.mark.parametrize("kind", RIVALS)
 def test_every_rival_loads_by_its_name_alone(kind):
     from specs.schema.experiment import published_setting
 

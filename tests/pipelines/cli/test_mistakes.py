@@ -13,6 +13,8 @@ import pytest
 import specs
 from pipelines.cli import main
 from pipelines.home.home import Home
+from specs.extensions import our_names
+from specs.schema.reward import Reward
 
 STARTER = (Path(specs.__file__).parent / "experiments" / "starter.yaml").read_text("utf-8").partition("\n")[2]
 MODEL = STARTER[STARTER.index("  source: scratch") : STARTER.index("data:\n")]
@@ -160,8 +162,9 @@ spec.yaml:54: rollout.max_response_length: prompt and response do not fit the mo
         """\
 spec.yaml:56: reward.type: unknown type
     56 | reward: {type: exactmatch}  # or math_verify, math_dapo, reasoning_gym
-  given: "exactmatch"    allowed: code, exact_match, judge, math_dapo, math_verify, none, python, \
-reasoning_gym, reward_model, weighted_sum
+  given: "exactmatch"    allowed: """
+        + ", ".join(our_names(Reward.package))
+        + """
   hint: did you mean `exact_match`? more are installed as packages with an entry point in `rpg.rewards`
 1 error; nothing was run
 """,

@@ -22,6 +22,8 @@ from pipelines.home.home import Home
 from rpg.recording.segments import SegmentWriter
 from specs.machine.liveness import start_of
 from specs.records import CheckpointRow, EvaluationRow, MetricRow
+from specs.schema.execution import Sink
+from specs.schema.fields import literal_of, members
 from storage import Store
 
 RUN = "sums-s0-1234abcd"
@@ -49,6 +51,11 @@ each = pytest.mark.parametrize(
 )
 
 
+def test_every_sink_that_a_spec_may_name_is_tried_here() -> None:
+    names = [name for sink in members(Sink) for name in literal_of(sink.model_fields["type"])]
+    assert names == list(SINKS) == list(HELD) == [tried.values[0] for tried in each.args[1]]
+
+
 @each
 def test_a_killed_run_that_went_on_is_there_once_and_as_sql_has_it(tmp_path, name):
     home = Home(tmp_path)
@@ -65,6 +72,8 @@ def test_a_killed_run_that_went_on_is_there_once_and_as_sql_has_it(tmp_path, nam
         assert HELD[name](home) == in_sql(home, name)
     note = json.loads((home.run(RUN) / "sinks" / f"{name}.json").read_text())
     assert (note["steps"], note["evaluated"], note["error"]) == (8, 2, "")
+    known = {home.run(RUN), *home.sent_copies(RUN)}  # all that `rpg rm` removes
+    assert {path for path in tmp_path.rglob(f"*{RUN}*") if known.isdisjoint([path, *path.parents])} == set()
 
 
 @needs("tensorboard")

@@ -5,7 +5,8 @@ from places import PACKAGES
 from spec_text import GOOD, changed, message, warnings, write
 
 from specs import load_experiment
-from specs.schema.rollout import DynamicSampling
+from specs.extensions import our_names
+from specs.schema.rollout import DynamicSampling, RollouterSection
 
 ROLLOUT = "rollout: {max_response_length: 32}"
 
@@ -171,7 +172,7 @@ def test_an_environment_that_is_not_installed_is_an_unknown_name() -> None:
     assert message(with_rollout(TWO_TURNS)) == (
         "spec.yaml:11: rollout.rollouter.type: unknown type\n"
         "    11 | rollout: {max_response_length: 32, rollouter: {type: check_again, question: sure?}}\n"
-        '  given: "check_again"    allowed: conversation, single_turn, tools\n'
+        f'  given: "check_again"    allowed: {", ".join(our_names(RollouterSection.package))}\n'
         "  hint: more are installed as packages with an entry point in `rpg.rollouters`\n"
         "1 error; nothing was run"
     )
