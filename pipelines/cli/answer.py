@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 def answer_lines(document: "Document", home: Home) -> list[str]:
     """The answer of an experiment, from all its runs that were evaluated, seeds pooled."""
     from pipelines.report.answer import answers_of, outcomes_of
+    from pipelines.report.answer.whole import whole_answer
+    from pipelines.report.diagnosis import not_scored
     from pipelines.report.evidence import experiment_groups, metric_curves
-    from pipelines.report.signal import not_scored, whole_answer
     from storage import Store
 
     name = document.experiment.name

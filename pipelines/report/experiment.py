@@ -25,8 +25,10 @@ from pipelines.report.answer import (
     only_these_weights,
     outcomes_of,
 )
+from pipelines.report.answer.whole import whole_answer
 from pipelines.report.charts import line_chart
 from pipelines.report.curves import accuracy_curves, learning_curves, most_points
+from pipelines.report.diagnosis import DIAGNOSED, findings_over, not_scored
 from pipelines.report.distributions import distributions
 from pipelines.report.endings import (
     LAST_STEPS,
@@ -42,7 +44,6 @@ from pipelines.report.page import publish, render
 from pipelines.report.palette import DrawnGroup, drawn_groups
 from pipelines.report.plots import IntervalChart, Mark, interval_chart
 from pipelines.report.responses import MOST_CHARACTERS, trained_responses
-from pipelines.report.signal import not_scored, whole_answer
 from rpg.statistics.wording import CHOSEN
 from specs.metrics import BY_NAME
 from storage import Store
@@ -82,7 +83,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         found = answers_of(home, store, groups, [name] if kind == "experiment" else [], evaluated, graded)
         results = outcomes_of(found)
         others = answers_of_other_measures(store, groups, found, confidence=confidence) if len(runs) > 1 else []
-        curves = evidence.metric_curves(store, run_ids)
+        curves = evidence.metric_curves(store, run_ids, DIAGNOSED)
         drawn = drawn_groups(groups, results)
         marks = step_marks(store, drawn, curves)
         spread = distributions(store, drawn, marks)
@@ -97,13 +98,15 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
     on_the_way = accuracy_curves(by_step, drawn)
     charts, flat = learning_curves(drawn, curves, confidence=confidence)
     colored = [each.group for each in drawn if not each.pale]
+    answer = whole_answer(home, name if kind == "experiment" else run_ids[0], groups, found, curves, failed)
     return render(
         "experiment.html",
         kind=kind,
         name=name,
         question=runs[0].question,
         facts=[*_facts(name, groups), *apart, *_other_versions(home, kind, name, runs[0])],
-        answer=whole_answer(home, name if kind == "experiment" else run_ids[0], groups, found, curves, failed),
+        answer=answer,
+        diagnosis=findings_over(runs, curves, answer),
         method=_method(results, confidence, found[0].num_sets if found else 1),
         warnings=Listed.of(
             [
