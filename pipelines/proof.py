@@ -183,6 +183,8 @@ def _rows(store: Store, table: str, run_id: str, start: int, end: int) -> pa.Tab
     parameters = [run_id, start, end]
     if table == "metrics":
         query, parameters = f"{query} and not list_contains(?, name)", [*parameters, _NOT_REPEATABLE]
+    if table == "turns":
+        query += " and rollout_id is not null"  # those of training
     rows = store.query(f"{query} order by {_ROWS[table]}", parameters).table
     return rows.drop_columns([name for name in _NOT_COMPARED if name in rows.column_names])
 

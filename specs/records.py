@@ -199,7 +199,7 @@ class EvaluationSampleRow:
     prompt: str
     """The text that the policy was given."""
     response: str
-    """The text that the policy sampled."""
+    """The text that followed: what the policy sampled and, in several turns, what its environment said."""
     answer: str
     """The right answer."""
     extracted: str | None
@@ -222,6 +222,9 @@ class EvaluationSampleRow:
     verdicts: str | None = None
     """What judges said, JSON; the view `verdicts` has a row for each. NULL where none was asked, and in older
     records."""
+    turns: str | None = None
+    """Turns of the response, JSON; the view `turns` has a row for each. NULL where no environment gives turns, and in
+    older records."""
 
 
 @dataclass(frozen=True, slots=True)

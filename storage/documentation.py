@@ -1,8 +1,8 @@
 """Meaning of every table, view and column: one text for the pages of the documentation and the database's comments.
 
 The text of a recorded table stands in its row class in specs/records.py, that of the metrics in specs/metrics.py; that
-of another table, or of a view, in the SQL file that makes it: above the statement, and beside a column or above the
-statement as `--   column: text`.
+of another table, of a view, or of a column that a view adds to its table, in the SQL file that makes it: above the
+statement, and beside a column or above the statement as `--   column: text`.
 """
 
 import ast
@@ -41,7 +41,9 @@ def descriptions() -> dict[str, Description]:
     texts = [text for file in SQL_FILES for text in _in_sql(sql(file))]
     described = dict(texts)
     for module, classes in ((records, records.TABLES), (metrics, {"metric_names": metrics.Metric})):
-        described |= _in_classes(inspect.getsource(module), classes)
+        for name, text in _in_classes(inspect.getsource(module), classes):
+            in_view = described.get(name, Description("", {})).columns
+            described[name] = Description(text.about, text.columns | in_view)
     shared = {name: text for name, text in described["runs"].columns.items() if name in SHARED}
     return {name: Description(text.about, shared | text.columns) for name, text in described.items()}
 

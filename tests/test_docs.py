@@ -41,7 +41,7 @@ NOT_RUN = {
     "another home": "docs/sql.md asks the recorded home the same",
     "another program": "test_documentation.py opens the index without this package's code",
     "a tracker": "test_sinks.py reads what it would show, with its own library",
-    "a judge": "test_judge.py and test_scoring_models.py have judges and classifiers of their own",
+    "a judge": "test_judge.py, test_scoring_models.py and test_model_user.py have models and addresses of their own",
     "an installed package": "test_installed_packages.py installs it",
 }
 """Why a block may be only shown, as the comment above it says -> what is run in its place."""

@@ -1,4 +1,4 @@
-"""Responses of a run's training as a terminal shows them: prompt, turns, and who speaks in each."""
+"""Responses of a run's training or evaluation as a terminal shows them: prompt, turns, and who speaks in each."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +23,29 @@ _RESPONSE = """
 """
 _TURNS = f"""
     SELECT {TURN_COLUMNS} FROM turns WHERE run_id = $run AND step = $step AND rollout_id = $rollout ORDER BY turn
+"""
+_EVALUATED_STEPS = """
+    SELECT max(step) FILTER (dataset = $dataset) AS step, list(DISTINCT dataset ORDER BY dataset) AS datasets
+    FROM evaluation_samples WHERE run_id = $run
+"""
+_EVALUATED = """
+    WITH numbered AS (
+        SELECT row_number() OVER (ORDER BY problem_id, sample) - 1 AS response_id, problem_id, sample, score
+        FROM evaluation_samples WHERE run_id = $run AND step = $step AND dataset = $dataset
+    ), chosen AS (
+        SELECT response_id, problem_id, sample FROM numbered WHERE $response IS NULL OR response_id = $response
+        QUALIFY $response IS NOT NULL OR row_number() OVER (ORDER BY score DESC, response_id) = 1
+            OR row_number() OVER (ORDER BY score, response_id DESC) = 1
+    )
+    SELECT step, dataset, response_id, problem_id, sample, prompt, response, answer, score, correct, num_tokens,
+           finish_reason, reward_error
+    FROM evaluation_samples JOIN chosen USING (problem_id, sample)
+    WHERE run_id = $run AND step = $step AND dataset = $dataset ORDER BY score DESC, response_id
+"""
+_EVALUATED_TURNS = f"""
+    SELECT {TURN_COLUMNS} FROM turns
+    WHERE run_id = $run AND step = $step AND dataset = $dataset AND problem_id = $problem AND sample = $sample
+    ORDER BY turn
 """
 _BEFORE = "    │ "
 """Stands before each line of recorded text, so that none is taken for a line of ours."""
@@ -62,14 +85,57 @@ def sampled_responses(home: Home, run_id: str, step: int | None, response: int |
     return shown
 
 
+def evaluated_responses(
+    home: Home, run_id: str, dataset: str, step: int | None, response: int | None
+) -> list[dict[str, Any]]:
+    """One response of an evaluation, or that with its highest and that with its lowest score, as plain data.
+
+    Args:
+        home: with the run.
+        run_id: the run's id.
+        dataset: name of the evaluation set.
+        step: of training, 0 the base model; None: the last one that is measured.
+        response: its place among the set's responses; None: the best and the worst.
+    Raises:
+        RpgError: no such response is recorded.
+    """
+    from storage import Store
+
+    with Store.open(home.root) as store:
+
+        def rows(query: str, **values: Any) -> list[dict[str, Any]]:
+            result = store.query(query, {"run": run_id, "dataset": dataset, **values})
+            return as_objects(result.columns, result.rows)
+
+        (measured,) = rows(_EVALUATED_STEPS)
+        if measured["step"] is None:
+            known = ", ".join(measured["datasets"] or ()) or "none"
+            raise RpgError(f"no evaluation of {run_id} on {dataset} is recorded; its evaluation sets: {known}")
+        step = measured["step"] if step is None else step
+        shown = [
+            row | {"turns": rows(_EVALUATED_TURNS, step=step, problem=row["problem_id"], sample=row["sample"])}
+            for row in rows(_EVALUATED, step=step, response=response)
+        ]
+    if not shown:
+        which = "" if response is None else f"response {response} of "
+        raise RpgError(
+            f"{which}step {step} of {run_id} on {dataset} is not recorded; it was measured last at step"
+            f" {measured['step']}"
+        )
+    return shown
+
+
 def print_responses(responses: Sequence[Mapping[str, Any]]) -> None:
     """Prints them for a reader, with what was given to the policy apart from what it sampled."""
     for place, row in enumerate(responses):
         ended = "cut off" if row["finish_reason"] == "length" else row["finish_reason"]
-        facts = (
-            f"reward {row['reward']:.3g}   advantage {row['advantage']:+.3g}   {row['num_tokens']:,} tokens   {ended}"
-        )
-        print(f"{chr(10) if place else ''}step {row['step']}, response {row['rollout_id']}   {facts}")
+        if "dataset" in row:
+            which = f"step {row['step']}, {row['dataset']}, response {row['response_id']}"
+            facts = f"score {row['score']:.3g}"
+        else:
+            which = f"step {row['step']}, response {row['rollout_id']}"
+            facts = f"reward {row['reward']:.3g}   advantage {row['advantage']:+.3g}"
+        print(f"{chr(10) if place else ''}{which}   {facts}   {row['num_tokens']:,} tokens   {ended}")
         if row["reward_error"]:
             _print_text("the scorer failed", row["reward_error"])
         _print_text("prompt", row["prompt"])

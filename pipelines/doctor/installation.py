@@ -17,7 +17,7 @@ from rpg.rewards import refusals
 from rpg.rewards.functions.judge import Judge
 from rpg.rewards.judges.endpoint import trouble_of
 from rpg.sandbox import room
-from specs.errors import SpecError
+from specs.errors import Issue, SpecError
 from specs.machine.files import read_json
 from specs.machine.gpu_slots import holders, slots_here
 from specs.machine.liveness import status_of
@@ -31,7 +31,7 @@ OPTIONAL = {
 }
 """Distributions of which any one is enough -> what for."""
 _LOW_DISK_GIB = 2.0
-_JUDGE_SECONDS = 10.0
+_ANSWER_SECONDS = 10.0
 
 
 def examine(home: Home, experiment: Experiment | None = None) -> list[Finding]:
@@ -45,6 +45,7 @@ def examine(home: Home, experiment: Experiment | None = None) -> list[Finding]:
         "devices": _devices,
         "sandbox": lambda: _sandbox(experiment),
         "judges": lambda: _judges(experiment),
+        "environment": lambda: _environment(experiment),
         "home": lambda: _home(home),
         "database": lambda: _database(home),
         "profile": lambda: _profile(home),
@@ -96,13 +97,18 @@ def _devices() -> Iterator[Finding]:
 
 def _sandbox(experiment: Experiment | None) -> Iterator[Finding]:
     lack = sandbox.missing() or room.missing()
-    refused = next(iter(refusals(experiment)), None) if experiment else None
+
+    def sealing(issue: Issue) -> bool:
+        return lack is not None and lack.reason in issue.message
+
+    found = refusals(experiment) if experiment else []
+    # What else an environment lacks, its own line says.
+    refused = next((issue for issue in found if sealing(issue) or "rollouter" not in issue.path), None)
     if experiment and refused:
         what = "tool" if "tools" in refused.path else "reward.type"
-        sealing = lack is not None and lack.reason in refused.message
-        why = f"{lack.reason}; {what} {refused.given} needs it here: {lack.hint}" if lack and sealing else ""
+        why = f"{lack.reason}; {what} {refused.given} needs it here: {lack.hint}" if lack and sealing(refused) else ""
         message = why or f"{refused.message}: {refused.hint}"
-        name = "sandbox" if sealing else what.partition(".")[0]
+        name = "sandbox" if sealing(refused) else what.partition(".")[0]
         yield Finding(name, "broken" if launcher_of(experiment).ranks_run_here else "note", message)
     elif lack:
         users = "reward.type: reasoning_gym and code, and for the tool python"
@@ -116,8 +122,16 @@ def _judges(experiment: Experiment | None) -> Iterator[Finding]:
     parts = [(at, part) for at, reward in experiment.rewards() for part in reward.parts()] if experiment else []
     judges = {part.endpoint: (at, part) for at, part in parts if isinstance(part, Judge) and part.endpoint}
     for url, (at, judge) in judges.items():
-        trouble = trouble_of(url, judge.key or "", at, seconds=_JUDGE_SECONDS)
+        trouble = trouble_of(url, judge.key or "", at, seconds=_ANSWER_SECONDS)
         yield Finding("judge", "broken" if trouble else "ok", f"{url}: {trouble or 'answers'}; {judge.model}")
+
+
+def _environment(experiment: Experiment | None) -> Iterator[Finding]:
+    """Whether the tools and users of the spec's rollouter answer."""
+    if experiment:
+        broken: Literal["broken", "note"] = "broken" if launcher_of(experiment).ranks_run_here else "note"
+        for kind, name, trouble in experiment.rollout.rollouter.answering(_ANSWER_SECONDS):
+            yield Finding(kind, broken if trouble else "ok", f"{name}: {trouble or 'answers'}")
 
 
 def _home(home: Home) -> Iterator[Finding]:

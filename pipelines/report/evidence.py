@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pipelines.home.home import Home
 from pipelines.home.runs import find_run, status_of
 from pipelines.home.versions import is_experiment, runs_of, split_name
+from pipelines.report.tokens import conversation
 from rpg.evaluation.measures import majority_at_k, pass_at_k, sizes
 from specs.errors import Issue, SpecError
 from specs.machine.files import read_json
@@ -73,7 +74,7 @@ _SAMPLES = """
 """
 _TEXTS = """
     SELECT run_id, dataset, step, problem_id, sample, prompt, response, answer, extracted, score, correct, num_tokens,
-           finish_reason
+           finish_reason, turns
     FROM evaluation_samples
     SEMI JOIN (SELECT unnest($runs) AS run_id, unnest($datasets) AS dataset, unnest($steps) AS step,
                       unnest($problems) AS problem_id, unnest($samples) AS sample)
@@ -327,7 +328,8 @@ def metric_curves(store: Store, run_ids: Sequence[str], names: Sequence[str] = D
 def sample_responses(
     store: Store, run_ids: Sequence[str], *, count: int = 3
 ) -> tuple[list[JsonObject], list[JsonObject]]:
-    """Responses of the last evaluated checkpoint, those with the highest and those with the lowest scores.
+    """Responses of the last evaluated checkpoint, those with the highest and those with the lowest scores. `turns` of
+    each are its turns as a page shows them; none in an environment of a single turn.
 
     Args:
         count: of each; to so many problems, where there are as many.
@@ -340,6 +342,8 @@ def sample_responses(
     names = ("runs", "datasets", "steps", "problems", "samples")
     result = store.query(_TEXTS, dict(zip(names, map(list, zip(*keys, strict=True)), strict=True)))
     texts = {row[:5]: dict(zip(result.columns, row, strict=True)) for row in result.rows}
+    for row in texts.values():
+        row["turns"] = conversation(json.loads(row["turns"] or "[]"))
     best, worst = ([(row[place], texts[row[:5]]) for row in chosen if row[place] <= count] for place in (5, 6))
     best.sort(key=lambda ranked: ranked[0])
     worst.sort(key=lambda ranked: ranked[0])

@@ -83,7 +83,8 @@ def _answers(
             for problem, token_ids in zip(problems, prompts, strict=True)
         ]
         owners = [problem for problem in problems for _ in range(samples)]
-        scoring = Scoring(tokenizer, scorer, owners, group_size=samples)
+        with_turns = spec.rollout.rollouter.gives_tokens
+        scoring = Scoring(tokenizer, scorer, owners, group_size=samples, with_turns=with_turns)
         with memory_of_sampler(spec.rollout, device):
             groups = spec.rollout.rollouter.generate(
                 seeded,
@@ -96,9 +97,18 @@ def _answers(
         check_rollouts(groups, seeded, group_size=samples, sampling=sampling)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         return [
-            Answered(problem, index % samples, response, len(rollout.rollout_logprobs), rollout.finish_reason, score)
-            for index, (problem, response, rollout, score) in enumerate(
-                zip(owners, scoring.texts(), rollouts, scoring.scores(), strict=True)
+            Answered(
+                problem, index % samples, response, len(rollout.rollout_logprobs), rollout.finish_reason, score, turns
+            )
+            for index, (problem, response, rollout, score, turns) in enumerate(
+                zip(
+                    owners,
+                    scoring.texts(),
+                    rollouts,
+                    scoring.scores(),
+                    scoring.turns(len(owners)) or [()] * len(owners),
+                    strict=True,
+                )
             )
         ]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from rpg.evaluation.records import Answered
 from rpg.evaluation.results import MeasuredPolicy
 from rpg.rewards import Score
-from rpg.types import Problem
+from rpg.types import Problem, RecordedTurn
 from specs.machine.files import read_json, write_json
 
 
@@ -35,7 +35,15 @@ class KeptAnswers:
             return None
         samples = len(kept) // len(problems)
         return [
-            Answered(problems[index // samples], index % samples, **fields | {"score": Score(**fields["score"])})
+            Answered(
+                problems[index // samples],
+                index % samples,
+                **fields
+                | {
+                    "score": Score(**fields["score"]),
+                    "turns": tuple(RecordedTurn(**turn) for turn in fields.get("turns", ())),
+                },
+            )
             for index, fields in enumerate(kept)
         ]
 
@@ -47,6 +55,7 @@ class KeptAnswers:
                 "num_tokens": each.num_tokens,
                 "finish_reason": each.finish_reason,
                 "score": asdict(each.score),
+                "turns": [asdict(turn) for turn in each.turns],
             }
             for each in answered
         ]

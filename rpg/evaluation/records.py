@@ -1,5 +1,6 @@
 """Results of an evaluation: a row for every response and measure, and the summary."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from rpg.messages import message
 from rpg.recording.segments import SegmentWriter
 from rpg.rewards import Score
 from rpg.statistics import THESE_WEIGHTS
-from rpg.types import FinishReason, Problem
+from rpg.types import FinishReason, Problem, RecordedTurn
 from specs.records import EvaluationRow, EvaluationSampleRow, Int32
 from specs.schema.evaluation import Evaluation
 
@@ -29,6 +30,8 @@ class Answered:
     """Sampled tokens of the response."""
     finish_reason: FinishReason
     score: Score
+    turns: tuple[RecordedTurn, ...] = ()
+    """Empty where no environment gives turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,23 @@ class Recorder:
             attempt=self.attempt,
             cluster=problem.cluster or None,
             verdicts=score.verdicts,
+            turns=_turns(answered.turns),
         )
+
+
+def _turns(turns: Sequence[RecordedTurn]) -> str | None:
+    """Turns as the view `turns` reads them."""
+    rows = [
+        {
+            "turn": place,
+            **asdict(turn),
+            "tool": turn.tool or None,
+            "error": turn.error or None,
+            "seconds": turn.seconds if turn.tool else None,
+        }
+        for place, turn in enumerate(turns)
+    ]
+    return json.dumps(rows, ensure_ascii=False) if rows else None
 
 
 def _summary(

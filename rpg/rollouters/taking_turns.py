@@ -2,6 +2,7 @@
 trains on. A turn of one response is sampled beside any turn of another; who takes long to answer keeps none but its own
 response waiting."""
 
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -66,7 +67,7 @@ class Question:
     at_once: bool
     """Whether the answers follow from the turns before them alone, and take microseconds."""
     seconds: float
-    """Seconds that the answers may take, from when they are asked for."""
+    """Seconds that the answers may take, from when they are asked for; infinite: they see to that themselves."""
 
 
 class Counterpart(Protocol):
@@ -85,6 +86,10 @@ class Counterpart(Protocol):
 
     def close(self, conversation: Conversation) -> None:
         """Ends what is held of a conversation that is over."""
+        ...
+
+    def leave(self) -> None:
+        """Ends what is held for all conversations: there are no more."""
         ...
 
 
@@ -216,7 +221,8 @@ class Conversations:
         self._pauses += 1
         if idle and not self._ready and self._pending and not self._recalled:
             until = min(each.until for each in self._pending.values())
-            wait(self._pending, timeout=max(0.0, until - time.monotonic()), return_when=FIRST_COMPLETED)
+            seconds = None if until == math.inf else max(0.0, until - time.monotonic())
+            wait(self._pending, timeout=seconds, return_when=FIRST_COMPLETED)
         self._take_answers()
         nothing_to_do = idle and not self._ready and not self._pending and not self._recalled
         if admit is None:
@@ -341,3 +347,4 @@ class Conversations:
                 pending.question.late()
         for index in self._open:
             self._other.close(self._all[index])
+        self._other.leave()

@@ -1,7 +1,8 @@
 """A user: who speaks with the policy in the environment `conversation`."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rpg.types import Problem
@@ -15,6 +16,10 @@ class Remark:
     text: str
     reward: float = 0.0
     """Reward of the turn that it answers, reward units; counts with `rewards_turns`."""
+
+
+Speaking = Callable[[Problem, Sequence[str], int], Remark | None]
+"""See `User.reply`."""
 
 
 class User(UserSection):
@@ -32,3 +37,8 @@ class User(UserSection):
             said: all after the prompt, the policy's text first, then the user's and the policy's in turn.
             seed: for what is random in it.
         """
+
+    @contextmanager
+    def speaking(self) -> Iterator[Speaking]:
+        """`reply` for as long as responses come about. A user that keeps something open for it overrides this."""
+        yield self.reply

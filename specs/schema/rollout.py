@@ -88,6 +88,19 @@ class UserSection(OpenSection):
     type: str
     """Name of the user."""
 
+    @property
+    def own_seconds(self) -> float | None:
+        """Seconds that a remark takes at most where the user sees to that itself; None: the conversation does."""
+        return None
+
+    def lacks(self) -> Issue | None:
+        """What this machine lacks for its words. The path begins at the section."""
+        return None
+
+    def trouble(self, seconds: float) -> str:  # noqa: ARG002 (for those that override it)
+        """Why it is of no use now: a service does not answer within so long. Empty: it would be of use."""
+        return ""
+
     def texts(self) -> Iterator[str]:
         """Words that it says in every conversation, as far as they are known."""
         yield from ()
@@ -152,6 +165,15 @@ class TurnBounds(NamedTuple):
     """Wall time in which it waits for what it is given."""
 
 
+class Answering(NamedTuple):
+    """A tool or a user of an environment, and whether it answers from this machine."""
+
+    kind: str
+    name: str
+    trouble: str
+    """Why it does not; empty: it does."""
+
+
 class RollouterSection(OpenSection):
     """The environment that a response comes about in: the policy's turns and what the environment gives between them,
     such as the words of a tool or a user. Given tokens are context, which nothing trains on."""
@@ -175,6 +197,10 @@ class RollouterSection(OpenSection):
     def lacks(self) -> Issue | None:
         """What this machine lacks for it, beside a sandbox. The path begins at the rollouter."""
         return None
+
+    def answering(self, seconds: float) -> Iterator[Answering]:  # noqa: ARG002 (for those that override it)
+        """Its tools and users, each asked now whether it answers within so long."""
+        yield from ()
 
     @property
     def gives_tokens(self) -> bool:

@@ -319,6 +319,23 @@ def _evaluation(
     writer.flush()
 
 
+def record_evaluated_conversation(
+    home: Home, run_id: str, turns: Sequence[Mapping[str, Any]], *, step: int = 60, fingerprint: str = FINGERPRINT
+) -> None:
+    """A response of several turns in an evaluation, better than all others; turns as in `record_conversation`."""
+    columns = ("sampled", "tool", "text", "reward", "error", "seconds")
+    rows = [
+        {"turn": place, "num_tokens": len(turn["text"]), **{name: turn.get(name) for name in columns}}
+        for place, turn in enumerate(turns)
+    ]
+    sample = _sample(run_id, step, problem=0, sample=0, correct=True)
+    writer = SegmentWriter(home.run(run_id) / "evaluate" / fingerprint[:16], run_id, 2)
+    text = "".join(turn["text"] for turn in turns)
+    told = {"fingerprint": fingerprint, "response": text, "score": 9.0, "turns": json.dumps(rows)}
+    writer.rows([replace(sample, problem_id="talk", **told)])
+    writer.flush()
+
+
 def _sample(run_id: str, step: int, problem: int, sample: int, correct: bool) -> EvaluationSampleRow:
     left, right = 11 + problem, 88 - problem
     said = left + right if correct else left + right + 10

@@ -323,7 +323,7 @@ def _turns(experiment: Experiment) -> list[str]:
     return [
         f"turns   at most {bounds.turns} of the policy a response: {_count(bounds.sampled)} tokens sampled, "
         f"{_count(bounds.given)} given, {_count(bounds.length)} in all; "
-        f"a response waits {bounds.seconds:g} s for tools at most, while others are sampled"
+        f"a response waits {bounds.seconds:g} s for what it is given at most, while others are sampled"
     ]
 
 

@@ -11,6 +11,7 @@ from pipelines.cli.options import AsJson, RunId, ServerRecord
 _ALL = "All of it: spec, launch, stages, metrics, evaluations, certificate, events and files."
 _ORIGIN = "Where each value of its spec comes from, and with which code, packages and machine it was made."
 _SAMPLE = "Responses of training instead: those with the highest and the lowest reward of its last recorded step."
+_DATASET = "With --sample: responses of the evaluation on this set, of the last step that it measured."
 
 
 def show(
@@ -18,7 +19,8 @@ def show(
     everything: Annotated[bool, typer.Option("--all", help=_ALL)] = False,
     origin: Annotated[bool, typer.Option("--origin", help=_ORIGIN)] = False,
     sample: Annotated[bool, typer.Option("--sample", help=_SAMPLE)] = False,
-    step: Annotated[int | None, typer.Option(min=1, metavar="N", help="With --sample: the step.")] = None,
+    dataset: Annotated[str, typer.Option(metavar="NAME", help=_DATASET)] = "",
+    step: Annotated[int | None, typer.Option(min=0, metavar="N", help="With --sample: the step.")] = None,
     response: Annotated[int | None, typer.Option(min=0, metavar="N", help="With --sample: this one alone.")] = None,
     profile: ServerRecord = "",
     as_json: AsJson = False,
@@ -36,16 +38,19 @@ def show(
     from pipelines.home.runs import find_run
     from storage.provenance import COLUMNS, provenance_rows
 
-    if not sample and (step, response) != (None, None):
-        raise typer.BadParameter("they go with --sample", param_hint="--step, --response")
+    if not sample and (step, response, dataset) != (None, None, ""):
+        raise typer.BadParameter("they go with --sample", param_hint="--dataset, --step, --response")
     with reading(profile) as record:
         record.refresh(logs=not sample)
         run_id = find_run(record.home, run)
         if sample:
-            from pipelines.cli.samples import print_responses, sampled_responses
+            from pipelines.cli.samples import evaluated_responses, print_responses, sampled_responses
 
             record.refresh(["rollouts", "turns"], only=[f"runs/{run_id}"])
-            responses = sampled_responses(record.home, run_id, step, response)
+            if dataset:
+                responses = evaluated_responses(record.home, run_id, dataset, step, response)
+            else:
+                responses = sampled_responses(record.home, run_id, step, response)
             print_json(responses) if as_json else print_responses(responses)
             return
         if origin:

@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
 from rpg.rewards.judges import prompts
 from rpg.rewards.judges.budget import Budget
-from rpg.rewards.judges.endpoint import Endpoint, EndpointSettings, key_of
+from rpg.rewards.judges.endpoint import Endpoint, EndpointSettings, address_issues, key_of
 from rpg.rewards.judges.model_process import ModelSettings, ScoringModel
 from rpg.rewards.judges.prompts import Form
 from rpg.rewards.judges.scorer import Asked, JudgeScorer, JudgeSettings
@@ -23,7 +22,6 @@ from specs.machine.content import directory_digest
 from specs.schema.base import PathKind, Spec, execution, names_path
 from specs.schema.notify import SecretReference
 from specs.schema.reward import Reward
-from specs.secrets import HIDDEN
 
 _AT_ONCE_TOKENS = 16
 """Tokens of a verdict without reasons."""
@@ -224,7 +222,7 @@ class Judge(Reward):
 
     def _issues(self) -> Iterator[Issue]:
         if self.endpoint:
-            yield from _address_issues(self.endpoint)
+            yield from address_issues(self.endpoint)
         elif self.key:
             yield Issue("a model of this machine has no key", ("key",), hint="leave it out, or name its `endpoint`")
         if self.votes > 1 and self.temperature == 0:
@@ -240,17 +238,3 @@ class Judge(Reward):
         if self.template and (self.reasoning or self.endpoint) and "{key}" not in self.template:
             hint = "ask for a last line `VERDICT-{key}: N`: an answer cannot know it"
             yield Issue("the verdict's line is nowhere in the template", ("template",), hint=hint)
-
-
-def _address_issues(url: str) -> Iterator[Issue]:
-    allowed = "http://HOST:PORT/v1 or https://HOST/v1"
-    try:
-        parts = urlsplit(url)
-        named = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        parts, named = urlsplit(""), False
-    if parts.username or parts.password or "@" in url:
-        hint = "write key: env:NAME, a variable that holds it"
-        yield Issue("an address has no key in it", ("endpoint",), HIDDEN, allowed, hint, snippet=HIDDEN)
-    elif not named or parts.query or parts.fragment:
-        yield Issue("is no address of an API", ("endpoint",), url, allowed)

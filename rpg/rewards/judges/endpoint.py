@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from threading import Event
@@ -48,11 +48,13 @@ class EndpointSettings:
     key: str
     """A reference, see `specs.secrets`; empty: none."""
     path: tuple[str | int, ...]
-    """Where the spec has the reward."""
+    """Where the spec has the section that names it."""
     timeout_seconds: float
     """Limit of one call."""
     patience_seconds: float
     """How long an endpoint may be away before that ends the attempt."""
+    who: str = "judge"
+    """What the model is to the run, in messages."""
     input_price: float = 0.0
     output_price: float = 0.0
     """Price of a million tokens."""
@@ -108,7 +110,7 @@ class Endpoint:
             pause = min(2 * pause, _LONGEST_PAUSE)
             away = time.monotonic() - away_since
             if away + wait > settings.patience_seconds:
-                raise RewardAwayError(f"the judge at {settings.url} was away for {away:.0f} s: {why}")
+                raise RewardAwayError(f"the {settings.who} at {settings.url} was away for {away:.0f} s: {why}")
             self._wait(wait)
 
     def close(self) -> None:
@@ -121,7 +123,7 @@ class Endpoint:
         while (left := until - time.monotonic()) > 0:
             show_work()  # the run stands still for a reason
             if self._closing.wait(min(1.0, left)):
-                raise RewardAwayError(f"closed while the judge at {self._settings.url} was away")
+                raise RewardAwayError(f"closed while the {self._settings.who} at {self._settings.url} was away")
 
     def _try(self, body: dict[str, Any]) -> tuple[Reply | None, str, float | None]:
         """The reply; or none, why, and the seconds that the endpoint asks to be left alone, if it does."""
@@ -142,7 +144,8 @@ class Endpoint:
         if status in _REFUSED:
             field = "key" if status in (401, 402, 403) and self._settings.key else "endpoint"
             hint = "`rpg doctor FILE` asks it; with that mended, `rpg run` goes on where it ended"
-            raise SpecError(Issue("the judge's endpoint refuses", (*self._settings.path, field), why, hint=hint))
+            message = f"the {self._settings.who}'s endpoint refuses"
+            raise SpecError(Issue(message, (*self._settings.path, field), why, hint=hint))
         if status != httpx.codes.OK:
             raise RequestRefusedError(why)
         try:
@@ -175,6 +178,21 @@ def key_of(reference: str, path: tuple[str | int, ...]) -> str:
 def is_loopback(url: str) -> bool:
     """Whether the address is of this machine, which no proxy is asked for."""
     return (urlsplit(url).hostname or "").startswith(_LOOPBACK)
+
+
+def address_issues(url: str) -> Iterator[Issue]:
+    """Faults of the field `endpoint` of a section."""
+    allowed = "http://HOST:PORT/v1 or https://HOST/v1"
+    try:
+        parts = urlsplit(url)
+        named = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        parts, named = urlsplit(""), False
+    if parts.username or parts.password or "@" in url:
+        hint = "write key: env:NAME, a variable that holds it"
+        yield Issue("an address has no key in it", ("endpoint",), HIDDEN, allowed, hint, snippet=HIDDEN)
+    elif not named or parts.query or parts.fragment:
+        yield Issue("is no address of an API", ("endpoint",), url, allowed)
 
 
 def trouble_of(url: str, key: str, path: tuple[str | int, ...], *, seconds: float) -> str:

@@ -1,6 +1,9 @@
 """The environment of a conversation: the policy speaks, a user answers, and the context grows."""
 
+import math
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -13,7 +16,7 @@ from rpg.tools.calls import answer_ids, around_words
 from rpg.types import Turn
 from specs.errors import Issue
 from specs.schema.base import execution
-from specs.schema.rollout import NamedUser, TurnBounds
+from specs.schema.rollout import Answering, NamedUser, TurnBounds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,7 +33,8 @@ class Conversation(TakingTurns):
     words_tokens: int = Field(256, ge=1)
     """Tokens of one remark at most, with what stands around it. The end of a longer remark is left out."""
     user_seconds: float = Field(300.0, gt=0)
-    """Seconds that the user may take for a remark. One that takes longer says nothing more, and the response ends."""
+    """Seconds that the user may take for a remark. One that takes longer says nothing more, and the response ends. A
+    model has its own limits instead."""
     users_at_once: int = execution(32, ge=1)
     """Users that are asked at once on a rank."""
 
@@ -49,8 +53,18 @@ class Conversation(TakingTurns):
         turns = min(max_response_length, self.max_turns * (self.turn_tokens or max_response_length))
         sampled = min(turns, self.sampled_tokens or turns)
         given = min(max(0, max_response_length - 2), (self.max_turns - 1) * self.words_tokens)
-        seconds = 0.0 if self.user.immediate else (self.max_turns - 1) * self.user_seconds
-        return TurnBounds(self.max_turns, sampled, given, min(max_response_length, sampled + given), seconds)
+        remark = 0.0 if self.user.immediate else self.user.own_seconds or self.user_seconds
+        length = min(max_response_length, sampled + given)
+        return TurnBounds(self.max_turns, sampled, given, length, (self.max_turns - 1) * remark)
+
+    def lacks(self) -> Issue | None:
+        """See RollouterSection."""
+        issue = self.user.lacks()
+        return replace(issue, path=("user", *issue.path)) if issue else None
+
+    def answering(self, seconds: float) -> Iterator[Answering]:
+        """See RollouterSection."""
+        yield Answering("user", self.user.type, self.user.trouble(seconds))
 
     def issues(self, max_response_length: int) -> Iterator[Issue]:
         """See RollouterSection."""
@@ -83,6 +97,8 @@ class _Speaking:
             self._around = before, after
         assert isinstance(options.user, User)
         self._user = options.user
+        self._opened = ExitStack()
+        self._reply = self._opened.enter_context(options.user.speaking())
 
     def asked(self, conversation: UnderWay, text: str) -> Question | None:
         """See Counterpart."""
@@ -91,7 +107,7 @@ class _Speaking:
         before, seed = tuple(said), conversation.seed
 
         def answer() -> list[Answer]:
-            remark = self._user.reply(conversation.prompt.problem, before, seed)
+            remark = self._reply(conversation.prompt.problem, before, seed)
             return [Answer("", remark.text, reward=remark.reward)] if remark else []
 
         def late() -> list[Answer]:
@@ -100,7 +116,8 @@ class _Speaking:
         def remember(answers: Sequence[Answer]) -> None:
             """A user keeps nothing of its own."""
 
-        return Question(answer, late, remember, self._user.immediate, self._options.user_seconds)
+        seconds = self._options.user_seconds if self._user.own_seconds is None else math.inf
+        return Question(answer, late, remember, self._user.immediate, seconds)
 
     def turns(self, conversation: UnderWay, answers: Sequence[Answer]) -> list[Turn]:
         """See Counterpart."""
@@ -110,3 +127,7 @@ class _Speaking:
 
     def close(self, conversation: UnderWay) -> None:
         """See Counterpart. Nothing is held."""
+
+    def leave(self) -> None:
+        """See Counterpart."""
+        self._opened.close()

@@ -17,7 +17,7 @@ from rpg.tools.tool_error import ToolError
 from rpg.types import Turn
 from specs.errors import Issue, IssueError, SpecError
 from specs.schema.base import addition, execution
-from specs.schema.rollout import CallRewards, Format, HermesFormat, NamedTool, TagsFormat, TurnBounds
+from specs.schema.rollout import Answering, CallRewards, Format, HermesFormat, NamedTool, TagsFormat, TurnBounds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -98,6 +98,19 @@ class Tools(TakingTurns):
         """See RollouterSection."""
         found = ((place, tool.lacks()) for place, tool in enumerate(self.tools))
         return next((replace(issue, path=("tools", place, *issue.path)) for place, issue in found if issue), None)
+
+    def answering(self, seconds: float) -> Iterator[Answering]:  # noqa: ARG002 (a server has a time of its own to start in)
+        """See RollouterSection. A tool answers that says what it is good for; a server starts for it."""
+        for section in self.tools:
+            assert isinstance(section, Tool)
+            trouble = section.lacks()
+            try:
+                for tool in () if trouble else section.offered():
+                    tool.describe()
+            except IssueError as error:
+                trouble = error.issue
+            why = ": ".join(filter(None, (trouble.message, trouble.given))) if trouble else ""
+            yield Answering("tool", section.type, why)
 
     def bounds(self, max_response_length: int) -> TurnBounds:
         """See RollouterSection. An answer stands between two turns of the policy, of a token each at least; hermes has
@@ -215,6 +228,9 @@ class _Answering:
         """See Counterpart."""
         if "calls" in conversation.held:
             _close(conversation.held.pop("calls").sessions)
+
+    def leave(self) -> None:
+        """See Counterpart. Nothing is held."""
 
 
 class _Exchange:

@@ -19,7 +19,7 @@ from typing import Literal
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from recorded_home import record_conversation
+from recorded_home import record_conversation, record_evaluated_conversation
 
 from pipelines.cli import main
 from pipelines.cli.output import as_objects, csv_text, json_text
@@ -28,7 +28,7 @@ from rpg.certificate.certificate import certificate_record, certify, certify_ove
 from specs import parse_objective
 from specs.machine.liveness import start_of
 from storage import Store, rebuild
-from tests.storage.recording import RecordedRun, write_json
+from tests.storage.recording import FINGERPRINT, RecordedRun, write_json
 
 MAIN = "from pipelines.cli import main; main()"
 Call = Callable[..., tuple[int, str, str]]
@@ -492,6 +492,46 @@ step 9, response 0   reward 1   advantage +0.5   8 tokens   stop
     assert code == 2
     assert "step 4 of sums-s0-aaaa1111 is not recorded; its last recorded step is 9" in error
     assert call("show", "sums-s0", "--step", "4")[0] == 2
+
+
+def test_responses_of_an_evaluation_are_shown_turn_by_turn(call: Call, home: Path) -> None:
+    turns = [
+        {"text": "[37*48]", "sampled": True},
+        {"text": "(1776)", "sampled": False, "tool": "calculator", "seconds": 0.25},
+        {"text": "1776", "sampled": True},
+    ]
+    record_evaluated_conversation(Home(home), "sums-s0-aaaa1111", turns, step=3, fingerprint=FINGERPRINT)
+    shown = call("show", "sums-s0", "--sample", "--dataset", "two-terms")
+    assert shown == (
+        0,
+        """\
+step 3, two-terms, response 0   score 9   4 tokens   stop
+  prompt
+    │ 11 + 88 =
+  policy: 7 tokens sampled · calls calculator
+    │ [37*48]
+  tool calculator: 6 tokens given · 0.25 s
+    │ (1776)
+  policy: 4 tokens sampled
+    │ 1776
+""",
+        "",
+    )
+    (row,) = json.loads(call("show", "sums-s0", "--sample", "--dataset", "two-terms", "--response", "0", "--json")[1])
+    assert [turn["tool"] for turn in row["turns"]] == [None, "calculator", None]
+    plain = json.loads(call("show", "sums-s0", "--sample", "--dataset", "sums", "--json")[1])
+    assert {tuple(response["turns"]) for response in plain} == {()}
+    query = "select dataset, problem_id, sample, turn, tool from turns where rollout_id is null order by turn"
+    told = json.loads(call("sql", query, "--format", "json")[1])
+    of_it = {"dataset": "two-terms", "problem_id": "talk", "sample": 0}
+    assert told == [{**of_it, "turn": turn, "tool": tool} for turn, tool in enumerate((None, "calculator", None))]
+    code, _, error = call("show", "sums-s0", "--sample", "--dataset", "nowhere")
+    assert code == 2
+    assert "no evaluation of sums-s0-aaaa1111 on nowhere is recorded; its evaluation sets: " in error
+    code, _, error = call("show", "sums-s0", "--sample", "--dataset", "two-terms", "--step", "1")
+    assert code == 2
+    assert "step 1 of sums-s0-aaaa1111 on two-terms is not recorded; it was measured last at step 3" in error
+    assert call("show", "sums-s0", "--dataset", "two-terms")[0] == 2
 
 
 def test_a_run_shows_where_its_values_come_from(call: Call, home: Path) -> None:

@@ -55,6 +55,29 @@ def test_a_missing_package_is_broken(tmp_path, package, monkeypatch):
     assert findings[package]["message"] == "not installed"
 
 
+def test_tools_and_users_of_a_spec_are_asked_and_each_has_a_line(tmp_path):
+    path = tmp_path / "spec.yaml"
+
+    def told(rollouter: str) -> tuple[int, list[tuple[str, str, str]]]:
+        path.write_text(SPEC.replace("rollout: {", f"rollout: {{rollouter: {rollouter}, "))
+        environment = {"RPG_HOME": str(tmp_path / "home"), "RPG_PROFILE": ""}
+        result = CliRunner().invoke(app, ["doctor", str(path), "--json"], env=environment)
+        lines = [tuple(each.values()) for each in json.loads(result.stdout)]
+        return result.exit_code, [line for line in lines if line[0] in ("tool", "user")]
+
+    lines = "{type: mcp, command: [no-such-program-here]}"
+    code, found = told(f"{{type: tools, answer_tokens: 2, tools: [calculator, {lines}]}}")
+    assert code == 1
+    assert found == [
+        ("tool", "ok", "calculator: answers"),
+        ("tool", "broken", "mcp: there is no such program: no-such-program-here"),
+    ]
+    user = "{type: model, model: m, instruction: Ask., endpoint: 'http://127.0.0.1:9/v1'}"
+    code, found = told(f"{{type: conversation, words_tokens: 2, words: '{{words}}', user: {user}}}")
+    assert code == 1
+    assert found == [("user", "broken", "model: http://127.0.0.1:9/v1 does not answer (ConnectError)")]
+
+
 def test_hosts_of_a_spec_that_do_not_answer_are_broken(tmp_path, monkeypatch):
     (tmp_path / "spec.yaml").write_text(
         SPEC + "launcher: {type: ssh, hosts: [{host: here}], ssh: [sh, -c, exit 255]}\n"

@@ -25,6 +25,7 @@ NEW = {
     "rollouts.reward_terms",
     "rollouts.verdicts",
     "evaluation_samples.verdicts",
+    "evaluation_samples.turns",
 }
 """Columns that the version of today has and the last of these has not, or the other way round."""
 SPEC = """\

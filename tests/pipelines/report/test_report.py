@@ -16,6 +16,7 @@ from recorded_home import (
     START,
     byte_tokenizer,
     record_conversation,
+    record_evaluated_conversation,
     record_experiment,
     record_run,
     record_tokenizer,
@@ -264,6 +265,17 @@ def test_a_response_of_several_turns_is_shown_as_a_conversation(tmp_path: Path, 
     ]
     assert (' class="given"' in turns[1][1]) is tokens
     assert "given" not in re.sub('class="given-turn"', "", turns[0][1])
+
+
+def test_a_response_of_an_evaluation_is_shown_as_a_conversation_too(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    record_run(home, "x-s0")
+    record_evaluated_conversation(home, "x-s0", CALLED)
+    text = write_run_report(home, "x-s0").read_text()
+    turns = re.findall(r'<li class="([^"]*)">(.*?)</li>', text, re.S)[: len(CALLED)]
+    assert [kind for kind, _ in turns] == ["policy", "given-turn", "policy", "given-turn", "policy"]
+    assert "calls policy x" in turns[2][1]
+    assert "(17&lt;b&gt;76)" in turns[1][1]
 
 
 def test_a_part_of_a_response_shows_the_turns_of_that_part() -> None:

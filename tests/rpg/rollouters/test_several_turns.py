@@ -225,6 +225,11 @@ def test_checkpoints_are_measured_in_the_environment_that_they_are_trained_in(in
         scored = sample["extracted"] or ""
         assert sample["response"].endswith(f"0={scored}")
         assert sample["correct"] == (scored == sample["answer"])
+        turns = json.loads(sample["turns"])
+        assert [turn["turn"] for turn in turns] == list(range(len(turns)))
+        assert [turn["sampled"] for turn in turns][-1:] == [True]
+        assert sum(turn["num_tokens"] for turn in turns if turn["sampled"]) == sample["num_tokens"]
+        assert any(not turn["sampled"] for turn in turns)
 
 
 def test_metrics_of_a_batch_leave_given_tokens_out() -> None:

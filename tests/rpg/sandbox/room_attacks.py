@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -158,13 +158,15 @@ print(sorted(found))
 
 def main(directory: Path) -> None:
     found: dict[str, Any] = {}
-    with Sandbox(LIMITS, at_once=1) as sandbox:
-        sandbox.run(Program("pass"))
+    # Memory takes its time on a machine that others use.
+    with Sandbox(LIMITS, at_once=1) as sandbox, Sandbox(replace(LIMITS, seconds=60.0), at_once=1) as patient:
+        for each in (sandbox, patient):
+            each.run(Program("pass"))
         still = len(children())
         found["evidence"] = json.loads(sandbox.run(Program(evidence(directory))).stdout)
         for name, source in PROGRAMS.items():
             begun = time.monotonic()
-            outcome = sandbox.run(Program(source.replace("NAP", nap(directory))))
+            outcome = (patient if "memory" in name else sandbox).run(Program(source.replace("NAP", nap(directory))))
             took = time.monotonic() - begun
             after = sandbox.run(Program("print(input())", stdin="the next"))
             left = len(children()) - still
