@@ -172,7 +172,7 @@ def metrics_page() -> str:
         "the batch, π_ref the reference, π_rollout what the engine sampled with.",
         "",
         "*better*: which way is better, other things equal; empty: neither. *guard*: `training.guards` can watch",
-        "it, `training.checkpoint.keep_best` can choose by it. *chart*: reports draw it and `rpg compare --all` shows it.",
+        "it, `training.checkpoint.keep_best` can choose by it. *chart*: reports draw it, `rpg compare --all` shows it.",
         "",
         "With `reward.type: weighted_sum` each term is recorded too, as `reward/NAME/mean`: the mean of its scores",
         "over the step, not weighted. With several training sets the mean of each is `reward/mean/SET`, and that of a",
