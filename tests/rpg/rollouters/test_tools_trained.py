@@ -21,7 +21,7 @@ from pipelines.replay.objectives import alternatives
 from pipelines.replay.run import replay_run
 from storage import Store
 from tests.rpg.checkpoints.test_resume import same_rows, wait_for_step
-from tests.rpg.tiny_run import TOKENS, finish, free_port, make_run, rows, start, train
+from tests.rpg.tiny_run import STEADY, TOKENS, finish, free_port, make_run, rows, start, train
 
 ROLLOUTER: dict[str, Any] = {
     "type": "tools",
@@ -80,13 +80,19 @@ def test_metrics_count_turns_and_calls(home: Home) -> None:
 
 
 def test_logprobs_are_those_behind_all_that_stands_before_a_turn(home: Home, inputs: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(inputs / "base", dtype=torch.float32)
+    assert logprobs_behind_all_before(home.run("calls"), inputs / "base", tolerance=1e-4) > 10
+
+
+def logprobs_behind_all_before(run_dir: Path, base: Path, *, tolerance: float) -> int:
+    """Holds the sampler's logprobs in the first step against a pass over all that stands before each token. Returns the
+    number of tokens that stand behind given ones."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     tokens: dict[int, list[dict[str, Any]]] = {}
-    for row in sorted(rows(home.run("calls"), "tokens"), key=BY_PLACE):
+    for row in sorted(rows(run_dir, "tokens"), key=BY_PLACE):
         if row["step"] == 1:
             tokens.setdefault(row["rollout_id"], []).append(row)
     later = 0
-    for rollout in rows(home.run("calls"), "rollouts"):
+    for rollout in rows(run_dir, "rollouts"):
         if rollout["step"] != 1:
             continue
         prompt = [TOKENS.index(character) for character in rollout["prompt"]]
@@ -98,9 +104,9 @@ def test_logprobs_are_those_behind_all_that_stands_before_a_turn(home: Home, inp
         for token, expected in zip(mine, logprobs, strict=True):
             if token["sampled"]:
                 later += was_given
-                assert token["rollout_logprob"] == pytest.approx(expected[token["token_id"]].item(), abs=1e-4)
+                assert token["rollout_logprob"] == pytest.approx(expected[token["token_id"]].item(), abs=tolerance)
             was_given = was_given or not token["sampled"]
-    assert later > 10
+    return later
 
 
 def test_a_replay_gives_back_what_training_recorded(home: Home) -> None:
@@ -129,10 +135,10 @@ def test_a_run_that_is_killed_in_the_middle_of_a_response_goes_on_bit_for_bit(in
     assert said[0] == said[1]
 
 
-def tokens_of(run_dir: Path) -> list[tuple[Any, ...]]:
-    """The first step's tokens, with their prompts."""
-    asked = {row["rollout_id"]: row["prompt_id"] for row in rows(run_dir, "rollouts") if row["step"] == 1}
-    first = sorted((row for row in rows(run_dir, "tokens") if row["step"] == 1), key=BY_PLACE)
+def tokens_of(run_dir: Path, step: int = 1) -> list[tuple[Any, ...]]:
+    """A step's tokens, with their prompts."""
+    asked = {row["rollout_id"]: row["prompt_id"] for row in rows(run_dir, "rollouts") if row["step"] == step}
+    first = sorted((row for row in rows(run_dir, "tokens") if row["step"] == step), key=BY_PLACE)
     return [(asked[row["rollout_id"]], row["rollout_id"], row["token_id"], row["sampled"]) for row in first]
 
 
@@ -180,3 +186,29 @@ def test_turns_answer_for_their_returns_and_a_replay_agrees(inputs: Path) -> Non
     replayed = replay_run(home, "turns", alternatives(spec, [""]))[0].as_json()
     assert replayed["reproduced"]["holds"]
     assert replayed["reproduced"]["loss"] < 1e-6
+
+
+def test_turns_answer_for_their_returns_over_two_ranks_as_over_one(inputs: Path, tmp_path: Path) -> None:
+    rollout = {**TOOLS, "rollouter": {**ROLLOUTER, "rewards": {"call": 0.5, "error": -0.25}}}
+    training = {"steps": 2, "optimizer": STEADY}
+    one, two = (
+        make_run(
+            inputs,
+            tmp_path / str(ranks),
+            rollout=rollout,
+            advantage={"credit": "turn"},
+            training={**training, "ranks": ranks},
+        )
+        for ranks in (1, 2)
+    )
+    train(one)
+    finish(start(local_command(two, 2, free_port())))
+    for step in (1, 2):
+        assert tokens_of(one, step) == tokens_of(two, step)
+    for table, names in (("rollouts", ("reward", "advantage")), ("turns", ("reward",)), ("tokens", ("logprob",))):
+        place = ("step", "rollout_id", *{"turns": ("turn",), "tokens": ("position",)}.get(table, ()))
+        found = [sorted(rows(run, table), key=itemgetter(*place)) for run in (one, two)]
+        for name in names:
+            alone, shared = ([row[name] for row in its_rows] for its_rows in found)
+            assert any(alone)
+            assert alone == [None if value is None else pytest.approx(value, abs=1e-5) for value in shared], name

@@ -18,6 +18,7 @@ from rpg.tools import ToolError
 from rpg.tools.mcp_server import ServerEndedError
 from specs.errors import SpecError, render
 from specs.loader import load_document
+from tests.rpg.tiny_run import make_run, rows, train
 
 pytest.importorskip("mcp")
 SERVER = """
@@ -163,3 +164,42 @@ def test_a_program_that_is_not_here_is_said_at_its_line_where_it_is_to_run(
     found = render([document.locate(issue) for issue in refusals(document.experiment)])
     assert "there is no such program" in found
     assert "spec.yaml:13" in found
+
+
+ODD_SERVER = """
+import os, pathlib, random, sys
+from mcp.server import MCPServer
+
+server = MCPServer("for tests")
+pathlib.Path(sys.argv[1], str(os.getpid())).touch()
+
+@server.tool(name="0")
+def draw(digits: str) -> str:
+    "Draws as many digits."
+    return "".join(random.choices("01", k=len(digits) + 1))
+
+server.run("stdio")
+"""
+
+
+def test_a_training_calls_the_tools_of_a_server_which_ends_with_it(inputs: Path, tmp_path: Path) -> None:
+    server, pids = tmp_path / "server.py", tmp_path / "pids"
+    server.write_text(ODD_SERVER)
+    pids.mkdir()
+    rollouter = {
+        "type": "tools",
+        "tools": [{"type": "mcp", "command": [sys.executable, str(server), str(pids)]}],
+        "format": {"type": "tags", "call": "1{tool}{argument}=", "answer": "={answer}="},
+        "max_turns": 3,
+        "answer_tokens": 6,
+    }
+    rollout = {"rollouter": rollouter, "max_response_length": 20}
+    run = make_run(inputs, tmp_path / "run", rollout=rollout, training={"steps": 2})
+    train(run)
+    answers = [row for row in rows(run, "turns") if not row["sampled"]]
+    assert {row["tool"] for row in answers} == {"0"}
+    assert {row["error"] for row in answers} == {None}
+    assert len({row["text"] for row in answers}) > 3
+    assert all(set(row["text"]) <= set("01=") for row in answers)
+    (pid,) = pids.iterdir()
+    assert not psutil.pid_exists(int(pid.name))
