@@ -43,7 +43,7 @@ class RunComparison:
     notes: tuple[str, ...]
     """What the figures do not say: groups that had nothing to learn from, experiments of which runs are missing."""
     diagnosis: tuple[tuple[str, str], ...]
-    """What is wrong with the runs, and the keys to turn."""
+    """(sentence, remedy) of each trouble of the runs."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; where there is no interval its ends are NaN."""

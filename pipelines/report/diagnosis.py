@@ -60,7 +60,7 @@ class Finding:
     kind: str
     """A word for programs."""
     sentence: str
-    """What it is and since when, with its figure."""
+    """The trouble and since when, with its figure."""
     remedy: str
     """The keys to turn."""
     metric: str
