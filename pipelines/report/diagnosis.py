@@ -28,7 +28,7 @@ APART = 0.01
 LASTING = 5
 """Steps for which a finding must hold, or the whole of a shorter run; a divergence that explodes ends runs at once."""
 LONG = 10
-"""The same where a few steps say nothing: of a lost signal, and of a clip that does not act."""
+"""Steps for which it must where a few say nothing: of a lost signal, and of a clip that does not act."""
 MOSTLY = 0.8
 """Share of the steps from its first to the last in which a finding holds."""
 _WITHIN_GROUPS = ("group_mean", "leave_one_out")
