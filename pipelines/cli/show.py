@@ -188,6 +188,7 @@ def _next(run: dict[str, Any]) -> dict[str, str]:
 
 def _print_whole(run: dict[str, Any]) -> None:
     """All that is recorded of a run."""
+    from rpg.certificate.reading import in_words
     from rpg.statistics import THESE_WEIGHTS
 
     _section("Spec, where it differs from the defaults", run["spec"])
@@ -201,9 +202,11 @@ def _print_whole(run: dict[str, Any]) -> None:
         [row | {"checkpoint": _last_or_best(row)} for row in run["evaluations"]],
         ("dataset", "metric", *checkpoint, "value", "ci_low", "ci_high", "num_problems"),
     )
-    certificate = run["certificate"]
+    certificate, spec = run["certificate"], run["spec"]
+    updates = spec.get("training.minibatches", 1) * spec.get("training.epochs", 1)
     for step, at_step in certificate.get("steps", {"": certificate} if certificate else {}).items():
-        _certificate(at_step, f" at step {step}" if step else "")
+        worded = in_words(at_step, updates=updates, max_staleness=spec.get("rollout.max_staleness", 0))
+        _certificate(worded, f" at step {step}" if step else "")
     _table("Trouble", run["trouble"], ("recorded_at", "step", "kind", "message"))
     _table("Last events", run["events"], ("recorded_at", "step", "kind", "message"))
     exported = ", ".join(map(str, run["exported_steps"]))
@@ -236,7 +239,8 @@ def _certificate(certificate: Mapping[str, Any], when: str) -> None:
     claim = {"always": "exact always", "on_policy": "exact on policy", "never": "no claim"}[certificate["claim"]]
     verdict = "" if certificate["claim"] == "never" else ", holds" if certificate["holds"] else ", DOES NOT HOLD"
     title = f"Certificate{when}: {claim}{verdict}; held against {certificate['claimed']}"
-    _table(title, findings, tuple(findings[0]))
+    print(f"\n{title}\n{certificate['meaning']}")
+    print_table(tuple(findings[0]), [list(finding.values()) for finding in findings])
 
 
 def _standing(run: dict[str, Any]) -> list[str]:

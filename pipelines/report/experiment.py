@@ -44,6 +44,7 @@ from pipelines.report.page import publish, render
 from pipelines.report.palette import DrawnGroup, drawn_groups
 from pipelines.report.plots import IntervalChart, Mark, interval_chart
 from pipelines.report.responses import MOST_CHARACTERS, trained_responses
+from rpg.certificate.reading import in_words
 from rpg.statistics.wording import CHOSEN
 from specs.metrics import BY_NAME
 from storage import Store
@@ -240,8 +241,16 @@ def _certificates(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
         recorded = next((recorded for run in group.runs if (recorded := run.read("certificate.json"))), {})
         for step, certificate in recorded.get("steps", {"": recorded} if recorded else {}).items():
             label = f"{group.label}, step {step}" if step else group.label
-            labels.setdefault(json.dumps(certificate), []).append(label)
+            worded = certificate_in_words(certificate, group.runs[0])
+            labels.setdefault(json.dumps(worded), []).append(label)
     return [("; ".join(sharing), json.loads(text)) for text, sharing in labels.items()]
+
+
+def certificate_in_words(certificate: Mapping[str, Any], run: Run) -> dict[str, Any]:
+    """A recorded certificate with what it means for a run."""
+    training = run.spec.get("training") or {}
+    updates = training.get("minibatches", 1) * training.get("epochs", 1)
+    return in_words(certificate, updates=updates, max_staleness=(run.spec.get("rollout") or {}).get("max_staleness", 0))
 
 
 def _endings(measures: Sequence[FinalMetric]) -> dict[str, list[tuple[str, FinalMetric]]]:

@@ -1,9 +1,11 @@
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from live import SPEC, Lab
 from places import ROOT
 from recorded_home import START, record_experiment, record_run, record_two_cells, write
 from unpacked_home import unpack
@@ -198,6 +200,20 @@ def test_healthy_runs_have_no_diagnosis(home: Home, tmp_path: Path) -> None:
     runs = sorted(path.name for path in earlier.root.glob("runs/*"))
     assert {run_id: found(earlier, run_id) for run_id in runs} == {run_id: [] for run_id in runs}
     assert len(runs) == 9
+
+
+def test_a_real_run_that_learns_nothing_is_told_why(lab: Lab) -> None:
+    fails_on_some = "def score(completions, **columns):\n    return [1 / 0 if completions[0][:1].isalpha() else 0]\n"
+    (lab.spec.parent / "reward.py").write_text(fails_on_some)
+    spec = SPEC.replace("{type: exact_match}", "{type: python, path: reward.py, function: score}")
+    lab.spec.write_text(spec.replace("warm_up: {steps: 5, batch_size: 16}\n", ""))
+    ended = lab.rpg("run", str(lab.spec), timeout=500)
+    assert ended.code == 0, ended.err
+    (run_id,) = [path.name for path in lab.root.glob("runs/*")]
+    findings = json.loads(lab.rpg("show", run_id, "--json").out)["diagnosis"]
+    assert [finding["kind"] for finding in findings] == ["reward_failed", "no_signal", "truncated"]
+    assert re.match(r"The reward failed on \d+\.\d % of the training responses", findings[0]["sentence"])
+    assert "at 4 tokens" in findings[2]["sentence"]
 
 
 def test_the_thresholds_are_those_of_the_page_on_metrics() -> None:
