@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from specs.machine.liveness import start_of
 from specs.machine.parent import die_with_parent, share_cores
 
 _MAY_BE_LOST = {"jemalloc_bg_thd"}
@@ -61,7 +62,7 @@ class ForkServer:
                 return program
             else:
                 self._forks[os.pidfd_open(pid)] = pid
-                self._send(pid=pid)
+                self._send(pid=pid, started=start_of(pid))
             os.close(output)
 
     def _fork(self, asked: dict[str, Any], output: int) -> int:

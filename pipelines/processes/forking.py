@@ -76,9 +76,15 @@ def fork(
 class ForkedProcess:
     """A fork, with what of `subprocess.Popen` the supervisor uses."""
 
-    def __init__(self, server: "_Server", pid: int) -> None:
+    def __init__(self, server: "_Server", pid: int, started: str) -> None:
+        """
+        Args:
+            started: what `specs.machine.liveness.start_of` says of it. Its server waits for it, after which nobody can
+                ask any more.
+        """
         self._server = server
         self.pid = pid
+        self.started = started
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -134,7 +140,7 @@ class _Server:
             self.listen(1.0)
         if not self._answers or "refused" in (answer := self._answers.pop()):
             return None
-        self._forks[answer["pid"]] = process = ForkedProcess(self, answer["pid"])
+        self._forks[answer["pid"]] = process = ForkedProcess(self, answer["pid"], answer["started"])
         return process
 
     def listen(self, seconds: float) -> None:

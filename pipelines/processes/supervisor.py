@@ -23,6 +23,7 @@ from pipelines.processes.forking import ForkedProcess, fork
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.stop import StopRequest
 from specs.machine.exit_cause import Cause
+from specs.machine.liveness import pid_namespace_here
 from specs.machine.parent import die_with_parent
 from specs.machine.redacted_log import redacted_log
 
@@ -160,6 +161,12 @@ def _begin(child: Child, output: BinaryIO) -> _Process:
     return _start(child.command, output, child.environment, attached=True, withheld=SERVER_PASSWORDS)
 
 
+def _record_of(process: _Process, stage: str) -> ProcessRecord:
+    if isinstance(process, ForkedProcess):  # which may be gone already
+        return ProcessRecord(process.pid, process.pid, process.started, stage, pid_namespace_here())
+    return ProcessRecord.of(process.pid, stage)
+
+
 class RunningChild:
     """A child that was started."""
 
@@ -193,7 +200,7 @@ def started(child: Child) -> Iterator[RunningChild]:
     child.log.parent.mkdir(parents=True, exist_ok=True)
     with redacted_log(child.log, {**os.environ, **child.environment}) as output:
         process = _begin(child, output)
-        record = ProcessRecord.of(process.pid, child.stage)
+        record = _record_of(process, child.stage)
         running = RunningChild(child, process)
         try:
             record.write(child.record)

@@ -4,10 +4,18 @@ from collections.abc import Sequence
 
 from specs.schema.experiment import Experiment
 
+_OF_TRAINING = (
+    "rpg.learner.deepspeed_imported",
+    "rpg.components",
+    "rpg.run_recorder.recorder",
+    "rpg.rollouts.source",
+    "rpg.trainer",
+)
 _OF_STAGE = {
     "data": ("specs.document", "rpg.data.staging"),
-    "base": ("specs.document", "rpg.base.stage"),
-    "train": ("deepspeed", "rpg.components", "rpg.run_recorder.recorder", "rpg.rollouts.source", "rpg.trainer"),
+    # With training's, which follows: what an optimizer imports as it is made is imported once for both.
+    "base": ("specs.document", "rpg.base.stage", *_OF_TRAINING),
+    "train": _OF_TRAINING,
     "evaluate": ("specs.document", "rpg.evaluation.stage"),
 }
 """None is itself a program that a process runs, and none of them computes anything as it is imported."""
@@ -16,4 +24,7 @@ _OF_STAGE = {
 def imports_of(experiment: Experiment, stage: str, slots: Sequence[str]) -> Sequence[str] | None:
     """The stage's modules; None where its process has to begin anew: for GPUs, or for an engine that starts processes
     of its own."""
-    return None if slots or experiment.rollout.engine == "vllm" else _OF_STAGE[stage]
+    if slots or experiment.rollout.engine == "vllm":
+        return None
+    follows = "evaluate" if stage == "base" and not experiment.trains else stage
+    return _OF_STAGE[follows]

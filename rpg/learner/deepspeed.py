@@ -44,7 +44,7 @@ class Learner:
         Raises:
             SpecError: the kernels that the spec wants cannot be used, or ranks cannot share this model's sequences.
         """
-        import deepspeed
+        from rpg.learner.deepspeed_imported import deepspeed
 
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = (
             False  # its compilation takes 31 s and saves nothing here
@@ -186,7 +186,7 @@ class Learner:
         if self._training.zero_stage < 3:
             yield
             return
-        import deepspeed
+        from rpg.learner.deepspeed_imported import deepspeed
 
         with deepspeed.zero.GatheredParameters(parameters):
             yield

@@ -44,7 +44,7 @@ def shard(policy: nn.Module, settings: dict[str, Any], *, dtype: torch.dtype, de
         dtype: all parameters are converted to it, as DeepSpeed does with a model that is not sharded yet.
         device: where the policy computes.
     """
-    import deepspeed
+    from rpg.learner.deepspeed_imported import deepspeed
 
     for parameter in policy.parameters():
         parameter.data = parameter.data.to(dtype)

@@ -26,7 +26,7 @@ def open_teacher(weights_dir: Path, training: Training, *, temperature: float, d
     policy: Any = Policy(model, temperature=temperature)
     if training.zero_stage < 3:
         return Passes(policy.to(device), model.config, training, device)
-    import deepspeed
+    from rpg.learner.deepspeed_imported import deepspeed
 
     settings = inference_config(training)
     shard(policy, settings, dtype=getattr(torch, training.precision), device=device)

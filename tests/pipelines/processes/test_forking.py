@@ -14,7 +14,7 @@ import pytest
 from pipelines.processes import forking
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.stop import StopRequest
-from pipelines.processes.supervisor import Child, StageStoppedError, supervise
+from pipelines.processes.supervisor import Child, StageStoppedError, _record_of, supervise
 
 ROOM = Path(__file__).parent
 SAYS = "says_what_it_is"
@@ -78,7 +78,7 @@ def test_a_fork_is_on_record_with_a_group_of_its_own_and_stops_when_asked(tmp_pa
 
     def stop() -> StopRequest | None:
         ready = job.log.exists() and "ready" in job.log.read_text()
-        return StopRequest("cancelled", 60.0, whole_command=False) if ready else None
+        return StopRequest("cancelled", 60.0, whole_command=False) if ready and seen else None
 
     def look() -> None:
         record = ProcessRecord.read(job.record)
@@ -170,3 +170,15 @@ def test_nothing_is_forked_where_there_is_a_gpu_or_it_is_forbidden(tmp_path, mon
     assert forking.may_fork()
     monkeypatch.setenv(forking.FORK_STAGES, "0")
     assert not forking.may_fork()
+
+
+def test_a_fork_that_ended_at_once_is_recorded_as_what_it_was(tmp_path):
+    """Its server has waited for it before the command looks at it."""
+    with (tmp_path / "log").open("wb") as output:
+        process = forking.fork(["keyword"], (), output, inherited=dict(os.environ), environment={})
+    assert process is not None
+    while psutil.pid_exists(process.pid):
+        time.sleep(0.01)
+    record = _record_of(process, "train")
+    assert (record.pid, record.pgid) == (process.pid, process.pid)
+    assert record.started

@@ -1,6 +1,8 @@
 """What DeepSpeed does not promise and the learner reads is as it expects it."""
 
 import inspect
+import subprocess
+import sys
 
 import torch
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
@@ -31,3 +33,13 @@ def test_a_partition_holds_the_pieces_of_parameters_that_deepspeed_links_to_it()
         dp_group=None,
     )
     assert [fragment(parameter) for parameter in parameters] == [None, (1, 0, 5)]
+
+
+def test_deepspeed_comes_without_mlflow_which_can_be_imported_afterwards() -> None:
+    code = (
+        "import sys, importlib.util; from rpg.learner.deepspeed_imported import deepspeed\n"
+        "print(deepspeed.__name__, [name for name in sys.modules if name.partition('.')[0] == 'mlflow'],"
+        " importlib.util.find_spec('mlflow') is not None)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[-1] == "deepspeed [] True"
