@@ -74,16 +74,22 @@ class Turn:
     tool: str = ""
     """Name of the tool that gave the tokens; empty: no tool did."""
     error: str = ""
-    """Why a call was not answered otherwise; empty: it was."""
+    """Why a call was not answered otherwise, or an agent's program failed behind this turn; empty: nothing went
+    wrong."""
     seconds: float = 0.0
     """Wall time that the tool took."""
     reward: float | None = None
     """Reward of a sampled turn by itself, reward units, beside that of the whole response; None: it has none."""
+    restart: bool = False
+    """Whether these given tokens are the whole context of what follows: nothing before them, the prompt included, is
+    seen from here on."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError where there is no token, or not a logprob for each sampled one."""
+        """Raises ValueError where there is no token, not a logprob for each sampled one, or a sampled restart."""
         if not self.token_ids:
             raise ValueError("a turn has at least one token")
+        if self.restart and self.logprobs is not None:
+            raise ValueError("a context is given, not sampled")
         if self.logprobs is not None and len(self.logprobs) != len(self.token_ids):
             raise ValueError(f"{len(self.token_ids)} sampled tokens have {len(self.logprobs)} logprobs")
 
@@ -103,6 +109,8 @@ class Rollout:
     finish_reason: FinishReason
     """stop: it ended by itself (the end token, a stop text, its environment's decision); length: it was cut at
     max_response_length."""
+    answer: str | None = None
+    """Text that is scored, where its environment says it; None: that of the last sampled turn."""
 
     def __post_init__(self) -> None:
         """Raises ValueError where nothing was sampled."""
@@ -155,6 +163,8 @@ class RecordedTurn:
     error: str = ""
     seconds: float = 0.0
     reward: float | None = None
+    restart: bool = False
+    """See Turn."""
 
 
 @message
@@ -172,6 +182,9 @@ class TurnCounts:
     """Wall time that the tools took."""
     rewards: tuple[float, ...] = ()
     """Reward of each turn of the policy; empty: the environment rewards none."""
+    contexts: tuple[tuple[int, int], ...] = ()
+    """Restarts in order: of each its place among the response's tokens and the length of the context that is given
+    there; empty: the prompt is the context of all."""
 
 
 @message

@@ -142,9 +142,13 @@ class TurnRow:
     reward: float | None
     """Reward of a turn of the policy by itself, reward units, beside that of the response; NULL: it has none."""
     error: str | None
-    """Why the call was answered by an error; NULL where it was not."""
+    """Why the call was answered by an error, or how an agent's program failed behind this turn; NULL: nothing went
+    wrong."""
     seconds: float | None
     """Wall time that the tool took; NULL of all other turns."""
+    restart: bool
+    """Whether the given tokens are the whole context of what follows: an agent's program has written its history anew,
+    and nothing before them is seen from here on. False in older records."""
 
 
 @dataclass(frozen=True, slots=True)

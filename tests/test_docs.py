@@ -114,6 +114,8 @@ def test_queries_of_turns_have_an_answer_where_there_are_turns(block: Block, tmp
             {"text": "[0/0]", "sampled": True},
             {"text": "(error: no)", "error": "no", **calls},
             {"text": "6", "sampled": True},
+            {"text": "6?", "sampled": False, "restart": True},
+            {"text": "6", "sampled": True},
         ],
     )
     with Store.open(home.root) as store:

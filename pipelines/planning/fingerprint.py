@@ -87,6 +87,7 @@ def train_identity(experiment: Experiment) -> Identity:
     sections = ("rollout", "objective", "advantage", "reference", "training")
     parts: dict[str, Any] = {name: getattr(experiment, name).identity() for name in sections}
     parts["reward"] = by_content(experiment.reward)
+    parts["rollout"] = _rollout(experiment)
     if (teacher := experiment.reference.teacher) and Path(teacher.path).is_dir():
         parts["reference"] = {"source": "model", "content": directory_digest(Path(teacher.path))}
     if order := experiment.data.identity().get("order"):
@@ -106,7 +107,7 @@ def without_seed(identity: Identity) -> Identity:
 
 def evaluate_identity(experiment: Experiment) -> Identity:
     """Identity of a run's evaluation, beside its data and its weights."""
-    evaluation, rollout = experiment.evaluation.identity(), experiment.rollout.identity()
+    evaluation, rollout = experiment.evaluation.identity(), _rollout(experiment)
     evaluation.pop("every_steps", None)
     if not experiment.evaluation.max_response_length:
         evaluation["max_response_length"] = experiment.rollout.max_response_length
@@ -118,6 +119,13 @@ def evaluate_identity(experiment: Experiment) -> Identity:
         }
         | {place: own for place, own in _own_rewards(experiment).items() if place.startswith("data.evaluation.")}
     )
+
+
+def _rollout(experiment: Experiment) -> dict[str, Any]:
+    """The identity of how responses come about, the files of the environment by their content."""
+    rollout = experiment.rollout.identity()
+    own = {"rollouter": by_content(experiment.rollout.rollouter)} if "rollouter" in rollout else {}
+    return rollout | own
 
 
 def _own_rewards(experiment: Experiment) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from pipelines.home.unrecorded import why_incomplete
 from rpg.batches.batch import StepRollouts, counted
 from rpg.replay.step import RecordedStep
 from rpg.rewards.score import Score
-from rpg.types import RecordedTurn
+from rpg.types import RecordedTurn, TurnCounts
 from specs.errors import RpgError
 from storage import Store
 
@@ -36,6 +36,12 @@ _TOKENS = """
 _TURNS = """
     SELECT step, rollout_id, num_tokens, reward FROM turns
     WHERE run_id = ? AND step BETWEEN ? AND ? AND sampled AND reward IS NOT NULL ORDER BY step, rollout_id, turn
+"""
+_RESTARTS = """
+    SELECT rollout_id, place, num_tokens FROM (
+        SELECT *, sum(num_tokens) OVER (PARTITION BY rollout_id ORDER BY turn)::BIGINT - num_tokens AS place
+        FROM turns WHERE run_id = ? AND step = ?
+    ) WHERE restart ORDER BY rollout_id, turn
 """
 _PROMPTS = """
     SELECT any_value(prompt) AS prompt FROM rollouts WHERE run_id = ? AND step = ? GROUP BY group_id ORDER BY group_id
@@ -122,7 +128,20 @@ class RunRows:
         """
         rollouts, tokens = self._read(step, step, with_given=True)
         prompts = [prompt for (prompt,) in self.store.query(_PROMPTS, [self.run_id, step]).rows]
-        return self._recorded(step, rollouts, tokens, self._turns(step, step).get(step, {}), prompts=encode(prompts))
+        turns = self._turns(step, step).get(step, {})
+        recorded = self._recorded(step, rollouts, tokens, turns, prompts=encode(prompts))
+        return replace(recorded, rollouts=self._with_contexts(step, recorded.rollouts))
+
+    def _with_contexts(self, step: int, rollouts: StepRollouts) -> StepRollouts:
+        """The step's rollouts with the contexts that stand in them in the place of the prompt."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for response, place, tokens in self.store.query(_RESTARTS, [self.run_id, step]).rows:
+            found.setdefault(response, []).append((place, tokens))
+        if not found:
+            return rollouts
+        known = rollouts.turn_counts or (TurnCounts(1, 0, 0, 0.0),) * len(rollouts.lengths)
+        counts = (replace(each, contexts=tuple(found.get(place, ()))) for place, each in enumerate(known))
+        return replace(rollouts, turn_counts=tuple(counts))
 
     def _read(self, begin: int, end: int, *, with_given: bool) -> tuple["pa.Table", "pa.Table"]:
         """The rollouts and the tokens of neighbouring steps."""

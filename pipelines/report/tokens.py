@@ -22,7 +22,7 @@ ADVANTAGE_LEVELS = (0.001, 0.25, 0.5, 1.0)
 """Sizes of the advantage from which on the colour is stronger, reward units."""
 COLUMNS = "position, token_id, logprob, old_logprob, ratio, clipped, entropy, sampled"
 """Columns of the table `tokens` that `shown_tokens` reads."""
-TURN_COLUMNS = "turn, sampled, tool, text, num_tokens, reward, error, seconds"
+TURN_COLUMNS = "turn, sampled, tool, text, num_tokens, reward, error, seconds, restart"
 """Columns of the table `turns` that `conversation` reads."""
 _MOST_OF_A_TURN = 2000
 """That are shown of a turn whose tokens are not recorded."""
@@ -195,6 +195,8 @@ def _shown_turn(turn: Mapping[str, Any], called: Sequence[str], tokens: Sequence
     facts = [f"{number:,} {'token' if number == 1 else 'tokens'} {'sampled' if turn['sampled'] else 'given'}"]
     if called:
         facts.append(f"calls {', '.join(called)}")
+    if turn["restart"]:
+        facts.append("a whole new context: nothing above is seen from here on")
     if turn["reward"] is not None:
         facts.append(f"reward of the turn {turn['reward']:.3g}")
     if turn["seconds"] is not None:

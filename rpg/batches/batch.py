@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +82,37 @@ class StepRollouts:
         return self.prompt_lengths + self.lengths
 
     @property
+    def restarts(self) -> bool:
+        """Whether a response has a context of its own somewhere, see TurnCounts.contexts."""
+        return any(counts.contexts for counts in self.turn_counts)
+
+    def parts(self, response: int) -> list["Part"]:
+        """Stretches of a response, each behind the context that its tokens were sampled in."""
+        contexts = self.turn_counts[response].contexts if self.turn_counts else ()
+        places = [place for place, _ in contexts]
+        bounds = pairwise([0, *places, int(self.lengths[response])])
+        prompt = len(self.prompts[self.group_ids[response]])
+        given = [(prompt, 0), *((length, length) for _, length in contexts)]
+        parts = [
+            Part(begin + within, end, context) for (begin, end), (context, within) in zip(bounds, given, strict=True)
+        ]
+        return [part for part in parts if part.begin < part.end]
+
+    def padded_rows(self) -> tuple[Integers, Integers]:
+        """Rows that each response has in a padded pass, one a part, and the longest of them, context included. [B]
+        each"""
+        if not self.restarts:
+            return np.ones(len(self.lengths), dtype=np.int64), self.sequence_lengths
+        parts = [self.parts(response) for response in range(len(self.lengths))]
+        longest = [max(part.context + part.end - part.begin for part in each) for each in parts]
+        return np.array([len(each) for each in parts]), np.array(longest)
+
+    @cached_property
+    def sampled_places(self) -> Integers:
+        """Place of each token held here among the sampled ones; of a given token it says nothing. [N]"""
+        return np.cumsum(self.sampled) - 1
+
+    @property
     def rewards(self) -> Floats:
         """Reward of each response, penalties included. [B]"""
         return np.array([score.reward for score in self.scores], dtype=np.float32)
@@ -124,6 +157,18 @@ class StepRollouts:
         return np.array([reason == "length" for reason in self.finish_reasons])
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of a response behind one context: the prompt, or tokens that were given as a context."""
+
+    begin: int
+    """Place of its first token in the response, the context not counted."""
+    end: int
+    """Place behind its last token."""
+    context: int
+    """Tokens of the context. One that is not the prompt stands in the response, directly before the stretch."""
+
+
 def collate(
     groups: Sequence[RolloutGroup],
     *,
@@ -158,14 +203,16 @@ def collate(
 
 def counted(turns: Sequence[RecordedTurn]) -> TurnCounts:
     """Counts of a response's turns."""
-    called = [turn for turn in turns if turn.tool or turn.error]
+    called = [turn for turn in turns if not turn.sampled and (turn.tool or turn.error)]
     rewarded = any(turn.reward is not None for turn in turns)
+    ends = np.cumsum([turn.num_tokens for turn in turns]).tolist()
     return TurnCounts(
         sum(turn.sampled for turn in turns),
         len(called),
         sum(bool(turn.error) for turn in called),
         sum(turn.seconds for turn in called),
         tuple(turn.reward or 0.0 for turn in turns if turn.sampled and rewarded),
+        tuple((end - turn.num_tokens, turn.num_tokens) for turn, end in zip(turns, ends, strict=True) if turn.restart),
     )
 
 
@@ -248,10 +295,11 @@ class Microbatch:
 
     input_ids: Tensor
     """Prompt and response, padded on the right, where causal attention never looks [b, L]; packed, all in one row
-    [1, L], where the responses to a prompt follow it one after another."""
+    [1, L], where the responses to a prompt follow it one after another. A part of a response behind another context
+    stands behind that as if it were a response by itself, so that there may be more rows than responses."""
     packed: tuple[tuple[int, ...], ...]
     """Layout of a packed row: for each prompt in it its length and those of its responses, see Packing. Empty where
-    each response has a row of its own."""
+    each response has rows of its own."""
     sources: Tensor
     """Positions in the flattened input ids whose hidden state predicts a sampled token, row by row. [n]"""
     host_sources: Tensor
@@ -265,7 +313,7 @@ class Microbatch:
     places: Tensor
     """Positions of the n tokens in the flattened [b * T]. [n]"""
     rollouts: Tensor
-    """Index of each row's response in the step, on the host. [b]"""
+    """Index of each response in the step, on the host. [b]"""
     rollout_logprobs: Tensor
     """Logprobs of the sampled tokens by the engine that sampled them, nats. [n]"""
     counts: bool
@@ -297,36 +345,39 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
         idle = microbatch(_IDLE, Rows((0,)), device, packed=packed)
         return replace(idle, response_mask=torch.zeros_like(idle.response_mask), counts=False)
     index = np.array(rows.rollouts, dtype=np.int64)
-    places = np.searchsorted(step.held, index)
-    lengths, groups = step.lengths[index], step.group_ids[index]
-    prompts = [step.prompts[group] for group in groups]
-    prompt_lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
-    layout = _packed(lengths, prompt_lengths, groups) if packed else _padded(lengths, prompt_lengths)
-    row = np.repeat(np.arange(len(index)), lengths)
-    column = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    positions = layout.first_tokens[row] + column
-    tokens = _places(step.held_lengths, places)
+    held = np.searchsorted(step.held, index)
+    first_held = (np.cumsum(step.held_lengths) - step.held_lengths)[held]
+    parts = _parts(step, index)
+    layout = _packed(parts) if packed else _padded(parts)
+    part = np.repeat(np.arange(len(parts.lengths)), parts.lengths)
+    within = np.arange(len(part)) - np.repeat(np.cumsum(parts.lengths) - parts.lengths, parts.lengths)
+    positions = layout.first_tokens[part] + within
+    row, column = parts.responses[part], parts.begins[part] + within
+    tokens = first_held[row] + column
     input_ids = np.zeros(layout.size, dtype=np.int64)
-    for owner in np.unique(layout.prompt_owners):
-        end = layout.first_tokens[owner]
-        input_ids[end - prompt_lengths[owner] : end] = prompts[owner]
+    for owner in np.unique(layout.context_owners):
+        end, length, response = layout.first_tokens[owner], parts.contexts[owner], parts.responses[owner]
+        begin = first_held[response] + parts.begins[owner] - length
+        of_group = parts.groups[owner] >= 0
+        context = step.prompts[parts.groups[owner]] if of_group else step.token_ids[begin : begin + length]
+        input_ids[end - length : end] = context
     input_ids[positions] = step.token_ids[tokens]
     sampled = step.sampled[tokens]
-    # A response's first token is predicted by the last one of its prompt, which may stand before another response.
-    prompt_ends = layout.first_tokens[layout.prompt_owners][row]
-    sources = np.where(column > 0, positions, prompt_ends)[sampled] - 1
-    longest = int(lengths.max())
+    # A part's first token is predicted by the last one of its context, which may stand before another response.
+    context_ends = layout.first_tokens[layout.context_owners][part]
+    sources = np.where(within > 0, positions, context_ends)[sampled] - 1
+    longest = int(step.lengths[index].max())
     cells = (row * longest + column)[sampled]
     mask = np.zeros(len(index) * longest, dtype=np.float32)
     mask[cells] = 1.0
-    sampled_tokens = _places(step.held_num_sampled, places)
+    sampled_tokens = step.sampled_places[tokens[sampled]]
 
     def on_device(array: Integers | Floats) -> Tensor:
         return torch.from_numpy(array).to(device)
 
     return Microbatch(
-        input_ids=on_device(input_ids.reshape(1 if packed else len(index), -1)),
-        packed=tuple(_families(lengths, prompt_lengths, layout.prompt_owners)) if packed else (),
+        input_ids=on_device(input_ids.reshape(1 if packed else len(parts.lengths), -1)),
+        packed=tuple(_families(parts, layout)) if packed else (),
         sources=on_device(sources),
         host_sources=torch.from_numpy(sources),
         targets=on_device(step.token_ids[tokens][sampled]),
@@ -358,32 +409,61 @@ _IDLE = StepRollouts(
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
-    """Where the b responses of a pass stand in its flattened input ids."""
+class _Parts:
+    """The p parts of the b responses of a pass: those behind the prompts first, in the order of the responses, so that
+    neighbours of a group stand together."""
 
-    prompt_owners: Integers
-    """Index of the response that each response's prompt stands directly before. [b]"""
+    responses: Integers
+    """Index in the pass of each part's response. [p]"""
+    groups: Integers
+    """Group whose prompt is the context; -1: the context stands in the response. [p]"""
+    begins: Integers
+    """Place of the first token in the response. [p]"""
+    lengths: Integers
+    """Tokens, the context not counted. [p]"""
+    contexts: Integers
+    """Tokens of the context. [p]"""
+
+
+def _parts(step: StepRollouts, index: Integers) -> _Parts:
+    """The parts of the responses of these indices in the step."""
+    groups, numbers = step.group_ids[index], np.arange(len(index))
+    if not step.restarts:
+        return _Parts(numbers, groups, np.zeros_like(numbers), step.lengths[index], step.prompt_lengths[index])
+    parts = [(place, part) for place, response in enumerate(index.tolist()) for part in step.parts(response)]
+    parts.sort(key=lambda each: each[1].begin > 0)
+    responses = np.array([place for place, _ in parts], dtype=np.int64)
+    begins, ends, contexts = np.array([(part.begin, part.end, part.context) for _, part in parts], dtype=np.int64).T
+    return _Parts(responses, np.where(begins > 0, -1, groups[responses]), begins, ends - begins, contexts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where the p parts of a pass stand in its flattened input ids."""
+
+    context_owners: Integers
+    """Index of the part that each part's context stands directly before. [p]"""
     first_tokens: Integers
-    """Position of each response's first token. [b]"""
+    """Position of each part's first token. [p]"""
     size: int
     """Input ids, padding included."""
 
 
-def _padded(lengths: Integers, prompt_lengths: Integers) -> _Layout:
-    """A row for each response, behind a prompt of its own."""
-    responses, width = np.arange(len(lengths)), int((prompt_lengths + lengths).max())
-    return _Layout(responses, responses * width + prompt_lengths, len(lengths) * width)
+def _padded(parts: _Parts) -> _Layout:
+    """A row for each part, behind a context of its own."""
+    numbers, width = np.arange(len(parts.lengths)), int((parts.contexts + parts.lengths).max())
+    return _Layout(numbers, numbers * width + parts.contexts, len(numbers) * width)
 
 
-def _packed(lengths: Integers, prompt_lengths: Integers, groups: Integers) -> _Layout:
+def _packed(parts: _Parts) -> _Layout:
     """One row without padding; the first of neighbours of one group has their prompt before it."""
-    owns_prompt = np.diff(groups, prepend=-1) != 0
-    owners = np.maximum.accumulate(np.where(owns_prompt, np.arange(len(lengths)), 0))
-    ends = np.cumsum(lengths + prompt_lengths * owns_prompt)
-    return _Layout(owners, ends - lengths, int(ends[-1]))
+    owns_context = (np.diff(parts.groups, prepend=-1) != 0) | (parts.groups < 0)
+    owners = np.maximum.accumulate(np.where(owns_context, np.arange(len(parts.lengths)), 0))
+    ends = np.cumsum(parts.lengths + parts.contexts * owns_context)
+    return _Layout(owners, ends - parts.lengths, int(ends[-1]))
 
 
-def _families(lengths: Integers, prompt_lengths: Integers, owners: Integers) -> Iterator[tuple[int, ...]]:
-    """For each prompt of a packed row its length, then those of the responses behind it."""
-    for owner in np.unique(owners):
-        yield int(prompt_lengths[owner]), *lengths[owners == owner].tolist()
+def _families(parts: _Parts, layout: _Layout) -> Iterator[tuple[int, ...]]:
+    """For each context of a packed row its length, then those of the parts behind it."""
+    for owner in np.unique(layout.context_owners):
+        yield int(parts.contexts[owner]), *parts.lengths[layout.context_owners == owner].tolist()

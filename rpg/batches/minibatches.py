@@ -135,8 +135,9 @@ def _passes_of_groups(
     if not part:
         return [[IDLE]] * size
     if not packed:
+        rows, widths = rollouts.padded_rows()
         return plan_padded(
-            rollouts.sequence_lengths, part, ranks=size, max_tokens=training.microbatch_tokens, attention=attention
+            widths, part, rows=rows, ranks=size, max_tokens=training.microbatch_tokens, attention=attention
         )
     return plan_packed(
         rollouts.prompt_lengths,

@@ -37,20 +37,29 @@ IDLE = Rows(())
 
 
 def plan_padded(
-    lengths: Integers, rollouts: Sequence[int], *, ranks: int, max_tokens: int, attention: float = 0.0
+    lengths: Integers,
+    rollouts: Sequence[int],
+    *,
+    ranks: int,
+    max_tokens: int,
+    attention: float = 0.0,
+    rows: Integers | None = None,
 ) -> list[list[Rows]]:
     """Each rank's passes over a minibatch: an equal share of the work, in passes of neighbours in length.
 
     Every rank gets the same number of passes; one with fewer of its own fills up with passes that do not count.
 
     Args:
-        lengths: tokens of prompt and response of each of the step's responses. [B]
+        lengths: tokens of the longest row of each of the step's responses, which is of its prompt and itself unless a
+            part of it has another context. [B]
         rollouts: the minibatch, as indices into `lengths`.
         max_tokens: bound on rows x longest row. A response longer than that is a pass of its own.
         attention: the work of n tokens is n + attention n^2, see `Learner.attention_share`.
+        rows: of each response; left out: one. [B]
     """
-    shares = _deal([((index,), _work(int(lengths[index]), attention)) for index in rollouts], ranks)
-    return _as_many([_fill_padded(lengths, share, max_tokens) for share in shares])
+    counts = np.ones_like(lengths) if rows is None else rows
+    work = [((index,), int(counts[index]) * _work(int(lengths[index]), attention)) for index in rollouts]
+    return _as_many([_fill_padded(lengths, counts, share, max_tokens) for share in _deal(work, ranks)])
 
 
 def plan_packed(
@@ -107,10 +116,10 @@ def _deal(pieces: Sequence[tuple[Indices, float]], ranks: int) -> list[list[int]
     return shares
 
 
-def _fill_padded(lengths: Integers, share: list[int], max_tokens: int) -> list[Indices]:
+def _fill_padded(lengths: Integers, rows: Integers, share: list[int], max_tokens: int) -> list[Indices]:
     passes: list[list[int]] = []
     for index in _longest_first(lengths, share):
-        if passes and int(lengths[passes[-1][0]]) * (len(passes[-1]) + 1) <= max_tokens:
+        if passes and int(lengths[passes[-1][0]]) * int(rows[[*passes[-1], index]].sum()) <= max_tokens:
             passes[-1].append(index)
         else:
             passes.append([index])

@@ -81,6 +81,7 @@ def write_turns(writer: SegmentWriter, step: int, rollouts: StepRollouts) -> Non
             "text": [turn.text for _, _, turn in turns],
             "num_tokens": [turn.num_tokens for _, _, turn in turns],
             "reward": [turn.reward for _, _, turn in turns],
+            "restart": [turn.restart for _, _, turn in turns],
             "error": [turn.error or None for _, _, turn in turns],
             "seconds": [turn.seconds if turn.tool else None for _, _, turn in turns],
         },

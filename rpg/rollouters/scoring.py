@@ -45,9 +45,10 @@ class Scoring:
         self._turn_rewards: dict[int, float] = {}
 
     def begin(self, index: int, rollout: Rollout) -> None:
-        """Begins to score a response by the text of its last sampled turn."""
-        answer = self._decoded(rollout.answer_ids)
-        self._texts[index] = answer if len(rollout.turns) == 1 else self._decoded(rollout.response_ids)
+        """Begins to score a response by its answer: the text of its last sampled turn, or what its environment says."""
+        said = self._decoded(rollout.answer_ids)
+        self._texts[index] = said if len(rollout.turns) == 1 else self._decoded(rollout.response_ids)
+        answer = said if rollout.answer is None else rollout.answer
         if self._with_turns:
             self._turns[index] = tuple(
                 RecordedTurn(
@@ -58,6 +59,7 @@ class Scoring:
                     turn.error,
                     turn.seconds,
                     turn.reward,
+                    turn.restart,
                 )
                 for turn in rollout.turns
             )

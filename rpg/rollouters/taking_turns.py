@@ -4,17 +4,18 @@ response waiting."""
 
 import math
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from rpg.rollouters.journal import Answer, Kept
 from rpg.rollouters.rollouter import Rollouter, SeededPrompt
-from rpg.types import Admit, OnResponse, Pause, Rollout, RolloutGroup, Sampling, Turn, TurnRequest
+from rpg.types import Admit, FinishReason, OnResponse, Pause, Rollout, RolloutGroup, Sampling, Turn, TurnRequest
+from specs.errors import Issue, SpecError
 from specs.schema.base import addition
 
 if TYPE_CHECKING:
@@ -32,6 +33,12 @@ class Conversation:
         self.sampled_turns = 0
         self.held: dict[str, Any] = {}
         """What the environment keeps of it from turn to turn, by names of its own."""
+        self.limit: int | None = None
+        """Tokens that the next turn of the policy may have at most; None: those that there is room for."""
+        self.cut = False
+        """Whether the last turn of the policy was cut, or another one was asked for in vain."""
+        self.answer: str | None = None
+        """See Rollout."""
 
     @property
     def length(self) -> int:
@@ -45,8 +52,10 @@ class Conversation:
 
     @property
     def context(self) -> tuple[int, ...]:
-        """All tokens so far."""
-        return (*self.prompt.token_ids, *(token for turn in self.turns for token in turn.token_ids))
+        """Tokens that the next turn of the policy is sampled behind: all so far, or those since the last restart."""
+        begins = max((place for place, turn in enumerate(self.turns) if turn.restart), default=None)
+        prompt = self.prompt.token_ids if begins is None else ()
+        return (*prompt, *(token for turn in self.turns[begins:] for token in turn.token_ids))
 
     @property
     def seed(self) -> int:
@@ -70,27 +79,32 @@ class Question:
     """Seconds that the answers may take, from when they are asked for; infinite: they see to that themselves."""
 
 
-class Counterpart(Protocol):
+class Counterpart(ABC):
     """Who takes turns with the policy."""
 
-    stop: tuple[str, ...]
+    stop: tuple[str, ...] = ()
     """Texts that end a turn of the policy."""
+    hears_all: ClassVar[bool] = False
+    """Whether it is told of each turn of the policy: of one that was cut, and of the last one that may be."""
 
+    def opening(self, conversation: Conversation) -> Question | None:  # noqa: ARG002 (for those that override it)
+        """Question before the policy's first turn; None: there is none, it begins."""
+        return None
+
+    @abstractmethod
     def asked(self, conversation: Conversation, text: str) -> Question | None:
         """What the policy's last turn, of this text, asks; None: nothing, and the response ends."""
-        ...
 
-    def turns(self, conversation: Conversation, answers: Sequence[Answer]) -> list[Turn]:
-        """The given turns that say the answers."""
-        ...
+    @abstractmethod
+    def turns(self, conversation: Conversation, answers: Sequence[Answer]) -> list[Turn] | None:
+        """The given turns that say the answers; None: the response ends."""
 
+    @abstractmethod
     def close(self, conversation: Conversation) -> None:
         """Ends what is held of a conversation that is over."""
-        ...
 
-    def leave(self) -> None:
+    def leave(self) -> None:  # noqa: B027 (most hold nothing)
         """Ends what is held for all conversations: there are no more."""
-        ...
 
 
 class TakingTurns(Rollouter):
@@ -107,6 +121,11 @@ class TakingTurns(Rollouter):
     @abstractmethod
     def asked_at_once(self) -> int:
         """Answers that are under way at once on a rank."""
+
+    @property
+    def answers_in_step(self) -> bool:
+        """Whether the sampler waits for all answers that are under way, wherever it pauses."""
+        return False
 
     @property
     def rewards_turns(self) -> bool:
@@ -191,7 +210,7 @@ class Conversations:
         self._room = sampling.max_response_length
         self._all = [Conversation(prompt, member) for prompt in prompts for member in range(group_size)]
         self._group_size = group_size
-        self._pool = ThreadPoolExecutor(options.asked_at_once, "answers")
+        self._pool = ThreadPoolExecutor(max(1, min(options.asked_at_once, len(self._all))), "answers")
         self._begun = 0
         self._asked: list[int] = []
         """Response that each turn asked of the sampler belongs to."""
@@ -223,6 +242,8 @@ class Conversations:
             until = min(each.until for each in self._pending.values())
             seconds = None if until == math.inf else max(0.0, until - time.monotonic())
             wait(self._pending, timeout=seconds, return_when=FIRST_COMPLETED)
+        if self._options.answers_in_step:
+            wait(self._pending)
         self._take_answers()
         nothing_to_do = idle and not self._ready and not self._pending and not self._recalled
         if admit is None:
@@ -243,9 +264,13 @@ class Conversations:
 
     def _begin(self, count: int) -> None:
         new = range(self._begun, max(count, self._begun))
-        self._ready += new
         self._open |= set(new)
         self._begun = new.stop
+        for index in new:
+            if question := self._other.opening(self._all[index]):
+                self._ask(index, question)
+            else:
+                self._ready.append(index)
 
     def _request(self, index: int) -> TurnRequest:
         conversation = self._all[index]
@@ -256,7 +281,7 @@ class Conversations:
         left = self._room - conversation.length
         if self._options.sampled_tokens is not None:
             left = min(left, self._options.sampled_tokens - conversation.num_sampled)
-        return min(left, self._options.turn_tokens or left)
+        return min(left, self._options.turn_tokens or left, conversation.limit or left)
 
     def _turn_ended(self, number: int, sampled: Rollout) -> None:
         index = self._asked[number]
@@ -265,11 +290,13 @@ class Conversations:
         rewarded = replace(turn, reward=0.0) if self._options.rewards_turns else turn
         conversation.turns.append(rewarded)
         conversation.sampled_turns += 1
+        conversation.cut = sampled.finish_reason == "length"
         text = str(self._tokenizer.decode(list(turn.token_ids), skip_special_tokens=True))
-        question = self._other.asked(conversation, text) if sampled.finish_reason == "stop" else None
+        hears_all = self._other.hears_all
+        question = self._other.asked(conversation, text) if hears_all or not conversation.cut else None
         if question is None:
             self._end(index, sampled.finish_reason)
-        elif conversation.sampled_turns == self._options.max_turns:
+        elif conversation.sampled_turns == self._options.max_turns and not hears_all:
             self._end(index, "length")
         elif question.at_once:
             self._give(index, question.answer())
@@ -318,23 +345,25 @@ class Conversations:
         conversation = self._all[index]
         if self._options.rewards_turns:
             conversation.turns[-1] = replace(conversation.turns[-1], reward=sum(each.reward for each in answers))
-        if not answers:
-            self._end(index, "stop")
+        given = self._other.turns(conversation, answers) if answers else None
+        if given is None:
+            self._end(index, "length" if conversation.cut else "stop")
             return
-        given = self._other.turns(conversation, answers)
         before = len(conversation.turns)
         conversation.turns += given
         if self._left(conversation) < 1:
+            if not conversation.sampled_turns:
+                raise SpecError(_no_room(conversation, self._room))
             del conversation.turns[before:]
             self._end(index, "length")
         else:
             self._ready.append(index)
 
-    def _end(self, index: int, reason: Literal["stop", "length"]) -> None:
+    def _end(self, index: int, reason: FinishReason) -> None:
         conversation = self._all[index]
         self._other.close(conversation)
         self._open.discard(index)
-        self._on_response(index, Rollout(tuple(conversation.turns), reason))
+        self._on_response(index, Rollout(tuple(conversation.turns), reason, conversation.answer))
 
     def __enter__(self) -> "Conversations":
         return self
@@ -348,3 +377,12 @@ class Conversations:
         for index in self._open:
             self._other.close(self._all[index])
         self._other.leave()
+
+
+def _no_room(conversation: Conversation, room: int) -> Issue:
+    return Issue(
+        "what is given before the policy's first turn leaves it no room",
+        ("rollout", "max_response_length"),
+        given=f"{room}; {conversation.length} tokens are given",
+        allowed=f"at least {conversation.length + 1}: it counts what is given",
+    )

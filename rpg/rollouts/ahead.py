@@ -136,13 +136,19 @@ def _plain(rollouts: StepRollouts) -> dict[str, Any]:
     if not rollouts.turn_counts:
         del values["turns"], values["turn_counts"]
     else:
-        values["turns"] = [[asdict(turn) for turn in turns] for turns in rollouts.turns]
-        values["turn_counts"] = [asdict(counts) for counts in rollouts.turn_counts]
+        values["turns"] = [[_without_default(turn, "restart") for turn in turns] for turns in rollouts.turns]
+        values["turn_counts"] = [_without_default(counts, "contexts") for counts in rollouts.turn_counts]
     return {
         **{name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in values.items()},
         "prompts": [torch.from_numpy(prompt) for prompt in rollouts.prompts],
         "scores": [_plain_score(score) for score in rollouts.scores],
     }
+
+
+def _without_default(value: RecordedTurn | TurnCounts, name: str) -> dict[str, Any]:
+    """The fields; one that is empty is left out, as in the checkpoints of before it was there."""
+    values = asdict(value)
+    return values if values[name] else {field: each for field, each in values.items() if field != name}
 
 
 def _plain_score(score: Score) -> dict[str, Any]:
@@ -166,7 +172,11 @@ def _rollouts(plain: dict[str, Any]) -> StepRollouts:
     values["scores"] = tuple(Score(**score) for score in plain["scores"])
     values["turns"] = tuple(tuple(RecordedTurn(**turn) for turn in turns) for turns in plain.get("turns", ()))
     values["turn_counts"] = tuple(
-        TurnCounts(**counts | {"rewards": tuple(counts.get("rewards", ()))}) for counts in plain.get("turn_counts", ())
+        TurnCounts(
+            **counts
+            | {"rewards": tuple(counts.get("rewards", ())), "contexts": tuple(map(tuple, counts.get("contexts", ())))}
+        )
+        for counts in plain.get("turn_counts", ())
     )
     sampled = values.setdefault("sampled", np.ones(len(values["token_ids"]), dtype=np.bool_))
     if "held" not in values:

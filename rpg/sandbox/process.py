@@ -6,7 +6,7 @@ import shutil
 import signal
 import site
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +110,7 @@ def start(
     limits: Limits | None = None,
     readable: Iterable[Path] = (),
     variables: Iterable[str] = (),
+    settings: Mapping[str, str] | None = None,
     keeps: bool = False,
     **pipes: Any,
 ) -> Confined:
@@ -124,6 +125,7 @@ def start(
         limits: left out, the default ones.
         readable: files and directories that a sealed process may read beside Python and the system's libraries.
         variables: names of environment variables that one gets which is not sealed, beside those of the list.
+        settings: further environment variables with their values.
         keeps: the command is the keeper of programs, sealed but with the right to make namespaces: it confines each.
         pipes: stdin, stdout and stderr of subprocess.Popen. A file that it writes to has the limit of files.
     Raises:
@@ -144,6 +146,7 @@ def start(
         inside = enter.entered(command, _rlimits(limits, 0))
         names = (*_PASSED_ON, *_OF_USER, *variables)
     environment = {"PATH": "/usr/bin:/bin", **_passed_on(names), **_FIXED, **(_OF_KEEPER if keeps else {})}
+    environment |= settings or {}
     # bubblewrap too: one that is killed while it begins leaves a process behind.
     watched = enter.entered(inside, {}, watched_by=os.getpid())
     return Confined(subprocess.Popen(watched, env=environment, start_new_session=True, **pipes))

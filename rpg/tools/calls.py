@@ -150,7 +150,7 @@ class _Hermes:
 
     def calls(self, text: str) -> list[Call]:
         """See CallFormat."""
-        return [_read(found) for found in _CALL.findall(text)]
+        return read_calls(text)
 
     def around(self, number: int) -> list[tuple[str, str]]:
         """See CallFormat. What the template writes after the policy's turn, whose end token it has sampled itself."""
@@ -177,6 +177,11 @@ class _Hermes:
         if len(pieces) != number + 1 or not all(tool["function"]["name"] in said for tool in self._tools):
             raise _no_tools("it shows no tools")
         return [(piece if index == 0 else "", pieces[index + 1]) for index, piece in enumerate(pieces[:-1])]
+
+
+def read_calls(text: str) -> list[Call]:
+    """Calls as Hermes and Qwen models write them, in order."""
+    return [_read(found) for found in _CALL.findall(text)]
 
 
 def _read(text: str) -> Call:

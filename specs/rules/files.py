@@ -18,7 +18,12 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions")
 
 def missing_files(experiment: Experiment) -> list[Issue]:
     """Data files and model directories that are not there."""
-    issues = [*_data(experiment), *_model(experiment.model, ("model", "path")), *_rewards(experiment)]
+    issues = [
+        *_data(experiment),
+        *_model(experiment.model, ("model", "path")),
+        *_rewards(experiment),
+        *_rollouter(experiment),
+    ]
     if experiment.trains and (teacher := experiment.reference.teacher) and teacher.path:
         issues += _model(teacher, ("reference", "path"))
     return issues
@@ -37,6 +42,12 @@ def _rewards(experiment: Experiment) -> Iterator[Issue]:
         for where, kind, path in reward.paths():
             if message := _missing(kind, path):
                 yield Issue(message, (*at, *where), path, hint=_sibling(path))
+
+
+def _rollouter(experiment: Experiment) -> Iterator[Issue]:
+    for where, kind, path in experiment.rollout.rollouter.paths():
+        if message := _missing(kind, path):
+            yield Issue(message, ("rollout", "rollouter", *where), path, hint=_sibling(path))
 
 
 def _missing(kind: PathKind, path: str) -> str:

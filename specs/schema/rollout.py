@@ -110,6 +110,22 @@ class UserSection(OpenSection):
         """See `rpg.rollouters.User`."""
 
 
+class ProgramSection(OpenSection):
+    """The program of an agent, which asks the policy over an OpenAI-compatible endpoint. A function of an installed
+    package is one."""
+
+    group: ClassVar[str] = "rpg.agents"
+    package: ClassVar[str] = "rpg.rollouters.agents"
+    of_function: ClassVar[tuple[str, str]] = ("rpg.rollouters.agent", "FunctionProgram")
+
+    type: str
+    """Name of the program."""
+
+    @abstractmethod
+    def begin(self, *arguments: Any, **keywords: Any) -> Any:
+        """See `rpg.rollouters.agent.AgentProgram`."""
+
+
 class CallRewards(Spec):
     """Rewards of a turn of the policy for each of its calls, reward units. They add up over a response's turns, and to
     the reward of the response."""
@@ -144,6 +160,7 @@ class HermesFormat(Spec):
 
 NamedTool = Annotated[ToolSection, or_name]
 NamedUser = Annotated[UserSection, or_name]
+NamedProgram = Annotated[ProgramSection, or_name]
 Format = Annotated[
     Annotated[TagsFormat | HermesFormat, Field(discriminator="type"), unless_said("type", "tags")],
     or_name,

@@ -46,23 +46,25 @@ FROM recorded.evaluation_samples AS e
 WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint)
 QUALIFY rank() OVER (PARTITION BY e.run_id, e.step ORDER BY e.attempt DESC NULLS FIRST) = 1;
 
--- Turns of evaluations too. Of training rollout_id says of which response, of an evaluation dataset, problem_id and sample do.
+-- Turns of evaluations too. Records from before an agent could write its history anew lack restart: none did. Of training rollout_id says of which response, of an evaluation dataset, problem_id and sample do.
 --   rollout_id: the response, as in rollouts; NULL: of an evaluation
 --   dataset: name of the evaluation set; NULL: of training
 --   problem_id: content hash of the problem of an evaluation; NULL: of training
 --   sample: number of the response to its problem in the evaluation, from 0; NULL: of training
 CREATE VIEW turns AS
-SELECT * EXCLUDE (attempt), NULL::VARCHAR AS dataset, NULL::VARCHAR AS problem_id, NULL::INTEGER AS sample FROM recorded.turns
-UNION ALL BY NAME
-SELECT * EXCLUDE (said), unnest(said) FROM (
-    SELECT
-        run_id,
-        step,
-        dataset,
-        problem_id,
-        sample,
-        unnest(from_json(turns, '[{"turn": "INTEGER", "sampled": "BOOLEAN", "tool": "VARCHAR", "text": "VARCHAR", "num_tokens": "INTEGER", "reward": "DOUBLE", "error": "VARCHAR", "seconds": "DOUBLE"}]')) AS said
-    FROM evaluation_samples WHERE turns IS NOT NULL
+SELECT * REPLACE (coalesce(restart, false) AS restart) FROM (
+    SELECT * EXCLUDE (attempt), NULL::VARCHAR AS dataset, NULL::VARCHAR AS problem_id, NULL::INTEGER AS sample FROM recorded.turns
+    UNION ALL BY NAME
+    SELECT * EXCLUDE (said), unnest(said) FROM (
+        SELECT
+            run_id,
+            step,
+            dataset,
+            problem_id,
+            sample,
+            unnest(from_json(turns, '[{"turn": "INTEGER", "sampled": "BOOLEAN", "tool": "VARCHAR", "text": "VARCHAR", "num_tokens": "INTEGER", "reward": "DOUBLE", "error": "VARCHAR", "seconds": "DOUBLE", "restart": "BOOLEAN"}]')) AS said
+        FROM evaluation_samples WHERE turns IS NOT NULL
+    )
 );
 
 -- One row per reply of a judge. Of training rollout_id says on which response, of an evaluation dataset, problem_id and sample do.

@@ -202,6 +202,7 @@ def record_conversation(
             "sampled": np.array([turn["sampled"] for turn in turns]),
             "text": [turn["text"] for turn in turns],
             "num_tokens": np.array([len(part) for part in ids]),
+            "restart": np.array([turn.get("restart", False) for turn in turns]),
             **{name: pa.array([turn.get(name) for turn in turns], kind) for name, kind in columns.items()},
         },
     )

@@ -83,10 +83,8 @@ class Conversation(TakingTurns):
         return _Speaking(self, tokenizer)
 
 
-class _Speaking:
+class _Speaking(Counterpart):
     """The user, as it speaks with the policy."""
-
-    stop: tuple[str, ...] = ()
 
     def __init__(self, options: Conversation, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._options, self._tokenizer = options, tokenizer

@@ -174,7 +174,7 @@ class _Held:
         """Calls that an earlier attempt of the run made, and that tools with a state have not seen in this one."""
 
 
-class _Answering:
+class _Answering(Counterpart):
     """The tools, as they answer the policy."""
 
     def __init__(self, options: Tools, tokenizer: "PreTrainedTokenizerBase") -> None:

@@ -1,0 +1,248 @@
+"""Chat messages as a client of OpenAI's interface sends them, and the tokens that the policy is given for them.
+
+A client sends its whole history with each request. Where that goes on from what the policy was given and said before,
+those tokens stand as they were sampled: no text of the policy's is ever tokenised again. What clients send is never
+read as markup: a tokenizer's special tokens in it are plain characters.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rpg.tools.calls import read_calls
+from specs.errors import Issue, SpecError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = dict[str, Any]
+"""Role, content as one text, and of tool_calls, tool_call_id and name those that are there. Arguments of calls are
+objects where they are JSON."""
+_UNLIKE = {"n": 1, "stop": None, "logprobs": False, "top_logprobs": None}
+"""Options that would change what comes back in ways that the endpoint has not, and the value that asks for nothing."""
+_MARK = "\ue000{}\ue001"
+"""Stands for a message's content while the template writes what is around it."""
+_MARKED = re.compile("\ue000([0-9]+)\ue001")
+
+
+class ChatError(Exception):
+    """A request that cannot be answered; the client is told why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asks."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    limit: int | None
+    """Tokens that it wants at most; None: it does not say."""
+    stream: bool = False
+
+
+def read_request(body: Any) -> Request:
+    """The request that a body of JSON asks.
+
+    Raises:
+        ChatError: it is none, or asks for what the endpoint has not.
+    """
+    if not isinstance(body, Mapping) or not isinstance(body.get("messages"), list) or not body["messages"]:
+        raise ChatError("a request has a list of messages")
+    for name, nothing in _UNLIKE.items():
+        if body.get(name) not in (nothing, None, []):
+            raise ChatError(f"the policy answers once, to its own end: leave {name} out")
+    if (body.get("response_format") or {}).get("type", "text") != "text":
+        raise ChatError("the policy answers in text: leave response_format out")
+    if body.get("tool_choice") not in (None, "auto", "none"):
+        raise ChatError("the policy chooses its tools: tool_choice is auto or none")
+    messages = [_message(message) for message in body["messages"]]
+    if messages[-1]["role"] == "assistant":
+        raise ChatError("the last message is the policy's own: there is nothing to answer")
+    tools = [] if body.get("tool_choice") == "none" else list(body.get("tools") or [])
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise ChatError(f"max_completion_tokens is a number of tokens, not {limit!r}")
+    return Request(messages, tools, limit, bool(body.get("stream")))
+
+
+def _message(message: Any) -> Message:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise ChatError("a message is an object with a role")
+    found: Message = {"role": message["role"], "content": _text(message.get("content"))}
+    if calls := message.get("tool_calls"):
+        found["tool_calls"] = [_call(call) for call in calls]
+    return found | {name: message[name] for name in ("tool_call_id", "name") if message.get(name)}
+
+
+def _text(content: Any) -> str:
+    match content:
+        case None:
+            return ""
+        case str():
+            return _MARKED.sub(r"\1", content)
+        case list() if all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+            return _MARKED.sub(r"\1", "".join(part["text"] for part in content))
+    raise ChatError("the content of a message is a text, or a list of parts of type text")
+
+
+def _call(call: Any) -> dict[str, Any]:
+    try:
+        function = call["function"]
+        name, arguments = str(function["name"]), function.get("arguments", "{}")
+    except (TypeError, KeyError, AttributeError):
+        raise ChatError("a call is an object with a function") from None
+    if isinstance(arguments, str):
+        with suppress(ValueError):  # as the client wrote it
+            arguments = json.loads(arguments)
+    return {"id": str(call.get("id", "")), "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def spoken(text: str, number: int, *, calls: bool) -> Message:
+    """The policy's message for what it said as the `number`-th request's answer. `calls`: it was shown tools."""
+    found = read_calls(text) if calls else []
+    if not found or any(call.error for call in found):
+        return {"role": "assistant", "content": text}
+    content = text[: text.index("<tool_call>")].strip()
+    made = [
+        {
+            "id": f"call_{number}_{place}",
+            "type": "function",
+            "function": {"name": call.tool, "arguments": call.arguments},
+        }
+        for place, call in enumerate(found)
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": made}
+
+
+class ChatTokens:
+    """Messages as tokens, by the model's chat template or a spec's own."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", template: str | None) -> None:
+        """
+        Raises:
+            SpecError: there is no template.
+        """
+        self.tokenizer, self._template = tokenizer, template
+        if template is None and not getattr(tokenizer, "chat_template", None):
+            raise SpecError(
+                Issue(
+                    "the model's tokenizer has no chat template",
+                    path=("rollout", "rollouter", "template"),
+                    hint="write a Jinja template, as tokenizers have them, or take a model that was tuned for chat",
+                )
+            )
+
+    def whole(self, messages: Sequence[Message], tools: Sequence[Any]) -> tuple[int, ...]:
+        """Tokens of messages, up to where the policy speaks.
+
+        Raises:
+            ChatError: the template does not take them.
+        """
+        marked, said = _marked(messages)
+        return self._encoded(self._render(marked, tools), said)
+
+    def behind(self, messages: Sequence[Message], known: int, tools: Sequence[Any], last: int) -> tuple[int, ...]:
+        """Tokens behind the policy's words up to where it speaks again: of the messages after the first `known`, whose
+        last is the policy's.
+
+        Args:
+            last: the last token that it sampled. An end token that the template writes too is not given again.
+        Raises:
+            ChatError: the template does not take them.
+        """
+        marked, said = _marked(messages)
+        own = _MARK.format(known - 1)
+        marked[known - 1] = {"role": "assistant", "content": own}
+        _, found, rest = self._render(marked, tools).partition(own)
+        if not found:
+            raise ChatError("the chat template leaves out what the policy said")
+        if last in self.tokenizer.all_special_ids:
+            rest = rest.removeprefix(str(self.tokenizer.decode([last])))
+        return self._encoded(rest, said)
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=list(tools) or None,
+                    chat_template=self._template,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                )
+            )
+        except Exception as error:  # whatever a template raises of roles that it does not know
+            raise ChatError(f"the chat template does not take these messages: {error}"[:500]) from None
+
+    def _encoded(self, text: str, said: Sequence[str]) -> tuple[int, ...]:
+        """Token ids of what the template wrote, with the contents in the places of their marks."""
+        ids: list[int] = []
+        for place, piece in enumerate(_MARKED.split(text)):
+            if place % 2:
+                ids += self.tokenizer.encode(said[int(piece)], add_special_tokens=False, split_special_tokens=True)
+            elif piece:
+                ids += self.tokenizer.encode(piece, add_special_tokens=False)
+        return tuple(ids)
+
+
+def _marked(messages: Sequence[Message]) -> tuple[list[Message], list[str]]:
+    """The messages with marks for their contents, and the contents."""
+    said = [message["content"] for message in messages]
+    marked = [
+        {**message, "content": _MARK.format(place)} if message["content"] else message
+        for place, message in enumerate(messages)
+    ]
+    return marked, said
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """The history up to something that the policy said."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    token_ids: tuple[int, ...]
+
+
+class History:
+    """What a response's program has asked so far and the policy has said, as messages and as tokens."""
+
+    def __init__(self, chat: ChatTokens, messages: list[Message], prompt_ids: tuple[int, ...]) -> None:
+        """
+        Args:
+            messages: what the prompt asks, of these tokens.
+        """
+        self._chat = chat
+        self._asked = [_Said(messages, [], prompt_ids)]
+        self._said: list[_Said] = []
+
+    def context(self, request: Request) -> tuple[int, ...]:
+        """The tokens behind which the policy is to speak. As far as the request's messages are those of a history that
+        is known, its tokens are the same.
+
+        Raises:
+            ChatError: the template does not take the messages.
+        """
+        for asked in self._asked:
+            if (asked.messages, asked.tools) == (request.messages, request.tools):
+                return asked.token_ids
+        known = [
+            said for said in self._said if said.tools == request.tools and _begins(request.messages, said.messages)
+        ]
+        if not known:
+            return self._chat.whole(request.messages, request.tools)
+        said = max(known, key=lambda each: len(each.messages))
+        new = self._chat.behind(request.messages, len(said.messages), request.tools, said.token_ids[-1])
+        return (*said.token_ids, *new)
+
+    def note(self, request: Request, context: tuple[int, ...], message: Message, sampled: tuple[int, ...]) -> None:
+        """Notes what the policy said to a request behind a context."""
+        self._asked.append(_Said(request.messages, request.tools, context))
+        self._said.append(_Said([*request.messages, message], request.tools, (*context, *sampled)))
+
+
+def _begins(messages: list[Message], history: list[Message]) -> bool:
+    return len(messages) > len(history) and messages[: len(history)] == history

@@ -1,0 +1,254 @@
+"""An OpenAI-compatible endpoint on loopback, that programs ask as they would ask a provider.
+
+One server serves the process. Each response that is under way has a key of its own, by which its requests are told from
+those of others. What is asked waits in the response's `Line` until somebody answers it: here nothing is sampled.
+"""
+
+import asyncio
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cache
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from rpg.rollouters.chat import ChatError, Request, read_request
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request as HttpRequest
+    from starlette.responses import Response
+
+MODEL = "policy"
+"""Name of the one model that there is. A request may name any other: it asks the policy all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the policy said."""
+
+    number: int
+    """Which request of the response it answers, from 0."""
+    message: dict[str, Any]
+    """The message of role assistant, as `rpg.rollouters.chat` has it."""
+    cut: bool
+    """Whether it ran out of tokens."""
+    num_given: int
+    """Tokens of its context."""
+    num_sampled: int
+
+
+class Asked:
+    """A request that waits for its answer."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.answered: Future[Reply] = Future()
+
+    def answer(self, reply: Reply) -> None:
+        """Sends the answer."""
+        self.answered.set_result(reply)
+
+    def refuse(self, why: str) -> None:
+        """Answers by an error, which no client asks again after."""
+        self.answered.set_exception(ChatError(why))
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program ended."""
+
+    answer: str | None = None
+    """What it returned, or wrote; None: nothing."""
+    error: str = ""
+    """How it failed; empty: it did not."""
+
+
+class Line:
+    """What one response's program asks, in the order in which it arrives, and its end."""
+
+    def __init__(self) -> None:
+        self.key = f"rpg-{secrets.token_urlsafe(24)}"
+        self._arrived: SimpleQueue[Asked | Ended] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = ""
+        self._waiting: list[Asked] = []
+
+    def put(self, asked: Asked) -> None:
+        """A request has arrived; it is refused where the response has ended."""
+        with self._lock:
+            if self._closed:
+                asked.refuse(self._closed)
+                return
+            self._waiting.append(asked)
+            self._arrived.put(asked)
+
+    def finish(self, ended: Ended) -> None:
+        """The program has ended."""
+        self._arrived.put(ended)
+
+    def next(self, seconds: float) -> Asked | Ended:
+        """What arrives next; the end, where nothing does within so many seconds."""
+        try:
+            return self._arrived.get(timeout=seconds)
+        except Empty:
+            return Ended(error=f"it did not ask, nor end, within {seconds:g} s")
+
+    def close(self, why: str) -> None:
+        """Refuses what waits and what will arrive. Whoever waits for it is told that the program has ended."""
+        with self._lock:
+            self._closed = self._closed or why
+            waiting, self._waiting = self._waiting, []
+        for asked in waiting:
+            if not asked.answered.done():
+                asked.refuse(why)
+        self._arrived.put(Ended(error=why))
+
+
+class Endpoint:
+    """The server, in a thread of its own."""
+
+    def __init__(self) -> None:
+        import uvicorn
+
+        self._lines: dict[str, Line] = {}
+        listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.base_url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        """Address of its interface, as clients want it."""
+        settings = uvicorn.Config(self._app(), log_config=None, access_log=False, lifespan="off", ws="none")
+        server = uvicorn.Server(settings)
+        threading.Thread(
+            target=server.run, kwargs={"sockets": [listening]}, name="endpoint of agents", daemon=True
+        ).start()
+
+    def open(self) -> Line:
+        """A line for a new response."""
+        line = Line()
+        self._lines[line.key] = line
+        return line
+
+    def close(self, line: Line, why: str) -> None:
+        """Ends a line. Its key is known no more."""
+        self._lines.pop(line.key, None)
+        line.close(why)
+
+    def _app(self) -> "Starlette":
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+
+        return Starlette(
+            routes=[
+                Route("/v1/models", self._models, methods=["GET"]),
+                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            ]
+        )
+
+    async def _models(self, request: "HttpRequest") -> "Response":
+        from starlette.responses import JSONResponse
+
+        if self._line_of(request) is None:
+            return _no_key()
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rpg"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def _chat(self, request: "HttpRequest") -> "Response":
+        from starlette.responses import JSONResponse, StreamingResponse
+
+        line = self._line_of(request)
+        if line is None:
+            return _no_key()
+        try:
+            body = json.loads(await request.body())
+            asked = Asked(read_request(body))
+            line.put(asked)
+            reply = await asyncio.wrap_future(asked.answered)
+        except (ChatError, ValueError) as error:
+            return _error(400, str(error), "invalid_request_error")
+        if asked.request.stream:
+            return StreamingResponse(_chunks(body, reply), media_type="text/event-stream")
+        return JSONResponse(_completion(body, reply))
+
+    def _line_of(self, request: "HttpRequest") -> Line | None:
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        return self._lines.get(key.strip()) if scheme.lower() == "bearer" else None
+
+
+_begins = threading.Lock()
+
+
+def endpoint() -> Endpoint:
+    """The endpoint of this process, which begins with the first that asks for it."""
+    with _begins:
+        return _endpoint()
+
+
+@cache
+def _endpoint() -> Endpoint:
+    return Endpoint()
+
+
+def _completion(body: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
+    choice = {"index": 0, "message": _message(reply), "logprobs": None, "finish_reason": _finish_reason(reply)}
+    return {**_head(body, reply, "chat.completion"), "choices": [choice], "usage": _usage(reply)}
+
+
+async def _chunks(body: Mapping[str, Any], reply: Reply) -> AsyncIterator[str]:
+    """The answer as a stream: it is whole before the first piece is sent."""
+    message, head = _message(reply), _head(body, reply, "chat.completion.chunk")
+    calls = [{"index": place, **call} for place, call in enumerate(message.pop("tool_calls", ()))]
+    deltas: list[tuple[dict[str, Any], str | None]] = [(message, None)]
+    if calls:
+        deltas.append(({"tool_calls": calls}, None))
+    for delta, reason in [*deltas, ({}, _finish_reason(reply))]:
+        yield _event({**head, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]})
+    if (body.get("stream_options") or {}).get("include_usage"):
+        yield _event({**head, "choices": [], "usage": _usage(reply)})
+    yield "data: [DONE]\n\n"
+
+
+def _event(content: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"
+
+
+def _head(body: Mapping[str, Any], reply: Reply, kind: str) -> dict[str, Any]:
+    made = {"id": f"chatcmpl-{reply.number}", "object": kind, "created": int(time.time())}
+    return {**made, "model": str(body.get("model", MODEL))}
+
+
+def _message(reply: Reply) -> dict[str, Any]:
+    """The message as clients want it: arguments of calls are JSON texts there."""
+    message = {**reply.message, "content": reply.message["content"] or None}
+    if calls := message.get("tool_calls"):
+        message["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+            for call in calls
+        ]
+    else:
+        message["content"] = reply.message["content"]
+    return message
+
+
+def _finish_reason(reply: Reply) -> str:
+    if reply.cut:
+        return "length"
+    return "tool_calls" if reply.message.get("tool_calls") else "stop"
+
+
+def _usage(reply: Reply) -> dict[str, int]:
+    given, sampled = reply.num_given, reply.num_sampled
+    return {"prompt_tokens": given, "completion_tokens": sampled, "total_tokens": given + sampled}
+
+
+def _no_key() -> "Response":
+    return _error(401, "this key is that of no response that is under way", "authentication_error")
+
+
+def _error(status: int, message: str, kind: str) -> "Response":
+    from starlette.responses import JSONResponse
+
+    return JSONResponse({"error": {"message": message, "type": kind, "code": None, "param": None}}, status)

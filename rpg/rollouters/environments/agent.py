@@ -1,0 +1,249 @@
+"""The environment of an agent: a program asks the policy over an OpenAI-compatible endpoint, as often as it likes."""
+
+import json
+import math
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from rpg.rollouters.agent import AgentProgram, Running
+from rpg.rollouters.chat import ChatError, ChatTokens, History, Request, spoken
+from rpg.rollouters.endpoint import Asked, Ended, Line, Reply, endpoint
+from rpg.rollouters.journal import Answer
+from rpg.rollouters.taking_turns import Conversation, Counterpart, Question, TakingTurns
+from rpg.types import Turn
+from specs.errors import Issue, SpecError
+from specs.schema.base import PathKind, execution
+from specs.schema.rollout import NamedProgram, TurnBounds
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Agent(TakingTurns):
+    """A program works on each prompt and asks the policy by OpenAI's chat completions, with tools and as a stream if it
+    likes; each answer is a turn. What it asks is given tokens: context, which nothing trains on. Where a request goes
+    on from what was said, the policy's words stand as it sampled them. Where the program writes its history anew, what
+    follows is trained on behind the new context alone. The response ends with the program."""
+
+    program: NamedProgram
+    """The program, by name or with its options."""
+    template: str | None = Field(None, min_length=1)
+    """Jinja template that writes messages, as tokenizers have them. Left out: the model's chat template. A request of
+    the prompt's own messages and no tools is the prompt as it is, whatever wrote it."""
+    answer: Literal["last_turn", "returned"] = "last_turn"
+    """Text that is scored. last_turn: that of the policy's last turn; returned: what the program returns, or nothing
+    where it fails."""
+    program_seconds: float = Field(300.0, gt=0)
+    """Seconds that the program may take between an answer and its next request or its end. One that takes longer is
+    ended, and its response with it."""
+    in_step: bool = False
+    """Whether the sampler waits, wherever it pauses, until each program has asked or ended. What is computed together
+    then follows from what programs ask, and not from how long they take: two runs of programs without chance agree in
+    every bit. A slow program keeps all others waiting, and all programs of a rank are begun at once. false: they agree
+    in their tokens, unless one is decided by a rounding."""
+    programs_at_once: int = execution(64, ge=1)
+    """Programs under way at once on a rank, unless they go in step."""
+
+    @property
+    def asked_at_once(self) -> int:
+        """See TakingTurns. Each waits in a thread; `programs_at_once` bounds the programs."""
+        return sys.maxsize
+
+    @property
+    def answers_in_step(self) -> bool:
+        """See TakingTurns."""
+        return self.in_step
+
+    def paths(self) -> Iterator[tuple[tuple[str | int, ...], PathKind, str]]:
+        """See Spec. Those of the program are among them."""
+        yield from super().paths()
+        yield from ((("program", *where), kind, path) for where, kind, path in self.program.paths())
+
+    def bounds(self, max_response_length: int) -> TurnBounds:
+        """See RollouterSection. Requests are given before and between the turns, of a token each at least."""
+        turns = min(max_response_length, self.max_turns * (self.turn_tokens or max_response_length))
+        sampled = min(turns, self.sampled_tokens or turns)
+        seconds = (self.max_turns + 1) * self.program_seconds
+        return TurnBounds(self.max_turns, sampled, max_response_length - 1, max_response_length, seconds)
+
+    def issues(self, max_response_length: int) -> Iterator[Issue]:
+        """See RollouterSection."""
+        yield from super().issues(max_response_length)
+        if max_response_length < 3:
+            yield Issue(
+                "two turns and a request between them do not fit into a response",
+                ("max_turns",),
+                given=str(self.max_turns),
+                hint="raise rollout.max_response_length to 3 or more: it counts what the program asks",
+            )
+
+    def counterpart(self, tokenizer: "PreTrainedTokenizerBase") -> Counterpart:
+        """See TakingTurns."""
+        return _Asking(self, tokenizer)
+
+
+class _Asking(Counterpart):
+    """The programs, as they ask the policy."""
+
+    hears_all = True
+
+    def __init__(self, options: Agent, tokenizer: "PreTrainedTokenizerBase") -> None:
+        assert isinstance(options.program, AgentProgram)
+        self.options, self.program = options, options.program
+        self.places = threading.Semaphore(sys.maxsize if options.in_step else options.programs_at_once)
+        self.endpoint = endpoint()
+        self._chat = ChatTokens(tokenizer, options.template)
+
+    def opening(self, conversation: Conversation) -> Question:
+        """See Counterpart. The program begins."""
+        problem = conversation.prompt.problem
+        messages = [{"role": each["role"], "content": each["content"]} for each in problem.conversation()]
+        history = History(self._chat, messages, conversation.prompt.token_ids)
+        conversation.held["work"] = _Work(self, conversation, history)
+        return self._question(conversation)
+
+    def asked(self, conversation: Conversation, text: str) -> Question:
+        """See Counterpart. The policy's turn answers the last request."""
+        work: _Work = conversation.held["work"]
+        request, context, sampled = work.request, work.context, conversation.turns[-1].token_ids
+        number = conversation.sampled_turns - 1
+        message = spoken(text, number, calls=bool(request.tools))
+        work.history.note(request, context, message, sampled)
+        work.replies.append(Reply(number, message, conversation.cut, len(context), len(sampled)))
+        return self._question(conversation)
+
+    def _question(self, conversation: Conversation) -> Question:
+        work: _Work = conversation.held["work"]
+
+        def late() -> list[Answer]:
+            work.close("the run goes on without it")
+            return []
+
+        def remember(answers: Sequence[Answer]) -> None:
+            """The program is begun again once it is asked for what is not known: then it is told all that was said."""
+
+        return Question(work.go_on, late, remember, at_once=False, seconds=math.inf)
+
+    def turns(self, conversation: Conversation, answers: Sequence[Answer]) -> list[Turn] | None:
+        """See Counterpart. What a request adds to what the policy saw last; a restart, where it is no addition."""
+        work: _Work = conversation.held["work"]
+        told = json.loads(answers[0].text)
+        if "messages" not in told:
+            self._note_end(conversation, Ended(**told))
+            return None
+        request = Request(**told)
+        if conversation.sampled_turns == self.options.max_turns:
+            conversation.cut = True
+            work.close(f"the response has had its {self.options.max_turns} turns")
+            return None
+        try:
+            context = work.history.context(request)
+        except ChatError as error:
+            work.close(str(error))
+            self._note_end(conversation, Ended(error=str(error)))
+            return None
+        before = conversation.context
+        work.request, work.context, conversation.limit = request, context, request.limit
+        if context[: len(before)] != before:
+            return [Turn(context, restart=True)]
+        new = context[len(before) :]
+        return [Turn(new)] if new else []
+
+    def _note_end(self, conversation: Conversation, ended: Ended) -> None:
+        if not conversation.sampled_turns:
+            raise SpecError(
+                Issue(
+                    "the agent's program ended without asking the policy anything",
+                    ("rollout", "rollouter", "program"),
+                    given=f"{self.program.type}; {ended.error or f'it returned {ended.answer!r}'}"[:600],
+                    allowed="a program that asks for a chat completion at least once for each prompt",
+                    hint="it is to ask the endpoint that it is given (OPENAI_BASE_URL), with the key that it is given",
+                )
+            )
+        if ended.error:
+            conversation.turns[-1] = replace(conversation.turns[-1], error=ended.error)
+        if self.options.answer == "returned":
+            conversation.answer = ended.answer or ""
+
+    def close(self, conversation: Conversation) -> None:
+        """See Counterpart."""
+        if work := conversation.held.pop("work", None):
+            work.close("the response has ended: there is no room for another turn")
+
+
+class _Work:
+    """A program's work on one response."""
+
+    def __init__(self, asking: _Asking, conversation: Conversation, history: History) -> None:
+        self._asking, self._problem = asking, conversation.prompt.problem
+        self.history = history
+        self.request = Request([], [], None)
+        """The last one that was given to the policy."""
+        self.context: tuple[int, ...] = ()
+        """The tokens behind which the policy spoke then."""
+        self.replies: list[Reply] = []
+        """Answers that the program has not heard yet: several where an earlier attempt of the run got further."""
+        self._lock = threading.Lock()
+        self._line: Line | None = None
+        self._running: Running | None = None
+        self._arrived: Asked | Ended | None = None
+        self._closed = self._has_place = False
+
+    def go_on(self) -> list[Answer]:
+        """Has the program hear what was said. Waits for what it asks then, or for its end."""
+        arrived = self._arrived or self._begin()
+        while self.replies and isinstance(arrived, Asked):
+            arrived.answer(self.replies.pop(0))
+            assert self._line
+            arrived = self._line.next(self._asking.options.program_seconds)
+        self._arrived = arrived
+        if isinstance(arrived, Ended):
+            return [Answer("", json.dumps(asdict(arrived)))]
+        return [Answer("", json.dumps(asdict(arrived.request)))]
+
+    def _begin(self) -> Asked | Ended:
+        self._asking.places.acquire()
+        with self._lock:
+            self._has_place = True
+            if not self._closed:
+                self._line = self._asking.endpoint.open()
+        if not self._line:
+            self._give_place()
+            return Ended(error="the run goes on without it")
+        threading.Thread(target=self._run, args=(self._line,), name="an agent's program", daemon=True).start()
+        return self._line.next(self._asking.options.program_seconds)
+
+    def _run(self, line: Line) -> None:
+        try:
+            running = self._asking.program.begin(self._problem, self._asking.endpoint.base_url, line.key)
+            with self._lock:
+                self._running = running
+            if self._closed:
+                running.end()
+            ended = Ended(running.result())
+        except Exception as error:  # whatever the program does
+            ended = Ended(error=f"{type(error).__name__}: {error}"[:2000])
+        self._give_place()
+        line.finish(ended)
+
+    def close(self, why: str) -> None:
+        """Ends the program, if it has not ended; what it asks is refused. The first reason given is what it is told."""
+        with self._lock:
+            self._closed = True
+            running, line = self._running, self._line
+        if line:
+            self._asking.endpoint.close(line, why)
+        if running:
+            running.end()
+        self._give_place()
+
+    def _give_place(self) -> None:
+        with self._lock:
+            has_place, self._has_place = self._has_place, False
+        if has_place:
+            self._asking.places.release()

@@ -1,0 +1,340 @@
+"""An agent: a program written against the `openai` package asks the policy, whose words stand as they were sampled."""
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from places import ROOT
+from scripted_policy import ScriptedPolicy
+from spec_text import changed, message
+
+from rpg.base.tokenization import make_tokenizer
+from rpg.rollouters import Problem, SeededPrompt
+from rpg.rollouters.agent import FunctionProgram
+from rpg.rollouters.agents.command import Command
+from rpg.rollouters.environments.agent import Agent
+from rpg.types import Rollout, Sampling
+from specs.errors import SpecError
+from specs.schema.model import ByteTokenizer
+from tests.rpg.rollouters.test_tools import TEMPLATE
+
+ROOM = 600
+Program = Callable[[Problem, str, str], str | None]
+
+
+@pytest.fixture(scope="module")
+def chat() -> Any:
+    tokenizer = make_tokenizer(ByteTokenizer(), ())
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def agent(program: Program, **options: Any) -> Agent:
+    kind = type("Programmed", (FunctionProgram,), {"function": staticmethod(program)})
+    return Agent(type="agent", program=kind(type="programmed"), **options)
+
+
+def work(rollouter: Agent, chat: Any, *turns: str, problem: Problem | None = None) -> Rollout:
+    """The rollout of a policy that says these turns, each ended by the end token, to the question 6*7."""
+    asked = problem or Problem("p", "6*7", "42", "set")
+    prompt = chat.apply_chat_template(asked.conversation(), tokenize=False, add_generation_prompt=True)
+    said = iter([[*chat.encode(turn, add_special_tokens=False), chat.eos_token_id] for turn in turns])
+    known: dict[int, list[int]] = {}
+
+    def says(_: tuple[int, ...]) -> list[int]:
+        number = len(policy.requests) - 1
+        if number not in known:
+            known[number] = next(said)
+        return known[number]
+
+    policy: Any = ScriptedPolicy(says)
+    prompts = [SeededPrompt(asked, tuple(chat.encode(prompt, add_special_tokens=False)), 0)]
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_response_length=ROOM)
+    (group,) = rollouter.generate(prompts, policy, chat, group_size=1, sampling=sampling)
+    rollout = group.rollouts[0]
+    contexts = [request.token_ids for request in policy.requests]
+    assert contexts == contexts_of(rollout, prompts[0].token_ids)
+    return rollout
+
+
+def contexts_of(rollout: Rollout, prompt: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """What each turn of the policy was sampled behind, by the turns alone."""
+    context, found = prompt, []
+    for turn in rollout.turns:
+        if turn.sampled:
+            found.append(context)
+        context = turn.token_ids if turn.restart else (*context, *turn.token_ids)
+    return found
+
+
+def texts(rollout: Rollout, chat: Any) -> list[str]:
+    return [str(chat.decode(list(turn.token_ids))) for turn in rollout.turns]
+
+
+def client(base_url: str, api_key: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=60)
+
+
+def asks_twice(problem: Problem, base_url: str, api_key: str) -> str:
+    messages: list[Any] = [{"role": "user", "content": problem.prompt}]
+    with client(base_url, api_key) as asked:
+        assert asked.models.list().data[0].id == "policy"
+        first = asked.chat.completions.create(model="gpt-5", messages=messages).choices[0].message
+        messages += [first, {"role": "user", "content": "sure?"}]
+        second = asked.chat.completions.create(model="gpt-5", messages=messages)
+    assert second.choices[0].finish_reason == "stop"
+    return f"{first.content}, {second.choices[0].message.content}"
+
+
+def test_a_program_that_goes_on_adds_to_what_the_policy_was_told_and_said(chat: Any) -> None:
+    rollout = work(agent(asks_twice), chat, "41", "42")
+    assert texts(rollout, chat) == [
+        "41<|im_end|>",
+        "\n<|im_start|>user\nsure?<|im_end|>\n<|im_start|>assistant\n",
+        "42<|im_end|>",
+    ]
+    assert not any(turn.restart for turn in rollout.turns)
+    assert (rollout.finish_reason, rollout.answer) == ("stop", None)
+
+
+def test_a_program_that_writes_its_history_anew_splits_the_response(chat: Any) -> None:
+    def rewrites(problem: Problem, base_url: str, api_key: str) -> str:
+        with client(base_url, api_key) as asked:
+            for content in (problem.prompt, "a summary"):
+                messages: list[Any] = [{"role": "user", "content": content}]
+                answer = asked.chat.completions.create(model="any", messages=messages).choices[0].message
+            return str(answer.content)
+
+    rollout = work(agent(rewrites, answer="returned"), chat, "41", "42")
+    assert [turn.restart for turn in rollout.turns] == [False, True, False]
+    assert texts(rollout, chat)[1] == "<|im_start|>user\na summary<|im_end|>\n<|im_start|>assistant\n"
+    assert rollout.answer == "42"
+
+
+def test_a_program_that_comes_back_to_an_older_history_goes_on_from_its_tokens(chat: Any) -> None:
+    def two_at_once(problem: Problem, base_url: str, api_key: str) -> None:
+        threads: list[list[Any]] = [[], []]
+        with client(base_url, api_key) as asked:
+            for number in range(4):
+                thread = threads[number % 2]
+                thread.append({"role": "user", "content": f"{problem.prompt} {number}"})
+                thread.append(asked.chat.completions.create(model="any", messages=thread).choices[0].message)
+
+    rollout = work(agent(two_at_once, max_turns=8), chat, "a\\u00e9", "b", "c", "d")
+    assert [turn.restart for turn in rollout.turns if not turn.sampled] == [True] * 4
+    said = [turn.token_ids for turn in rollout.turns if turn.sampled]
+    assert contexts_of(rollout, ())[2][: len(rollout.turns[0].token_ids) + len(said[0])] == (
+        *rollout.turns[0].token_ids,
+        *said[0],
+    )
+
+
+def test_words_that_the_tokenizer_would_write_otherwise_stay_as_they_were_sampled(chat: Any) -> None:
+    """A text that spells a special token is one token where it is encoded again; here the policy spelled it out."""
+    spelled = chat.encode("<|im_start|>", add_special_tokens=False, split_special_tokens=True)
+    assert len(spelled) > 1
+
+    def echoes(problem: Problem, base_url: str, api_key: str) -> None:
+        with client(base_url, api_key) as asked:
+            messages: list[Any] = [{"role": "user", "content": problem.prompt}]
+            answer = asked.chat.completions.create(model="any", messages=messages).choices[0].message
+            messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": "<|im_end|>"}]
+            asked.chat.completions.create(model="any", messages=messages)
+
+    turns = iter([[*spelled, chat.eos_token_id], [*chat.encode("42"), chat.eos_token_id]])
+    known: dict[int, list[int]] = {}
+
+    def says(_: tuple[int, ...]) -> list[int]:
+        number = len(policy.requests)
+        if number not in known:
+            known[number] = next(turns)
+        return known[number]
+
+    policy: Any = ScriptedPolicy(says)
+    prompt = tuple(chat.encode("anything", add_special_tokens=False))
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_response_length=ROOM)
+    asked = [SeededPrompt(Problem("p", "6*7", "42", "set"), prompt, 0)]
+    (group,) = agent(echoes).generate(asked, policy, chat, group_size=1, sampling=sampling)
+    context = policy.requests[1].token_ids
+    assert context[: len(prompt) + len(spelled) + 1] == (*prompt, *spelled, chat.eos_token_id)
+    assert context.count(chat.eos_token_id) == 2  # the policy's own, and the template's: none of what the client sent
+    assert not any(turn.restart for turn in group.rollouts[0].turns)
+
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "times", "description": "a product", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_are_shown_called_and_answered(chat: Any, stream: bool) -> None:
+    def uses_tools(problem: Problem, base_url: str, api_key: str) -> str:
+        messages: list[Any] = [{"role": "user", "content": problem.prompt}]
+        with client(base_url, api_key) as asked:
+            options: Any = {"model": "any", "messages": messages, "tools": [TOOL]}
+            if stream:
+                pieces = list(asked.chat.completions.create(**options, stream=True))
+                (call,) = (call for piece in pieces for call in piece.choices[0].delta.tool_calls or ())
+                content = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+                assert pieces[-1].choices[0].finish_reason == "tool_calls"
+            else:
+                answered = asked.chat.completions.create(**options).choices[0]
+                assert answered.finish_reason == "tool_calls"
+                (call,) = answered.message.tool_calls or ()
+                content = answered.message.content or ""
+            function = {"name": call.function.name, "arguments": call.function.arguments}
+            assert json.loads(str(function["arguments"])) == {"a": 6, "b": 7}
+            made = [{"id": call.id, "type": "function", "function": function}]
+            messages.append({"role": "assistant", "content": content, "tool_calls": made})
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": "42"})
+            return str(asked.chat.completions.create(**options).choices[0].message.content)
+
+    said = 'I ask.\n<tool_call>\n{"name": "times", "arguments": {"a": 6, "b": 7}}\n</tool_call>'
+    rollout = work(agent(uses_tools, answer="returned"), chat, said, "it is 42")
+    assert [turn.restart for turn in rollout.turns] == [True, False, False, False]  # the prompt showed no tools
+    assert "times" in texts(rollout, chat)[0]
+    assert texts(rollout, chat)[2] == (
+        "\n<|im_start|>user<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert rollout.answer == "it is 42"
+
+
+def test_a_program_that_never_asks_is_named(chat: Any) -> None:
+    with pytest.raises(SpecError, match="without asking the policy anything") as raised:
+        work(agent(lambda *_: "42"), chat)
+    assert "rollout.rollouter.program" in str(raised.value)
+    assert "programmed" in str(raised.value)
+
+
+def test_a_program_that_fails_ends_its_response_with_a_reason(chat: Any) -> None:
+    def fails(problem: Problem, base_url: str, api_key: str) -> None:
+        with client(base_url, api_key) as asked:
+            asked.chat.completions.create(model="any", messages=[{"role": "user", "content": problem.prompt}])
+        raise LookupError("no such page")
+
+    rollout = work(agent(fails, answer="returned"), chat, "41")
+    assert [turn.error for turn in rollout.turns] == ["LookupError: no such page"]
+    assert rollout.answer == ""
+
+
+def test_a_request_beyond_the_turns_is_refused_and_the_response_is_cut(chat: Any) -> None:
+    refused, is_over = list[str](), threading.Event()
+
+    def asks_for_ever(problem: Problem, base_url: str, api_key: str) -> None:
+        messages: list[Any] = [{"role": "user", "content": problem.prompt}]
+        with client(base_url, api_key) as asked:
+            try:
+                while True:
+                    messages.append(asked.chat.completions.create(model="any", messages=messages).choices[0].message)
+                    messages.append({"role": "user", "content": "more"})
+            except openai.APIStatusError as error:
+                refused.append(str(error))
+                is_over.set()
+
+    rollout = work(agent(asks_for_ever, max_turns=2), chat, "41", "42")
+    assert rollout.finish_reason == "length"
+    assert sum(turn.sampled for turn in rollout.turns) == 2
+    assert is_over.wait(60)
+    assert "has had its 2 turns" in refused[0]
+
+
+def test_what_the_endpoint_has_not_is_said_to_the_client(chat: Any) -> None:
+    told: list[str] = []
+
+    def wants_more(problem: Problem, base_url: str, api_key: str) -> None:
+        messages: list[Any] = [{"role": "user", "content": problem.prompt}]
+        with client(base_url, api_key) as asked, client(base_url, "another key") as stranger:
+            for wanted in ({"n": 2}, {"response_format": {"type": "json_object"}}, {"stop": ["x"]}):
+                with pytest.raises(openai.BadRequestError) as raised:
+                    asked.chat.completions.create(model="any", messages=messages, **wanted)  # type: ignore[call-overload]
+                told.append(str(raised.value))
+            with pytest.raises(openai.AuthenticationError):
+                stranger.chat.completions.create(model="any", messages=messages)
+            answer = asked.chat.completions.create(model="any", messages=messages, max_completion_tokens=1)
+            assert answer.choices[0].finish_reason == "length"
+            assert answer.usage
+            assert answer.usage.completion_tokens == 1
+
+    rollout = work(agent(wants_more), chat, "42")
+    assert [turn.error for turn in rollout.turns] == [""]
+    assert rollout.finish_reason == "length"
+    assert [name in text for name, text in zip(("leave n out", "response_format", "stop"), told, strict=True)]
+
+
+def test_a_command_asks_unchanged_and_what_it_writes_is_its_answer(chat: Any, tmp_path: Path) -> None:
+    page = re.search(r"```python\n(import sys.*?)```", (ROOT / "docs/agents.md").read_text(), re.DOTALL)
+    assert page
+    file = tmp_path / "solve.py"
+    file.write_text(page[1])
+    program = Command(type="command", command=("python", "{file}", "{question}"), file=str(file))
+    rollout = work(Agent(type="agent", program=program, answer="returned"), chat, "41", "42")
+    assert texts(rollout, chat)[1].startswith("\n<|im_start|>user\nCheck it, and write the number alone.")
+    assert rollout.answer == "42"
+
+
+def test_a_command_that_fails_says_why(chat: Any) -> None:
+    program = Command(type="command", command=("python", "-c", "raise SystemExit('no way in')"))
+    with pytest.raises(SpecError, match="exit 1: no way in"):
+        work(Agent(type="agent", program=program), chat)
+
+
+def test_a_program_that_takes_too_long_ends_with_its_response(chat: Any) -> None:
+    is_over = threading.Event()
+
+    def thinks_for_ever(problem: Problem, base_url: str, api_key: str) -> None:
+        with client(base_url, api_key) as asked:
+            asked.chat.completions.create(model="any", messages=[{"role": "user", "content": problem.prompt}])
+        is_over.wait(600)
+
+    rollout = work(agent(thinks_for_ever, program_seconds=5), chat, "42")
+    is_over.set()
+    assert [turn.error for turn in rollout.turns] == ["it did not ask, nor end, within 5 s"]
+
+
+def test_a_command_can_be_ended() -> None:
+    program = Command(type="command", command=("python", "-c", "import time; time.sleep(600)"))
+    running = program.begin(Problem("p", "6*7", "42", "set"), "http://127.0.0.1:1/v1", "key")
+    running.end()
+    with pytest.raises(RuntimeError, match="SIG"):
+        running.result()
+
+
+@pytest.mark.parametrize(
+    ("rollouter", "said"),
+    [
+        ("{type: agent}", "rollout.rollouter.program: missing"),
+        ("{type: agent, program: nobody}", "unknown type"),
+        ("{type: agent, program: {type: command, command: [python, a.py], file: a.py}}", "no such file"),
+        ("{type: agent, program: {type: command, command: []}}", "rollout.rollouter.program.command"),
+        ("{type: agent, program: {type: command, command: [x]}, answer: first}", "rollout.rollouter.answer"),
+        ("{type: agent, program: {type: command, command: [x]}, max_turns: 1}", "rollout.rollouter.max_turns"),
+    ],
+)
+def test_bad_input_is_named_with_its_line(
+    rollouter: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = changed(
+        "rollout: {max_response_length: 32}", f"rollout:\n  max_response_length: 32\n  rollouter: {rollouter}"
+    )
+    found = message(text)
+    assert said in found
+    assert "spec.yaml:13" in found
+
+
+def test_a_request_that_leaves_no_room_is_said_before_anything_is_sampled(chat: Any) -> None:
+    def says_much(problem: Problem, base_url: str, api_key: str) -> None:
+        with client(base_url, api_key) as asked:
+            long: Any = [{"role": "user", "content": problem.prompt * ROOM}]
+            asked.chat.completions.create(model="any", messages=long)
+
+    with pytest.raises(SpecError, match="leaves it no room") as raised:
+        work(agent(says_much), chat)
+    assert "rollout.max_response_length" in str(raised.value)
