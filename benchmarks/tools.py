@@ -3,7 +3,8 @@
     python benchmarks/tools.py [--prompts 384] [--at-once 64] [--median 0.05] [--slow 2.0] [--slow-share 0.03]
 
 A random model writes turns that end in a call, and each call is answered after a time drawn from a lognormal
-distribution with this median, a share of them after --slow seconds. Three ways, with the same tokens:
+distribution with this median, a share of them after --slow seconds. What was said is on the disk before the policy goes
+on, as in a run. Three ways, with the same tokens:
 
 - no wait: the tool answers at once;
 - turns: each response goes on when its own tool has answered, as the rollouter of tools has it;
@@ -16,6 +17,7 @@ import random
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from rpg.base.tokenization import make_tokenizer
 from rpg.rollouters import Problem, SeededPrompt
 from rpg.rollouters.environments.tools import Tools
+from rpg.rollouters.journal import Journal
 from rpg.rollouters.taking_turns import Conversations
 from rpg.samplers.transformers.sampler import TransformersSampler
 from rpg.tools import Tool, ToolSession
@@ -130,8 +133,11 @@ def main() -> None:
     sampling = Sampling(temperature=1.0, top_p=1.0, max_response_length=512)
     rates: dict[str, list[float]] = {"no wait": [], "turns": [], "lockstep": []}
     said: dict[str, list[Rollout]] = {}
-    for _ in range(given.rounds):
+    kept = Path(tempfile.mkdtemp())
+    for number in range(given.rounds):
         for way in rates:
+            journal = Journal(kept / f"{number}-{way}")  # as a run keeps what tools said
+            prompts = [replace(prompt, journal=journal.of_prompt(1, prompt.seed)) for prompt in asked]
             sleeper = Sleeper(
                 type="sleeper",
                 median=given.median,
@@ -149,7 +155,7 @@ def main() -> None:
             kind = Lockstep if way == "lockstep" else Conversations
             rollouts: dict[int, Rollout] = {}
             begun = time.perf_counter()
-            with kind(options, asked, tokenizer, 1, sampling, rollouts.__setitem__) as conversations:
+            with kind(options, prompts, tokenizer, 1, sampling, rollouts.__setitem__) as conversations:
                 conversations.sample(sampler)
             seconds = time.perf_counter() - begun
             said[way] = [rollouts[index] for index in range(len(asked))]

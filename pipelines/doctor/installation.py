@@ -114,7 +114,8 @@ def _sandbox(experiment: Experiment | None) -> Iterator[Finding]:
         users = "reward.type: reasoning_gym and code, and for the tool python"
         yield Finding("sandbox", "note", f"{lack.reason}; needed for {users}: {lack.hint}")
     else:
-        yield Finding("sandbox", "ok", "bubblewrap makes one for rewards that may run what a response says")
+        made = "bubblewrap makes one for rewards that may run what a response says"
+        yield Finding("sandbox", "ok", f"{made}; memory is limited by process (rlimits), not by program (cgroup)")
 
 
 def _judges(experiment: Experiment | None) -> Iterator[Finding]:

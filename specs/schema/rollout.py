@@ -89,6 +89,11 @@ class UserSection(OpenSection):
     """Name of the user."""
 
     @property
+    def remarks(self) -> int | None:
+        """Remarks in a conversation at most; None: that is not known."""
+        return None
+
+    @property
     def own_seconds(self) -> float | None:
         """Seconds that a remark takes at most where the user sees to that itself; None: the conversation does."""
         return None
@@ -100,10 +105,6 @@ class UserSection(OpenSection):
     def trouble(self, seconds: float) -> str:  # noqa: ARG002 (for those that override it)
         """Why it is of no use now: a service does not answer within so long. Empty: it would be of use."""
         return ""
-
-    def texts(self) -> Iterator[str]:
-        """Words that it says in every conversation, as far as they are known."""
-        yield from ()
 
     @abstractmethod
     def reply(self, *arguments: Any, **keywords: Any) -> Any:

@@ -50,12 +50,13 @@ class Conversation(TakingTurns):
 
     def bounds(self, max_response_length: int) -> TurnBounds:
         """See RollouterSection. A remark stands between two turns of the policy, of a token each at least."""
-        turns = min(max_response_length, self.max_turns * (self.turn_tokens or max_response_length))
-        sampled = min(turns, self.sampled_tokens or turns)
-        given = min(max(0, max_response_length - 2), (self.max_turns - 1) * self.words_tokens)
-        remark = 0.0 if self.user.immediate else self.user.own_seconds or self.user_seconds
+        remarks = min(self.max_turns - 1, self.user.remarks or self.max_turns)
+        tokens = min(max_response_length, (remarks + 1) * (self.turn_tokens or max_response_length))
+        sampled = min(tokens, self.sampled_tokens or tokens)
+        given = min(max(0, max_response_length - 2), remarks * self.words_tokens)
         length = min(max_response_length, sampled + given)
-        return TurnBounds(self.max_turns, sampled, given, length, (self.max_turns - 1) * remark)
+        seconds = 0.0 if self.user.immediate else self.user.own_seconds or self.user_seconds
+        return TurnBounds(remarks + 1, sampled, given, length, remarks * seconds)
 
     def lacks(self) -> Issue | None:
         """See RollouterSection."""

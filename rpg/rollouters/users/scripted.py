@@ -1,6 +1,6 @@
 """A user that says what a script says."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from rpg.rollouters.user import Remark, User
@@ -21,6 +21,7 @@ class Scripted(User):
         place = len(said) // 2
         return Remark(script[place]) if place < len(script) else None
 
-    def texts(self) -> Iterator[str]:
+    @property
+    def remarks(self) -> int | None:
         """See UserSection."""
-        yield from self.says
+        return len(self.says) or None

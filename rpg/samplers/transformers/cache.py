@@ -1,9 +1,12 @@
 """A KV cache of slots: sequences of unequal length side by side that enter and leave without copying the others."""
 
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 _GROWTH = 1.5
@@ -11,6 +14,8 @@ _GROWTH = 1.5
 
 KeysValues = tuple[Tensor, Tensor]
 """One layer's, each [sequences, heads, positions, head_dim]."""
+KeptRows = list[KeysValues]
+"""Keys and values of one sequence, layer by layer, each [heads, positions, head_dim]."""
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -101,8 +106,58 @@ class SlotCache(Cache):
             for buffer, state in zip(layer.buffers, states, strict=True):
                 buffer[slots, :, :length] = state[rows, :, :length]
 
+    def rows_of(self, slot: int, length: int) -> KeptRows:
+        """A copy of the first `length` positions of a slot."""
+        return [
+            tuple(buffer[slot, :, :length].clone() for buffer in layer.buffers)  # type: ignore[misc]
+            for layer in self._slot_layers
+        ]
+
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Copies slots to other slots, as far as the window reaches."""
         for layer in self._slot_layers:
             for buffer in layer.buffers:
                 buffer[targets, :, : self.width] = buffer[sources, :, : self.width]
+
+
+class ReturningContexts:
+    """Rows of sequences that have left their slots. A context that begins with one is computed from its end on."""
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[tuple[int, ...], KeptRows] = OrderedDict()
+        self._of_length: Counter[int] = Counter()
+        self._positions = 0
+
+    def keep(self, token_ids: tuple[int, ...], rows: KeptRows) -> None:
+        """Keeps the rows of these tokens."""
+        if token_ids not in self._rows:
+            self._rows[token_ids] = rows
+            self._of_length[len(token_ids)] += 1
+            self._positions += len(token_ids)
+        self._rows.move_to_end(token_ids)
+
+    def shrink(self, positions: int) -> None:
+        """Drops the oldest, until no more than so many positions are kept."""
+        while self._rows and self._positions > positions:
+            dropped, _ = self._rows.popitem(last=False)
+            self._of_length[len(dropped)] -= 1
+            self._positions -= len(dropped)
+
+    def of(self, token_ids: Sequence[int]) -> KeptRows:
+        """Rows of the longest beginning of a context that is kept, its last two tokens aside; empty: there is none."""
+        known = (length for length, count in self._of_length.items() if count and length < len(token_ids) - 1)
+        for length in sorted(known, reverse=True):
+            if rows := self._rows.get(tuple(token_ids[:length])):
+                return rows
+        return []
+
+
+def laid_out(sequences: Sequence[KeptRows]) -> list[KeysValues]:
+    """The rows of several sequences as one batch, layer by layer; shorter ones have zeros behind."""
+    return [
+        tuple(
+            pad_sequence([rows[layer][part].transpose(0, 1) for rows in sequences], batch_first=True).transpose(1, 2)
+            for part in range(2)
+        )  # type: ignore[misc]
+        for layer in range(len(sequences[0]))
+    ]

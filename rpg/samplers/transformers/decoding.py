@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicLayer
 
 from rpg.samplers.base import AdmitMore, pause_of
 from rpg.samplers.stop_texts import StopTextWatch
-from rpg.samplers.transformers.cache import KeysValues, SlotCache
+from rpg.samplers.transformers.cache import KeptRows, KeysValues, ReturningContexts, SlotCache, laid_out
 from rpg.samplers.transformers.draws import BLOCK, draw, uniforms
 from rpg.types import OnResponse, Rollout, Sampling, Turn
 from specs.machine.standstill import show_work
@@ -50,9 +50,12 @@ class Decoding:
         admitted: int,
         watch: WatchFn | None = None,
         open_ended: bool = False,
+        max_length: int = 0,
     ) -> None:
         """See Sampler. The first `admitted` of the prompts may begin at once; as many responses have a slot, and no
-        more than `max_concurrent`. `open_ended`: prompts, seeds and limits are lists that grow during the call."""
+        more than `max_concurrent`. `open_ended`: prompts, seeds and limits are lists that grow during the call. Such a
+        prompt may go on from a response that has ended, whose keys and values are kept while the slots leave room for
+        them: all together have `max_length` positions a slot."""
         self.model, self.device = model, model.device
         self.prompts, self.seeds, self.group_size, self.sampling = prompts, seeds, group_size, sampling
         self.pad_id, self.eos_ids = pad_id, np.array(eos_ids)
@@ -90,6 +93,8 @@ class Decoding:
         self.prefilled_rows = np.zeros(0, dtype=np.int64)
         """Row of each of these prompts in `prefilled`: neighbours that are the same share one."""
         self.open_ended = open_ended
+        self.max_length = max_length
+        self.returning = ReturningContexts()
 
     def run(self, on_response: OnResponse, admit: AdmitMore | None = None) -> int:
         """Samples until all responses to the admitted prompts have ended, or `admit` ends it; see InProcessSampler.
@@ -118,6 +123,8 @@ class Decoding:
             done = ended | (self.counts[: self.active] >= self.most[: self.active])
             if done.any():
                 for slot in np.flatnonzero(done):
+                    if self.open_ended and ended[slot]:
+                        self._keep(int(slot))
                     on_response(int(self.responses[slot]), self._rollout(slot, stopped=bool(ended[slot])))
                 self._refill(np.flatnonzero(done))
                 asks = self.open_ended
@@ -128,6 +135,24 @@ class Decoding:
         tokens, logprobs = self.tokens[slot, :count].tolist(), self.logprobs[slot, :count].tolist()
         return Rollout((Turn(tuple(tokens), tuple(logprobs)),), "stop" if stopped else "length")
 
+    def _keep(self, slot: int) -> None:
+        """Keeps what was computed of a response that has ended: its environment may go on from it."""
+        length = int(self.lengths[slot])
+        if length <= self._room():
+            prompt = self.prompts[self.responses[slot] // self.group_size]
+            tokens = (*prompt, *self.tokens[slot, : self.counts[slot] - 1].tolist())
+            self.returning.keep(tokens, self.cache.rows_of(slot, length))
+            self.returning.shrink(self._room())
+
+    def _room(self) -> int:
+        """Positions of what may be kept."""
+        return len(self.responses) * self.max_length - self.cache.slots * self.cache.capacity
+
+    def _reserve(self, slots: int, width: int) -> None:
+        """Makes room in the slots for so many positions; it comes before what is kept."""
+        self.cache.reserve(slots=slots, width=width)
+        self.returning.shrink(self._room())
+
     def _step(self) -> None:
         """One token for every active slot."""
         active = self.active
@@ -135,7 +160,7 @@ class Decoding:
         multiple = _WIDTHS.get(self.device.type, 1)
         width = -(-(int(lengths.max()) + 1) // multiple) * multiple
         more_may_enter = self.open_ended or self.entered < len(self.prompts) * self.group_size
-        self.cache.reserve(slots=len(self.responses) if more_may_enter else active, width=width)
+        self._reserve(len(self.responses) if more_may_enter else active, width)
         rows, ends = torch.arange(active, device=self.device), self._device(lengths)
         self.cache.aim(rows, ends, width=width)
         hidden = torch.arange(width, device=self.device) > ends[:, None]
@@ -232,31 +257,73 @@ class Decoding:
         self.entered += len(slots)
         longest = int(self.lengths[slots].max())
         if longest:
-            self.cache.reserve(slots=len(self.responses), width=longest)
+            self._reserve(len(self.responses), longest)
             source_rows = self._device(self.prefilled_rows[prompts - self.prefilled_range.start])
             self.cache.admit(self._device(slots), self.prefilled, source_rows, length=longest)
 
     def _prefill(self, first: int) -> None:
-        """The keys and values of as many prompts from `first` on as one pass takes, each less its last token."""
+        """The keys and values of as many prompts from `first` on as one pass takes, each less its last token. Those of
+        one pass are all new, or all go on from what is kept."""
         longest = 0
         block: list[Sequence[int]] = []
+        kept: list[KeptRows] = []
         rows: list[int] = []
         for prompt in self.prompts[first : self.admitted]:
             if not block or prompt != block[-1]:
+                known = self.returning.of(prompt)
                 longest = max(longest, len(prompt) - 1)
-                if block and longest * (len(block) + 1) > _PREFILL_TOKENS:
+                if block and (longest * (len(block) + 1) > _PREFILL_TOKENS or bool(known) != bool(kept[0])):
                     break
                 block.append(prompt)
+                kept.append(known)
             rows.append(len(block) - 1)
         self.prefilled, self.prefilled_range = [], range(first, first + len(rows))
         self.prefilled_rows = np.array(rows)
-        if longest:
+        if kept[0]:
+            self.prefilled = self._gone_on(block, kept)
+        elif longest:
             # Padding stands after the prompt, where causal attention keeps it out of the prompt's own states.
             padded = [[*prompt[:-1], *[self.pad_id] * (longest + 1 - len(prompt))] for prompt in block]
             ids = torch.tensor(padded, device=self.device)
             cache = DynamicCache()
             self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
             self.prefilled = [_states(layer) for layer in cache.layers]
+
+    def _gone_on(self, prompts: Sequence[Sequence[int]], kept: Sequence[KeptRows]) -> list[KeysValues]:
+        """The keys and values of prompts whose beginnings are kept: the tokens behind them alone are computed."""
+        before = torch.tensor([rows[0][0].shape[1] for rows in kept], device=self.device)
+        most = int(before.max())
+        new = [prompt[rows[0][0].shape[1] : -1] for prompt, rows in zip(prompts, kept, strict=True)]
+        longest = max(map(len, new))
+        ids = torch.tensor([[*tokens, *[self.pad_id] * (longest - len(tokens))] for tokens in new], device=self.device)
+        cache = DynamicCache()
+        for layer, (keys, values) in enumerate(laid_out(kept)):
+            cache.update(keys, values, layer)
+        place = torch.arange(longest, device=self.device)
+        # A token sees what was kept of its own prompt, and the new tokens up to itself.
+        old = (torch.arange(most, device=self.device) < before[:, None])[:, None].expand(-1, longest, -1)
+        seen = torch.cat([old, (place[:, None] >= place).expand(len(new), -1, -1)], dim=-1)
+        mask = torch.zeros(seen.shape, dtype=self.model.dtype, device=self.device)
+        mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)
+        self.model(
+            input_ids=ids,
+            position_ids=before[:, None] + place,
+            attention_mask=mask[:, None],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        # New tokens stand behind the longest of what was kept; here each prompt's come behind its own.
+        position = torch.arange(max(map(len, prompts)) - 1, device=self.device)
+        source = torch.where(position < before[:, None], position, most + position - before[:, None])
+        source = source.clamp_(max=most + longest - 1)[:, None, :, None]
+        return [
+            (
+                keys.gather(2, source.expand(-1, keys.shape[1], -1, keys.shape[3])),
+                values.gather(2, source.expand(-1, values.shape[1], -1, values.shape[3])),
+            )
+            for keys, values in map(_states, cache.layers)
+        ]
 
 
 def _states(layer: object) -> KeysValues:

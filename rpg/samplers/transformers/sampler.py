@@ -95,6 +95,7 @@ class TransformersSampler(InProcessSampler):
                 admitted=admitted,
                 watch=self._watch(sampling.stop),
                 open_ended=open_ended,
+                max_length=self._max_length,
             )
             return decoding.run(on_response, admit)
 

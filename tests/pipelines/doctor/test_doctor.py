@@ -21,6 +21,8 @@ def test_a_working_installation_exits_0_and_a_dashboard_that_is_down_is_only_a_n
     assert findings["torch"]["status"] == "ok"
     assert findings["dashboard"]["status"] == "note"
     assert findings["records"]["message"].startswith("0 runs")
+    sandbox = findings["sandbox"]
+    assert sandbox["status"] == "note" or "memory is limited by process" in sandbox["message"]
 
 
 def test_a_profile_that_does_not_answer_is_broken_and_exits_1(tmp_path):

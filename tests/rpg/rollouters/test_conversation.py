@@ -15,6 +15,7 @@ from rpg.rollouters.environments.conversation import Conversation
 from rpg.types import Rollout, Sampling
 from specs.errors import SpecError
 from specs.schema.model import ByteTokenizer
+from specs.schema.rollout import TurnBounds
 from tests.rpg.rollouters.test_tools import TEMPLATE
 from tests.rpg.tiny_run import make_run, rows, train
 
@@ -73,6 +74,25 @@ def test_a_user_of_a_package_answers_and_rewards_turns(monkeypatch: pytest.Monke
     rollout = speak(examined, "40", "41", "42")
     assert text_of(rollout) == "40<|endoftext|>[no, not 40]41<|endoftext|>[no, not 41]42<|endoftext|>"
     assert [turn.reward for turn in rollout.turns if turn.sampled] == [-0.5, -1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "bounds"),
+    [
+        ({"max_turns": 3, "turn_tokens": 4}, TurnBounds(turns=3, sampled=12, given=20, length=32)),
+        ({"max_turns": 9, "turn_tokens": 4}, TurnBounds(turns=3, sampled=12, given=20, length=32)),  # it says two texts
+        ({"max_turns": 2, "turn_tokens": 4}, TurnBounds(turns=2, sampled=8, given=10, length=18)),
+        ({"max_turns": 3, "sampled_tokens": 5}, TurnBounds(turns=3, sampled=5, given=20, length=25)),
+    ],
+)
+def test_a_plan_counts_turns_and_what_the_user_says(options: dict[str, int], bounds: TurnBounds) -> None:
+    assert PLAIN.model_copy(update={"words_tokens": 10, **options}).bounds(40) == bounds
+
+
+def test_a_plan_counts_the_time_of_a_user_that_takes_some() -> None:
+    model = {"type": "model", "model": "m", "endpoint": "http://127.0.0.1:9/v1", "instruction": "Ask."}
+    asked = Conversation(type="conversation", user={**model, "timeout_seconds": 7.0}, max_turns=4)
+    assert asked.bounds(1000).seconds == 3 * 7
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from rpg.samplers import open_sampler
 from rpg.samplers.transformers import decoding
-from rpg.samplers.transformers.cache import SlotCache
+from rpg.samplers.transformers.cache import ReturningContexts, SlotCache
 from rpg.samplers.transformers.draws import BLOCK, draw, nucleus, uniforms
 from rpg.samplers.transformers.sampler import TransformersSampler
-from rpg.types import RolloutGroup, Sampling
+from rpg.types import Rollout, RolloutGroup, Sampling, TurnRequest
 from specs.errors import SpecError
 from specs.schema.rollout import TransformersRollout
 from tests.rpg.tiny_engine import EOS, PAD, PROMPT, PROMPTS, every_rollout, gpt2, llama, moved, on_cpu, qwen3, sampling
@@ -289,3 +289,78 @@ def test_the_nucleus_is_the_smallest_set_that_holds_top_p() -> None:
     assert nucleus(logprobs, 0.6).tolist() == [[False, True, False, True]]
     assert nucleus(logprobs, 0.7).tolist() == [[False, True, False, True]]
     assert nucleus(logprobs, 0.8).tolist() == [[False, True, True, True]]
+
+
+def test_of_what_is_kept_the_longest_beginning_is_found_and_the_oldest_goes_first() -> None:
+    def rows(length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [(torch.zeros(1, length, 2), torch.zeros(1, length, 2))]
+
+    returning = ReturningContexts()
+    for tokens in ((1, 2), (1, 2, 3), (4, 5, 6, 7)):
+        returning.keep(tokens, rows(len(tokens)))
+    assert len(returning.of((1, 2, 3, 9, 9))[0][0][0]) == 3
+    assert len(returning.of((1, 2, 3, 9))[0][0][0]) == 2, "something is left to compute"
+    assert returning.of((1, 9, 9, 9)) == []
+    returning.shrink(8)
+    assert returning.of((1, 2, 9, 9)) == []
+    assert returning.of((1, 2, 3, 9, 9))
+    returning.shrink(0)
+    assert returning.of((4, 5, 6, 7, 8, 9)) == []
+
+
+class Talk:
+    """A conversation of each prompt: after each turn some tokens are given, which differ in number."""
+
+    def __init__(self, turns: int) -> None:
+        self.contexts = [tuple(range(2, 12)) * 2 + (talk + 3,) for talk in range(5)]
+        self.left = [turns] * 5
+        self.asked: list[int] = []
+        self.ready = list(range(5))
+        self.turns: list[tuple[int, tuple[int, ...], tuple[float, ...]]] = []
+        self.given: list[tuple[int, ...]] = []
+
+    def next_turns(self, pause: str) -> list[TurnRequest] | None:
+        if pause == "idle" and not self.ready:
+            return None
+        ready, self.ready = sorted(self.ready), []
+        self.asked += ready
+        return [TurnRequest(self.contexts[talk], 7 * talk + self.left[talk], limit=6) for talk in ready]
+
+    def ended(self, number: int, rollout: Rollout) -> None:
+        talk = self.asked[number]
+        (turn,) = rollout.turns
+        self.turns.append((talk, turn.token_ids, turn.logprobs))
+        self.left[talk] -= 1
+        given = tuple(3 + (place * talk + self.left[talk]) % 7 for place in range(1 + 2 * talk))
+        self.given.append(given)
+        self.contexts[talk] += turn.token_ids + given
+        if self.left[talk]:
+            self.ready.append(talk)
+
+
+@pytest.mark.parametrize("architecture", [qwen3, llama, gpt2])
+def test_of_a_context_that_comes_back_only_what_is_new_is_computed(
+    architecture: Callable[[], PreTrainedModel],
+) -> None:
+    model = architecture()
+    computed: list[int] = []
+    model.register_forward_pre_hook(
+        lambda _module, _arguments, named: computed.append(named["input_ids"].numel()), with_kwargs=True
+    )
+
+    def sampled(max_length: int) -> Talk:
+        talk = Talk(turns=4)
+        ends = range(0, 12, 2)  # turns that end soon, and by themselves
+        sampler = TransformersSampler(model, eos_id=ends, pad_id=PAD, max_concurrent=7, max_length=max_length)
+        computed.clear()
+        sampler.serve(talk.next_turns, sampling=sampling(6), on_response=talk.ended)
+        return talk
+
+    kept, counted = sampled(max_length=512), sum(computed)
+    new = 5 * 21 + sum(map(len, kept.given)) + sum(len(ids) for _, ids, _ in kept.turns)
+    assert counted < 1.2 * new, "but for padding"
+    whole = sampled(max_length=64)  # no room beside the slots
+    assert sum(computed) > 1.5 * counted
+    assert [turn[:2] for turn in kept.turns] == [turn[:2] for turn in whole.turns]
+    for (*_, logprobs), (*_, others) in zip(kept.turns, whole.turns, strict=True):
+        assert logprobs == pytest.approx(others, abs=1e-5)
