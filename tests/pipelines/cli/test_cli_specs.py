@@ -262,7 +262,7 @@ def test_where_a_directory_above_has_the_home_it_is_named(
     (tmp_path / "papers" / "one").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "papers" / "one")
     told = f"there is no home in this directory, but {tmp_path}/.rpg: call rpg from {tmp_path}\n"
-    assert call("runs")[2].endswith(told)
+    assert call("runs")[2] == f"{told}no runs in {tmp_path}/papers/one/.rpg\n"
     assert call("show", "sums")[2] == f"there is no run `sums`: {told}"
     monkeypatch.chdir(tmp_path)
     assert "there is no home" not in call("runs")[2]
