@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from live import Lab, wait_for
+from live import Lab
+from waiting import wait_for
 
 from pipelines.prefect_server.api import running_services
 

@@ -6,8 +6,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -179,15 +177,6 @@ class Finished:
 def finished(process: subprocess.Popen[str], timeout: float = 240) -> Finished:
     out, err = process.communicate(timeout=timeout)
     return Finished(process.returncode, out, err)
-
-
-def wait_for(condition: Callable[[], Any], *, timeout: float = 120, what: str = "") -> Any:
-    """The condition's first true value; fails when the time is up."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {timeout} s for {what or condition}"
-        time.sleep(0.05)
-    return value
 
 
 def kill(pid: int) -> None:

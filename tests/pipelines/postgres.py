@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from waiting import wait_for
+
 BINARIES = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None)
 """Where Debian keeps the newest one; None: it is not installed."""
 
@@ -44,10 +46,7 @@ class Postgres:
             _as_user([*command, *settings]), cwd=self.directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         ready = [str(BINARIES / "pg_isready"), "-h", "127.0.0.1", "-p", str(self.port), "-U", "rpg"]
-        deadline = time.monotonic() + 60
-        while subprocess.run(ready, capture_output=True).returncode != 0:
-            assert time.monotonic() < deadline, "PostgreSQL does not start"
-            time.sleep(0.1)
+        wait_for(lambda: subprocess.run(ready, capture_output=True).returncode == 0, what="PostgreSQL")
 
     def kill(self) -> None:
         """kill -9 of the server and all its processes."""

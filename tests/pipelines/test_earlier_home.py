@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import Lab, wait_for
+from live import Lab
 from unpacked_home import RECORDED, ROOT, unpack
+from waiting import wait_for
 
 from pipelines.cli import main
 from pipelines.home.state import read_json

@@ -4,11 +4,11 @@ import json
 import math
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_for
 
 from rpg.guards import Guards
 from specs.metrics import METRICS
@@ -145,7 +145,4 @@ def test_a_gradient_that_is_no_number_can_be_gone_back_from(inputs: Path, tmp_pa
 
 
 def wait_for_file(path: Path) -> None:
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(path.exists, what=str(path))

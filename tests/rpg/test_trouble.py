@@ -4,8 +4,7 @@ import json
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from waiting import wait_for
 
 from pipelines.launchers.local import local_command
 from pipelines.running import failures
@@ -291,15 +291,8 @@ def test_a_trainer_that_is_ended_over_scorers_that_hang_leaves_none(
 ) -> None:
     run_dir = hanging_run(inputs, tmp_path / "ended", {"0=": "deaf to signals"})
     process = start([sys.executable, "-m", "rpg.train", str(run_dir)], with_package())
-    until(lambda: bool(scorers(run_dir)))
+    wait_for(lambda: bool(scorers(run_dir)))
     process.send_signal(number)
     finish(process, expect=143 if number == signal.SIGTERM else -number)
-    until(lambda: not any(map(psutil.pid_exists, scorers(run_dir))))
+    wait_for(lambda: not any(map(psutil.pid_exists, scorers(run_dir))))
     assert [path.name for path in (run_dir / "checkpoints").glob("step-*")] == ["step-000001"] * (number == 15)
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -20,6 +20,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from recorded_home import record_conversation, record_evaluated_conversation
+from waiting import wait_for
 
 from pipelines.cli import main
 from pipelines.cli.output import as_objects, csv_text, json_text
@@ -322,8 +323,8 @@ def test_ctrl_c_stops_a_heavy_query_at_once(home: Path) -> None:
     environment = {**os.environ, "RPG_HOME": str(home)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
-            while psutil.Process(process.pid).cpu_times().user < 6:  # more than starting takes: the query runs
-                time.sleep(0.05)
+            # More than starting takes: the query runs.
+            wait_for(lambda: psutil.Process(process.pid).cpu_times().user > 6)
             process.send_signal(signal.SIGINT)
             began = time.monotonic()
             _, err = process.communicate(timeout=30)

@@ -17,7 +17,8 @@ import tarfile
 from pathlib import Path
 
 import psutil
-from live import Lab, finished, wait_for
+from live import Lab, finished
+from waiting import wait_for
 
 from pipelines.home.state import read_json
 

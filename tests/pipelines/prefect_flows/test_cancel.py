@@ -13,9 +13,10 @@ from typing import NoReturn
 from uuid import uuid4
 
 import pytest
-from live import ELSEWHERE, Lab, finished, wait_for
+from live import ELSEWHERE, Lab, finished
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Cancelling, Suspended
+from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.home.state import RunState
@@ -211,8 +212,7 @@ def answering(home: Home, run_id: str, lease: Lease, *, status: str) -> threadin
     """A flow that ends its run when it is asked to stop."""
 
     def flow() -> None:
-        while not (home.run(run_id) / "cancel.json").exists():
-            time.sleep(0.01)
+        wait_for((home.run(run_id) / "cancel.json").exists)
         RunState(home, run_id, lease.fence).update(status=status)
         lease.release()
 

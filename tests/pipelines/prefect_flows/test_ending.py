@@ -4,7 +4,6 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,6 +29,7 @@ from prefect.states import (
     State,
     Suspended,
 )
+from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.home.state import RunState
@@ -192,8 +192,7 @@ def executing(site: Site, run_id: str) -> threading.Thread:
     held = acquire(site.home.run(run_id))
 
     def flow() -> None:
-        while not (site.home.run(run_id) / "cancel.json").exists():
-            time.sleep(0.01)
+        wait_for((site.home.run(run_id) / "cancel.json").exists)
         RunState(site.home, run_id, held.fence).end("cancelled", "train: cancelled")
         held.release()
 

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import httpx
 import pytest
-from live import SPEC, wait_for
+from live import SPEC
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     ArtifactCollectionFilter,
@@ -25,6 +25,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Running, Scheduled, State
+from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.home.state import RunState

@@ -8,8 +8,9 @@ from typing import Any
 
 import psutil
 import pytest
-from live import SPEC, Lab, finished, kill, wait_for
+from live import SPEC, Lab, finished, kill
 from playwright.sync_api import Page, sync_playwright
+from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.prefect_server.api import answers, is_healthy, running_services

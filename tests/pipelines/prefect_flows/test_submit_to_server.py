@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 from guarded import PASSWORD, Server
-from live import SPEC, Lab, finished, wait_for
+from live import SPEC, Lab, finished
+from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.prefect_server.deployments import EXPERIMENTS

@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 import websockets
-from live import wait_for
 from postgres import BINARIES, postgres
 from ruamel.yaml import YAML
 from test_compose import ROOT, filled_in
 from test_door import FOREIGN, basic, status
+from waiting import wait_for
 
 from pipelines.launchers.network import free_port
 from pipelines.prefect_server.api import answers

@@ -24,7 +24,8 @@ import psutil
 import pytest
 import websockets
 from listeners import listeners, rows, rows_on_page
-from live import SPEC, Lab, copy_prefect_database, finished, wait_for
+from live import SPEC, Lab, copy_prefect_database, finished
+from waiting import wait_for
 
 from pipelines.launchers.network import free_port
 from pipelines.prefect_server.api import Services, answers, running_services

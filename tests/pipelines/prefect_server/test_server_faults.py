@@ -19,10 +19,11 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 from far_host import far_host, missing
-from live import ELSEWHERE, SPEC, finished, wait_for
+from live import ELSEWHERE, SPEC, finished
 from places import TESTS
 from server_profile import ServerLab, needs_backends, server_profile
 from trainers import trainers
+from waiting import wait_for
 
 from pipelines.processes.stop import is_cancelled
 from specs.machine.files import read_json

@@ -6,8 +6,8 @@ import urllib.request
 
 import pytest
 from listeners import listeners, rows, rows_on_page
-from live import wait_for
 from server_profile import ServerLab
+from waiting import wait_for
 
 from pipelines.prefect_server.api import running_services
 

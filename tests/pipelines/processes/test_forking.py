@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import wait_for
 
 from pipelines.processes import forking
 from pipelines.processes.reap import ProcessRecord
@@ -122,9 +122,8 @@ def test_server_and_forks_end_with_a_command_that_is_killed(tmp_path):
     )
     command = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
     log = tmp_path / "log"
-    while not (log.exists() and "ready" in log.read_text()):
-        assert command.poll() is None
-        time.sleep(0.05)
+    wait_for(lambda: command.poll() is not None or (log.exists() and "ready" in log.read_text()))
+    assert command.poll() is None
     family = psutil.Process(command.pid).children(recursive=True)
     assert len(family) == 2
     command.kill()
@@ -177,8 +176,7 @@ def test_a_fork_that_ended_at_once_is_recorded_as_what_it_was(tmp_path):
     with (tmp_path / "log").open("wb") as output:
         process = forking.fork(["keyword"], (), output, inherited=dict(os.environ), environment={})
     assert process is not None
-    while psutil.pid_exists(process.pid):
-        time.sleep(0.01)
+    wait_for(lambda: not psutil.pid_exists(process.pid))
     record = _record_of(process, "train")
     assert (record.pid, record.pgid) == (process.pid, process.pid)
     assert record.started

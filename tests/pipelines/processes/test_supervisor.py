@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import wait_for
 
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.stop import StopRequest
@@ -115,10 +116,7 @@ def test_the_child_dies_with_a_supervisor_that_is_killed(tmp_path):
         "supervise(job, stop=lambda: None, tick=lambda: None)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
-    deadline = time.monotonic() + 30
-    while (record := ProcessRecord.read(tmp_path / "process.json")) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    record = wait_for(lambda: ProcessRecord.read(tmp_path / "process.json"), what="the child's record")
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     psutil.wait_procs([psutil.Process(record.pid)] if psutil.pid_exists(record.pid) else [], timeout=5)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import SIGNAL, Lab, kill, wait_for
+from live import SIGNAL, Lab, kill
 from recorded_home import record_run, write
+from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.launchers.network import free_port

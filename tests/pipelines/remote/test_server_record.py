@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 from guarded import PASSWORD, Server
-from live import Lab, wait_for
+from live import Lab
 from recorded_home import record_experiment, record_run, write
+from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.launchers.network import free_port

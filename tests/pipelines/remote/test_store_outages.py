@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import wait_for
 from recorded_home import write
+from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.remote import sharing

@@ -9,7 +9,8 @@ from typing import Any
 
 import psutil
 import pytest
-from live import SPEC, Lab, finished, kill, wait_for
+from live import SPEC, Lab, finished, kill
+from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.home.results import filling, publish

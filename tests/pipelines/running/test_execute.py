@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from live import COMMAND, SPEC, Lab, finished, wait_for
+from live import COMMAND, SPEC, Lab, finished
+from waiting import wait_for
 
 from specs.metrics import METRICS
 

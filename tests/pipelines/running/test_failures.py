@@ -9,8 +9,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from live import Lab, finished, kill, wait_for
+from live import Lab, finished, kill
 from places import TESTS
+from waiting import wait_for
 
 from pipelines.running.failures import early_exit
 from specs.machine.exit_cause import EarlyExit, cause_of, forget_exits, note_exit, noted_exits

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import SIGNAL, Lab, copy_prefect_database, wait_for
+from live import SIGNAL, Lab, copy_prefect_database
 from safetensors.torch import load_file
+from waiting import wait_for
 
 
 def left_by(lab: Lab) -> dict[str, Any]:

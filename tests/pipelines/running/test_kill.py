@@ -6,7 +6,8 @@ import time
 
 import psutil
 import pytest
-from live import Lab, finished, kill, wait_for
+from live import Lab, finished, kill
+from waiting import wait_for
 
 STEPS = 30
 OVERRIDES = (f"training.steps={STEPS}", "training.checkpoint.every_steps=4")
@@ -91,10 +92,7 @@ def kill_the_trainer(lab: Lab, number: int) -> None:
 
 def assert_dead_in_time(lab: Lab) -> None:
     """Ten seconds after the kill no process of the run lives, the API server included."""
-    deadline = time.monotonic() + 10
-    while (alive := lab.processes()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert alive == [], (SEED, [process.cmdline() for process in alive])
+    wait_for(lambda: not lab.processes(), timeout=10, what="the end of all processes")
 
 
 def assert_next_run_finishes(lab: Lab, overrides: tuple[str, ...]) -> None:

@@ -4,7 +4,8 @@ import os
 import signal
 
 import pytest
-from live import Lab, finished, wait_for
+from live import Lab, finished
+from waiting import wait_for
 
 from specs.machine.files import read_json
 

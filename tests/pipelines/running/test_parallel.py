@@ -9,8 +9,9 @@ from typing import Any
 
 import psutil
 import pytest
-from live import SIGNAL, SPEC, Lab, copy_prefect_database, finished, kill, wait_for
+from live import SIGNAL, SPEC, Lab, copy_prefect_database, finished, kill
 from typer.testing import CliRunner
+from waiting import wait_for
 
 from pipelines.cli import app
 from storage import Store
@@ -40,10 +41,7 @@ def start_two_of_three(lab: Lab) -> Any:
 
 
 def assert_dead_in_time(lab: Lab) -> None:
-    deadline = time.monotonic() + 10
-    while (alive := lab.processes()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert alive == [], [process.cmdline() for process in alive]
+    wait_for(lambda: not lab.processes(), timeout=10, what="the end of all processes")
 
 
 @pytest.mark.long

@@ -8,7 +8,8 @@ from typing import Any
 
 import psutil
 import pytest
-from live import ELSEWHERE, SPEC, Lab, finished, wait_for
+from live import ELSEWHERE, SPEC, Lab, finished
+from waiting import wait_for
 
 from specs.machine.fence import lease_file
 from specs.machine.files import read_json, write_json

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live import Lab, wait_for
+from live import Lab
+from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.launchers.network import free_port

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from live import kill, wait_for
+from live import kill
 from recorded_home import FINGERPRINT, SPEC, START, record_experiment, write
+from waiting import wait_for
 
 from pipelines.home.home import Home
 from rpg.recording.segments import SegmentWriter

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import SIGNAL, Lab, finished, kill, wait_for
+from live import SIGNAL, Lab, finished, kill
+from waiting import wait_for
 
 from specs.machine.files import digest, read_json
 
@@ -161,10 +162,7 @@ def kill_while_training(lab: Lab, study: Path, *, trials: int, seconds: float) -
     time.sleep(seconds)
     kill(command.pid)
     finished(command)
-    deadline = time.monotonic() + 10
-    while (alive := lab.processes()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert alive == [], (SEED, [process.cmdline() for process in alive])
+    wait_for(lambda: not lab.processes(), timeout=10, what="the end of all processes")
 
 
 def assert_goes_on(lab: Lab, study: Path, *, trials: int) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 import optuna
 import pytest
 from bottle import HTTPError
-from live import wait_for
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 from postgres import BINARIES, postgres
 from tiny_study import Evaluator, load_study, write_study
+from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.launchers.network import free_port

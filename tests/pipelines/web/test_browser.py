@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import uvicorn
-from live import SPEC, wait_for
+from live import SPEC
 from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from playwright.sync_api import Error as PlaywrightError
@@ -32,6 +32,7 @@ from recorded_home import (
     write,
 )
 from server_profile import ServerLab
+from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.launchers.network import free_port

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from live import wait_for
 from recorded_home import (
     byte_tokenizer,
     record_experiment,
@@ -26,6 +25,7 @@ from recorded_home import (
     write,
 )
 from starlette.testclient import TestClient
+from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.launchers.network import free_port

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from waiting import wait_for
 
 from tests.rpg.tiny_run import assert_trained, finish, make_inputs, make_run, rows, start, train
 
@@ -118,10 +119,13 @@ def kill(run_dir: Path, *, times: int) -> None:
 
 def wait_for_step(process: "subprocess.Popen[str]", run_dir: Path, step: int) -> None:
     """Until the step's metrics are on disk."""
-    while not list((run_dir / "segments" / "metrics").glob(f"*-s{step:06}-*.parquet")):
+
+    def is_recorded() -> bool:
         if process.poll() is not None:
             finish(process)
-        time.sleep(0.005)
+        return any((run_dir / "segments" / "metrics").glob(f"*-s{step:06}-*.parquet"))
+
+    wait_for(is_recorded, timeout=600, what=f"step {step}")
 
 
 def same_state(run_dir: Path, other: Path) -> None:

@@ -18,6 +18,7 @@ from faulty_scorers import AsksAService, Faulty, Unprepared
 from hypothesis import given
 from hypothesis import strategies as st
 from places import TESTS
+from waiting import is_gone, wait_for
 
 from rpg.metrics import rollout_metrics
 from rpg.rewards import Score, failures, open_scorer, prove
@@ -353,9 +354,9 @@ def test_a_hundred_verdicts_take_less_than_a_process_start(pool: WorkerPool) -> 
 
 def test_a_worker_killed_while_idle_costs_no_sample(pool: WorkerPool) -> None:
     run(pool, "x", "y")
-    for pid in workers():
+    for pid in (killed := workers()):
         os.kill(pid, signal.SIGKILL)
-    time.sleep(0.2)
+    wait_for(lambda: all(map(is_gone, killed)), what="the workers' end")
     assert all(score.correct for score in run(pool, *["x"] * 6))
 
 
@@ -399,10 +400,7 @@ def test_a_daemon_that_a_scorer_started_ends_where_the_trainer_is_killed() -> No
         pid = int(trainer.stdout.readline())
         assert psutil.pid_exists(pid)
         trainer.kill()
-    limit = time.monotonic() + 30
-    while psutil.pid_exists(pid):
-        assert time.monotonic() < limit
-        time.sleep(0.05)
+    wait_for(lambda: not psutil.pid_exists(pid), what="the daemon's end")
 
 
 def test_a_scorer_gets_no_environment_but_that_of_a_list(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:

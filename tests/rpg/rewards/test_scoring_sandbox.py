@@ -6,9 +6,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from as_users import USERS, as_user
 from places import ROOT, TESTS
 from scoring_attacks import code, item
+from waiting import wait_for
 
 from rpg import sandbox
 from rpg.rewards import Score
@@ -135,9 +135,9 @@ def test_what_a_sealed_process_started_ends_with_it() -> None:
         stdout=subprocess.PIPE,
     )
     assert process.stdout.readline() == b"ready\n"
-    eventually(lambda: len(sleepers(nap)) == 2)
+    wait_for(lambda: len(sleepers(nap)) == 2)
     process.end()
-    eventually(lambda: not sleepers(nap))
+    wait_for(lambda: not sleepers(nap))
 
 
 def test_a_sealed_process_ends_with_the_one_that_started_it() -> None:
@@ -148,10 +148,10 @@ def test_a_sealed_process_ends_with_the_one_that_started_it() -> None:
         "time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code])
-    eventually(lambda: len(sleepers(nap)) == 1)
+    wait_for(lambda: len(sleepers(nap)) == 1)
     parent.kill()
     parent.wait()
-    eventually(lambda: not sleepers(nap))
+    wait_for(lambda: not sleepers(nap))
 
 
 def test_a_sealed_process_has_as_many_processes_and_as_long_files_as_it_may() -> None:
@@ -182,10 +182,3 @@ def test_a_sealed_process_reads_what_it_is_given_and_cannot_change_it(open_direc
 def sleepers(nap: str) -> list[psutil.Process]:
     """Processes `sleep` of a duration that is nobody else's."""
     return [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", nap]]
-
-
-def eventually(done: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < limit
-        time.sleep(0.1)

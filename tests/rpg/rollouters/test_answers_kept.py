@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections import Counter
 from operator import itemgetter
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from places import PACKAGES
+from waiting import wait_for
 
 from rpg.rollouters.journal import Answer, Journal, Kept
 from tests.rpg.tiny_run import finish, make_run, rows, start
@@ -65,9 +65,8 @@ def test_a_step_that_a_kill_interrupts_hears_the_same_answers_again(
     run = make_run(inputs, tmp_path / "run", rollout=ROLLOUT, training=training)
     (notes / "hold").write_text(str(run / "answers" / "000006"))
     process = start([sys.executable, "-m", "rpg.train", str(run)], environment)
-    while not (notes / "reached").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    wait_for(lambda: (notes / "reached").exists() or process.poll() is not None, timeout=600, what="the answer")
+    assert process.poll() is None, process.communicate()
     process.send_signal(signal.SIGKILL)
     finish(process, expect=-signal.SIGKILL)
     (notes / "hold").unlink()

@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from spec_text import changed, message, write
+from waiting import wait_for
 
 from rpg.rewards import refusals
 from rpg.rollouters.environments.tools import Tools
@@ -115,10 +115,7 @@ def test_a_server_ends_with_all_that_it_started_where_its_run_is_killed(server: 
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
     run.stdout.close()
-    until = time.monotonic() + 60
-    while any(map(psutil.pid_exists, ids)):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_for(lambda: not any(map(psutil.pid_exists, ids)), what="the server's end")
 
 
 def test_a_server_that_does_not_start_is_named_with_its_place(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@
 import json
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_for
 
 from rpg.recording.run_directory import RunDirectory
 from specs.machine.fence import Fence, SupersededError, lease_file
@@ -48,9 +48,8 @@ def test_a_trainer_that_wakes_up_after_its_run_was_taken_over_writes_nothing(tmp
     hold(run_dir, 1)
     paused = start([sys.executable, "-m", "rpg.train", str(run_dir)])
     try:
-        while read_json(run_dir / "progress.json").get("step", 0) < 3:
-            assert paused.poll() is None
-            time.sleep(0.01)
+        wait_for(lambda: paused.poll() is not None or read_json(run_dir / "progress.json").get("step", 0) >= 3)
+        assert paused.poll() is None
         paused.send_signal(signal.SIGSTOP)
         hold(run_dir, 2)
         train(run_dir)

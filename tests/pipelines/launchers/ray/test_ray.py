@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from live import wait_for
 from ray_cluster import RayCluster, missing
+from waiting import wait_for
 
 from tests.rpg.tiny_run import STEADY, assert_trained, finish, make_run, start, step_of, weights
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from live import SPEC, Lab, wait_for
+from live import SPEC, Lab
 from slurm_cluster import SlurmCluster
+from waiting import wait_for
 
 from specs.machine.launch import KEY
 from tests.pipelines.launchers.slurm.test_slurm import WHY_NOT, head, job_of, step_of

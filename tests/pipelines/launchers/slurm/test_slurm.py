@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from live import SPEC, Lab, finished, wait_for
+from live import SPEC, Lab, finished
 from slurm_cluster import SlurmCluster, missing
+from waiting import wait_for
 
 from pipelines.launchers.local import local_command
 from tests.rpg.tiny_run import assert_trained, finish, free_port, make_run, start, step_of, weights

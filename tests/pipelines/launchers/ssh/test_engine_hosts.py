@@ -9,9 +9,10 @@ from typing import Any
 
 import psutil
 import pytest
-from live import SPEC, Lab, wait_for
+from live import SPEC, Lab
 from places import ROOT
 from ssh_hosts import SshHost, SshHosts
+from waiting import wait_for
 
 from pipelines.launchers.local import local_command
 from tests.pipelines.launchers.ssh.test_ssh import WHY_NOT, head, step_of

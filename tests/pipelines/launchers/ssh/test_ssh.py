@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from live import SPEC, Lab, finished, wait_for
+from live import SPEC, Lab, finished
 from ssh_hosts import SshHosts, missing
+from waiting import wait_for
 
 from pipelines.doctor.gpu_checks.session import check_gpus
 from pipelines.home.home import Home

@@ -9,7 +9,8 @@ from typing import Any
 
 import psutil
 import pytest
-from live import Lab, finished, wait_for
+from live import Lab, finished
+from waiting import wait_for
 
 from pipelines.prefect_server.api import EmbeddedServer
 from specs.machine.files import read_json

@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from waiting import is_gone, wait_for
 
 from rpg.samplers import open_sampler
 from rpg.samplers.sampling_ranks import has_sampler
@@ -136,10 +136,7 @@ def test_the_engine_ends_with_a_trainer_that_is_killed(weights_dir: Path) -> Non
         assert trainer.stdout is not None
         child = psutil.Process(int(trainer.stdout.readline()))
         trainer.kill()
-    deadline = time.monotonic() + 60
-    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    wait_for(lambda: is_gone(child.pid), what="the engine's end")
 
 
 @pytest.mark.vllm
