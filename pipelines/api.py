@@ -378,8 +378,9 @@ class Outcome:
             of_arms = confirmed(self.home, self._study).verdict if self._study.measured else None
             return answer(self.home, self._study).sentence, of_arms
         from pipelines.report.answer import answers_of
+        from pipelines.report.answer.whole import whole_answer
+        from pipelines.report.diagnosis import not_scored
         from pipelines.report.evidence import metric_curves
-        from pipelines.report.signal import not_scored, whole_answer
         from storage import Store
 
         with Store.open(self.home.root) as store:

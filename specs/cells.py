@@ -160,6 +160,22 @@ def num_values_of(source: Mapping[str, Any]) -> int:
     return count
 
 
+def multiplied_by_another_file(matrix: Matrix | None, positions: Positions) -> list[Issue]:
+    """A warning where fields of a matrix are varied by the file that is extended, and others by the file itself."""
+    here, there = positions.get(()), {}
+    for part, paths in (("product", matrix.product), ("zip", matrix.zip)) if matrix else ():
+        for path in paths:
+            at = nearest_position(("matrix", part, path), positions)
+            there[path] = at.file if at else ""
+    own = [path for path, file in there.items() if here and file == here.file]
+    others = [path for path, file in there.items() if path not in own and not file.startswith("--set")]
+    if not own or not others:
+        return []
+    given = f"{', '.join(own)} here, {', '.join(others)} in {there[others[0]]}: {len(combinations(matrix))} cells"
+    hint = f"to vary no others, say `{others[0]}: null` in the same part of the matrix here"
+    return [Issue("the matrix of the extended file varies fields too", ("matrix",), given, hint=hint)]
+
+
 def varied_place(matrix: Matrix | None, values: Mapping[str, Any], path: Path) -> Path | None:
     """Where the matrix gives a cell what stands at a path of its spec; None where it does not vary.
 

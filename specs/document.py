@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from specs.cells import base_of, cell_label, cell_source, check_cells, combinations, varied_place, with_values
+from specs.cells import (
+    base_of,
+    cell_label,
+    cell_source,
+    check_cells,
+    combinations,
+    multiplied_by_another_file,
+    varied_place,
+    with_values,
+)
 from specs.errors import (
     Issue,
     Path,
@@ -125,6 +134,7 @@ def checked(source: dict[str, Any], positions: Positions) -> Document:
     experiment = experiment_of(base_of(source), positions)
     issues, warnings = check_cells(source, experiment, positions)
     refuse(issues, positions)
+    warnings = [*warnings, *multiplied_by_another_file(experiment.matrix, positions)]
     return Document(experiment, source, positions, tuple(in_file_order(locate(each, positions) for each in warnings)))
 
 

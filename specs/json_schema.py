@@ -6,7 +6,7 @@ from typing import Any
 
 from specs.extensions import variants
 from specs.loader import SCHEMAS, Kind
-from specs.schema.base import DEFAULT_VARIANT, OpenSection
+from specs.schema.base import DEFAULT_VARIANT, OpenSection, is_empty
 
 EXTENDS = {
     "type": "string",
@@ -29,6 +29,7 @@ def json_schema(kind: Kind, *, installed: bool = True) -> dict[str, Any]:
     _list_variants(sections, installed=installed)
     for section in _objects([root, *sections.values()]):
         _name_variants(section, sections)
+        _take_null(section)
     root["properties"] = {"extends": EXTENDS, **root["properties"]}
     if kind == "experiment":  # the cells may have what the base configuration has not
         root["anyOf"] = [{"required": ["matrix"]}, {"required": root.pop("required")}]
@@ -72,6 +73,12 @@ def _name_variants(section: dict[str, Any], sections: dict[str, Any]) -> None:
         variant = sections[reference.removeprefix(_REFERENCE)]
         if name != default:
             variant["required"] = sorted({*variant.get("required", ()), told["propertyName"]})
+
+
+def _take_null(section: dict[str, Any]) -> None:
+    """Has a text, list or mapping that is empty by default be null too, which empties it."""
+    if is_empty(section.get("default")) and isinstance(section.get("type"), str):
+        section["type"] = [section["type"], "null"]
 
 
 def _part(section: Any) -> Any:

@@ -295,13 +295,13 @@ def test_every_metric_is_read_on_its_page() -> None:
     assert {metric.name for metric in METRICS} - set(re.findall(r"`([\w/]+)`", page)) == set()
 
 
-EXPLAINED = {
-    "studies.md": [r"^\| `{}` \|", literal_of(SearchSampler.model_fields["type"])],
-    "trackers.md": [r"type: {}\b", [name for sink in members(Sink) for name in literal_of(sink.model_fields["type"])]],
-    "clusters.md": [
+EXPLAINED: dict[str, tuple[str, list[str]]] = {
+    "studies.md": (r"^\| `{}` \|", [*literal_of(SearchSampler.model_fields["type"])]),
+    "trackers.md": (r"type: {}\b", [name for sink in members(Sink) for name in literal_of(sink.model_fields["type"])]),
+    "clusters.md": (
         r"^\| `{}` \|",
-        [name for kind in members(Launcher) for name in literal_of(kind.model_fields["type"])],
-    ],
+        [name for launcher in members(Launcher) for name in literal_of(launcher.model_fields["type"])],
+    ),
 }
 """Page -> what stands there for each name of a choice, and the names."""
 

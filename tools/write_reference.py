@@ -59,6 +59,39 @@ def pages() -> dict[str, str]:
     }
 
 
+EXTENDING = """
+## Extending another file
+
+`extends: FILE` lays a spec over another, whose path is relative to this one; that one may extend a third. `--set` is
+laid over both. Where both files say something:
+
+| what | becomes |
+|---|---|
+| sections, also `matrix`, its `product` and its `zip` | one section: the keys of both |
+| lists, also `seeds`, `data.train` and the values of a field that varies | the list here, alone |
+| a section that is another thing here: another `source`, or `type` | what is said here, and what both kinds have |
+| any other value | the value here |
+
+- A path is relative to the file that says it.
+- `key: null` empties what may be empty: keys that are none unless something is said (`warm_up`, `matrix`,
+  `training.lora`), and texts, lists and mappings that then are empty (`question`, `notify`, `training.guards`). Of any
+  other key null is an error.
+- Fields that vary in the other file vary here too, times those of the `matrix` here; a warning names them.
+  `objective.kl_coef: null` in `product` or `zip` here takes such a field out, `matrix: null` all.
+
+```yaml
+# spec
+extends: ../experiments/quickstart.yaml
+name: rates
+matrix:
+  product:
+    training.optimizer.learning_rate: [1.0e-4, 1.0e-3]
+```
+
+`rpg plan FILE --resolved` shows each value of each run, with the file and the line that it comes from.
+"""
+
+
 def spec_page() -> str:
     """Every field of an experiment, of a study and of an evaluation."""
     lines = [
@@ -69,6 +102,7 @@ def spec_page() -> str:
     ]
     lines += ["", "## Bounds", "", "What is beyond these is refused, so that any file is answered soon.", ""]
     lines += ["| of | at most |", "|---|---|", *(f"| {of} | {most:,} |" for of, most in BOUNDS.items())]
+    lines += EXTENDING.splitlines()
     seen: set[type[BaseModel]] = set()
     for root in SCHEMAS.values():
         lines += _section(root, seen)
@@ -172,7 +206,7 @@ def metrics_page() -> str:
         "the batch, π_ref the reference, π_rollout what the engine sampled with.",
         "",
         "*better*: which way is better, other things equal; empty: neither. *guard*: `training.guards` can watch",
-        "it, `training.checkpoint.keep_best` can choose by it. *chart*: reports draw it and `rpg compare` shows it.",
+        "it, `training.checkpoint.keep_best` can choose by it. *chart*: reports draw it, `rpg compare --all` shows it.",
         "",
         "With `reward.type: weighted_sum` each term is recorded too, as `reward/NAME/mean`: the mean of its scores",
         "over the step, not weighted. With several training sets the mean of each is `reward/mean/SET`, and that of a",

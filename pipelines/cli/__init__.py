@@ -6,7 +6,6 @@ What is heavy is imported inside the verb that needs it, so that `rpg --help` an
 import errno
 import importlib
 import os
-import pkgutil
 import sys
 import traceback
 from typing import Annotated
@@ -23,12 +22,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _verb in pkgutil.iter_modules(verbs.__path__):
-    _module = importlib.import_module(f"{verbs.__name__}.{_verb.name}")
-    if hasattr(_module, "group"):
-        app.add_typer(_module.group, name=_verb.name)
-    else:
-        app.command(_verb.name.rstrip("_"))(getattr(_module, _verb.name))  # `import` is a word of Python
+for _panel, _verbs in verbs.PANELS.items():
+    for _verb in _verbs:
+        _module = importlib.import_module(f"{verbs.__name__}.{_verb}")
+        if hasattr(_module, "group"):
+            app.add_typer(_module.group, name=_verb, rich_help_panel=_panel)
+        else:
+            _name = _verb.rstrip("_")  # `import` is a word of Python
+            app.command(_name, rich_help_panel=_panel)(getattr(_module, _verb))
 
 
 def _print_version(wanted: bool) -> None:

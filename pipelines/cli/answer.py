@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 def answer_lines(document: "Document", home: Home) -> list[str]:
     """The answer of an experiment, from all its runs that were evaluated, seeds pooled."""
     from pipelines.report.answer import answers_of, outcomes_of
+    from pipelines.report.answer.whole import whole_answer
+    from pipelines.report.diagnosis import not_scored
     from pipelines.report.evidence import experiment_groups, metric_curves
-    from pipelines.report.signal import not_scored, whole_answer
     from storage import Store
 
     name = document.experiment.name
@@ -79,26 +80,35 @@ def _interval(interval: "Interval", sign: str = "") -> str:
     return f"{interval.value:{sign}.3f}{ends}"
 
 
-def next_lines(document: "Document", outcomes: Sequence[RunOutcome], overrides: Sequence[str] = ()) -> list[str]:
+def next_lines(
+    document: "Document", outcomes: Sequence[RunOutcome], overrides: Sequence[str] = (), *, single: bool = False
+) -> list[str]:
     """Three things worth typing now, in view of how it went; ready for any shell.
 
     Args:
         overrides: the `--set` of this call, which hold for a command with the same file.
+        single: one run of several was asked for.
     """
     file = " ".join([shlex.quote(_file(document)), *(f"--set {shlex.quote(each)}" for each in overrides)])
     name = document.experiment.name
     finished = [outcome.run.run_id for outcome in outcomes if outcome.status == "finished"]
     commands: list[tuple[str, str]] = []
+    experiment = document.experiment
+    of_many = not single and (experiment.matrix is not None or len(experiment.seeds) > 1)
+    if of_many and any(outcome.interrupted for outcome in outcomes):
+        verb = "run" if experiment.trains else "evaluate"
+        commands.append((f"rpg {verb} {file}", "go on with all runs; what is done is reused"))
     for outcome in outcomes:
         if outcome.status == "failed":
             commands.append((f"rpg logs {outcome.run.run_id}", "what went wrong"))
-        if outcome.status in ("failed", "cancelled"):
+        if outcome.status in ("failed", "cancelled") and not (of_many and outcome.interrupted):
             commands.append((f"rpg resume {outcome.run.run_id}", "go on with it"))
     settings = {str(outcome.run.values) for outcome in outcomes if outcome.status == "finished"}
     if document.experiment.trains:
         commands += _after_training(document, file, finished, several=len(settings) > 1)
     elif finished:
-        commands += _after_measuring(name, file, finished, several=len(settings) > 1)
+        varies = any(outcome.run.experiment.evaluation.temperature for outcome in outcomes)
+        commands += _after_measuring(name, file, finished, several=len(settings) > 1, varies=varies)
     width = max(len(command) for command, _ in commands[:3])
     return ["", "next", *(f"  {command:<{width}}  {why}" for command, why in commands[:3])]
 
@@ -124,13 +134,22 @@ def _are(run_ids: Sequence[str]) -> str:
     return f"run_id = {listed}" if len(run_ids) == 1 else f"run_id in ({listed})"
 
 
-def _after_measuring(name: str, file: str, finished: Sequence[str], *, several: bool) -> Iterator[tuple[str, str]]:
+def _after_measuring(
+    name: str, file: str, finished: Sequence[str], *, several: bool, varies: bool
+) -> Iterator[tuple[str, str]]:
+    """Commands after an evaluation. `varies`: responses to a problem differ, as greedy ones do not."""
     if several:
         yield f"rpg compare {name}", "every measure of the models side by side"
     query = f"select run, dataset, accuracy from accuracy_curves where {_are(finished)}"
     yield f'rpg sql "{query}"', "the accuracies as rows"
-    more = "--set evaluation.samples_per_problem=..."
-    yield f"rpg evaluate {file} {more}", "narrower intervals, from more responses to each problem"
+    if varies:
+        more = "--set evaluation.samples_per_problem=..."
+        yield f"rpg evaluate {file} {more}", "narrower intervals, from more responses to each problem"
+    else:
+        yield (
+            f"rpg evaluate {file}",
+            "narrower intervals, once data.evaluation has more problems; greedy answers are one",
+        )
 
 
 def _file(document: "Document") -> str:

@@ -30,7 +30,8 @@ def execute(
     from pipelines.home.home import Home
 
     home = Home.from_environment()
-    _finish(document, run_here(document, home, only, parallel=parallel), home, overrides, as_json)
+    outcomes = run_here(document, home, only, parallel=parallel)
+    _finish(document, outcomes, home, overrides, bool(only), as_json)
 
 
 def run_here(
@@ -140,9 +141,14 @@ def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str, *, 
 
 
 def _finish(
-    document: Document, outcomes: tuple[RunOutcome, ...], home: Home, overrides: Sequence[str], as_json: bool
+    document: Document,
+    outcomes: tuple[RunOutcome, ...],
+    home: Home,
+    overrides: Sequence[str],
+    single: bool,
+    as_json: bool,
 ) -> None:
-    """Prints the answer, or why there is none, and exits."""
+    """Prints the answer, or why there is none, and exits. `single`: one run of the experiment was asked for."""
     import sys
 
     from pipelines.cli.answer import answer_data, answer_lines, next_lines
@@ -156,7 +162,7 @@ def _finish(
         print_json(answer_data(document, outcomes, home))
     else:
         answer = answer_lines(document, home) if finished else []
-        for line in [*answer, *next_lines(document, outcomes, overrides)]:
+        for line in [*answer, *next_lines(document, outcomes, overrides, single=single)]:
             print(line)
     if any(outcome.interrupted for outcome in outcomes):
         raise typer.Exit(130)

@@ -63,7 +63,10 @@ class Reading:
 def reading(profile: str) -> Iterator[Reading]:
     """The home of this machine, or of the server that a profile names; see `ServerRecord` for the errors."""
     if not profile:
-        yield Reading(Home.from_environment())
+        home = Home.from_environment()
+        yield Reading(home)
+        if another := home.another():
+            print(another, file=sys.stderr)
         return
     record = open_server(profile)
     try:

@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pipelines.cli.output import as_objects, cell_text, print_table
 from pipelines.home.home import Home
 from pipelines.home.runs import log_files, status_of
 from pipelines.launchers import read_launch
-from pipelines.report.evidence import told_apart, trouble_of
+from pipelines.report.answer import answers_of
+from pipelines.report.answer.whole import whole_answer
+from pipelines.report.diagnosis import DIAGNOSED, findings_of, not_scored
+from pipelines.report.evidence import Group, Run, load_run, metric_curves, show, told_apart, trouble_of
 from specs.machine.files import read_json
 from specs.records import EVALUATION
 from specs.secrets import HIDDEN, looks_secret
@@ -43,6 +47,12 @@ _EVALUATIONS = """
     WHERE run_id = ? ORDER BY dataset, metric, step
 """
 _STAGES = "SELECT stage, status, cached, started_at, ended_at, reason, output, fingerprint FROM stages WHERE run_id = ?"
+_LEARNING = ("objective.", "advantage.", "reference.", "training.")
+"""Sections of a spec that say how a policy learns."""
+_SEVERAL = 8
+"""Values, the first ones, that one screen names."""
+_FEW = 3
+"""Troubles, the last ones, that one screen names."""
 _EVENTS = "SELECT step, kind, message, recorded_at FROM events WHERE run_id = ? ORDER BY recorded_at DESC LIMIT 10"
 
 
@@ -78,6 +88,7 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
     launch = read_launch(directory, "train" if trains else "evaluate")
     with Store.open(home.root) as store:
         evaluations = _objects(store, _EVALUATIONS, run_id)
+        answer, diagnosis = _answer_and_diagnosis(home, store, load_run(home, run_id))
         return {
             "run_id": run_id,
             **{key: identity.get(key) for key in ("experiment", "name", "question")},
@@ -87,6 +98,8 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
             **{key: state.get(key) for key in ("started_at", "ended_at", "reason", "cause", "flow_run_id")},
             "progress": {key: read_json(directory / "progress.json").get(key) for key in ("step", "steps", "phase")},
             "trained": trains,
+            "answer": answer,
+            "diagnosis": diagnosis,
             "differs": told_apart(home, store).get(run_id, ""),
             "spec": _without_secrets(spec_differences(spec)),
             "launch": _without_secrets(dict(_leaves(launch, ""))),
@@ -101,10 +114,17 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
         }
 
 
-def print_run(run: dict[str, Any]) -> None:
-    """Prints a run's data for a reader."""
-    from rpg.statistics import THESE_WEIGHTS
+def _answer_and_diagnosis(home: Home, store: "Store", run: Run) -> tuple[str, list[dict[str, Any]]]:
+    """The run's answer, empty where nothing was evaluated, and what is wrong with it."""
+    groups = [Group(run.name, (run,))]
+    curves, failed = metric_curves(store, [run.run_id], DIAGNOSED), not_scored(store, groups)
+    found = answers_of(home, store, groups, [])
+    answer = whole_answer(home, run.run_id, groups, found, curves, failed) if found else ""
+    return answer, [asdict(finding) for finding in findings_of(run, curves, failed)]
 
+
+def print_run(run: dict[str, Any], *, whole: bool = False) -> None:
+    """Prints a run's data for a reader: one screen, or the `whole`."""
     print(
         f"{run['run_id']}  {run['status']}"
         + (f" ({run['cause']})" if run["cause"] and run["status"] == "failed" else "")
@@ -113,6 +133,64 @@ def print_run(run: dict[str, Any]) -> None:
     name = ", ".join(filter(None, [run["name"], run["differs"]]))
     print(f"{run['experiment']}: {name}\n{run['question'] or ''}".rstrip())
     print("   ".join(_standing(run)))
+    if run["answer"]:
+        print(f"\n{run['answer']}")
+    for finding in run["diagnosis"]:
+        said = "" if finding["sentence"] in run["answer"] else f"{finding['sentence']} "
+        print(f"\nDiagnosis: {said}{finding['remedy']}")
+    if whole:
+        _print_whole(run)
+    else:
+        _print_short(run)
+
+
+def _print_short(run: dict[str, Any]) -> None:
+    """How it was to learn, the last step, what went wrong last, and what to ask next."""
+    from specs.metrics import progress_text
+
+    learning = [f"{path} {show(value)}" for path, value in run["spec"].items() if path.startswith(_LEARNING)]
+    if learning:
+        more = f" and {len(learning) - _SEVERAL} more" if len(learning) > _SEVERAL else ""
+        print(f"\nset: {', '.join(learning[:_SEVERAL])}{more}")
+    if told := progress_text({row["name"]: row["value"] for row in run["metrics"]}):
+        print(f"\n{told}")
+    _table("Trouble", run["trouble"][-_FEW:], ("step", "kind", "message"))
+    print("\nnext")
+    commands = _next(run)
+    width = max(map(len, commands))
+    for command, why in commands.items():
+        print(f"  {command:<{width}}  {why}")
+
+
+def _next(run: dict[str, Any]) -> dict[str, str]:
+    """Commands worth typing now, and what for."""
+    run_id = run["run_id"]
+    commands = {f"rpg show {run_id} --all": "spec, stages, metrics, evaluations, certificate, files"}
+    match run["status"]:
+        case "running" | "pending":
+            return {f"rpg watch {run_id}": "its live progress"} | commands
+        case "finished":
+            sampled = {f"rpg show {run_id} --sample": "what the policy said"} if run["trained"] else {}
+            return (
+                commands
+                | sampled
+                | {
+                    f"rpg report {run_id}": "the page with its curves",
+                    f"rpg compare {run['experiment']}": "all runs of its experiment",
+                }
+            )
+        case _:
+            return {
+                f"rpg logs {run_id}": "what its processes wrote",
+                f"rpg resume {run_id}": "go on from the last checkpoint",
+            } | commands
+
+
+def _print_whole(run: dict[str, Any]) -> None:
+    """All that is recorded of a run."""
+    from rpg.certificate.reading import in_words
+    from rpg.statistics import THESE_WEIGHTS
+
     _section("Spec, where it differs from the defaults", run["spec"])
     # As JSON, what was never launched is {"": {}}: programs may have come to rely on it.
     _section("Launch", {path: value for path, value in run["launch"].items() if path})
@@ -124,9 +202,11 @@ def print_run(run: dict[str, Any]) -> None:
         [row | {"checkpoint": _last_or_best(row)} for row in run["evaluations"]],
         ("dataset", "metric", *checkpoint, "value", "ci_low", "ci_high", "num_problems"),
     )
-    certificate = run["certificate"]
+    certificate, spec = run["certificate"], run["spec"]
+    updates = spec.get("training.minibatches", 1) * spec.get("training.epochs", 1)
     for step, at_step in certificate.get("steps", {"": certificate} if certificate else {}).items():
-        _certificate(at_step, f" at step {step}" if step else "")
+        worded = in_words(at_step, updates=updates, max_staleness=spec.get("rollout.max_staleness", 0))
+        _certificate(worded, f" at step {step}" if step else "")
     _table("Trouble", run["trouble"], ("recorded_at", "step", "kind", "message"))
     _table("Last events", run["events"], ("recorded_at", "step", "kind", "message"))
     exported = ", ".join(map(str, run["exported_steps"]))
@@ -159,7 +239,8 @@ def _certificate(certificate: Mapping[str, Any], when: str) -> None:
     claim = {"always": "exact always", "on_policy": "exact on policy", "never": "no claim"}[certificate["claim"]]
     verdict = "" if certificate["claim"] == "never" else ", holds" if certificate["holds"] else ", DOES NOT HOLD"
     title = f"Certificate{when}: {claim}{verdict}; held against {certificate['claimed']}"
-    _table(title, findings, tuple(findings[0]))
+    print(f"\n{title}\n{certificate['meaning']}")
+    print_table(tuple(findings[0]), [list(finding.values()) for finding in findings])
 
 
 def _standing(run: dict[str, Any]) -> list[str]:

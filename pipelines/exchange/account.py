@@ -21,6 +21,7 @@ from pipelines.report.answer import (
     with_interval,
 )
 from pipelines.report.evidence import Group, Run
+from pipelines.report.experiment import certificate_in_words
 from pipelines.report.statistics import Interval
 from rpg.statistics.wording import CHOSEN
 from specs.machine.files import read_json
@@ -72,6 +73,7 @@ def account_of(home: Home, run_id: str, *, step: int = 0) -> Account:
         flattered = _chosen_on(store, run_id, step)
         of_experiment = _answer_of_experiment(home, store, run)
     certificate = run.read("certificate.json")
+    steps: dict[str, Any] = certificate.get("steps", {"": certificate} if certificate else {})
     return Account(
         run,
         step,
@@ -79,7 +81,7 @@ def account_of(home: Home, run_id: str, *, step: int = 0) -> Account:
         tuple(outcomes_of(found)),
         of_experiment,
         tuple(_lineage(home, run)),
-        tuple(certificate.get("steps", {"": certificate} if certificate else {}).items()),
+        tuple((step, certificate_in_words(each, run)) for step, each in steps.items()),
         spec_text(run.path),
     )
 

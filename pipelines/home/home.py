@@ -41,6 +41,14 @@ class Home:
             raise RpgError(f"RPG_HOME={given}: a file, not a directory\n{_ELSEWHERE}")
         return cls(root)
 
+    def another(self) -> str:
+        """A sentence that names the nearest home in a directory above the working one, where this one is not there and
+        RPG_HOME names none; else empty."""
+        if self.root.exists() or os.environ.get("RPG_HOME"):
+            return ""
+        above = next((folder / ".rpg" for folder in self.root.parent.parents if (folder / ".rpg").is_dir()), None)
+        return f"there is no home in this directory, but {above}: call rpg from {above.parent}" if above else ""
+
     def create(self) -> None:
         """Makes the directory, open to this user alone; one that is there keeps its mode.
 

@@ -103,7 +103,8 @@ def _fits(run_id: str, text: str) -> bool:
 
 def _unknown(home: Home, text: str, known: list[str]) -> str:
     if not known:
-        return f"there is no run `{text}`: {home.root} holds none yet; `rpg run FILE` makes one"
+        hint = home.another() or f"{home.root} holds none yet; `rpg run FILE` makes one"
+        return f"there is no run `{text}`: {hint}"
     near = difflib.get_close_matches(text, known, n=3, cutoff=0.4)
     hint = f"the nearest:\n{_listed(near)}" if near else "`rpg runs` lists them"
     return f"there is no run `{text}`; {hint}"

@@ -97,6 +97,12 @@ class Plan:
     document: "Document"
     runs: tuple[RunPlan, ...]
 
+    @property
+    def in_turn(self) -> list[RunPlan]:
+        """The runs seed by seed over all cells, as they are executed: what ends early has cells to compare."""
+        seeds = list(dict.fromkeys(run.seed for run in self.runs))
+        return sorted(self.runs, key=lambda run: seeds.index(run.seed))
+
 
 def stage_record(
     fingerprint: str, identity: fp.Identity, inputs: dict[str, str], code: Differences, results: int

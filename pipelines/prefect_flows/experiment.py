@@ -92,7 +92,7 @@ def execute_plan(
     Raises:
         SpecError: as `execute_experiment`; or the plan no longer has the one run.
     """
-    runs = [run for run in plan.runs if only in ("", run.run_id)]
+    runs = [run for run in plan.in_turn if only in ("", run.run_id)]
     if only and not runs:
         raise SpecError(_replaced(plan, home, only))
     if not only:
@@ -105,7 +105,7 @@ def execute_plan(
             outcomes.append(outcome)
             if isinstance(outcome.error, RpgError):
                 raise outcome.error
-    order = [run.run_id for run in runs]
+    order = [run.run_id for run in plan.runs]
     outcomes.sort(key=lambda outcome: order.index(outcome.run.run_id))
     if not in_study and any(outcome.status == "finished" for outcome in outcomes):
         from pipelines.report import write_experiment_report

@@ -90,7 +90,7 @@ def submit_document(
             ensure_notices(client, document)
         register_experiment(home, document, plan.runs)
         submitted: list[Submitted] = []
-        wanted = [run for run in plan.runs if not scheduled or any(stage.action != "CACHED" for stage in run.stages)]
+        wanted = [run for run in plan.in_turn if not scheduled or any(stage.action != "CACHED" for stage in run.stages)]
         for start in range(0, len(wanted), _AT_ONCE):
             runs = wanted[start : start + _AT_ONCE]
             register_runs(home, document, runs, durable=False)

@@ -16,9 +16,10 @@ from pipelines.report.answer import (
     headline,
     outcomes_of,
 )
+from pipelines.report.answer.whole import incomplete
+from pipelines.report.diagnosis import DIAGNOSED, findings_over, not_scored, nothing_to_learn
 from pipelines.report.endings import FinalMetric, LiteratureComparison, compare_with_literature, final_metrics, notes_of
 from pipelines.report.evidence import Group, Run
-from pipelines.report.signal import incomplete, not_scored, nothing_to_learn
 from storage import Store
 
 
@@ -41,6 +42,8 @@ class RunComparison:
     """Training metrics."""
     notes: tuple[str, ...]
     """What the figures do not say: groups that had nothing to learn from, experiments of which runs are missing."""
+    diagnosis: tuple[tuple[str, str], ...]
+    """(sentence, remedy) of each trouble of the runs."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; where there is no interval its ends are NaN."""
@@ -63,6 +66,7 @@ class RunComparison:
             "literature": [asdict(figure) for figure in self.literature],
             "metrics": [asdict(measure) for measure in self.measures],
             "notes": list(self.notes),
+            "diagnosis": [{"sentence": sentence, "remedy": remedy} for sentence, remedy in self.diagnosis],
         }
 
 
@@ -79,7 +83,7 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
         found = answers_of(home, store, groups, [name for name in names if is_experiment(home, name)])
         others = answers_of_other_measures(store, groups, found, confidence=confidence)
         literature = compare_with_literature(home, store, groups)
-        curves = evidence.metric_curves(store, run_ids)
+        curves = evidence.metric_curves(store, run_ids, DIAGNOSED)
         failed = not_scored(store, groups)
     first = [group.runs[0] for group in groups]
     spec = evidence.differences([run.spec | code for run, code in zip(first, _code_of(first), strict=True)])
@@ -87,7 +91,8 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
         spec = {path: values for path, values in spec.items() if _measures(path)}
     metrics = final_metrics(groups, curves, confidence=confidence)
     missing = [f"{name}: {sentence}" for name in names if (sentence := incomplete(home, name))]
-    notes = [*notes_of(literature), nothing_to_learn(groups, curves), failed, *missing]
+    silent = nothing_to_learn(groups, curves)
+    notes = [*notes_of(literature), silent, failed, *missing]
     return RunComparison(
         groups=tuple(groups),
         spec=spec,
@@ -97,6 +102,7 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
         literature=tuple(literature),
         measures=tuple(metrics),
         notes=tuple(note for note in notes if note),
+        diagnosis=tuple(findings_over([run for group in groups for run in group.runs], curves, silent)),
     )
 
 

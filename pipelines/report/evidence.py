@@ -33,6 +33,8 @@ Curve = NDArray[np.float64]
 """A metric of one run, [steps, 2]: step and value, by step."""
 Curves = Mapping[str, Mapping[str, Curve]]
 """Name of the metric -> run id -> curve."""
+DRAWN = tuple(metric.name for metric in CHARTED)
+"""Metrics that reports draw and compare."""
 LARGEST = 1e75
 """Largest figure that reports reckon with: the fourth power of a larger one is no number, as variances of variances
 need it. Figures come from single precision, which ends at 3e38."""
@@ -307,12 +309,12 @@ def _pass_and_majority(correct: tuple[bool, ...], votes: tuple[int | None, ...],
     return scores | {f"maj@{k}": float(majority_at_k(table, [votes], k, seed=seed)[0]) for k in larger}
 
 
-def metric_curves(store: Store, run_ids: Sequence[str]) -> Curves:
-    """The metrics that reports draw and compare. A value beyond `LARGEST` is NaN, as one that is not finite."""
+def metric_curves(store: Store, run_ids: Sequence[str], names: Sequence[str] = DRAWN) -> Curves:
+    """Metrics by step. A value beyond `LARGEST` is NaN, as one that is not finite."""
     table = store.query(
         "SELECT name, run_id, list(step::DOUBLE ORDER BY step) AS steps, list(value ORDER BY step) AS curve "
         "FROM metrics WHERE list_contains(?, run_id) AND list_contains(?, name) GROUP BY name, run_id",
-        [list(run_ids), [metric.name for metric in CHARTED]],
+        [list(run_ids), list(names)],
     ).arrow()
     curves: dict[str, dict[str, Curve]] = {}
     columns = (table.column(name) for name in ("name", "run_id", "steps", "curve"))

@@ -25,8 +25,10 @@ from pipelines.report.answer import (
     only_these_weights,
     outcomes_of,
 )
+from pipelines.report.answer.whole import whole_answer
 from pipelines.report.charts import line_chart
 from pipelines.report.curves import accuracy_curves, learning_curves, most_points
+from pipelines.report.diagnosis import DIAGNOSED, findings_over, not_scored
 from pipelines.report.distributions import distributions
 from pipelines.report.endings import (
     LAST_STEPS,
@@ -42,7 +44,7 @@ from pipelines.report.page import publish, render
 from pipelines.report.palette import DrawnGroup, drawn_groups
 from pipelines.report.plots import IntervalChart, Mark, interval_chart
 from pipelines.report.responses import MOST_CHARACTERS, trained_responses
-from pipelines.report.signal import not_scored, whole_answer
+from rpg.certificate.reading import in_words
 from rpg.statistics.wording import CHOSEN
 from specs.metrics import BY_NAME
 from storage import Store
@@ -82,7 +84,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         found = answers_of(home, store, groups, [name] if kind == "experiment" else [], evaluated, graded)
         results = outcomes_of(found)
         others = answers_of_other_measures(store, groups, found, confidence=confidence) if len(runs) > 1 else []
-        curves = evidence.metric_curves(store, run_ids)
+        curves = evidence.metric_curves(store, run_ids, DIAGNOSED)
         drawn = drawn_groups(groups, results)
         marks = step_marks(store, drawn, curves)
         spread = distributions(store, drawn, marks)
@@ -97,13 +99,15 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
     on_the_way = accuracy_curves(by_step, drawn)
     charts, flat = learning_curves(drawn, curves, confidence=confidence)
     colored = [each.group for each in drawn if not each.pale]
+    answer = whole_answer(home, name if kind == "experiment" else run_ids[0], groups, found, curves, failed)
     return render(
         "experiment.html",
         kind=kind,
         name=name,
         question=runs[0].question,
         facts=[*_facts(name, groups), *apart, *_other_versions(home, kind, name, runs[0])],
-        answer=whole_answer(home, name if kind == "experiment" else run_ids[0], groups, found, curves, failed),
+        answer=answer,
+        diagnosis=findings_over(runs, curves, answer),
         method=_method(results, confidence, found[0].num_sets if found else 1),
         warnings=Listed.of(
             [
@@ -237,8 +241,16 @@ def _certificates(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
         recorded = next((recorded for run in group.runs if (recorded := run.read("certificate.json"))), {})
         for step, certificate in recorded.get("steps", {"": recorded} if recorded else {}).items():
             label = f"{group.label}, step {step}" if step else group.label
-            labels.setdefault(json.dumps(certificate), []).append(label)
+            worded = certificate_in_words(certificate, group.runs[0])
+            labels.setdefault(json.dumps(worded), []).append(label)
     return [("; ".join(sharing), json.loads(text)) for text, sharing in labels.items()]
+
+
+def certificate_in_words(certificate: Mapping[str, Any], run: Run) -> dict[str, Any]:
+    """A recorded certificate with what it means for a run."""
+    training = run.spec.get("training") or {}
+    updates = training.get("minibatches", 1) * training.get("epochs", 1)
+    return in_words(certificate, updates=updates, max_staleness=(run.spec.get("rollout") or {}).get("max_staleness", 0))
 
 
 def _endings(measures: Sequence[FinalMetric]) -> dict[str, list[tuple[str, FinalMetric]]]:

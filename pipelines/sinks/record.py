@@ -162,8 +162,9 @@ def read_ending(home: Home, store: Store, run: SentRun) -> Ending:
 def _answer(home: Home, store: Store, experiment: str) -> str:
     """The experiment's answer so far, in a few sentences; empty where nothing was evaluated."""
     from pipelines.report.answer import answers_of
+    from pipelines.report.answer.whole import whole_answer
+    from pipelines.report.diagnosis import not_scored
     from pipelines.report.evidence import experiment_groups, metric_curves
-    from pipelines.report.signal import not_scored, whole_answer
 
     groups = experiment_groups(home, experiment)
     found = answers_of(home, store, groups, [experiment])

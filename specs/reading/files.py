@@ -23,6 +23,8 @@ from specs.schema.study import Study
 
 _YAML = (".yaml", ".yml")
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
+_AXES = ("product", "zip")
+"""Parts of a matrix that name fields."""
 _BRACKETS = re.compile(r"\[(\d+)\]")
 """A place in a list, as Python writes it."""
 
@@ -111,7 +113,34 @@ def _over_extended(root: YamlNode, path: str, chain: tuple[str, ...], schema: ty
         raise SpecError(_at(extends.at, "must be text", allowed="the path of a spec file", path=("extends",)))
     rest = YamlNode({key: node for key, node in root.value.items() if key != "extends"}, root.at)
     other = os.path.normpath(os.path.join(os.path.dirname(path), os.path.expanduser(extends.value)))
-    return merge(_without_extends(other, chain, extends.at, schema), rest, [schema])
+    under, over = _without_dropped_axes(_without_extends(other, chain, extends.at, schema), rest)
+    return merge(under, over, [schema])
+
+
+def _without_dropped_axes(under: YamlNode, over: YamlNode) -> tuple[YamlNode, YamlNode]:
+    """The trees without those fields of the matrix of `under` that `over` says null of: they do not vary there."""
+    for part in _AXES:
+        varied, said = (_section(tree, "matrix", part) for tree in (under, over))
+        dropped = {path for path, node in said.items() if node.value is None and path in varied}
+        if dropped:
+            under, over = (_without(tree, ("matrix", part), dropped) for tree in (under, over))
+    return under, over
+
+
+def _section(tree: YamlNode, *path: str) -> dict[str, YamlNode]:
+    """The entries of a section; none where there is no such section."""
+    node: YamlNode | None = tree
+    for key in path:
+        node = node.value.get(key) if node and isinstance(node.value, dict) else None
+    return node.value if node and isinstance(node.value, dict) else {}
+
+
+def _without(tree: YamlNode, path: Path, keys: set[str]) -> YamlNode:
+    """The tree without keys of the section at a path."""
+    assert isinstance(tree.value, dict)
+    if not path:
+        return YamlNode({key: node for key, node in tree.value.items() if key not in keys}, tree.at)
+    return YamlNode({**tree.value, str(path[0]): _without(tree.value[str(path[0])], path[1:], keys)}, tree.at)
 
 
 def _read(path: str, named_at: Position | None) -> YamlNode:

@@ -39,11 +39,15 @@ class Spec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _as_a_file_writes_it(cls, data: Any) -> Any:
-        """A list stands for a tuple and 1e4 for a whole number; what else is of another type is an error."""
+        """A list stands for a tuple, 1e4 for a whole number, and null for a text, list or mapping that is empty unless
+        something is said; what else is of another type is an error."""
         if not isinstance(data, dict):
             return data
         kinds = {name: field.annotation for name, field in cls.model_fields.items()}
-        return {key: _as_written(value, kinds.get(key)) for key, value in data.items()}
+        defaults = {name: field.get_default(call_default_factory=True) for name, field in cls.model_fields.items()}
+        empty = {name for name, default in defaults.items() if is_empty(default)}
+        said = {key: value for key, value in data.items() if value is not None or key not in empty}
+        return {key: _as_written(value, kinds.get(key)) for key, value in said.items()}
 
     def identity(self) -> dict[str, Any]:
         """The fields that change a result, as plain data; those declared with `execution` are left out."""
@@ -63,6 +67,11 @@ class Spec(BaseModel):
                 value = getattr(self, name)
                 texts = [((name,), value)] if isinstance(value, str) else [((name, i), v) for i, v in enumerate(value)]
                 yield from ((where, kind, text) for where, text in texts if text)
+
+
+def is_empty(default: Any) -> bool:
+    """Whether a field is an empty text, list or mapping where nothing is said."""
+    return isinstance(default, str | tuple | list | dict) and not default
 
 
 def _as_written(value: Any, annotation: Any) -> Any:

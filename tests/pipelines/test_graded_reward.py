@@ -98,7 +98,7 @@ def test_pages_terminal_and_cards_have_the_score(
     for arguments, expected in (
         (["compare", "sums"], "score two-terms"),
         (["runs"], "score 4."),
-        (["show", "sums-0.28-s0"], "score@8"),
+        (["show", "sums-0.28-s0", "--all"], "score@8"),
         (["sql", "select metric, num_seeds from leaderboard"], "score@8"),
         (["sql", "select metric, is_best from accuracy_curves"], "score@8"),
         (["sql", "select metric, last from last_and_best"], "score@8"),

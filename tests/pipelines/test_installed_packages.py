@@ -117,7 +117,7 @@ def test_without_the_package_nothing_runs_and_what_is_recorded_can_be_read(lab: 
         assert "reward.terms.1.reward.type: unknown type" in result.err
         assert "data.train.0.source: unknown source" in result.err
         assert "Traceback" not in result.err
-    shown = lab.rpg("show", run_id)
+    shown = lab.rpg("show", run_id, "--all")
     assert shown.code == 0, shown.err
     assert "brevity" in shown.out
 

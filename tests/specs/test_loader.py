@@ -5,14 +5,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from pydantic import ValidationError
 from spec_text import GOOD, changed, message, write
 
 from specs import Document, SpecError, load_document, load_experiment, parse_objective
 from specs.document import expand
-from specs.errors import Position
+from specs.errors import Position, render
 from specs.reading.yaml import parse_bytes
+from specs.schema.base import Spec, is_open
 
 
 def test_scalars_follow_yaml_1_2():
@@ -72,6 +75,70 @@ def test_a_section_of_another_type_replaces_the_extended_one():
     assert load_experiment(write("extends: base.yaml\nobjective: {type: grpo}\n")).objective.type == "grpo"
     engine = load_experiment(write("extends: base.yaml\nrollout: {engine: vllm}\n")).rollout
     assert (engine.engine, engine.max_response_length) == ("vllm", 32)
+
+
+BASE_MATRIX = GOOD + "matrix:\n  product:\n    objective.kl_coef: [0.01, 0.1]\n"
+
+
+def test_a_matrix_that_multiplies_with_that_of_the_extended_file_is_named_and_its_fields_can_be_taken_out() -> None:
+    write(BASE_MATRIX, "base.yaml")
+    own = "extends: base.yaml\nname: child\nmatrix:\n  product:\n    training.group_size: [2, 4, 8]\n"
+    document = load_document(write(own))
+    assert len(expand(document)) == 6
+    assert (
+        render(document.warnings, noun="warning")
+        == """\
+spec.yaml:3: matrix: the matrix of the extended file varies fields too
+    3 | matrix:
+  given: training.group_size here, objective.kl_coef in base.yaml: 6 cells
+  hint: to vary no others, say `objective.kl_coef: null` in the same part of the matrix here
+1 warning"""
+    )
+    alone = load_document(write(own + "    objective.kl_coef: null\n"))
+    assert ([cell.values for cell in expand(alone)], alone.warnings) == (
+        [{"training.group_size": size} for size in (2, 4, 8)],
+        (),
+    )
+    assert len(expand(load_document(write("extends: base.yaml\nname: child\nmatrix: null\n")))) == 1
+    assert load_document(write("extends: base.yaml\nname: child\n")).warnings == ()
+    by_hand = load_document(write("extends: base.yaml\n"), ["matrix.product.training.group_size=[2, 4]"])
+    assert (len(expand(by_hand)), by_hand.warnings) == (4, ())
+
+
+def test_null_of_a_field_that_the_extended_file_does_not_vary_is_an_error() -> None:
+    write(GOOD, "base.yaml")
+    told = message("extends: base.yaml\nmatrix:\n  product:\n    objective.kl_coef: null\n")
+    assert told.startswith("spec.yaml:4: matrix.product[objective.kl_coef]: must be a list")
+
+
+def sections() -> list[type[Spec]]:
+    """Every class of a section but for open ones, which their `type` makes one of the others."""
+    found, left = [], [Spec]
+    while left:
+        found += (below := left.pop().__subclasses__())
+        left += below
+    ours = [section for section in dict.fromkeys(found) if section.__module__.startswith(("specs.", "rpg."))]
+    return [section for section in ours if not is_open(section)]
+
+
+@pytest.mark.parametrize("section", sections(), ids=lambda section: section.__name__)
+def test_null_empties_what_may_be_empty_and_nothing_else(section: type[Spec]) -> None:
+    for name, field in section.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        may_be_empty = default is None or (isinstance(default, str | list | tuple | dict) and not default)
+        with pytest.raises(ValidationError) as raised:
+            section.model_validate({name: None, "no such key": 1})
+        at_it = any(error["loc"][:1] == (name,) for error in raised.value.errors())
+        assert at_it != may_be_empty or type(None) in get_args(field.annotation), name
+
+
+def test_null_takes_back_what_the_extended_file_says() -> None:
+    write(GOOD + "question: Why?\nnotify: [{type: webhook, url: 'https://x.org'}]\nwarm_up: {steps: 3}\n", "base.yaml")
+    emptied = load_experiment(write("extends: base.yaml\nquestion: null\nnotify: null\nwarm_up: null\n"))
+    assert (emptied.question, emptied.notify, emptied.warm_up) == ("", (), None)
+    assert message("extends: base.yaml\nevaluation: null\n").startswith(
+        "spec.yaml:2: evaluation: must be a mapping of fields"
+    )
 
 
 def test_settings_win_over_the_file_and_later_ones_over_earlier():

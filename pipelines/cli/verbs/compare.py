@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pipelines.report.evidence import Group
     from pipelines.report.statistics import Interval
 
+_MOST_FIELDS, _MOST_ROWS = 6, 10
+"""Fields that differ and rows of results, the first ones, that fit on one screen."""
 _SURE = "accuracy or score that is told from it below (of so many other figures some intervals exclude 0 by chance)"
 
 
@@ -27,14 +30,16 @@ def compare(
         list[str], typer.Argument(metavar="RUN...", help="Runs, experiments or studies: groups of seeds.")
     ],
     profile: ServerRecord = "",
+    everything: Annotated[bool, typer.Option("--all", help="Every field that differs and every figure.")] = False,
     kind: Annotated[TableFormat, typer.Option("--format", help="How the table of results is written.")] = (
         TableFormat.table
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Puts runs or groups of seeds side by side: where the specs differ, and what came out, with intervals.
+    """Puts runs or groups of seeds side by side: what may be said of them, where specs differ, what came out.
 
-    With --format latex, markdown or csv it is the table of results alone; LaTeX needs the package booktabs.
+    It is one screen, with --all everything. With --format latex, markdown or csv it is the table of results alone;
+    LaTeX needs the package booktabs.
     """
     from pipelines.cli.output import print_json
     from pipelines.cli.reading import reading
@@ -47,7 +52,7 @@ def compare(
     if as_json or kind is TableFormat.json:
         print_json(comparison.to_json())
     elif kind is TableFormat.table:
-        _print(comparison)
+        _print(comparison, names, whole=everything)
     else:
         typer.echo(result_text(comparison, kind), nl=False)
 
@@ -60,7 +65,7 @@ def result_text(comparison: RunComparison, kind: TableFormat) -> str:
     return table_for_papers(columns, rows, kind)
 
 
-def _print(comparison: RunComparison) -> None:
+def _print(comparison: RunComparison, names: Sequence[str], *, whole: bool) -> None:
     import sys
 
     from rich.text import Text
@@ -69,28 +74,42 @@ def _print(comparison: RunComparison) -> None:
 
     # A pipe has no width to fit into.
     console = SafeConsole(width=None if sys.stdout.isatty() else 10_000)
-    if comparison.spec:
-        console.print(_spec_table(comparison))
-    else:
-        console.print("The specs differ in nothing but the seed.\n")
-    console.print(_result_table(comparison))
+    found = (f"Diagnosis: {sentence} {remedy}" for sentence, remedy in comparison.diagnosis)
+    for line in (*(answer.text for answer in comparison.answers), *comparison.notes, *found):
+        console.print(Text(line))
+    fields = list(comparison.spec)
+    if not fields:
+        console.print("\nThe specs differ in nothing but the seed.")
+    columns, rows = _results(comparison)
+    short = rows if whole else [row for row in rows if _on_one_screen(comparison, row[0])][:_MOST_ROWS]
+    shown = fields if whole else fields[:_MOST_FIELDS]
+    if fields:
+        console.print(_spec_table(comparison, shown))
+    console.print(_result_table(columns, short))
     if len(comparison.groups) > 1:
         console.print(f"Second lines: difference from the first column; * {_SURE}.")
-    for line in (*(answer.text for answer in comparison.answers), *comparison.notes):
-        console.print(Text(line))
+    if left := len(fields) - len(shown) + len(rows) - len(short):
+        console.print(Text(f"\nnext\n  rpg compare {shlex.join(names)} --all  {left} more rows"))
 
 
-def _spec_table(comparison: RunComparison) -> Table:
+def _on_one_screen(comparison: RunComparison, row: str) -> bool:
+    """Whether a row of results is among those that are looked at first: not pass@k, and not every metric."""
+    from specs.metrics import BY_NAME
+
+    others = {f"{outcome.measure} {outcome.dataset}" for outcome in comparison.other_measures}
+    return row not in others and (row not in BY_NAME or bool(BY_NAME[row].short_name))
+
+
+def _spec_table(comparison: RunComparison, paths: Sequence[str]) -> Table:
     from pipelines.report.evidence import show
 
     table = _table("spec", *(group.label for group in comparison.groups))
-    for path, values in comparison.spec.items():
-        _add(table, path, *map(show, values))
+    for path in paths:
+        _add(table, path, *map(show, comparison.spec[path]))
     return table
 
 
-def _result_table(comparison: RunComparison) -> Table:
-    columns, rows = _results(comparison)
+def _result_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = _table(*columns)
     for row in rows:
         _add(table, *row)

@@ -52,7 +52,8 @@ def init(
     except OSError as error:
         raise SpecError(Issue(f"cannot be written: {error.strerror}", file=str(error.filename or directory))) from None
     if written[0]:
-        print(f"next: rpg run {shlex.quote(str(directory / STARTER))}")
+        there = "" if directory.resolve() == Path.cwd() else f"cd {shlex.quote(str(directory))} && "
+        print(f"next: {there}rpg run {STARTER}")
 
 
 def _write_new(path: Path, text: str) -> bool:

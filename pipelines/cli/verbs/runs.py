@@ -47,7 +47,7 @@ def runs(
     if not rows and not as_json:
         which = " ".join(["no", *([status] if status else []), "runs", *([f"of {experiment}"] if experiment else [])])
         typer.echo(f"{which} in {record.home.root}", err=True)
-        if not record.home.root.exists():
+        if not record.home.root.exists() and not record.home.another():
             typer.echo("  hint: there is no such directory; RPG_HOME names the one that holds the runs", err=True)
         return
     print_rows(columns, rows, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`rpg show`: one run whole."""
+"""`rpg show`: one run, on one screen or whole."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 
 from pipelines.cli.options import AsJson, RunId, ServerRecord
 
+_ALL = "All of it: spec, launch, stages, metrics, evaluations, certificate, events and files."
 _ORIGIN = "Where each value of its spec comes from, and with which code, packages and machine it was made."
 _SAMPLE = "Responses of training instead: those with the highest and the lowest reward of its last recorded step."
 _DATASET = "With --sample: responses of the evaluation on this set, of the last step that it measured."
@@ -15,6 +16,7 @@ _DATASET = "With --sample: responses of the evaluation on this set, of the last 
 
 def show(
     run: RunId,
+    everything: Annotated[bool, typer.Option("--all", help=_ALL)] = False,
     origin: Annotated[bool, typer.Option("--origin", help=_ORIGIN)] = False,
     sample: Annotated[bool, typer.Option("--sample", help=_SAMPLE)] = False,
     dataset: Annotated[str, typer.Option(metavar="NAME", help=_DATASET)] = "",
@@ -23,8 +25,11 @@ def show(
     profile: ServerRecord = "",
     as_json: AsJson = False,
 ) -> None:
-    """One run whole: how it stands, what its spec says, its stages, figures, evaluations and files. With --sample what
-    the policy was asked and said, turn by turn."""
+    """One run on one screen: how it stands, its answer, a diagnosis, its last step, what to do next.
+
+    With --all also its spec, stages, metrics, evaluations, certificate and files. With --sample what the policy was
+    asked and said, turn by turn.
+    """
     import sys
 
     from pipelines.cli.output import print_json, print_rows
@@ -60,4 +65,4 @@ def show(
     if as_json:
         print_json(described)
     else:
-        print_run(described)
+        print_run(described, whole=everything)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli.options import AsJson, Output, Overrides, Pool, Profile, StudyFile
+from pipelines.cli.output import TableFormat
 
 if TYPE_CHECKING:
     from pipelines.home.home import Home
@@ -108,11 +109,30 @@ def cancel(
 
 
 @group.command()
-def report(name: Name, output: Output = None) -> None:
-    """Writes the study's page: history, importances, slices, the best values; prints where it lies."""
-    from pipelines.home.home import Home
-    from pipelines.studies.answers.report import write_study_report
+def report(
+    name: Name,
+    output: Output = None,
+    kind: Annotated[
+        TableFormat | None, typer.Option("--format", help="Print the table of results instead, for a paper.")
+    ] = None,
+) -> None:
+    """Writes the study's page: history, importances, slices, the best values; prints where it lies.
 
+    With --format it prints the arms on fresh seeds with their intervals, before there are any the trials.
+    """
+    from pipelines.cli.output import as_objects, print_json, print_table, table_for_papers
+    from pipelines.home.home import Home
+    from pipelines.studies.answers.report import study_table, write_study_report
+
+    if kind is not None:
+        columns, rows = study_table(Home.from_environment(), _name(name))
+        if kind is TableFormat.json:
+            print_json(as_objects(columns, rows))
+        elif kind is TableFormat.table:
+            print_table(columns, rows)
+        else:
+            typer.echo(table_for_papers(columns, rows, kind), nl=False)
+        return
     typer.echo(write_study_report(Home.from_environment(), _name(name), output))
 
 

@@ -21,6 +21,39 @@ MOST_TRIALS = 500
 """That charts and tables show one by one."""
 
 
+def study_table(home: Home, name: str) -> tuple[list[str], list[list[str]]]:
+    """The study's results as columns and rows of texts: its arms on fresh seeds, else each trial that has a value.
+
+    Raises:
+        SpecError: no study has that name.
+    """
+    record = read_study(home, name)
+    goal = record.first
+    if arms := answer(home, record).arms:
+        columns = ["fresh seeds", goal.measure, "against the baseline"]
+        return columns, [
+            [
+                result.arm.label,
+                with_interval(goal, result.mean),
+                ""
+                if result.against_baseline is None
+                else difference(goal, result.against_baseline) + " *" * result.differs,
+            ]
+            for result in arms
+        ]
+    trials = [trial for trial in record.trials if trial.finished]
+    paths = list(dict.fromkeys(path for trial in trials for path in trial.params))
+    rows = [
+        [
+            f"{trial.number} (baseline)" if trial.baseline else str(trial.number),
+            *(show(trial.params[path]) if path in trial.params else "" for path in paths),
+            with_interval(goal, trial.last) if trial.last else number(trial.value),
+        ]
+        for trial in trials
+    ]
+    return ["trial", *paths, goal.measure], rows
+
+
 def write_study_report(home: Home, name: str, path: Path | None = None) -> Path:
     """Writes the page of a study (to its `report.html` by default) and returns its path.
 

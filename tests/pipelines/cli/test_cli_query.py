@@ -426,7 +426,7 @@ def test_a_run_is_shown_whole(call: Call, home: Path) -> None:
     write_json(home / "runs/sums-s0-aaaa1111/spec.json", spec)
     for step in (10, 5):
         (home / f"runs/sums-s0-aaaa1111/weights/step-{step:06}").mkdir(parents=True)
-    code, out, _ = call("show", "sums-s0")
+    code, out, _ = call("show", "sums-s0", "--all")
     assert code == 0
     for expected in (
         "sums-s0-aaaa1111  finished\nsums: kl_coef=0.01 seed=0\nDoes it add?\n",
@@ -443,6 +443,20 @@ def test_a_run_is_shown_whole(call: Call, home: Path) -> None:
     assert shown["evaluations"][-1]["ci_high"] == pytest.approx(0.75)
     assert shown["files"]["best weights"] == f"{home}/runs/sums-s0-aaaa1111/weights/step-000010"
     assert shown["files"]["log of train"].endswith("logs/train.log")
+
+
+def test_a_run_is_shown_on_one_screen_with_what_to_ask_next(call: Call, home: Path) -> None:
+    out = call("show", "sums-s0")[1]
+    assert len(out.splitlines()) <= 24
+    assert out.startswith("sums-s0-aaaa1111  finished\nsums: kl_coef=0.01 seed=0\nDoes it add?\n")
+    assert "\nreward 0.5" in out
+    assert "directory" not in out
+    assert "\nnext\n  rpg show sums-s0-aaaa1111 --all" in out
+    path = home / "runs/sums-s0-aaaa1111/state.json"
+    write_json(path, json.loads(path.read_text()) | {"status": "failed", "reason": "out of memory"})
+    out = call("show", "sums-s0")[1]
+    assert out.startswith("sums-s0-aaaa1111  failed: out of memory\n")
+    assert re.findall(r"^  (rpg \w+)", out, re.MULTILINE) == ["rpg logs", "rpg resume", "rpg show"]
 
 
 def test_responses_of_a_run_are_shown_turn_by_turn(call: Call, home: Path) -> None:
@@ -539,10 +553,10 @@ def test_a_run_shows_where_its_values_come_from(call: Call, home: Path) -> None:
 
 def test_a_run_shows_its_certificate(call: Call, home: Path) -> None:
     assert json.loads(call("show", "aaaa", "--json")[1])["certificate"] == {}
-    assert "Certificate" not in call("show", "aaaa")[1]
+    assert "Certificate" not in call("show", "aaaa", "--all")[1]
     certificate = json.loads(json.dumps(certify(parse_objective({"type": "grpo"})).as_json()))
     write_json(home / "runs" / "sums-s0-aaaa1111" / "certificate.json", certificate)
-    out = call("show", "aaaa")[1]
+    out = call("show", "aaaa", "--all")[1]
     assert "Certificate: no claim; held against expected reward less the reverse KL of each token" in out
     assert re.search(r"on policy +apart +25 % .* forward KL of each token", out)
     assert json.loads(call("show", "aaaa", "--json")[1])["certificate"] == certificate
@@ -553,7 +567,7 @@ def test_a_run_whose_objective_changes_shows_a_certificate_for_each_phase(call: 
     objective = parse_objective({"type": "rpg", "clip": {"type": "dual", "low": margin}})
     phases = certificate_record(certify_over_training(objective))
     write_json(home / "runs" / "sums-s0-aaaa1111" / "certificate.json", phases)
-    out = call("show", "aaaa")[1]
+    out = call("show", "aaaa", "--all")[1]
     assert re.findall(r"Certificate at step (\d+): exact on policy, holds", out) == ["1", "5", "9"]
     assert json.loads(call("show", "aaaa", "--json")[1])["certificate"] == json.loads(json.dumps(phases))
 

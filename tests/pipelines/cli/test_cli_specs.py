@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,7 @@ def test_init_writes_a_spec_that_is_valid_and_overwrites_nothing(rpg):
     assert rpg("init", "new") == (
         0,
         "wrote new/experiment.yaml\nwrote new/experiment.schema.json\nwrote new/.gitignore\n"
-        "next: rpg run new/experiment.yaml\n",
+        "next: cd new && rpg run experiment.yaml\n",
         "",
     )
     assert Path("new/.gitignore").read_text().splitlines()[-1] == ".rpg/"
@@ -138,7 +139,7 @@ def test_init_writes_a_spec_about_ones_own_file_and_model(rpg, name, text):
     Path(name).write_text(text)
     code, out, err = rpg("init", "own", "--data", name, "--model", "model")
     assert (code, err) == (0, "")
-    assert out.endswith("next: rpg run own/experiment.yaml\n")
+    assert out.endswith("next: cd own && rpg run experiment.yaml\n")
     assert rpg("validate", "own/experiment.yaml")[1] == "own/experiment.yaml: experiment sums: 1 run (1 seed)\n"
     assert Path("own/experiment.yaml").read_text().startswith("# yaml-language-server: $schema=experiment.schema.json")
 
@@ -172,7 +173,7 @@ def test_init_says_what_it_cannot_make_of_a_file(rpg, arguments, told):
 
 
 def test_a_command_that_is_named_next_can_be_given_to_a_shell(rpg):
-    assert rpg("init", "my specs")[1].endswith("\nnext: rpg run 'my specs/experiment.yaml'\n")
+    assert rpg("init", "my specs")[1].endswith("\nnext: cd 'my specs' && rpg run experiment.yaml\n")
     study = rpg("study", "run", "my specs/experiment.yaml")
     assert "hint: `rpg run 'my specs/experiment.yaml'`\n" in study[2]
     assert "hint: to override a field write `--set 'seeds=[0, 1]'`\n" in rpg("validate", "seeds=[0, 1]")[2]
@@ -251,3 +252,19 @@ def test_a_plan_refuses_what_offline_cannot_be_had_and_warns_of_it_else(rpg, mon
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     code, _, err = rpg(*asked)
     assert (code, "warning" in err and "does not answer" in err) == (0, True), err
+
+
+def test_where_a_directory_above_has_the_home_it_is_named(
+    call: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RPG_HOME", raising=False)
+    (tmp_path / ".rpg").mkdir()
+    (tmp_path / "papers" / "one").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "papers" / "one")
+    told = f"there is no home in this directory, but {tmp_path}/.rpg: call rpg from {tmp_path}\n"
+    assert call("runs")[2] == f"{told}no runs in {tmp_path}/papers/one/.rpg\n"
+    assert call("show", "sums")[2] == f"there is no run `sums`: {told}"
+    monkeypatch.chdir(tmp_path)
+    assert "there is no home" not in call("runs")[2]
+    monkeypatch.setenv("RPG_HOME", str(tmp_path / "papers" / "other"))
+    assert "there is no home" not in call("runs")[2]

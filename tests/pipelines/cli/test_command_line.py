@@ -1,6 +1,7 @@
 """The command line as a whole: its version, and what a shell completes."""
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import specs
+from pipelines.cli import verbs
 from pipelines.cli.output import table_text
 from tests.pipelines.unpacked_home import unpack
 
@@ -27,6 +29,16 @@ def rpg(*arguments: str, **environment: str) -> str:
 
 def test_the_version_is_the_packages() -> None:
     assert rpg("--version") == f"rpg-experiments {version('rpg-experiments')}\n"
+
+
+def test_the_help_lists_every_verb_in_a_group_in_the_order_of_use() -> None:
+    modules = [path.stem for path in Path(verbs.__file__).parent.glob("[a-z]*.py")]
+    assert sorted(modules) == sorted(verb for group in verbs.PANELS.values() for verb in group)
+    shown = rpg("--help", COLUMNS="100")
+    titles = re.findall(r"─ (\w+) ─+", shown)
+    assert set(titles) == {"Options", *verbs.PANELS}
+    begin = shown.partition("─ Begin ─")[2].partition("╰")[0]
+    assert re.findall(r"│ ([a-z]+) ", begin) == list(verbs.PANELS["Begin"])
 
 
 @pytest.mark.parametrize(

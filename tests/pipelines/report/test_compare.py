@@ -121,13 +121,33 @@ def test_from_fewer_than_four_seeds_a_metric_shows_the_seeds_and_from_more_no_in
     assert more["kl/behaviour"].value.low == 0 < more["kl/behaviour"].value.high
     assert more["ratio/ess"].value.high == 1
     monkeypatch.setenv("RPG_HOME", str(home.root))
-    assert "0.101 (0.001, 0.002, 0.3)" in CliRunner().invoke(app, ["compare", "sums3"]).stdout
+    assert "0.101 (0.001, 0.002, 0.3)" in CliRunner().invoke(app, ["compare", "sums3", "--all"]).stdout
 
 
 def test_single_runs_are_compared_by_problem_and_have_no_seed_interval(home: Home) -> None:
     comparison = compare(home, ["sums-narrow-s0", "sums-wide-s0"])
     assert comparison.outcomes[1].against_first is not None
     assert all(measure.value.low != measure.value.low for measure in comparison.measures)
+
+
+def test_a_comparison_fits_on_one_screen_and_all_of_it_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    names = [record_run(home, f"sums-s{seed}", seed=seed) for seed in range(2)]
+    path = home.run(names[1]) / "spec.json"
+    write(path, json.loads(path.read_text()) | {"rollout": {f"key{place}": place for place in range(20)}})
+    record_metrics(home, names[0], truncated_fraction=1.0)
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    short = CliRunner().invoke(app, ["compare", *names]).stdout
+    assert len(short.splitlines()) <= 34
+    assert short.startswith("On two-terms at step 60: ")
+    assert "Diagnosis: seed 0: 100.0 % of the responses are cut off" in short
+    assert re.search(r"next\n  rpg compare sums-s0 sums-s1 --all  \d+ more rows\n$", short)
+    whole = CliRunner().invoke(app, ["compare", *names, "--all"]).stdout
+    for only in ("rollout.key19", "pass@8 two-terms", "learning_rate"):
+        assert only in whole
+        assert only not in short
 
 
 def test_brackets_in_values_are_shown_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

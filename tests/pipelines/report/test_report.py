@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -367,7 +368,28 @@ def test_a_certificate_is_shown_where_there_is_one(tmp_path: Path) -> None:
     assert "reverse KL of each token" in text
     assert "nothing is claimed" not in text
     write(home.run("x-s0") / "certificate.json", certify(parse_objective({"type": "rpg"})).as_json())
-    assert "Off policy, once the policy has moved" in write_run_report(home, "x-s0").read_text()
+    text = write_run_report(home, "x-s0").read_text()
+    assert "Off policy, once the policy has moved" in text
+    assert "In this run every update is on policy, so that it has on average exactly the gradient of" in text
+
+
+def test_what_is_unnormalized_reverse_is_nowhere_called_reverse(
+    tmp_path: Path, call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    for seed in range(2):
+        run_id = record_run(home, f"x-s{seed}", seed=seed)
+        objective = parse_objective({"type": "rpg"})
+        write(home.run(run_id) / "certificate.json", certify(objective).as_json())
+        spec = json.loads((home.run(run_id) / "spec.json").read_text())
+        write(home.run(run_id) / "spec.json", spec | {"objective": objective.model_dump(mode="json")})
+    record_experiment(home, ["x-s0", "x-s1"])
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    shown = [call("show", "x-s0", "--all")[1], call("compare", "x-s0", "x-s1", "--all")[1]]
+    shown += [write_run_report(home, "x-s0").read_text(), write_experiment_report(home, "sums").read_text()]
+    for text in shown:
+        assert not re.findall(r".*(?<!unnormalized[ _])(?<!kl/)\breverse\b.*", text)
+    assert "unnormalized reverse KL of each token" in shown[0]
 
 
 def test_a_run_whose_objective_changes_shows_the_ramp_and_a_certificate_for_each_phase(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_an_evaluation_is_shown_and_exported_as_one(
     register_experiment(home, document, (greedy, sampled))
     register_runs(home, document, [greedy, sampled], durable=False)
 
-    shown = call("show", greedy.run_id)[1]
+    shown = call("show", greedy.run_id, "--all")[1]
     assert "Launch" not in shown
     # Nothing was trained, so there is no seed of training; a version before this one wrote 0 into the run's directory.
     assert json.loads(call("show", greedy.run_id, "--json")[1])["seed"] is None
@@ -197,7 +197,9 @@ def test_an_evaluation_is_shown_and_exported_as_one(
     reason = f"{greedy.run_id} is a model measured as it is: sinks take what training records\n"
     assert call("sync", greedy.run_id) == (0, "", reason)
     write_launch(home.run(greedy.run_id), "local", environment={}, stage="evaluate", ranks=2)
-    assert re.search(r"^Launch\n  launcher +local\n.*\n  ranks +2$", call("show", greedy.run_id)[1], re.MULTILINE)
+    assert re.search(
+        r"^Launch\n  launcher +local\n.*\n  ranks +2$", call("show", greedy.run_id, "--all")[1], re.MULTILINE
+    )
 
     exported = tmp_path / "exported"
     assert call("export", greedy.run_id, str(exported))[0] == 0

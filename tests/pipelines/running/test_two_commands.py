@@ -2,20 +2,22 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from live import SPEC
+from places import ROOT
 
 from pipelines.cli.answer import next_lines
 from pipelines.home.home import Home
 from pipelines.home.state import RunState
 from pipelines.planning.plan import RunPlan, make_plan
-from pipelines.prefect_flows.experiment import RunOutcome, next_run, wait_for_another
+from pipelines.prefect_flows.experiment import Outcomes, RunOutcome, execute_plan, next_run, wait_for_another
 from pipelines.processes.stop import Stop
 from pipelines.running.progress import Silent
 from specs.document import Document
-from specs.loader import load_document
+from specs.loader import load_document, load_evaluation
 from specs.machine.lease import Lease, acquire
 
 
@@ -104,3 +106,37 @@ def test_a_comparison_is_proposed_of_settings_and_not_of_seeds(home: Home) -> No
         lines = next_lines(document, [RunOutcome(run, "finished") for run in runs])
         assert any(line.startswith("  rpg compare tiny  ") for line in lines) == proposed, lines
         assert not any("rpg run " in line for line in lines)
+
+
+def test_a_matrix_is_run_seed_by_seed_over_all_cells(home: Home) -> None:
+    settings = ("seeds=[3, 1]", "matrix.product={objective.kl_coef: [0, 1, 2]}")
+    document, runs = planned(home, *settings)
+    begun: list[tuple[int, float]] = []
+
+    def execute(in_turn: Sequence[RunPlan]) -> Outcomes:
+        for run in in_turn:
+            begun.append((run.seed, run.values["objective.kl_coef"]))
+            yield RunOutcome(run, "cancelled")
+
+    outcomes = execute_plan(make_plan(document, home), home, execute)
+    assert begun == [(3, 0), (3, 1), (3, 2), (1, 0), (1, 1), (1, 2)]
+    assert [outcome.run for outcome in outcomes] == runs, "they are listed as the file has them"
+
+
+def test_after_an_interrupted_matrix_the_experiments_command_is_next_and_after_a_single_run_its_own(home: Home) -> None:
+    document, runs = planned(home, "matrix.product={objective.kl_coef: [0, 1]}")
+    outcomes = [RunOutcome(runs[0], "finished"), RunOutcome(runs[1], "cancelled", interrupted=True)]
+    lines = next_lines(document, outcomes)
+    assert lines[2].startswith("  rpg run 'my spec.yaml'  ")
+    assert not any("rpg resume" in line for line in lines)
+    assert f"  rpg resume {runs[1].run_id}  " in next_lines(document, outcomes[1:], single=True)[2]
+    document, (run,) = planned(home)
+    assert f"  rpg resume {run.run_id}  " in next_lines(document, [RunOutcome(run, "cancelled", interrupted=True)])[2]
+
+
+def test_more_samples_are_proposed_only_where_answers_vary(home: Home) -> None:
+    for temperature, proposed in (("1.0", "--set evaluation.samples_per_problem=..."), ("0", "more problems")):
+        settings = [f"evaluation.temperature={temperature}", "evaluation.samples_per_problem=1"]
+        document = load_evaluation(ROOT / "specs/evaluations/chance.yaml", settings)
+        run = make_plan(document, home).runs[0]
+        assert proposed in next_lines(document, [RunOutcome(run, "finished")])[-1]

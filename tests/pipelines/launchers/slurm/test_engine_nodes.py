@@ -85,6 +85,6 @@ def test_evaluation_samples_with_engines_there_too(lab: Lab, cluster: SlurmClust
         assert "engines 0 to 0" in logs[f"{stage}-1-rpg2.log"]
     assert "10 of 10 problems answered" in logs["evaluate-0-rpg1.log"]
     assert lab.query("select count(distinct problem_id) from evaluation_samples")[0][0] == 10
-    assert '{"host": "rpg2", "engines": "0-0"' in lab.rpg("show", run_id).out
+    assert '{"host": "rpg2", "engines": "0-0"' in lab.rpg("show", run_id, "--all").out
     wait_for(lambda: not cluster.jobs(), what="the jobs to leave the queue")
     assert not cluster.processes()

@@ -229,7 +229,7 @@ def test_cancel_stops_every_node_and_the_logs_are_all_in_one_place(lab: Lab, clu
     logs = lab.rpg("logs", run_id, "--stage", "train").out
     assert "node 0 of 2" in logs
     assert "node 1 of 2" in logs
-    assert "rendezvous" in lab.rpg("show", run_id).out
+    assert "rendezvous" in lab.rpg("show", run_id, "--all").out
 
 
 @pytest.mark.long

@@ -181,7 +181,7 @@ def test_evaluation_samples_with_engines_there_too(lab: Lab, hosts: SshHosts) ->
         assert f"1 ranks on {first}, 1 engines on {second}" in logs[f"{stage}.log"]
         assert "engines 0 to 0" in logs[f"{stage}-1-{second}.log"]
     assert lab.query("select count(distinct problem_id) from evaluation_samples")[0][0] == 10
-    shown = lab.rpg("show", run_id).out
+    shown = lab.rpg("show", run_id, "--all").out
     assert f'{{"host": "{second}", "engines": "0-0"' in shown
     examined = json.loads(lab.rpg("doctor", str(lab.spec), "--json").out)
     assert {finding["status"] for finding in examined if finding["name"] in (f"host {first}", f"host {second}")} == {

@@ -111,7 +111,7 @@ def test_cancel_stops_every_host_and_resume_finishes_with_all_logs_in_one_place(
     assert "2 ranks on" in logs
     assert "node 0 of 2" in logs
     assert "node 1 of 2" in logs
-    shown = lab.rpg("show", run_id).out
+    shown = lab.rpg("show", run_id, "--all").out
     assert hosts.hosts[1].address in shown
     assert "rendezvous" in shown
 

@@ -396,7 +396,7 @@ def test_an_accuracy_by_which_its_checkpoint_was_chosen_is_labelled_wherever_it_
     record_run(home, "sums-s0", on_the_way={20: 0.9}, after=0.5)
     record_experiment(home, ["sums-s0"])
     monkeypatch.setenv("RPG_HOME", str(home.root))
-    shown = CliRunner().invoke(app, ["show", "sums-s0"]).stdout
+    shown = CliRunner().invoke(app, ["show", "sums-s0", "--all"]).stdout
     (best,) = (line for line in shown.splitlines() if "best" in line)
     assert "best (chosen on these problems: flatters itself)" in best
     told = "The accuracy on two-terms is chosen on these problems: flatters itself."

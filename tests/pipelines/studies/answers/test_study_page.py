@@ -1,5 +1,6 @@
 """The page of a study: the answer in words that claim only what fresh seeds confirm, and the charts under it."""
 
+import csv
 import html
 import json
 import re
@@ -70,6 +71,32 @@ def test_the_name_of_a_study_means_the_study_and_its_trials_wherever_a_name_is_a
     assert [group.label for group in compare(home, ["clips"]).groups] == ["trial 0 (baseline)", "trial 1", "trial 2"]
     listed = json.loads(CliRunner().invoke(app, ["runs", "--experiment", "clips", "--json"]).stdout)
     assert {run["run_id"] for run in listed} == {*trials, "confirm-0-s100", "confirm-2-s100"}
+
+
+def test_the_results_of_a_study_are_a_table_for_a_paper(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+
+    def told(kind: str) -> str:
+        done = CliRunner().invoke(app, ["study", "report", "clips", "--format", kind])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    record(home, study(SEARCH[:3]))
+    rows = list(csv.DictReader(told("csv").splitlines()))
+    assert [row["trial"] for row in rows] == ["0 (baseline)", "1", "2"]
+    assert {"objective.clip.low", "mean@8 on two-terms"} < rows[0].keys()
+    record(
+        home, study(SEARCH[:3], confirmation=confirmation(confirmed_arm(home, 0, 0.5), confirmed_arm(home, 2, 0.75)))
+    )
+    baseline, best = json.loads(told("json"))
+    assert baseline["against the baseline"] == ""
+    assert best["against the baseline"].endswith(" *")
+    latex = told("latex")
+    assert latex.startswith(
+        "\\begin{tabular}{lll}\n\\toprule\nfresh seeds & mean@8 on two-terms & against the baseline"
+    )
+    assert "$^{*}$" in latex
+    assert told("markdown").startswith("| fresh seeds | mean@8 on two-terms |")
 
 
 def test_before_confirmation_the_answer_is_a_candidate(home: Home) -> None:

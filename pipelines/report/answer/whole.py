@@ -1,0 +1,36 @@
+"""The whole answer: the headline, and that there was nothing to learn from or that runs are missing, where it is so."""
+
+from collections.abc import Sequence
+
+from pipelines.home.home import Home
+from pipelines.home.runs import status_of
+from pipelines.home.versions import is_experiment, runs_of
+from pipelines.planning.calibration import trust_in
+from pipelines.report.answer import Answer, headline
+from pipelines.report.diagnosis import nothing_to_learn, without_signal
+from pipelines.report.evidence import Curves, Group
+
+
+def whole_answer(
+    home: Home, name: str, groups: Sequence[Group], found: Sequence[Answer], curves: Curves, failed: str = ""
+) -> str:
+    """The answer in a few sentences.
+
+    Args:
+        name: what was asked about: an experiment, whose missing runs are told, or a run.
+        curves: of `zero_std_fraction` and `reward/mean`.
+        failed: how often the reward failed, see `diagnosis.not_scored`.
+    """
+    silent = without_signal(groups, curves)
+    told = len(groups) == 1 or any(answer.claims for answer in found) or len(silent) < len(groups)
+    trust = trust_in(home, (group.runs[0].spec for group in groups))
+    headlined = headline(found) if told else ""
+    sentences = [nothing_to_learn(groups, curves), headlined, trust, failed, incomplete(home, name)]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def incomplete(home: Home, name: str) -> str:
+    """`3 of 4 runs; incomplete.`, where runs of an experiment have not finished; else empty."""
+    run_ids = runs_of(home, name) if is_experiment(home, name) else []
+    finished = sum(status_of(home, run_id) == "finished" for run_id in run_ids)
+    return f"{finished} of {len(run_ids)} runs; incomplete." if finished < len(run_ids) else ""

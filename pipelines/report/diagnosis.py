@@ -1,0 +1,328 @@
+"""The diagnosis of a run: what `docs/reading-metrics.md` says of its metrics, with the figure and the keys to turn."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.report.answer.wording import percent
+from pipelines.report.evidence import DRAWN, Curve, Curves, Group, Run, metric_curves
+from storage import Store
+
+EXPLODED = 0.5
+"""Nats a token of `kl/reverse` above which the policy is another one than its reference."""
+JUMP = 10.0
+"""How many times the median of the steps before `kl/reverse` is where it has exploded, and not just grown."""
+COLLAPSED = 0.02
+"""Nats a token of `entropy` below which a policy has stopped exploring."""
+NO_SIGNAL = 0.99
+"""Share of all groups whose rewards are all equal, from which a run counts as one that had nothing to learn from."""
+SIGNAL_LOST = 0.9
+"""Share of a step's groups whose rewards are all equal, from which there is next to nothing to learn in it."""
+CUT_OFF = 0.5
+"""Share of a step's responses that are cut off, from which the task cannot be done in the length that there is."""
+APART = 0.01
+"""Nats a token of `kl/rollout` above which the engine samples from another policy than the learner trains."""
+LASTING = 5
+"""Steps for which a finding must hold, or the whole of a shorter run; a divergence that explodes ends runs at once."""
+LONG = 10
+"""Steps for which it must where a few say nothing: of a lost signal, and of a clip that does not act."""
+MOSTLY = 0.8
+"""Share of the steps from its first to the last in which a finding holds."""
+_WITHIN_GROUPS = ("group_mean", "leave_one_out")
+"""Baselines of an advantage that is zero where a group's rewards are all equal."""
+_CLIPPED = ("clip_fraction/low", "clip_fraction/high", "clip_fraction/dual")
+DIAGNOSED = (*DRAWN, "kl/rollout", "rollout_ratio/max", "reward/std")
+"""Metrics of a diagnosis: those that are drawn, and more."""
+_NOTHING = "There was nothing to learn from"
+_FAILED = """
+    WITH trained AS (
+        SELECT avg(value) AS share FROM metrics
+        WHERE list_contains($runs, run_id) AND name = 'reward/error_fraction'
+    ),
+    said AS (
+        SELECT arg_max(message, step) AS why FROM events WHERE list_contains($runs, run_id) AND kind = 'reward_failed'
+    ),
+    evaluated AS (
+        SELECT count(reward_error) AS failed, count(*) AS total, mode(reward_error) AS reason
+        FROM evaluation_samples WHERE list_contains($runs, run_id)
+    )
+    FROM trained, said, evaluated
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong with a run."""
+
+    kind: str
+    """A word for programs."""
+    sentence: str
+    """The trouble and since when, with its figure."""
+    remedy: str
+    """The keys to turn."""
+    metric: str
+    """The one that shows it."""
+    step: int | None
+    """The first step of which it holds; None: it is not told of single steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """One run's spec and metrics."""
+
+    run: Run
+    curves: Mapping[str, Curve]
+
+    def key(self, path: str) -> Any:
+        """A value of the spec; None where it has none."""
+        node: Any = self.run.spec
+        for name in path.split("."):
+            node = node.get(name) if isinstance(node, Mapping) else None
+        return node
+
+    @property
+    def is_solved(self) -> bool:
+        """Whether responses came to score alike because they score as high as they ever did."""
+        spread, reward = self.curves.get("reward/std"), self.curves.get("reward/mean")
+        if spread is None or reward is None:
+            return False
+        alike = _at_the_end(spread) < spread[:, 1].max() / 4
+        return alike and _at_the_end(reward) >= float(np.quantile(reward[:, 1], 0.9))
+
+
+def diagnose(store: Store, run: Run) -> list[Finding]:
+    """The findings of one run, the gravest first; none of a run that trained nothing."""
+    return findings_of(run, metric_curves(store, [run.run_id], DIAGNOSED), not_scored(store, [Group("", (run,))]))
+
+
+def findings_of(run: Run, curves: Curves, failed: str = "") -> list[Finding]:
+    """The findings of one run.
+
+    Args:
+        curves: of `DIAGNOSED`.
+        failed: how often its reward failed, see `not_scored`.
+    """
+    if not run.trains:
+        return []
+    recorded = _Recorded(run, {name: by_run[run.run_id] for name, by_run in curves.items() if run.run_id in by_run})
+    rules = (_diverged, _without_a_signal, _truncated, _collapsed, _disagree, _clip_idle)
+    found = [finding for rule in rules if (finding := rule(recorded))]
+    if any(finding.kind == "no_signal" for finding in found):  # without a gradient no policy moves into its clip
+        found = [finding for finding in found if finding.kind != "clip_idle"]
+    if failed:
+        remedy = "`rpg logs` has the exception with its file and line. Mend it, or stop such runs by training.guards."
+        found.insert(0, Finding("reward_failed", failed, remedy, "reward/error_fraction", None))
+    return found
+
+
+def findings_over(runs: Sequence[Run], curves: Curves, said: str) -> list[tuple[str, str]]:
+    """(sentence, remedy) of the findings of runs: each kind once, of the first that has it, and of how many more.
+
+    Args:
+        said: the answer beside it, which may say the same.
+    """
+    by_kind: dict[str, list[tuple[Run, Finding]]] = {}
+    for run in runs:
+        for finding in findings_of(run, curves):
+            by_kind.setdefault(finding.kind, []).append((run, finding))
+    told = []
+    for (first, finding), *others in by_kind.values():
+        if finding.kind != "no_signal" or _NOTHING not in said:
+            whose = f"{first.name or first.run_id}: " if len(runs) > 1 else ""
+            likewise = f" Likewise {len(others)} more of {len(runs)} runs." if others else ""
+            told.append((f"{whose}{finding.sentence}{likewise}", finding.remedy))
+    return told
+
+
+def _diverged(of: _Recorded) -> Finding | None:
+    """The divergence from the reference exploded."""
+    curve = of.curves.get("kl/reverse")
+    if curve is None or (start := _since(curve, lambda values: ~(values <= EXPLODED), 1)) is None:
+        return None
+    before = float(np.median(curve[max(0, start - LONG) : start, 1])) if start else 0.0
+    step, value = curve[start]
+    if value < JUMP * before:
+        return None
+    figure = f"{value:.2g} nats a token" if np.isfinite(value) else "no finite number"
+    was = f", after {before:.2g}" if start else ""
+    more = "give the objective a divergence" if of.key("objective.divergence") == "none" else "raise objective.kl_coef"
+    return Finding(
+        "diverged",
+        f"The divergence exploded at step {step:.0f}: kl/reverse is {figure}{was}.",
+        f"Lower training.optimizer.learning_rate, tighten objective.clip, or {more}.",
+        "kl/reverse",
+        int(step),
+    )
+
+
+def _without_a_signal(of: _Recorded) -> Finding | None:
+    """Hardly a group has responses of which one is better than another."""
+    curve, group = of.curves.get("zero_std_fraction"), Group(of.run.name, (of.run,))
+    if curve is None or not _is_within_groups(group):
+        return None
+    if said := nothing_to_learn([group], {name: {of.run.run_id: each} for name, each in of.curves.items()}):
+        sentence, _, remedy = said.partition(" Where all fail")
+        return Finding("no_signal", sentence, f"Where all fail{remedy}", "zero_std_fraction", int(curve[0, 0]))
+    start = _since(curve, lambda values: values >= SIGNAL_LOST, LONG)
+    if start is None or of.is_solved:
+        return None
+    return Finding(
+        "no_signal",
+        f"There is next to nothing to learn from{_since_step(curve, start)}: in {percent(_at_the_end(curve))} of the "
+        "groups all responses have the same reward.",
+        "Take other problems in data.train, a larger training.group_size or rollout.temperature, or "
+        "rollout.dynamic_sampling.",
+        "zero_std_fraction",
+        int(curve[start, 0]),
+    )
+
+
+def _truncated(of: _Recorded) -> Finding | None:
+    """Most responses are cut off before they end."""
+    curve = of.curves.get("truncated_fraction")
+    if curve is None or (start := _since(curve, lambda values: values >= CUT_OFF, LASTING)) is None:
+        return None
+    longest = of.key("rollout.max_response_length")
+    limit = f" at {longest} tokens" if longest else ""
+    return Finding(
+        "truncated",
+        f"{percent(_at_the_end(curve))} of the responses are cut off{limit}{_since_step(curve, start)}, before their "
+        "answers are given.",
+        "Raise rollout.max_response_length, take reward off long responses by reward.overlong, or leave those that are "
+        "cut off out by training.mask_truncated.",
+        "truncated_fraction",
+        int(curve[start, 0]),
+    )
+
+
+def _collapsed(of: _Recorded) -> Finding | None:
+    """The policy has stopped exploring before the task is solved."""
+    curve = of.curves.get("entropy")
+    if curve is None or (start := _since(curve, lambda values: values < COLLAPSED, LASTING)) is None or of.is_solved:
+        return None
+    began, value = f"{curve[0, 1]:.2g} at step {curve[0, 0]:.0f}", f"{_at_the_end(curve):.2g} nats a token"
+    collapsed = f"The entropy collapsed at step {curve[start, 0]:.0f}: it is {value}, after {began}"
+    return Finding(
+        "entropy_collapsed",
+        f"{collapsed if start else f'The entropy is near 0 from the first step on: {value}'}. Nothing is explored.",
+        "Raise objective.clip.high or objective.kl_coef, give training.entropy_coef, or lower "
+        "training.optimizer.learning_rate.",
+        "entropy",
+        int(curve[start, 0]),
+    )
+
+
+def _disagree(of: _Recorded) -> Finding | None:
+    """The engine samples from another policy than the learner takes for it."""
+    curve, ratios = of.curves.get("kl/rollout"), of.curves.get("rollout_ratio/max")
+    if curve is None or (start := _since(curve, lambda values: values > APART, LASTING)) is None:
+        return None
+    largest = f", and a token's ratio reaches {ratios[start:, 1].max():.3g}" if ratios is not None else ""
+    return Finding(
+        "sampler_disagrees",
+        f"Sampler and learner disagree{_since_step(curve, start)}: kl/rollout is {_at_the_end(curve):.2g} nats a token"
+        f"{largest}.",
+        "Give rollout.correction (truncate or mask), or have both reckon alike: training.precision float32.",
+        "kl/rollout",
+        int(curve[start, 0]),
+    )
+
+
+def _clip_idle(of: _Recorded) -> Finding | None:
+    """The clip touches no token, though there are updates away from the sampling policy."""
+    fractions = [of.curves[name] for name in _CLIPPED if name in of.curves]
+    updates = (of.key("training.minibatches") or 1) * (of.key("training.epochs") or 1)
+    is_off_policy = updates > 1 or (of.key("rollout.max_staleness") or 0) > 0
+    if not fractions or not is_off_policy or of.key("objective.clip.type") == "none":
+        return None
+    steps = len(fractions[0])
+    if steps < LONG or any(curve[:, 1].any() for curve in fractions):
+        return None
+    ratios = of.curves.get("ratio/max")
+    largest = f": no ratio is above {ratios[:, 1].max():.4g}" if ratios is not None else ""
+    return Finding(
+        "clip_idle",
+        f"The clip never acted in {steps} steps{largest}. Without it training would have been the same.",
+        "A step may give more: raise training.optimizer.learning_rate, training.minibatches or training.epochs; or "
+        "narrow objective.clip.low and objective.clip.high.",
+        "clip_fraction/high",
+        int(fractions[0][0, 0]),
+    )
+
+
+def _since(curve: Curve, holds: Callable[[NDArray[np.float64]], NDArray[np.bool_]], least: int) -> int | None:
+    """The first place from which on something holds in `MOSTLY` all steps up to the last; None where it holds for fewer
+    than `least` steps, or than there are.
+
+    >>> _since(np.array([[1, 0.0], [2, 0.9], [3, 0.1], [4, 0.9], [5, 0.8]]), lambda values: values > 0.5, 2)
+    3
+    """
+    held = holds(curve[:, 1])
+    for start in np.flatnonzero(held):
+        if held[start:].mean() >= MOSTLY:
+            return int(start) if len(held) - start >= min(least, len(held)) else None
+    return None
+
+
+def _since_step(curve: Curve, start: int) -> str:
+    return f" since step {curve[start, 0]:.0f}" if start else ""
+
+
+def _at_the_end(curve: Curve) -> float:
+    return float(np.median(curve[-LASTING:, 1]))
+
+
+def without_signal(groups: Sequence[Group], curves: Curves) -> list[Group]:
+    """The groups in whose runs nearly every prompt's responses all had the same reward, throughout training."""
+    within = [group for group in groups if _is_within_groups(group)]
+    return [group for group in within if _of_group(group, curves, "zero_std_fraction") >= NO_SIGNAL]
+
+
+def not_scored(store: Store, groups: Sequence[Group]) -> str:
+    """How many responses the reward failed on, and why, in training and in evaluations; empty where on none."""
+    runs = {"runs": [run.run_id for group in groups for run in group.runs]}
+    ((share, why, count, total, reason),) = store.query(_FAILED, runs).rows
+    said = []
+    if share:
+        last = f"; the last: {why}" if why else ""
+        said.append(
+            f"The reward failed on {percent(share)} of the training responses, which count with the least score{last}."
+        )
+    if count:
+        said.append(
+            f"The reward failed on {count} of {total} evaluated responses, which count with the least score: {reason}."
+        )
+    return " ".join(said)
+
+
+def nothing_to_learn(groups: Sequence[Group], curves: Curves) -> str:
+    """That some groups had nothing to learn from, and what to change; empty where all had something."""
+    silent = without_signal(groups, curves)
+    if not silent:
+        return ""
+    share = min(_of_group(group, curves, "zero_std_fraction") for group in silent)
+    rewards = [_of_group(group, curves, "reward/mean") for group in silent]
+    low, high = min(rewards), max(rewards)
+    reward = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"
+    where = "" if len(silent) == len(groups) else f" in {', '.join(group.label for group in silent)}"
+    return (
+        f"{_NOTHING}{where}: in {percent(share)} of the groups all responses had the same reward "
+        f"(mean {reward}), so none was better than another. Where all fail: take easier problems, a warm_up, or a "
+        "reward that marks part of an answer. Where all succeed: take harder problems. A larger training.group_size or "
+        "rollout.temperature lets responses differ."
+    )
+
+
+def _is_within_groups(group: Group) -> bool:
+    advantage = group.runs[0].spec.get("advantage") or {}
+    return advantage.get("baseline", "group_mean") in _WITHIN_GROUPS
+
+
+def _of_group(group: Group, curves: Curves, metric: str) -> float:
+    """The mean over all steps of all its runs; NaN where none has the metric."""
+    by_run = curves.get(metric, {})
+    values = [by_run[run_id][:, 1] for run_id in group.run_ids if run_id in by_run]
+    return float(np.concatenate(values).mean()) if values else float("nan")

@@ -1,0 +1,60 @@
+"""A recorded certificate in the words of its reader: what it means for a run, and divergences by the spec's names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def in_words(certificate: Mapping[str, Any], *, updates: int, max_staleness: int = 0) -> dict[str, Any]:
+    """The certificate with `meaning`: a sentence or two on what it says of a run.
+
+    Policies are normalised, so that an unnormalised divergence is the normalised one, in value and gradient.
+    Enumeration therefore names the latter; here it has the name that the spec gives it.
+
+    Args:
+        updates: of a step of the run.
+        max_staleness: of its responses, in steps.
+    """
+    unnormalized = str(certificate["objective"].get("divergence", "")).startswith("unnormalized_")
+
+    def named(text: str) -> str:
+        return text.replace("reverse KL", "unnormalized reverse KL").replace("forward KL", "unnormalized forward KL")
+
+    findings = [
+        {**finding, "divergence_gradient_of": named(finding["divergence_gradient_of"])} if unnormalized else finding
+        for finding in certificate["findings"]
+    ]
+    claimed = named(certificate["claimed"]) if unnormalized else certificate["claimed"]
+    worded = {**certificate, "findings": findings, "claimed": claimed}
+    return worded | {"meaning": _meaning(worded, updates, max_staleness)}
+
+
+def _meaning(certificate: Mapping[str, Any], updates: int, max_staleness: int) -> str:
+    claimed, claim = certificate["claimed"], certificate["claim"]
+    on_policy, off_policy = (_off(certificate, policy) for policy in ("on_policy", "off_policy"))
+    if not certificate["holds"]:
+        return f"This run's objective does not have the gradient that it claims, that of {claimed}: do not rely on it."
+    if claim == "always":
+        return f"In this run every update has on average exactly the gradient of {claimed}."
+    if claim == "never":
+        return (
+            f"This run's objective has not the gradient of {claimed} and does not claim to: on average it is "
+            f"{on_policy} in the first update of a step and {off_policy} in later ones. It may train well all the same."
+        )
+    if max_staleness:
+        return (
+            f"In this run responses are up to {max_staleness} steps old: the gradient is near that of {claimed}, and "
+            f"{off_policy} where the policy has moved far. That is what bounding the ratio costs, for less variance."
+        )
+    if updates == 1:
+        return f"In this run every update is on policy, so that it has on average exactly the gradient of {claimed}."
+    return (
+        f"In this run the first of the {updates} updates of a step has on average exactly the gradient of {claimed}. "
+        f"The later ones are near it, and {off_policy} where the policy has moved far: what bounding the ratio costs, "
+        "for less variance."
+    )
+
+
+def _off(certificate: Mapping[str, Any], policy: str) -> str:
+    """`exact`, or how far the gradient is off in the worst enumerated case."""
+    worst = max(finding["error"] for finding in certificate["findings"] if finding["policy"] == policy)
+    return "exact" if worst <= certificate["tolerance"] else f"up to {100 * worst:.0f} % off"
