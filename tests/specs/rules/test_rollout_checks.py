@@ -171,7 +171,7 @@ def test_an_environment_that_is_not_installed_is_an_unknown_name() -> None:
     assert message(with_rollout(TWO_TURNS)) == (
         "spec.yaml:11: rollout.rollouter.type: unknown type\n"
         "    11 | rollout: {max_response_length: 32, rollouter: {type: check_again, question: sure?}}\n"
-        '  given: "check_again"    allowed: conversation, single_turn, tools\n'
+        '  given: "check_again"    allowed: agent, conversation, single_turn, tools\n'
         "  hint: more are installed as packages with an entry point in `rpg.rollouters`\n"
         "1 error; nothing was run"
     )
