@@ -122,6 +122,10 @@ class ProgramSection(OpenSection):
     type: str
     """Name of the program."""
 
+    def lacks(self) -> Issue | None:
+        """What this machine lacks for it. The path begins at the section."""
+        return None
+
     @abstractmethod
     def begin(self, *arguments: Any, **keywords: Any) -> Any:
         """See `rpg.rollouters.agent.AgentProgram`."""

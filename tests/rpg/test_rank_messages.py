@@ -2,7 +2,7 @@
 
 import math
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from rpg.evaluation.records import Answered
 from rpg.messages import decoded, encoded, message
 from rpg.rewards.score import Score
-from rpg.types import Problem, Rollout, RolloutGroup, Turn
+from rpg.types import Problem, RecordedTurn, Rollout, RolloutGroup, Turn
 from specs.errors import Issue
 
 
@@ -22,6 +22,10 @@ class Unmarked:
     """No message."""
 
     value: int
+
+
+ANSWERED = Answered(Problem("p", "q", "a", "set", {"deep": [1]}), 0, "text", 3, "length", Score(1.0, True))
+TURNS = (RecordedTurn(sampled=True, num_tokens=2, text="a", reward=1.0), RecordedTurn(False, 1, "b", tool="c"))
 
 
 def rollouts(count: int) -> list[RolloutGroup]:
@@ -39,7 +43,8 @@ def rollouts(count: int) -> list[RolloutGroup]:
         rollouts(2),
         rollouts(40),
         [Score(0.5, True, extracted="3", terms={"length": 1.0})] * 40 + [Score.failed("no")],
-        [[Answered(Problem("p", "q", "a", "set", {"deep": [1]}), 0, "text", 3, "length", Score(1.0, True))] * 50],
+        [[ANSWERED] * 50],
+        [replace(ANSWERED, turns=TURNS)] * 50,
     ],
 )
 def test_a_value_comes_back_as_it_was_sent(value: Any) -> None:

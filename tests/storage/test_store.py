@@ -99,9 +99,9 @@ def test_every_token_joins_its_rollout(home: Path) -> None:
 
 
 def test_every_table_has_the_columns_of_its_record(home: Path) -> None:
-    hidden = {"attempt", "fingerprint"}
+    hidden, of_evaluations = {"attempt", "fingerprint"}, {"turns": ["dataset", "problem_id", "sample"]}
     for name in TABLES:
-        expected = [column for column, _ in columns(name) if column not in hidden]
+        expected = [column for column, _ in columns(name) if column not in hidden] + of_evaluations.get(name, [])
         assert list(Store.open(home).query(f"from {name}").columns) == expected
 
 

@@ -1,6 +1,7 @@
 """A program that is a command, in a process of its own."""
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from pydantic import Field
 from rpg.rollouters.agent import AgentProgram, Running
 from rpg.sandbox import Confined, Limits, start
 from rpg.types import Problem
+from specs.errors import Issue
 from specs.schema.base import execution, names_path
 
 _LIMITS = Limits(memory_bytes=1 << 40, processes=0, file_bytes=1 << 40, open_files=4096)
@@ -32,12 +34,24 @@ class Command(AgentProgram):
     environment: tuple[str, ...] = execution(())
     """Names of environment variables that it may read, beside those of its user's home and languages."""
 
+    @property
+    def _program(self) -> str | None:
+        """Path of the program; None: there is none."""
+        first = self.command[0]
+        return sys.executable if first == "python" else shutil.which(first.replace("{file}", self.file))
+
+    def lacks(self) -> Issue | None:
+        """See ProgramSection."""
+        if self._program:
+            return None
+        hint = "write its whole path, or put it on the PATH of this machine"
+        return Issue("no such program", ("command", 0), given=self.command[0], hint=hint)
+
     def begin(self, problem: Problem, base_url: str, api_key: str) -> Running:
         """See AgentProgram."""
         question = problem.question_text
         words = [word.replace("{file}", self.file).replace("{question}", question) for word in self.command]
-        if words[0] == "python":
-            words[0] = sys.executable
+        words[0] = self._program or words[0]
         asked = {"question": question, "messages": problem.conversation(), "metadata": problem.metadata}
         return _Process(words, json.dumps(asked), {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}, self)
 

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -12,13 +12,13 @@ from pydantic import Field
 
 from rpg.rollouters.agent import AgentProgram, Running
 from rpg.rollouters.chat import ChatError, ChatTokens, History, Request, spoken
-from rpg.rollouters.endpoint import Asked, Ended, Line, Reply, endpoint
+from rpg.rollouters.endpoint import Asked, Ended, Endpoint, Reply, endpoint
 from rpg.rollouters.journal import Answer
 from rpg.rollouters.taking_turns import Conversation, Counterpart, Question, TakingTurns
-from rpg.types import Turn
+from rpg.types import Problem, Turn
 from specs.errors import Issue, SpecError
 from specs.schema.base import PathKind, execution
-from specs.schema.rollout import NamedProgram, TurnBounds
+from specs.schema.rollout import Answering, NamedProgram, TurnBounds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,6 +63,22 @@ class Agent(TakingTurns):
         """See Spec. Those of the program are among them."""
         yield from super().paths()
         yield from ((("program", *where), kind, path) for where, kind, path in self.program.paths())
+
+    def lacks(self) -> Issue | None:
+        """See RollouterSection."""
+        issue = self.program.lacks()
+        return replace(issue, path=("program", *issue.path)) if issue else None
+
+    def answering(self, seconds: float) -> Iterator[Answering]:
+        """See RollouterSection. The program is begun on a made-up prompt: it answers where it asks the policy."""
+        assert isinstance(self.program, AgentProgram)
+        if issue := self.program.lacks():
+            yield Answering("agent", self.program.type, f"{issue.message}: {issue.given}")
+            return
+        begun = _Begun(self.program, Problem("", "1+1=", "2", ""), endpoint(), lambda: None)
+        arrived = begun.line.next(seconds)
+        begun.close("it was only to be seen whether something is asked")
+        yield Answering("agent", self.program.type, _why_not(arrived) if isinstance(arrived, Ended) else "")
 
     def bounds(self, max_response_length: int) -> TurnBounds:
         """See RollouterSection. Requests are given before and between the turns, of a token each at least."""
@@ -160,7 +176,7 @@ class _Asking(Counterpart):
                 Issue(
                     "the agent's program ended without asking the policy anything",
                     ("rollout", "rollouter", "program"),
-                    given=f"{self.program.type}; {ended.error or f'it returned {ended.answer!r}'}"[:600],
+                    given=f"{self.program.type}; {_why_not(ended)}"[:600],
                     allowed="a program that asks for a chat completion at least once for each prompt",
                     hint="it is to ask the endpoint that it is given (OPENAI_BASE_URL), with the key that it is given",
                 )
@@ -176,6 +192,11 @@ class _Asking(Counterpart):
             work.close("the response has ended: there is no room for another turn")
 
 
+def _why_not(ended: Ended) -> str:
+    """Reason why a program that has ended asked nothing."""
+    return ended.error or f"it asked nothing, and returned {ended.answer!r}"
+
+
 class _Work:
     """A program's work on one response."""
 
@@ -189,8 +210,7 @@ class _Work:
         self.replies: list[Reply] = []
         """Answers that the program has not heard yet: several where an earlier attempt of the run got further."""
         self._lock = threading.Lock()
-        self._line: Line | None = None
-        self._running: Running | None = None
+        self._begun: _Begun | None = None
         self._arrived: Asked | Ended | None = None
         self._closed = self._has_place = False
 
@@ -199,8 +219,7 @@ class _Work:
         arrived = self._arrived or self._begin()
         while self.replies and isinstance(arrived, Asked):
             arrived.answer(self.replies.pop(0))
-            assert self._line
-            arrived = self._line.next(self._asking.options.program_seconds)
+            arrived = self._next()
         self._arrived = arrived
         if isinstance(arrived, Ended):
             return [Answer("", json.dumps(asdict(arrived)))]
@@ -211,35 +230,23 @@ class _Work:
         with self._lock:
             self._has_place = True
             if not self._closed:
-                self._line = self._asking.endpoint.open()
-        if not self._line:
+                asking = self._asking
+                self._begun = _Begun(asking.program, self._problem, asking.endpoint, self._give_place)
+        if not self._begun:
             self._give_place()
             return Ended(error="the run goes on without it")
-        threading.Thread(target=self._run, args=(self._line,), name="an agent's program", daemon=True).start()
-        return self._line.next(self._asking.options.program_seconds)
+        return self._next()
 
-    def _run(self, line: Line) -> None:
-        try:
-            running = self._asking.program.begin(self._problem, self._asking.endpoint.base_url, line.key)
-            with self._lock:
-                self._running = running
-            if self._closed:
-                running.end()
-            ended = Ended(running.result())
-        except Exception as error:  # whatever the program does
-            ended = Ended(error=f"{type(error).__name__}: {error}"[:2000])
-        self._give_place()
-        line.finish(ended)
+    def _next(self) -> Asked | Ended:
+        assert self._begun
+        return self._begun.line.next(self._asking.options.program_seconds)
 
     def close(self, why: str) -> None:
         """Ends the program, if it has not ended; what it asks is refused. The first reason given is what it is told."""
         with self._lock:
-            self._closed = True
-            running, line = self._running, self._line
-        if line:
-            self._asking.endpoint.close(line, why)
-        if running:
-            running.end()
+            self._closed, begun = True, self._begun
+        if begun:
+            begun.close(why)
         self._give_place()
 
     def _give_place(self) -> None:
@@ -247,3 +254,40 @@ class _Work:
             has_place, self._has_place = self._has_place, False
         if has_place:
             self._asking.places.release()
+
+
+class _Begun:
+    """A program at work in a thread of its own, and the line on which it asks."""
+
+    def __init__(self, program: AgentProgram, problem: Problem, at: Endpoint, ended: Callable[[], None]) -> None:
+        """
+        Args:
+            ended: called once it has ended, before the line says so.
+        """
+        self.line = at.open()
+        self._program, self._problem, self._at, self._ended = program, problem, at, ended
+        self._lock = threading.Lock()
+        self._running: Running | None = None
+        self._closed = False
+        threading.Thread(target=self._run, name="an agent's program", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            running = self._program.begin(self._problem, self._at.base_url, self.line.key)
+            with self._lock:
+                self._running, closed = running, self._closed
+            if closed:
+                running.end()
+            ended = Ended(running.result())
+        except Exception as error:  # whatever the program does
+            ended = Ended(error=f"{type(error).__name__}: {error}"[:2000])
+        self._ended()
+        self.line.finish(ended)
+
+    def close(self, why: str) -> None:
+        """Ends the program, if it has not ended; what it asks is refused."""
+        with self._lock:
+            self._closed, running = True, self._running
+        self._at.close(self.line, why)
+        if running:
+            running.end()

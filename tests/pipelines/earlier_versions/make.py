@@ -26,6 +26,9 @@ NEW = {
     "rollouts.verdicts",
     "evaluation_samples.verdicts",
     "evaluation_samples.turns",
+    "trials.posterior_mean",
+    "trials.posterior_deviation",
+    "trials.chance_of_best",
 }
 """Columns that the version of today has and the last of these has not, or the other way round."""
 SPEC = """\

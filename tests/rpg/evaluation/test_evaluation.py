@@ -2,13 +2,18 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rpg.evaluation.kept import KeptAnswers
 from rpg.evaluation.measures import majority_at_k, mean_at_k, measures, pass_at_k, sizes
+from rpg.evaluation.records import Answered
+from rpg.rewards import Score
+from rpg.types import Problem, RecordedTurn
 
 
 def table(*rows: str) -> np.ndarray:
@@ -116,3 +121,17 @@ def test_the_measures_of_a_set() -> None:
 @pytest.mark.parametrize(("n", "expected"), [(1, [1]), (2, [1, 2]), (8, [1, 2, 4, 8]), (12, [1, 2, 4, 8, 12])])
 def test_sizes_are_powers_of_two_and_the_number_of_samples(n: int, expected: list[int]) -> None:
     assert sizes(n) == expected
+
+
+def test_what_an_interrupted_evaluation_keeps_comes_back_with_its_turns(tmp_path: Path) -> None:
+    problems = [Problem("p", "q", "a", "set"), Problem("r", "q", "b", "set")]
+    turns = (RecordedTurn(sampled=True, num_tokens=2, text="é<eos>", reward=0.5), RecordedTurn(False, 1, "7", tool="t"))
+    answered = [
+        Answered(problem, sample, "text", 3, "stop", Score(1.0, True), turns if sample else ())
+        for problem in problems
+        for sample in range(2)
+    ]
+    kept = KeptAnswers(tmp_path)
+    assert kept.read(problems) is None
+    kept.write(problems, answered)
+    assert kept.read(problems) == answered

@@ -17,10 +17,12 @@ from rpg.base.tokenization import make_tokenizer
 from rpg.rollouters import Problem, SeededPrompt
 from rpg.rollouters.agent import FunctionProgram
 from rpg.rollouters.agents.command import Command
+from rpg.rollouters.agents.step_by_step import StepByStep
 from rpg.rollouters.environments.agent import Agent
 from rpg.types import Rollout, Sampling
 from specs.errors import SpecError
 from specs.schema.model import ByteTokenizer
+from specs.schema.rollout import Answering
 from tests.rpg.rollouters.test_tools import TEMPLATE
 
 ROOM = 600
@@ -338,3 +340,26 @@ def test_a_request_that_leaves_no_room_is_said_before_anything_is_sampled(chat: 
     with pytest.raises(SpecError, match="leaves it no room") as raised:
         work(agent(says_much), chat)
     assert "rollout.max_response_length" in str(raised.value)
+
+
+def test_the_doctor_has_the_program_begun_and_sees_whether_it_asks() -> None:
+    asking, silent = agent(asks_twice), agent(lambda *_: "42")
+    assert list(asking.answering(60)) == [Answering("agent", "programmed", "")]
+    assert list(silent.answering(60)) == [Answering("agent", "programmed", "it asked nothing, and returned '42'")]
+    nowhere = Agent(type="agent", program=Command(type="command", command=("no-such-program",)))
+    assert list(nowhere.answering(60)) == [Answering("agent", "command", "no such program: no-such-program")]
+    issue = nowhere.lacks()
+    assert issue
+    assert issue.path == ("program", "command", 0)
+
+
+def test_a_chain_of_sums_is_worked_out_one_operation_at_a_time(chat: Any) -> None:
+    chain = Problem("p", "7 + 4 - 5 =", "6", "set")
+    program = StepByStep(type="step_by_step")
+    rollout = work(Agent(type="agent", program=program, answer="returned"), chat, "11", "6", problem=chain)
+    assert [turn.restart for turn in rollout.turns] == [True, False, True, False]
+    assert "7 + 4 =" in texts(rollout, chat)[0]
+    assert "11 - 5 =" in texts(rollout, chat)[2]
+    assert rollout.answer == "6"
+    stuck = work(Agent(type="agent", program=program, answer="returned"), chat, "eleven", problem=chain)
+    assert stuck.answer == ""
