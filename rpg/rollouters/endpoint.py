@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 MODEL = "policy"
 """Name of the one model that there is. A request may name any other: it asks the policy all the same."""
+_DAY = 24 * 3600
+"""Seconds that a connection may lie idle: clients close theirs, for one that the server closes may have a request under
+way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,9 @@ class Endpoint:
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.base_url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         """Address of its interface, as clients want it."""
-        settings = uvicorn.Config(self._app(), log_config=None, access_log=False, lifespan="off", ws="none")
+        settings = uvicorn.Config(
+            self._app(), log_config=None, access_log=False, lifespan="off", ws="none", timeout_keep_alive=_DAY
+        )
         server = uvicorn.Server(settings)
         threading.Thread(
             target=server.run, kwargs={"sockets": [listening]}, name="endpoint of agents", daemon=True
