@@ -1,5 +1,7 @@
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -148,6 +150,19 @@ def test_a_comparison_fits_on_one_screen_and_all_of_it_does_not(
     for only in ("rollout.key19", "pass@8 two-terms", "learning_rate"):
         assert only in whole
         assert only not in short
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs LaTeX")
+def test_the_table_for_a_paper_compiles(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    table = CliRunner().invoke(app, ["compare", "sums", "--format", "latex"]).stdout
+    assert "$^{*}$" in table
+    text = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{table}\end{{document}}"
+    (tmp_path / "table.tex").write_text(text)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", timeout=240)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert (tmp_path / "table.pdf").stat().st_size > 1000
 
 
 def test_brackets_in_values_are_shown_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
