@@ -317,7 +317,11 @@ def nothing_to_learn(groups: Sequence[Group], curves: Curves) -> str:
 
 
 def _is_within_groups(group: Group) -> bool:
-    advantage = group.runs[0].spec.get("advantage") or {}
+    """Whether the runs learn from a reward by what tells the responses of a group apart."""
+    spec = group.runs[0].spec
+    if (spec.get("reward") or {}).get("type") == "none":  # a divergence alone trains
+        return False
+    advantage = spec.get("advantage") or {}
     return advantage.get("baseline", "group_mean") in _WITHIN_GROUPS
 
 

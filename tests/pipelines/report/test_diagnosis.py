@@ -160,6 +160,14 @@ def test_a_clip_on_policy_has_nothing_to_act_on(home: Home) -> None:
     assert found(home, run_id) == []
 
 
+def test_groups_whose_responses_are_equal_are_no_trouble_where_a_divergence_alone_trains(home: Home) -> None:
+    run_id = bare_run(home)
+    record_curves(home, run_id, zero_std_fraction=[1.0] * STEPS)
+    assert [finding.kind for finding in found(home, run_id)] == ["no_signal"]
+    set_keys(home, run_id, reward={"type": "none"})
+    assert found(home, run_id) == []
+
+
 def test_a_reward_that_fails_is_told_first_with_its_last_reason(home: Home) -> None:
     run_id = bare_run(home)
     record_curves(home, run_id, reward_of_error_fraction=[0.0, 0.5], truncated_fraction=[1.0] * STEPS)

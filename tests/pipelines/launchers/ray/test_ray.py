@@ -172,7 +172,8 @@ def test_a_cluster_whose_head_dies_ends_the_run_which_goes_on_in_the_next_one(
     wait_for(lambda: step_of(run) >= 2, timeout=300, what="a step")
     for server in of(cluster, "gcs_server"):
         server.kill()
-    assert driver.wait(timeout=200) != 0
+    output = driver.communicate(timeout=200)[0]
+    assert driver.returncode != 0, output
     wait_for(lambda: not of(cluster, "rpg.train"), timeout=60, what="the end of every process")
     cluster.renew()
     finish(head(cluster, run))
