@@ -195,7 +195,7 @@ def _shown_turn(turn: Mapping[str, Any], called: Sequence[str], tokens: Sequence
     facts = [f"{number:,} {'token' if number == 1 else 'tokens'} {'sampled' if turn['sampled'] else 'given'}"]
     if called:
         facts.append(f"calls {', '.join(called)}")
-    if turn["restart"]:
+    if turn.get("restart"):
         facts.append("a whole new context: nothing above is seen from here on")
     if turn["reward"] is not None:
         facts.append(f"reward of the turn {turn['reward']:.3g}")
