@@ -160,10 +160,7 @@ def test_rpg_evaluate_scores_each_set_by_its_own_reward(tmp_path: Path) -> None:
     spec = json.loads(load_evaluation(file).experiment.model_dump_json())
     made = {"data": run_stage("data", tmp_path, spec)}
     made["base"] = run_stage("base", tmp_path, spec, data=made["data"].out)
-    (tmp_path / "run").mkdir()
-    left = run_stage(
-        "evaluate", tmp_path, spec, run=tmp_path / "run", **{name: result.out for name, result in made.items()}
-    )
+    left = run_stage("evaluate", tmp_path, spec, **{name: result.out for name, result in made.items()})
     assert [result.code for result in (*made.values(), left)] == [0, 0, 0], left.errors
     samples = pq.read_table(left.out / "segments" / "evaluation_samples", schema=schema_of(EvaluationSampleRow))
     scores = {(row["dataset"], row["score"]) for row in samples.to_pylist() if not row["correct"]}
