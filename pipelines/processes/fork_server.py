@@ -7,6 +7,7 @@ imports and forks: it computes nothing, has one thread, and ends, with all its f
 
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -111,6 +112,8 @@ class ForkServer:
         for standard in (1, 2):
             os.dup2(output, standard)
         os.close(output)
+        for name in ("stdout", "stderr"):
+            _reopen(name)
         os.chdir(asked["directory"])
         os.environ.update(asked["environment"])
         importlib.invalidate_caches()
@@ -147,6 +150,16 @@ class _Outputs:
         for standard, own in zip((1, 2), self._own, strict=True):
             os.dup2(own, standard)
             os.close(own)
+
+
+def _reopen(name: str) -> None:
+    """Opens a standard stream anew: it remembers whether it could seek in what its descriptor was before."""
+    old = getattr(sys, name)
+    raw = open(old.fileno(), "wb", buffering=0, closefd=False)  # noqa: SIM115 (it stays open)
+    settings = {key: getattr(old, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
+    stream = io.TextIOWrapper(raw, newline="\n", **settings)  # unbuffered, as -u has it
+    setattr(sys, name, stream)
+    setattr(sys, f"__{name}__", stream)
 
 
 def _lost_threads() -> list[str]:

@@ -37,6 +37,7 @@ def _described() -> dict[str, object]:
         "leads_its_session": os.getsid(0) == os.getpid(),
         "niceness": os.nice(0),
         "recursion": sys.getrecursionlimit(),
+        "seekable": [sys.stdout.seekable(), sys.stderr.seekable()],
         "buffered": [sys.stdout.write_through, sys.stdout.line_buffering],
         "temporary": tempfile.gettempdir(),
     }

@@ -59,6 +59,14 @@ def test_a_fork_is_what_a_new_process_would_be(tmp_path):
     assert forked["leads_its_session"]
 
 
+def test_a_fork_whose_output_is_a_pipe_does_not_take_it_for_a_file(tmp_path):
+    """Its output is one where a variable of its environment is a secret, which is taken out of the log."""
+    secret = {"HF_TOKEN": "hf_abcdefghijklmnop"}
+    forked = said(child(tmp_path / "fork", SAYS, "word", environment=secret))
+    new = said(child(tmp_path / "new", SAYS, "word", environment=secret, imports=None))
+    assert forked["seekable"] == new["seekable"] == [False, False]
+
+
 def test_a_fork_leaves_nothing_to_the_next(tmp_path):
     before = said(child(tmp_path / "before", SAYS, "alone"))
     spoils = child(tmp_path / "spoils", SAYS, "spoil", environment={"ADDED": "1"})
