@@ -88,7 +88,7 @@ def schedule_document(
         parameters = {"experiment": experiment, "document": digest, "pool": pool, "priority": priority}
         wanted = DeploymentScheduleCreate(schedule=times, slug=experiment, parameters=parameters)
         client.create_deployment_schedules(deployment, [wanted])
-        note_idle_pool(client, pool, say)
+        note_idle_pool(client, home, pool, say)
     return Schedule(experiment, cron, pool, active=True)
 
 

@@ -40,6 +40,8 @@ _AT_ONCE = 20
 everybody else's waits: workers' heartbeats, the states of flow runs."""
 _RETRY_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
 """Before each request for what the server has refused so far."""
+_WORKER_STARTS_SECONDS = 20.0
+"""Most that the worker of `rpg up` takes to start, before it is missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def submit_document(
                 submitted.append(Submitted(run.run_id, flow_run_name(run), flow_run_id, link))
             say(f"  {len(submitted)} of {len(wanted)} runs submitted")
         _publish_page(client, home, document.experiment.name)
-        note_idle_pool(client, pool, say)
+        note_idle_pool(client, home, pool, say)
     return submitted
 
 
@@ -154,9 +156,12 @@ def _create_flow_runs(
     raise SpecError(Issue(message, given=refused[0], hint="submit again; what a worker has done by then is not redone"))
 
 
-def note_idle_pool(client: "SyncPrefectClient", pool: str, say: Callable[[str], None]) -> None:
-    """Says so where no worker takes flow runs from a pool at present."""
-    if not workers_of(client, pool):
+def note_idle_pool(client: "SyncPrefectClient", home: Home, pool: str, say: Callable[[str], None]) -> None:
+    """Says so where no worker takes flow runs from a pool at present. That of `rpg up` may still be starting."""
+    deadline = time.monotonic() + (_WORKER_STARTS_SECONDS if pool == POOL and running_services(home) else 0.0)
+    while not (found := workers_of(client, pool)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if not found:
         say(f"no worker takes from the pool {pool} now: `rpg worker --pool {pool}` starts one")
 
 

@@ -120,5 +120,5 @@ def submit_study(
             )
             for number in range(1, workers + 1)
         ]
-        note_idle_pool(client, pool, say)
+        note_idle_pool(client, home, pool, say)
     return [flow_run_link(home, url, str(flow_run.id)) for flow_run in created]
