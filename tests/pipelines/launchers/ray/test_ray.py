@@ -97,7 +97,7 @@ def test_a_command_that_ends_leaves_no_actor_and_no_placement_group(
     driver = head(cluster, run)
     wait_for(lambda: step_of(run) >= 2, timeout=300, what="a step")
     driver.send_signal(number)
-    driver.wait(timeout=120)
+    driver.communicate(timeout=120)
     wait_for(lambda: nothing_left(cluster), timeout=60, what="the end of every process")
     finish(head(cluster, run))
     assert_trained(run)
