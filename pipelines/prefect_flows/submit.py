@@ -158,7 +158,9 @@ def _create_flow_runs(
 
 def note_idle_pool(client: "SyncPrefectClient", home: Home, pool: str, say: Callable[[str], None]) -> None:
     """Says so where no worker takes flow runs from a pool at present. That of `rpg up` may still be starting."""
-    deadline = time.monotonic() + (_WORKER_STARTS_SECONDS if pool == POOL and running_services(home) else 0.0)
+    services = running_services(home)
+    is_ours = services is not None and pool == POOL and str(client.api_url).rstrip("/") == services.url
+    deadline = time.monotonic() + (_WORKER_STARTS_SECONDS if is_ours else 0.0)
     while not (found := workers_of(client, pool)) and time.monotonic() < deadline:
         time.sleep(0.2)
     if not found:

@@ -37,6 +37,10 @@ _CLIPPED = ("clip_fraction/low", "clip_fraction/high", "clip_fraction/dual")
 DIAGNOSED = (*DRAWN, "kl/rollout", "rollout_ratio/max", "reward/std")
 """Metrics of a diagnosis: those that are drawn, and more."""
 _NOTHING = "There was nothing to learn from"
+_MORE_SIGNAL = (
+    "Where all fail: take easier problems, a warm_up, or a reward that marks part of an answer. Where all succeed: "
+    "take harder problems. A larger training.group_size or rollout.temperature lets responses differ."
+)
 _FAILED = """
     WITH trained AS (
         SELECT avg(value) AS share FROM metrics
@@ -163,9 +167,8 @@ def _without_a_signal(of: _Recorded) -> Finding | None:
     curve, group = of.curves.get("zero_std_fraction"), Group(of.run.name, (of.run,))
     if curve is None or not _is_within_groups(group):
         return None
-    if said := nothing_to_learn([group], {name: {of.run.run_id: each} for name, each in of.curves.items()}):
-        sentence, _, remedy = said.partition(" Where all fail")
-        return Finding("no_signal", sentence, f"Where all fail{remedy}", "zero_std_fraction", int(curve[0, 0]))
+    if said := _silence([group], {name: {of.run.run_id: each} for name, each in of.curves.items()}):
+        return Finding("no_signal", said, _MORE_SIGNAL, "zero_std_fraction", int(curve[0, 0]))
     start = _since(curve, lambda values: values >= SIGNAL_LOST, LONG)
     if start is None or of.is_solved:
         return None
@@ -300,6 +303,11 @@ def not_scored(store: Store, groups: Sequence[Group]) -> str:
 
 def nothing_to_learn(groups: Sequence[Group], curves: Curves) -> str:
     """That some groups had nothing to learn from, and what to change; empty where all had something."""
+    said = _silence(groups, curves)
+    return f"{said} {_MORE_SIGNAL}" if said else ""
+
+
+def _silence(groups: Sequence[Group], curves: Curves) -> str:
     silent = without_signal(groups, curves)
     if not silent:
         return ""
@@ -310,9 +318,7 @@ def nothing_to_learn(groups: Sequence[Group], curves: Curves) -> str:
     where = "" if len(silent) == len(groups) else f" in {', '.join(group.label for group in silent)}"
     return (
         f"{_NOTHING}{where}: in {percent(share)} of the groups all responses had the same reward "
-        f"(mean {reward}), so none was better than another. Where all fail: take easier problems, a warm_up, or a "
-        "reward that marks part of an answer. Where all succeed: take harder problems. A larger training.group_size or "
-        "rollout.temperature lets responses differ."
+        f"(mean {reward}), so none was better than another."
     )
 
 

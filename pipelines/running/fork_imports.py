@@ -11,10 +11,11 @@ _OF_TRAINING = (
     "rpg.rollouts.source",
     "rpg.trainer",
 )
+_OF_BASE = ("specs.document", "rpg.base.stage")
 _OF_STAGE = {
     "data": ("specs.document", "rpg.data.staging"),
-    # With training's, which follows: what an optimizer imports as it is made is imported once for both.
-    "base": ("specs.document", "rpg.base.stage", *_OF_TRAINING),
+    # With training's, where it follows: what an optimizer imports as it is made is imported once for both.
+    "base": (*_OF_BASE, *_OF_TRAINING),
     "train": _OF_TRAINING,
     "evaluate": ("specs.document", "rpg.evaluation.stage"),
 }
@@ -26,5 +27,4 @@ def imports_of(experiment: Experiment, stage: str, slots: Sequence[str]) -> Sequ
     of its own."""
     if slots or experiment.rollout.engine == "vllm":
         return None
-    follows = "evaluate" if stage == "base" and not experiment.trains else stage
-    return _OF_STAGE[follows]
+    return _OF_BASE if stage == "base" and not experiment.trains else _OF_STAGE[stage]

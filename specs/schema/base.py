@@ -44,10 +44,13 @@ class Spec(BaseModel):
         if not isinstance(data, dict):
             return data
         kinds = {name: field.annotation for name, field in cls.model_fields.items()}
-        defaults = {name: field.get_default(call_default_factory=True) for name, field in cls.model_fields.items()}
-        empty = {name for name, default in defaults.items() if is_empty(default)}
-        said = {key: value for key, value in data.items() if value is not None or key not in empty}
+        said = {key: value for key, value in data.items() if value is not None or not cls._is_empty_unless_said(key)}
         return {key: _as_written(value, kinds.get(key)) for key, value in said.items()}
+
+    @classmethod
+    def _is_empty_unless_said(cls, key: str) -> bool:
+        field = cls.model_fields.get(key)
+        return field is not None and is_empty(field.get_default(call_default_factory=True))
 
     def identity(self) -> dict[str, Any]:
         """The fields that change a result, as plain data; those declared with `execution` are left out."""

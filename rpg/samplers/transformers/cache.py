@@ -1,7 +1,7 @@
 """A KV cache of slots: sequences of unequal length side by side that enter and leave without copying the others."""
 
-from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -124,32 +124,40 @@ class ReturningContexts:
     """Rows of sequences that have left their slots. A context that begins with one is computed from its end on."""
 
     def __init__(self) -> None:
-        self._rows: OrderedDict[tuple[int, ...], KeptRows] = OrderedDict()
-        self._of_length: Counter[int] = Counter()
+        self._kept: OrderedDict[int, tuple[tuple[int, ...], KeptRows]] = OrderedDict()
+        """Hash of the tokens -> tokens and rows, the oldest first."""
         self._positions = 0
 
     def keep(self, token_ids: tuple[int, ...], rows: KeptRows) -> None:
-        """Keeps the rows of these tokens."""
-        if token_ids not in self._rows:
-            self._rows[token_ids] = rows
-            self._of_length[len(token_ids)] += 1
+        """Keeps the rows of these tokens, at least one."""
+        *_, key = _hashes(token_ids)
+        if key not in self._kept:
+            self._kept[key] = token_ids, rows
             self._positions += len(token_ids)
-        self._rows.move_to_end(token_ids)
+        self._kept.move_to_end(key)
 
     def shrink(self, positions: int) -> None:
         """Drops the oldest, until no more than so many positions are kept."""
-        while self._rows and self._positions > positions:
-            dropped, _ = self._rows.popitem(last=False)
-            self._of_length[len(dropped)] -= 1
+        while self._kept and self._positions > positions:
+            _, (dropped, _) = self._kept.popitem(last=False)
             self._positions -= len(dropped)
 
     def of(self, token_ids: Sequence[int]) -> KeptRows:
         """Rows of the longest beginning of a context that is kept, its last two tokens aside; empty: there is none."""
-        known = (length for length, count in self._of_length.items() if count and length < len(token_ids) - 1)
-        for length in sorted(known, reverse=True):
-            if rows := self._rows.get(tuple(token_ids[:length])):
+        hashes = list(_hashes(token_ids[:-2])) if self._kept else []
+        for length in range(len(hashes), 0, -1):
+            known, rows = self._kept.get(hashes[length - 1], ((), []))
+            if rows and known == tuple(token_ids[:length]):
                 return rows
         return []
+
+
+def _hashes(token_ids: Sequence[int]) -> Iterator[int]:
+    """Hash of each beginning of the tokens, of one token and more: all of them in one pass."""
+    so_far = 0
+    for token in token_ids:
+        so_far = hash((so_far, token))
+        yield so_far
 
 
 def laid_out(sequences: Sequence[KeptRows]) -> list[KeysValues]:
