@@ -5,6 +5,7 @@ import importlib.util
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -59,7 +60,7 @@ def up(home: Home, wanted: Wanted, *, say: Callable[[str], None] = lambda _: Non
         RpgError: the port that is asked for is taken. Nothing has been written.
         ServiceError: a program does not come up, or something else is up than what was asked for.
     """
-    if wanted.port and running_services(home) is None and not _is_free(wanted.port):
+    if wanted.port and running_services(home) is None and not _is_free(wanted.port, home):
         hint = "name another, or leave --port out: then a free one is taken"
         raise RpgError(f"port {wanted.port} is taken\n  hint: {hint}")
     home.create()
@@ -175,9 +176,16 @@ def _wait_for_page(supervisor: Supervisor, page: Program, say: Callable[[str], N
     return page.address.removesuffix("/ready")
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
+def _is_free(port: int, home: Home) -> bool:
+    """Whether nobody listens there, nor will when what a supervisor that was killed has left has ended."""
+    deadline = time.monotonic() + (GRACE_SECONDS if services_file(home).exists() else 0.0)
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.1)
 
 
 def down(home: Home) -> bool:

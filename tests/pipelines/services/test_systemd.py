@@ -126,7 +126,8 @@ def test_without_a_manager_the_unit_is_written_and_what_it_runs_serves_after_eve
         told_there = Path(f"/proc/{supervisor}/environ").read_bytes().split(b"\0")
         assert b"HF_TOKEN=hf_told_at_the_first_call" in told_there
         os.kill(supervisor, signal.SIGKILL)
-        wait_for(lambda: running_services(lab.home) is None and not is_healthy(url), what="the end of all")
+        # What it has started still ends, and holds the port: the next start waits for that.
+        wait_for(lambda: running_services(lab.home) is None, what="the supervisor's end")
 
     down = lab.rpg("down", "--systemd")
     assert down.code == 0, down.err
