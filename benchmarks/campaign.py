@@ -32,7 +32,7 @@ Row = dict[str, Any]
 _SUBREAPER = 36
 """Linux's PR_SET_CHILD_SUBREAPER."""
 _CLEANING_SECONDS = 5.0
-"""Of a step's limit, for the end of its processes."""
+"""Part of a limit, for the end of a step's processes."""
 
 
 @dataclass(frozen=True, slots=True)
