@@ -64,6 +64,18 @@ def arms(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[Arm
     return [] if all(arm.baseline for arm in chosen) else chosen
 
 
+def set_aside(study: Study, trials: Sequence[Trial]) -> dict[str, float]:
+    """What the confirmation may cost at most, by limit of the budget: as many whole runs as it may have, each at the
+    baseline's cost; empty without a confirmation, and until the baseline has finished."""
+    baseline = next((trial.about for trial in trials if trial.baseline and trial.values is not None), None)
+    if study.confirm is None or baseline is None:
+        return {}
+    runs = (study.confirm.candidates + 1) * study.confirm.seeds / max(1, len(baseline.get("run_ids", ())))
+    costs = {name: runs * float(baseline.get(name, 0.0)) for name in ("tokens", "gpu_hours", "seconds")}
+    # Of runs at a time none is waited for.
+    return {**costs, "hours": costs.pop("seconds") / 3600 / study.parallel}
+
+
 def ranked(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[Trial]:
     """The finished trials that keep the constraints, the best first; of several goals those of the front first.
 
