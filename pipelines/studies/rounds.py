@@ -1,6 +1,6 @@
 """Rounds of a confirmation: after how many seeds the arms are held against each other, and who stops there.
 
-The error that all looks may make is spent over the rounds (`rpg.statistics.level`): the last one has the whole of a
+The error that all looks may make is spent over the rounds (`rpg.statistics.comparison.level`): the last one has the whole of a
 single look, those before it the small shares of further looks. So a confirmation that goes to its end claims as much as
 one that looks once. To stop a candidate that cannot win any more costs no error.
 """
@@ -71,7 +71,7 @@ class Look:
     seeds: int
     """Of each arm that was still there."""
     share: int
-    """Which share of the error it has; see `rpg.statistics.level`."""
+    """Which share of the error it has; see `rpg.statistics.comparison.level`."""
     most: int
     """Seeds of each arm at most, as the study had it then."""
     arms: tuple[int, ...]

@@ -310,7 +310,8 @@ def _rounds_sentences(record: StudyRecord) -> list[str]:
     confirmation, now = record.confirmation, len(record.confirmation.seeds)
     said = []
     if before := [str(look) for look in confirmation.looks if 1 < look < now]:
-        said.append(f"The arms were held against each other after {' and '.join(before)} seeds too.")
+        numbers = " and ".join([*([", ".join(before[:-1])] if before[1:] else []), before[-1]])
+        said.append(f"The arms were held against each other after {numbers} seeds too.")
     if confirmation.share:
         level = 100 * level_of_look(record.confidence, confirmation.share)
         said.append(f"Not to claim more in all, differences have {level:.4g} % intervals at this look.")

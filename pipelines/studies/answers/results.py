@@ -198,7 +198,7 @@ class Confirmation:
     most: int
     """Seeds of each arm at most."""
     share: int
-    """Which share of the error the last look has; see `rpg.statistics.level`."""
+    """Which share of the error the last look has; see `rpg.statistics.comparison.level`."""
     decided: bool
     """Whether no further round is to come."""
 
