@@ -1,8 +1,8 @@
 """Rounds of a confirmation: after how many seeds the arms are held against each other, and who stops there.
 
-The error that all looks may make is spent over the rounds (`rpg.statistics.comparison.level`): the last one has the whole of a
-single look, those before it the small shares of further looks. So a confirmation that goes to its end claims as much as
-one that looks once. To stop a candidate that cannot win any more costs no error.
+The error that all looks may make is spent over the rounds, see `level` in rpg/statistics/comparison.py: the last has
+the whole of a single look, those before it the small shares of further looks. So a confirmation that goes to its end
+claims as much as one that looks once. To stop a candidate that cannot win any more costs no error.
 """
 
 import math
