@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.studies import confirmation, proposals, rounds, rungs
+from pipelines.studies import confirmation, proposals, rungs
 from pipelines.studies.trials import Score, Trial, Work
 from rpg.statistics import Verdict, level, verdict
 from specs.schema.study import Study
@@ -302,14 +302,16 @@ def confirm_in_rounds(fresh: Mapping[str, Array]) -> tuple[dict[str, Array], Ver
     baseline, *candidates = fresh
     taken: dict[int, int] = {}
     seeds: dict[str, int] = {}
-    for number in rounds.rounds(most):
+    for number in confirmation.rounds(most):
         seeds |= dict.fromkeys((baseline, *candidates), number)
-        taken[number] = rounds.share_of(number, most, taken)
+        taken[number] = confirmation.share_of(number, most, taken)
         scores = {label: row[: seeds[label]] for label, row in fresh.items()}
         tables = {label: row[:, None] for label, row in scores.items()}
         said = verdict(tables, (), level(0.95, taken[number]), worst=START, figures=True, shares=False)
         if number < most:
-            candidates = [label for label in candidates if rounds.may_win(scores[label], scores[baseline], most, 0.95)]
+            candidates = [
+                label for label in candidates if confirmation.may_win(scores[label], scores[baseline], most, 0.95)
+            ]
         if not candidates or any(worse == baseline for _, worse, _ in said.differences):
             break
     return scores, said

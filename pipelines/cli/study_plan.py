@@ -7,8 +7,8 @@ from pipelines.home.home import Home
 from pipelines.planning.plan import Plan
 from pipelines.studies import space
 from pipelines.studies.answers.results import StudyRecord, cost_words
+from pipelines.studies.confirmation import rounds
 from pipelines.studies.cost import study_cost
-from pipelines.studies.rounds import rounds
 from specs.machine.files import read_json
 from specs.study_document import StudyDocument
 

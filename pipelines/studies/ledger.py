@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pipelines.studies import conditions, confirmation, proposals, space
-from pipelines.studies.rounds import Look
+from pipelines.studies.confirmation import Look
 from pipelines.studies.storage import StudyStorage
 from pipelines.studies.trials import Score, Trial, Work, Worker, read_trial
 from specs.errors import SpecError

@@ -6,9 +6,8 @@ from typing import Any
 
 from pipelines.studies import space
 from pipelines.studies.answers.results import COSTS
-from pipelines.studies.confirmation import Arm, is_feasible
+from pipelines.studies.confirmation import Arm, Progress, is_feasible
 from pipelines.studies.noisy_gp import Standing
-from pipelines.studies.rounds import Progress
 from pipelines.studies.trials import Trial
 from specs.machine.files import now
 from specs.schema.study import Study, measure_label

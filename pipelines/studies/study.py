@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pipelines.home.home import Home
 from pipelines.running.time_left import duration
-from pipelines.studies import conditions, confirmation, proposals, rounds, rungs, space
+from pipelines.studies import conditions, confirmation, proposals, rungs, space
 from pipelines.studies.answers.results import StudyRecord
 from pipelines.studies.execution import Execute, Result, StudyInterruptedError, Task, run_task
 from pipelines.studies.ledger import TrialLedger
@@ -199,18 +199,18 @@ class _StudyWorker:
             look for look in ledger.looks() if (look.arms, look.dataset) == (tuple(counts), ledger.confirming_dataset)
         ]
         baseline = next((arm.trial for arm in arms if arm.baseline), None)
-        at = rounds.progress(looks, counts, baseline, len(seeds))
+        at = confirmation.progress(looks, counts, baseline, len(seeds))
         shares = ledger.shares()
-        share = rounds.share_of(at.due or max(at.seeds.values(), default=0), len(seeds), shares)
+        share = confirmation.share_of(at.due or max(at.seeds.values(), default=0), len(seeds), shares)
         return Confirming(seeds, at, shares, share)
 
     def _look(self, trials: Sequence[Trial], arms: Sequence[confirmation.Arm], at: Confirming) -> None:
         """Holds the arms against each other after a round, and notes what it found."""
         most, dataset = len(at.seeds), self.ledger.confirming_dataset
-        look = rounds.Look(at.progress.due, at.share, most, tuple(arm.trial for arm in arms), dataset)
+        look = confirmation.Look(at.progress.due, at.share, most, tuple(arm.trial for arm in arms), dataset)
         over = replace(at, progress=replace(at.progress, due=0))
         record = StudyRecord.of(self._record(trials, arms, over, "confirming"))
-        self.ledger.note_look(rounds.look_at(self.home, record, look))
+        self.ledger.note_look(confirmation.look_at(self.home, record, look))
 
     # Doing it.
 

@@ -13,9 +13,9 @@ from pipelines.home.home import Home
 from pipelines.studies import confirmation
 from pipelines.studies.answers.answer import answer
 from pipelines.studies.answers.results import StudyRecord
+from pipelines.studies.confirmation import Look, may_win, progress, rounds, share_of
 from pipelines.studies.execution import Result
 from pipelines.studies.ledger import TrialLedger
-from pipelines.studies.rounds import Look, may_win, progress, rounds, share_of
 from pipelines.studies.storage import open_storage
 from pipelines.studies.trials import Score, Trial, Worker
 from specs.study_document import StudyDocument
