@@ -176,7 +176,7 @@ class Look:
     """One look at the arms, after a round."""
 
     seeds: int
-    """Of each arm that was still there."""
+    """Seeds of each arm that was still there."""
     share: int
     """Which share of the error it has; see `rpg.statistics.comparison.level`."""
     most: int
@@ -249,7 +249,7 @@ def share_of(seeds: int, most: int, taken: Mapping[int, int]) -> int:
 
 
 def look_at(home: Home, record: StudyRecord, look: Look) -> Look:
-    """What a look finds: whether a candidate has won, and who stops.
+    """The look with what it finds: whether a candidate has won, and who stops.
 
     Args:
         record: the study's, with the arms on the seeds that they have by now.
