@@ -12,7 +12,19 @@ from pipelines.home.home import Home
 from storage import rebuild
 
 HEAVY = {
-    *("deepspeed", "duckdb", "jinja2", "matplotlib", "mcp", "numpy", "openai", "optuna", "pandas", "prefect", "pyarrow"),
+    *(
+        "deepspeed",
+        "duckdb",
+        "jinja2",
+        "matplotlib",
+        "mcp",
+        "numpy",
+        "openai",
+        "optuna",
+        "pandas",
+        "prefect",
+        "pyarrow",
+    ),
     *("pydantic", "ray", "scipy", "sqlalchemy", "torch", "transformers", "vllm"),
 }
 """Libraries that take a tenth of a second or more to import."""
