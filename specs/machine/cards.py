@@ -36,7 +36,13 @@ H100 = next(card for card in CARDS if card.name == "an H100")
 """What estimates assume where nothing says which GPU it will be."""
 
 
+def card_named(gpu: str) -> Card | None:
+    """The card of a GPU by the name that the driver gives it; None where it is not known."""
+    known = sorted(CARDS, key=lambda card: -len(card.part))  # an L40S is no L4
+    return next((card for card in known if card.part in gpu), None)
+
+
 def peak_flops(gpu: str) -> float:
     """FLOP/s of a GPU in bfloat16, by the name that the driver gives it; 0 where it is not known."""
-    known = sorted(CARDS, key=lambda card: -len(card.part))  # an L40S is no L4
-    return next((card.flops for card in known if card.part in gpu), 0.0)
+    card = card_named(gpu)
+    return card.flops if card else 0.0

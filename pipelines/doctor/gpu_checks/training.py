@@ -150,16 +150,21 @@ def trained_and_resumed(bench: Bench) -> Figures:
     return figures
 
 
-def write_inputs(directory: Path) -> None:
-    """A base model of random weights with a tokenizer of five tokens, and eight problems."""
+def write_inputs(directory: Path, config: dict[str, Any] | None = None) -> None:
+    """A base model of random weights with a tokenizer of five tokens, and eight problems.
+
+    Args:
+        config: of a model with a larger vocabulary, whose further tokens have no text. It is written in bfloat16.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    config = {**TINY, "vocab_size": len(_TOKENS)}
+    dtype = torch.bfloat16 if config else torch.float32
+    config = config or {**TINY, "vocab_size": len(_TOKENS)}
     assert (_TOKENS[PAD], _TOKENS[EOS]) == ("<pad>", "<eos>")
-    base = write_model(directory / "base", config, torch.device("cpu"), torch.float32)
+    base = write_model(directory / "base", config, torch.device("cpu"), dtype)
     tokenizer = Tokenizer(models.WordLevel({token: id for id, token in enumerate(_TOKENS)}, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
