@@ -19,7 +19,7 @@ _IN_NO_PAGE = re.compile("[\ud800-\udfff\ufffe\uffff]")
 """Halves of characters, which cannot be written, and what is no character. Recorded text has any."""
 _HEADING = re.compile(r"<h2>(.*?)</h2>", re.DOTALL)
 _LEAST_HEADINGS = 4
-"""Of a page that has a table of contents."""
+"""Headings from which on a page has a table of contents."""
 
 
 def render(template: str, **values: Any) -> str:
