@@ -149,6 +149,14 @@ def _check_head_size(weights_dir: Path) -> None:
         )
 
 
+def asleep_bytes() -> int:
+    """Bytes of the engine's tensors in this process whose memory is given back; torch goes on counting them."""
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    allocator = CuMemAllocator.instance
+    return sum(each.handle[1] for each in allocator.pointer_to_data.values() if each.is_asleep) if allocator else 0
+
+
 def shut_down(llm: "LLM", *, owns_distributed: bool) -> None:
     """Ends the engine. A process group that was there before it stays."""
     client = llm.llm_engine.engine_core
