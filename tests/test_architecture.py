@@ -85,7 +85,8 @@ MOST_MODULES = 18
 
 
 def sources(package: str) -> list[Path]:
-    return sorted((ROOT / package).rglob("*.py"))
+    """Its modules; programs beside the shipped experiments are their users'."""
+    return sorted(path for path in (ROOT / package).rglob("*.py") if path.parent.name != "experiments")
 
 
 def name_of(path: Path) -> str:

@@ -105,13 +105,13 @@ def _sandbox(experiment: Experiment | None) -> Iterator[Finding]:
     # What else an environment lacks, its own line says.
     refused = next((issue for issue in found if sealing(issue) or "rollouter" not in issue.path), None)
     if experiment and refused:
-        what = "tool" if "tools" in refused.path else "reward.type"
+        what = next((name for name in ("tool", "program") if {name, f"{name}s"} & {*refused.path}), "reward.type")
         why = f"{lack.reason}; {what} {refused.given} needs it here: {lack.hint}" if lack and sealing(refused) else ""
         message = why or f"{refused.message}: {refused.hint}"
         name = "sandbox" if sealing(refused) else what.partition(".")[0]
         yield Finding(name, "broken" if launcher_of(experiment).ranks_run_here else "note", message)
     elif lack:
-        users = "reward.type: reasoning_gym and code, and for the tool python"
+        users = "reward.type: reasoning_gym and code, for the tool python and for agents' commands"
         yield Finding("sandbox", "note", f"{lack.reason}; needed for {users}: {lack.hint}")
     else:
         made = "bubblewrap makes one for rewards that may run what a response says"

@@ -1,5 +1,5 @@
-"""Garbage for `rpg gc`: artifacts, the published results that several runs share, once no run uses them any more, and
-token rows and checkpoints of runs that are to keep them for some days only.
+"""Garbage for `rpg gc`: artifacts, the published results that several runs share, once no run uses them any more,
+token rows and checkpoints of runs that are to keep them for some days only, and verdicts that were not said for long.
 """
 
 import contextlib
@@ -15,6 +15,8 @@ from storage import Store
 from storage.catalogue import FREED
 
 _ENDED = ("finished", "failed", "cancelled")
+VERDICT_DAYS = 90
+"""Days for which a judge's verdict is kept after it was said last, to any run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,46 @@ def free_checkpoints(expired: list[SavedStates]) -> list[SavedStates]:
 def _has_expired_checkpoints(run: Path) -> bool:
     saved = (read_json(run / "spec.json").get("training") or {}).get("checkpoint") or {}
     return _is_over(run, saved.get("keep_days", 0), ("finished",)) and any(run.glob("checkpoints/step-*"))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """Replies of judges that nobody has asked for in a long time."""
+
+    path: Path
+    """The directory that they lie in."""
+    files: tuple[Path, ...]
+    num_bytes: int
+
+
+def old_verdicts(home: Home) -> Verdicts | None:
+    """Verdicts that were said last more than `VERDICT_DAYS` ago; None: there are none."""
+    files = tuple(file for file in sorted(home.verdicts.glob("*/*.json")) if _is_old(file))
+    return Verdicts(home.verdicts, files, sum(map(_length, files))) if files else None
+
+
+def free_verdicts(old: Verdicts) -> Verdicts:
+    """Deletes verdicts. Returns those that have not been said again meanwhile."""
+    freed = tuple(file for file in old.files if _is_old(file))
+    num_bytes = sum(map(_length, freed))
+    for file in freed:
+        file.unlink(missing_ok=True)
+    return Verdicts(old.path, freed, num_bytes)
+
+
+def _is_old(file: Path) -> bool:
+    """Whether a verdict was said long ago: its time of change is renewed whenever it is."""
+    try:
+        said = datetime.fromtimestamp(file.stat().st_mtime, UTC)
+    except OSError:  # deleted meanwhile
+        return False
+    return said + timedelta(days=VERDICT_DAYS) <= datetime.now(UTC)
+
+
+def _length(file: Path) -> int:
+    with contextlib.suppress(OSError):
+        return file.stat().st_size
+    return 0
 
 
 def _is_over(run: Path, keep_days: float, statuses: Collection[str]) -> bool:

@@ -47,11 +47,13 @@ class FunctionProgram(AgentProgram):
 
     def begin(self, problem: Problem, base_url: str, api_key: str) -> Running:
         """See AgentProgram."""
-        return _Called(type(self).function, (problem, base_url, api_key))
+        return Called(type(self).function, (problem, base_url, api_key))
 
 
 @dataclass(frozen=True, slots=True)
-class _Called:
+class Called:
+    """A call of a function under way."""
+
     function: Callable[..., Any]
     arguments: tuple[Problem, str, str]
 

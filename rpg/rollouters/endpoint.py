@@ -8,12 +8,14 @@ import asyncio
 import json
 import secrets
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -120,15 +122,22 @@ class Endpoint:
         import uvicorn
 
         self._lines: dict[str, Line] = {}
-        listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        self.base_url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        listening = [socket.create_server(("127.0.0.1", 0), backlog=1024), socket.socket(socket.AF_UNIX)]
+        self.port = int(listening[0].getsockname()[1])
+        self.base_url = f"http://127.0.0.1:{self.port}/v1"
         """Address of its interface, as clients want it."""
+        self._directory = tempfile.TemporaryDirectory(prefix="rpg-")
+        self.socket = Path(self._directory.name, "endpoint")
+        """Unix socket of the same interface, for clients that have no loopback of this machine."""
+        listening[1].bind(str(self.socket))
+        self.socket.chmod(0o666)  # sealed processes are another user's; the keys are what keeps others out
+        listening[1].listen(1024)
         settings = uvicorn.Config(
             self._app(), log_config=None, access_log=False, lifespan="off", ws="none", timeout_keep_alive=_DAY
         )
         server = uvicorn.Server(settings)
         threading.Thread(
-            target=server.run, kwargs={"sockets": [listening]}, name="endpoint of agents", daemon=True
+            target=server.run, kwargs={"sockets": listening}, name="endpoint of agents", daemon=True
         ).start()
 
     def open(self) -> Line:

@@ -8,8 +8,10 @@ import json
 import os
 import resource
 import signal
+import socket
 import struct
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -35,10 +37,11 @@ def entered(
     nobody: bool = False,
     filtered: bytes = b"",
     watched_by: int = 0,
+    door: tuple[str, int] | None = None,
 ) -> list[str]:
     """The command, begun by this program; see `main`."""
     settings = json.dumps(
-        {"limits": dict(limits), "nobody": nobody, "filter": filtered.hex(), "watched_by": watched_by}
+        {"limits": dict(limits), "nobody": nobody, "filter": filtered.hex(), "watched_by": watched_by, "door": door}
     )
     return [sys.executable, "-I", "-S", str(Path(__file__).resolve()), settings, *command]
 
@@ -49,7 +52,7 @@ def main(settings: dict[str, Any], command: list[str]) -> None:
     Args:
         settings: `limits`, by the name of the resource; `nobody`: whether root becomes another user; `filter`: of
             system calls, hexadecimal, empty for none; `watched_by`: the process with which a watcher ends, 0 where the
-            command needs no watcher.
+            command needs no watcher; `door`: a unix socket and a port of loopback that leads to it, or null.
         command: a program and its arguments.
     """
     if settings["watched_by"]:
@@ -63,10 +66,37 @@ def _become(settings: dict[str, Any], command: list[str]) -> None:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
+    if settings["door"]:
+        _open_door(*settings["door"])
     # After the change of user, which the limit of processes would count against the command.
     limit(settings["limits"])
     refuse_calls(bytes.fromhex(settings["filter"]))
     os.execv(command[0], command)
+
+
+def _open_door(path: str, port: int) -> None:
+    """Begins a process that passes on what arrives at a port of loopback to a unix socket, and what comes back."""
+    listening = socket.create_server(("127.0.0.1", port), backlog=256)
+    if os.fork():
+        listening.close()
+        return
+    for standard in (0, 1, 2):  # who reads the command's output sees its end
+        os.close(standard)
+    while True:
+        inside, _ = listening.accept()
+        outside = socket.socket(socket.AF_UNIX)
+        outside.connect(path)
+        for ends in ((inside, outside), (outside, inside)):
+            threading.Thread(target=_pass_on, args=ends, daemon=True).start()
+
+
+def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while content := source.recv(1 << 16):
+            target.sendall(content)
+    for end in (source, target):
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
 
 
 def limit(limits: Mapping[str, int]) -> None:

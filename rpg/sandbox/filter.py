@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 _NAMESPACES = 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000 | 0x00020000 | 0x00000080
 """CLONE_NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWNS and NEWTIME."""
-_AF_UNIX = 1
+_AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _X32 = 0x40000000
 """From this number on x86 has calls of another ABI."""
 
@@ -53,15 +53,17 @@ _NUMBER, _ARCHITECTURE, _ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
 """Offsets in the kernel's seccomp_data; of arguments the low half."""
 
 
-def program() -> bytes:
-    """The filter, as struct sock_filter after struct sock_filter; empty on a machine whose calls it does not know."""
+def program(*, loopback: bool = False) -> bytes:
+    """The filter, as struct sock_filter after struct sock_filter; empty on a machine whose calls it does not know.
+    `loopback`: sockets of the internet are allowed, where the process has a network of its own alone."""
     if platform.machine() not in _AUDIT:
         return b""
     column, architecture = _AUDIT[platform.machine()]
-    return b"".join(_instructions(column, architecture))
+    families = (_AF_UNIX, _AF_INET, _AF_INET6) if loopback else (_AF_UNIX,)
+    return b"".join(_instructions(column, architecture, families))
 
 
-def _instructions(column: int, architecture: int) -> Iterator[bytes]:
+def _instructions(column: int, architecture: int, families: tuple[int, ...]) -> Iterator[bytes]:
     yield _step(_LOAD, _ARCHITECTURE)
     yield _step(_EQUAL, architecture, hit=1)
     yield _step(_RETURN, _KILL)
@@ -74,7 +76,9 @@ def _instructions(column: int, architecture: int) -> Iterator[bytes]:
     # Its arguments are in memory, which a filter cannot read; the C library then takes `clone`.
     yield from _refused_if(_EQUAL, _CLONE3[column], errno.ENOSYS)
     yield from _by_argument(_CLONE[column], _ARGUMENT, [*_refused_if(_ANY_BIT, _NAMESPACES, errno.EPERM)])
-    local = [_step(_EQUAL, _AF_UNIX, hit=1), _step(_RETURN, _REFUSE | errno.EAFNOSUPPORT)]
+    last = len(families)
+    allowed = [_step(_EQUAL, family, hit=last - number) for number, family in enumerate(families)]
+    local = [*allowed, _step(_RETURN, _REFUSE | errno.EAFNOSUPPORT)]
     yield from _by_argument(_SOCKET[column], _ARGUMENT, local)
     typing = [step for request in _TERMINAL_INPUT for step in _refused_if(_EQUAL, request, errno.EPERM)]
     yield from _by_argument(_IOCTL[column], _SECOND_ARGUMENT, typing)

@@ -112,6 +112,7 @@ def start(
     variables: Iterable[str] = (),
     settings: Mapping[str, str] | None = None,
     keeps: bool = False,
+    door: tuple[Path, int] | None = None,
     **pipes: Any,
 ) -> Confined:
     """Begins a command with an environment made from a list, in a session of its own, within limits.
@@ -127,18 +128,21 @@ def start(
         variables: names of environment variables that one gets which is not sealed, beside those of the list.
         settings: further environment variables with their values.
         keeps: the command is the keeper of programs, sealed but with the right to make namespaces: it confines each.
+        door: a unix socket of the machine, and the port of its own loopback at which a sealed command reaches it. Else
+            it has no network at all.
         pipes: stdin, stdout and stderr of subprocess.Popen. A file that it writes to has the limit of files.
     Raises:
         RuntimeError: this machine can seal nothing.
     """
     limits = limits or Limits()
     if sealed:
-        sealer, way = sealing(readable, keeps=keeps)
+        sealer, way = sealing([*readable, *([door[0]] if door else ())], keeps=keeps)
         entered = enter.entered(
             command,
             {} if keeps else _rlimits(limits, limits.processes),
             nobody=way.nobody and not keeps,
-            filtered=b"" if keeps else program(),
+            filtered=b"" if keeps else program(loopback=door is not None),
+            door=(str(door[0]), door[1]) if door else None,
         )
         inside = [*sealer, *entered]
         names: Iterable[str] = ("LD_LIBRARY_PATH",) if keeps else _PASSED_ON

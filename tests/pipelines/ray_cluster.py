@@ -1,6 +1,7 @@
 """A Ray cluster of one's own: two nodes, each in a network namespace, two CPUs each."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -50,16 +51,18 @@ class RayCluster:
         """The spec's launcher.address."""
         return f"{self.hosts[0].address}:{_PORT}"
 
-    def add(self, number: int, *more: str) -> None:
-        """Starts Ray on a machine."""
+    def add(self, number: int, *before: str) -> None:
+        """Starts Ray on a machine; `before`: a command for the machine's own mount namespace."""
         host = self.hosts[number]
         head = ["--head", f"--port={_PORT}", "--include-dashboard=false", f"--temp-dir={self._scratch}"]
         options = [*(head if number == 0 else [f"--address={self.address}"]), "--num-cpus=2", "--num-gpus=0"]
         start = [str(_RAY), "start", "--block", "--disable-usage-stats", f"--node-ip-address={host.address}"]
         memory = ["--object-store-memory=100000000"]
+        ray = [*start, *options, *memory]
         with open(self._log, "ab") as log:
             started = subprocess.Popen(
-                self.on(number, [*start, *options, *memory, *more]),
+                # `ip netns exec` gives what it runs mounts of its own.
+                self.on(number, ["sh", "-c", f"{shlex.join(before) or 'true'} && exec {shlex.join(ray)}"]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -69,11 +72,11 @@ class RayCluster:
         if number == 0:
             self.await_nodes(1)
 
-    def restart(self, number: int) -> None:
-        """Ends Ray on a machine, with all that it runs there, and starts it anew."""
+    def restart(self, number: int, *before: str) -> None:
+        """Ends Ray on a machine, with all that it runs there, and starts it anew; `before`: as for `add`."""
         for process in self.hosts[number].processes():
             process.kill()
-        self.add(number)
+        self.add(number, *before)
         self.await_nodes(2)
 
     def renew(self) -> None:
@@ -85,9 +88,34 @@ class RayCluster:
             self.add(number)
         self.await_nodes(2)
 
+    def drain(self, number: int) -> None:
+        """Tells a machine that it is about to be taken away, as clouds tell a spot machine."""
+        address = self.hosts[number].address
+        node = self.ask(f"next(n['NodeID'] for n in ray.nodes() if n['NodeManagerAddress'] == {address!r})")
+        which = ("--address", self.address, "--node-id", node, "--deadline-remaining-seconds", "600")
+        why = ("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot")
+        done = subprocess.run(self.on(0, [str(_RAY), "drain-node", *which, *why]), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
     def on(self, number: int, command: Sequence[str]) -> list[str]:
         """A command line that runs on a machine."""
-        return [shutil.which("ip") or "/sbin/ip", "netns", "exec", self.hosts[number].namespace, *command]
+        return [*self.prefix(number), *command]
+
+    def prefix(self, number: int) -> tuple[str, ...]:
+        """What runs a command on a machine."""
+        return (shutil.which("ip") or "/sbin/ip", "netns", "exec", self.hosts[number].namespace)
+
+    def pretend_version(self, version: str) -> str:
+        """Has the cluster say that it is of another version of Ray's. Returns the one that it said before."""
+        program = (
+            "import json\nfrom ray._raylet import GcsClient\n"
+            f"kv, key = GcsClient({self.address!r}), b'CLUSTER_METADATA'"
+            "\ntold = json.loads(kv.internal_kv_get(key, b'cluster'))\nprint(told['ray_version'])\n"
+            f"told = json.dumps(told | {{'ray_version': {version!r}}}).encode()"
+            "\nkv.internal_kv_put(key, told, True, b'cluster')"
+        )
+        done = subprocess.run(self.on(0, [sys.executable, "-c", program]), capture_output=True, text=True, check=True)
+        return done.stdout.strip()
 
     def ask(self, question: str) -> str:
         """What Python says of the cluster; `ray` is connected."""

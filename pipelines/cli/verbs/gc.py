@@ -1,4 +1,4 @@
-"""`rpg gc`: frees artifacts that nothing refers to, token rows and checkpoints whose time is over."""
+"""`rpg gc`: frees artifacts that nothing refers to, and token rows, checkpoints and verdicts whose time is over."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 from pipelines.cli.options import AsJson, Yes
 
 if TYPE_CHECKING:
-    from pipelines.home.garbage import Artifact, SavedStates, TokenRows
+    from pipelines.home.garbage import Artifact, SavedStates, TokenRows, Verdicts
 
 
 def gc(yes: Yes = False, as_json: AsJson = False) -> None:
-    """Frees artifacts that no run refers to, token rows that `record.keep_days` keeps no longer, and checkpoints that
-    `training.checkpoint.keep_days` does not.
+    """Frees artifacts that no run refers to, token rows that `record.keep_days` keeps no longer, checkpoints that
+    `training.checkpoint.keep_days` does not, and judges' verdicts that no run has used for 90 days.
 
     Lists them and asks first.
     """
@@ -26,6 +26,8 @@ def gc(yes: Yes = False, as_json: AsJson = False) -> None:
         expired_tokens,
         free_checkpoints,
         free_tokens,
+        free_verdicts,
+        old_verdicts,
         remove,
         unreferenced,
     )
@@ -33,30 +35,39 @@ def gc(yes: Yes = False, as_json: AsJson = False) -> None:
 
     home = Home.from_environment()
     unused, tokens, states = unreferenced(home), expired_tokens(home), expired_checkpoints(home)
-    if unused or tokens or states or as_json:
+    verdicts = old_verdicts(home)
+    nothing = not (unused or tokens or states or verdicts)
+    if not nothing or as_json:
         rows = [[artifact.stage, str(artifact.path), artifact.num_bytes] for artifact in unused]
         rows += [["train", str(each.path), each.num_bytes] for each in tokens]
         rows += [["train", str(each.path), each.num_bytes] for each in states]
+        rows += [["", str(verdicts.path), verdicts.num_bytes]] if verdicts else []
         print_rows(["stage", "path", "bytes"], rows, as_json=as_json)
-    if not unused and not tokens and not states:
+    if nothing:
         typer.echo("every artifact is in use", err=True)
         return
-    total = _total(unused, tokens, states)
+    total = _total(unused, tokens, states, verdicts)
     if not yes and not (sys.stdin.isatty() and typer.confirm(f"Remove {total}?", err=True)):
         typer.echo("nothing was removed" + ("" if sys.stdin.isatty() else "; --yes removes without asking"), err=True)
         return
     removed, kept = remove(home, unused)
-    freed = _total(removed, free_tokens(home, tokens), free_checkpoints(states))
+    said = free_verdicts(verdicts) if verdicts else None
+    freed = _total(removed, free_tokens(home, tokens), free_checkpoints(states), said)
     typer.echo(f"removed {freed}" + (f"; {len(kept)} in use" if kept else ""), err=True)
 
 
-def _total(artifacts: list[Artifact], tokens: list[TokenRows], states: list[SavedStates]) -> str:
-    listed: list[Artifact | TokenRows | SavedStates] = [*artifacts, *tokens, *states]
-    parts = (
-        [f"{len(artifacts)} artifact{'s' if len(artifacts) != 1 else ''}"]
-        if artifacts or not (tokens or states)
-        else []
-    )
+def _total(
+    artifacts: list[Artifact], tokens: list[TokenRows], states: list[SavedStates], verdicts: Verdicts | None
+) -> str:
+    said = [verdicts] if verdicts else []
+    listed: list[Artifact | TokenRows | SavedStates | Verdicts] = [*artifacts, *tokens, *states, *said]
+    num_artifacts, num_verdicts = len(artifacts), len(verdicts.files) if verdicts else 0
+    parts = [_counted(num_artifacts, "artifact")] if num_artifacts or not (tokens or states or verdicts) else []
     for what, num_runs in (("token rows", len(tokens)), ("checkpoints", len(states))):
-        parts += [f"the {what} of {num_runs} run{'s' if num_runs > 1 else ''}"] if num_runs else []
+        parts += [f"the {what} of {_counted(num_runs, 'run')}"] if num_runs else []
+    parts += [_counted(num_verdicts, "verdict")] if num_verdicts else []
     return f"{' and '.join(parts)}, {sum(each.num_bytes for each in listed) / 2**20:.1f} MiB"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"

@@ -31,6 +31,7 @@ from specs.schema.launchers import RayLauncher
 
 _LOOK_SECONDS = 2.0
 """Between two looks at which nodes are about to go."""
+_RESUME = "the run saves its state and ends: `rpg resume {}` goes on from another node"
 
 
 class RayHead(Head):
@@ -42,6 +43,8 @@ class RayHead(Head):
         self._group: Any = None
         self._nodes: dict[str, str] = {}
         """Id of a node of the launch -> its name."""
+        self._own = ray.get_runtime_context().get_node_id()
+        """Id of the node that this driver is on, without which it cannot speak to the cluster."""
         self._looked_at = 0.0
 
     @property
@@ -74,11 +77,16 @@ class RayHead(Head):
         return []
 
     def leaving(self) -> str:
-        """The nodes of the launch that the cluster drains, as before it preempts them."""
+        """The nodes of the launch that the cluster drains, as before it preempts them. Where this driver's own is among
+        them, or is drained without a rank on it, the run ends as one that is stopped."""
         if time.monotonic() - self._looked_at < _LOOK_SECONDS:
             return ""
         self._looked_at = time.monotonic()
-        return ", ".join(self._nodes[node] for node in draining(self._ray) if node in self._nodes)
+        nodes = draining(self._ray)
+        if self._own in nodes and not self.stopping:
+            say(f"this command's own node is about to be taken away; {_RESUME.format(self.directory.name)}")
+            self.stopping = True
+        return "" if self.stopping else ", ".join(self._nodes[node] for node in nodes if node in self._nodes)
 
     def close(self) -> None:
         """Gives the placement group back."""
@@ -94,6 +102,7 @@ class RayHead(Head):
             if group.wait(timeout_seconds=1):
                 self._group = group
                 return True
+            self.leaving()  # this driver's own node
             if time.monotonic() >= deadline:
                 break
             if not said:

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -62,11 +64,16 @@ class KeptReplies:
         """The reply to what was asked; None where there is none."""
         if self._directory is None:
             return None
+        file = self._file(asked)
         try:
-            found = read_json(self._file(asked))
-            return Reply(**found["reply"]) if found else None
+            found = read_json(file)
+            reply = Reply(**found["reply"]) if found else None
         except (OSError, ValueError, TypeError, KeyError):  # damaged, or of another hand: asked again
             return None
+        if reply:
+            with suppress(OSError):  # in a directory that is only read nothing is freed either
+                os.utime(file)  # `rpg gc` frees what was not said for long
+        return reply
 
     def write(self, asked: dict[str, Any], reply: Reply) -> Reply:
         """Keeps a reply. Returns the one that is kept: another process may have had one first."""

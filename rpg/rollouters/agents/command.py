@@ -1,22 +1,31 @@
 """A program that is a command, in a process of its own."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from typing import IO
+from pathlib import Path
+from typing import IO, Any
 
 from pydantic import Field
 
+from rpg import sandbox
 from rpg.rollouters.agent import AgentProgram, Running
+from rpg.rollouters.endpoint import endpoint
 from rpg.sandbox import Confined, Limits, start
 from rpg.types import Problem
 from specs.errors import Issue
 from specs.schema.base import execution, names_path
 
 _LIMITS = Limits(memory_bytes=1 << 40, processes=0, file_bytes=1 << 40, open_files=4096)
-"""The program is its user's own code, and may do what its user may."""
+"""A program that is not sealed may do what its user may."""
+_PROCESSES = 4096
+"""Processes and threads of sealed programs; as root all on a machine together, for they are one user's."""
+_SEALED_FILE_BYTES = 1 << 30
+_MOST_WRITTEN = 16 << 20
+"""Bytes that a program may write on standard output."""
 _MOST_OF_AN_ERROR = 500
 """Characters of what a program wrote last on standard error, that say why it failed."""
 
@@ -24,15 +33,23 @@ _MOST_OF_AN_ERROR = 500
 class Command(AgentProgram):
     """A command. It finds the endpoint in OPENAI_BASE_URL and OPENAI_API_KEY, where clients of OpenAI's interface look
     by themselves, and the problem on standard input: JSON with `question`, `messages` and `metadata`. What it writes on
-    standard output is what it returns. It is not sealed: it may do what its user may."""
+    standard output is what it returns. It runs in the sandbox, from which it reaches the endpoint and nothing else."""
 
     command: tuple[str, ...] = Field(min_length=1)
     """Program and arguments. `python` is the interpreter of the run; {question} stands for the question's text, {file}
     for `file`."""
     file: str = names_path("file", "")
     """A file of the program, relative to the spec. Its content is in the fingerprint."""
+    sealed: bool = execution(True)
+    """Whether it runs in the sandbox, which needs bubblewrap: without a network but the endpoint, with Python, its
+    packages and the system's programs to read, and a /tmp of its own to write. false: it may do what its user may."""
+    readable: tuple[str, ...] = execution(())
+    """Whole paths of further files and directories that it may read where it is sealed."""
+    memory_gib: float = execution(8.0, gt=0)
+    """GiB of address space that each of its processes may have where it is sealed."""
     environment: tuple[str, ...] = execution(())
-    """Names of environment variables that it may read, beside those of its user's home and languages."""
+    """Names of environment variables that it may read, beside those of languages; where it is not sealed, beside those
+    of its user too."""
 
     @property
     def _program(self) -> str | None:
@@ -42,6 +59,12 @@ class Command(AgentProgram):
 
     def lacks(self) -> Issue | None:
         """See ProgramSection."""
+        if self.sealed and (lack := sandbox.missing()):
+            hint = f"{lack.hint}; or write sealed: false: it may then do what the user of the run may"
+            return Issue(f"a program is begun in a sandbox alone: {lack.reason}", ("type",), self.type, hint=hint)
+        for number, path in enumerate(self.readable):
+            if not Path(path).is_absolute() or not Path(path).exists():
+                return Issue("no such path", ("readable", number), path, "a whole path that is on this machine")
         if self._program:
             return None
         hint = "write its whole path, or put it on the PATH of this machine"
@@ -50,10 +73,35 @@ class Command(AgentProgram):
     def begin(self, problem: Problem, base_url: str, api_key: str) -> Running:
         """See AgentProgram."""
         question = problem.question_text
-        words = [word.replace("{file}", self.file).replace("{question}", question) for word in self.command]
+        words = [
+            word.replace("{file}", str(Path(self.file).resolve())).replace("{question}", question)
+            for word in self.command
+        ]
         words[0] = self._program or words[0]
         asked = {"question": question, "messages": problem.conversation(), "metadata": problem.metadata}
-        return _Process(words, json.dumps(asked), {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}, self)
+        settings = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
+        return _Process(words, json.dumps(asked), settings, self)
+
+    def start(self, words: list[str], settings: dict[str, str], **pipes: Any) -> Confined:
+        """The process of a program that finds these variables."""
+        if not self.sealed:
+            return start(words, sealed=False, limits=_LIMITS, variables=self.environment, settings=settings, **pipes)
+        named = {name: os.environ[name] for name in self.environment if name in os.environ}
+        at = endpoint()
+        return start(
+            words,
+            sealed=True,
+            limits=Limits(
+                memory_bytes=int(self.memory_gib * 2**30),
+                processes=_PROCESSES,
+                file_bytes=_SEALED_FILE_BYTES,
+                open_files=4096,
+            ),
+            readable=[*map(Path, self.readable), *([Path(self.file).resolve()] if self.file else [])],
+            settings={"HOME": "/tmp", **named, **settings},
+            door=(at.socket, at.port),
+            **pipes,
+        )
 
 
 class _Process:
@@ -64,24 +112,19 @@ class _Process:
         with tempfile.TemporaryFile() as given:
             given.write(asked.encode())
             given.seek(0)
-            self._confined: Confined = start(
-                words,
-                sealed=False,
-                limits=_LIMITS,
-                variables=options.environment,
-                settings=settings,
-                stdin=given,
-                stdout=subprocess.PIPE,
-                stderr=self._complaints,
-            )
+            pipes = {"stdin": given, "stdout": subprocess.PIPE, "stderr": self._complaints}
+            self._confined = options.start(words, settings, **pipes)
 
     def result(self) -> str | None:
         """See Running."""
         with self._complaints:
             try:
-                written = self._confined.stdout.read()
+                written = self._confined.stdout.read(_MOST_WRITTEN + 1)
             except ValueError:  # it was ended meanwhile
                 written = b""
+            if len(written) > _MOST_WRITTEN:
+                self._confined.end()
+                raise RuntimeError(f"it wrote more than {_MOST_WRITTEN >> 20} MiB")
             ending = self._confined.ending(60.0)
             self._complaints.seek(0)
             complaints = self._complaints.read().decode(errors="replace").strip()

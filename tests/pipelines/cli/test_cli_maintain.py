@@ -4,16 +4,19 @@ import json
 import os
 import resource
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.home.garbage import VERDICT_DAYS
 from pipelines.home.home import Home
 from pipelines.home.removal import removal_of, remove
 from pipelines.home.unrecorded import why_incomplete
 from pipelines.home.versions import versions_in, with_runs
+from rpg.rewards.judges.verdicts import KeptReplies, Reply
 from specs.machine.liveness import start_of
 from tests.storage.recording import RecordedRun, write_json
 
@@ -124,6 +127,21 @@ def test_gc_frees_the_checkpoints_of_finished_runs_whose_days_are_over_and_leave
     assert (code, err.partition(",")[0]) == (0, "removed 2 artifacts and the checkpoints of 1 run")
     assert sorted(path.name for path in run.glob("*checkpoints*")) == []
     assert (run / "weights/step-000003/model.safetensors").read_bytes() == b"weights"
+    assert call("gc", "--yes") == (0, "", "every artifact is in use\n")
+
+
+def test_gc_frees_verdicts_that_were_not_said_for_ninety_days(call: Call, home: Path) -> None:
+    kept, files = KeptReplies(home / "verdicts"), list[Path]()
+    for days in (VERDICT_DAYS + 1, VERDICT_DAYS + 1, VERDICT_DAYS - 1):
+        kept.write({"vote": len(files)}, Reply("VERDICT: 5"))
+        files += set((home / "verdicts").rglob("*.json")) - set(files)
+        said = time.time() - days * 24 * 3600
+        os.utime(files[-1], (said, said))
+    assert kept.read({"vote": 1}) == Reply("VERDICT: 5")  # said again: its days begin anew
+    assert [row["path"] for row in json.loads(call("gc", "--json")[1])][-1] == str(home / "verdicts")
+    code, _, err = call("gc", "--yes")
+    assert (code, err.partition(",")[0]) == (0, "removed 2 artifacts and 1 verdict")
+    assert set((home / "verdicts").rglob("*.json")) == set(files[1:])
     assert call("gc", "--yes") == (0, "", "every artifact is in use\n")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,12 @@ from places import ROOT
 from scripted_policy import ScriptedPolicy
 from spec_text import changed, message
 
+from rpg import sandbox
 from rpg.base.tokenization import make_tokenizer
 from rpg.rollouters import Problem, SeededPrompt
 from rpg.rollouters.agent import FunctionProgram
 from rpg.rollouters.agents.command import Command
-from rpg.rollouters.agents.step_by_step import StepByStep
+from rpg.rollouters.agents.function import Function
 from rpg.rollouters.environments.agent import Agent
 from rpg.types import Rollout, Sampling
 from specs.errors import SpecError
@@ -281,6 +283,77 @@ def test_a_command_asks_unchanged_and_what_it_writes_is_its_answer(chat: Any, tm
     assert rollout.answer == "42"
 
 
+ATTACK = """
+import json, os, pathlib, socket, subprocess, sys
+from openai import OpenAI
+
+secret, port = sys.argv[1:]
+
+def tried(what):
+    try:
+        return str(what())[:200]
+    except BaseException as error:
+        return type(error).__name__
+
+def reach(host, port):
+    with socket.create_connection((host, port), timeout=5) as there:
+        return there.recv(9)
+
+asked = OpenAI().chat.completions.create(model="any", messages=[{"role": "user", "content": "6*7"}])
+told = {
+    "answer": asked.choices[0].message.content,
+    "another's file": tried(lambda: pathlib.Path(secret).read_text()),
+    "a file beside": tried(lambda: [*pathlib.Path(__file__).parent.iterdir()].remove(pathlib.Path(__file__))),
+    "own file": tried(lambda: pathlib.Path(__file__).write_text("")),
+    "the machine's loopback": tried(lambda: reach("127.0.0.1", int(port))),
+    "outside": tried(lambda: reach("192.0.2.1", 80)),
+    "a variable": os.environ.get("RPG_SECRET", "none"),
+    "a process": tried(lambda: os.kill(os.getppid() + 100000, 0)),
+    "processes": tried(lambda: os.listdir("/proc")),
+    "scratch": tried(lambda: pathlib.Path("/tmp/note").write_text("mine")),
+    "a program": tried(lambda: subprocess.run(["/bin/echo", "hi"], capture_output=True, text=True).stdout.strip()),
+}
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.skipif(sandbox.missing() is not None, reason="this machine can seal nothing")
+def test_a_command_reaches_the_endpoint_and_nothing_else_of_the_machine(
+    chat: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, file = tmp_path / "secret", tmp_path / "agent.py"
+    secret.write_text("s3cret")
+    file.write_text(ATTACK)
+    monkeypatch.setenv("RPG_SECRET", "s3cret")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        command = ("python", "{file}", str(secret), str(listening.getsockname()[1]))
+        program = Command(type="command", command=command, file=str(file))
+        rollout = work(Agent(type="agent", program=program, answer="returned"), chat, "42")
+    assert json.loads(rollout.answer or "") == {
+        "answer": "42",
+        "another's file": "FileNotFoundError",
+        "a file beside": "None",
+        "own file": "OSError",
+        "the machine's loopback": "ConnectionRefusedError",
+        "outside": "OSError",
+        "a variable": "none",
+        "a process": "ProcessLookupError",
+        "processes": "FileNotFoundError",
+        "scratch": "4",
+        "a program": "hi",
+    }
+    assert file.read_text() == ATTACK
+    assert not Path("/tmp/note").exists()
+
+
+def test_a_command_that_writes_without_end_is_ended(chat: Any) -> None:
+    asked = "model='m', messages=[dict(role='user', content='a')]"
+    asks = f"from openai import OpenAI; OpenAI().chat.completions.create({asked})"
+    program = Command(type="command", command=("python", "-c", f"{asks}\nwhile True: print('0' * 4096)"))
+    rollout = work(Agent(type="agent", program=program), chat, "42")
+    assert [turn.error for turn in rollout.turns] == ["", "RuntimeError: it wrote more than 16 MiB"]
+
+
 def test_a_command_that_fails_says_why(chat: Any) -> None:
     program = Command(type="command", command=("python", "-c", "raise SystemExit('no way in')"))
     with pytest.raises(SpecError, match="exit 1: no way in"):
@@ -353,13 +426,26 @@ def test_the_doctor_has_the_program_begun_and_sees_whether_it_asks() -> None:
     assert issue.path == ("program", "command", 0)
 
 
-def test_a_chain_of_sums_is_worked_out_one_operation_at_a_time(chat: Any) -> None:
-    chain = Problem("p", "7 + 4 - 5 =", "6", "set")
-    program = StepByStep(type="step_by_step")
-    rollout = work(Agent(type="agent", program=program, answer="returned"), chat, "11", "6", problem=chain)
-    assert [turn.restart for turn in rollout.turns] == [True, False, True, False]
-    assert "7 + 4 =" in texts(rollout, chat)[0]
-    assert "11 - 5 =" in texts(rollout, chat)[2]
-    assert rollout.answer == "6"
-    stuck = work(Agent(type="agent", program=program, answer="returned"), chat, "eleven", problem=chain)
-    assert stuck.answer == ""
+def test_a_function_of_a_file_asks_as_the_shipped_agent_does(chat: Any) -> None:
+    program = Function(type="function", file=str(ROOT / "specs/experiments/agent.py"))
+    assert program.lacks() is None
+    product = Problem("p", "37*48=", "1776", "set")
+    rollout = work(Agent(type="agent", program=program), chat, "[37*48]", "1776", problem=product)
+    assert "(1776)" in texts(rollout, chat)[1]
+    assert [turn.sampled for turn in rollout.turns] == [True, False, True]
+    assert [turn.restart for turn in rollout.turns] == [False] * 3
+    at_once = work(Agent(type="agent", program=program), chat, "1776", problem=product)
+    assert len(at_once.turns) == 1
+
+
+def test_a_file_without_the_function_or_of_what_is_not_installed_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "agent.py"
+    file.write_text("def other(problem, base_url, api_key): ...\n")
+    issue = Function(type="function", file=str(file)).lacks()
+    assert issue
+    assert (issue.path, issue.given, issue.allowed) == (("function",), "solve", "other")
+    missing = tmp_path / "missing.py"
+    missing.write_text("import no_such_package\n")
+    issue = Function(type="function", file=str(missing)).lacks()
+    assert issue
+    assert (issue.path, "No module named 'no_such_package'" in issue.given) == (("file",), True)

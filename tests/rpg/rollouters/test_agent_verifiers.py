@@ -40,6 +40,7 @@ def test_a_taskset_of_verifiers_trains_over_the_endpoint(tmp_path: Path, monkeyp
             "type": "command",
             "command": [PYTHON, "{file}"],
             "file": str(program),
+            "sealed": False,
             "environment": ["SSL_CERT_FILE"],  # with which uv fetches what the harness needs
         },
         "template": "{% for message in messages %}{{ message.content }}{% endfor %}",

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,40 +111,51 @@ def test_a_run_that_no_node_can_hold_is_refused_with_what_nodes_have(
     assert "the Ray cluster cannot hold the run: no node has 3 CPU; nodes have 2 CPU" in output
 
 
+@pytest.mark.parametrize(("ranks", "then"), [(2, 2), (4, 2)])
 def test_a_node_that_is_drained_has_the_run_save_and_go_on_elsewhere(
-    cluster: RayCluster, inputs: Path, tmp_path: Path
+    cluster: RayCluster, inputs: Path, tmp_path: Path, ranks: int, then: int
 ) -> None:
-    run = make_run(
-        inputs,
-        tmp_path / "run",
-        training={"ranks": 2, "steps": 40, "checkpoint": {"every_steps": 30}},
-        launcher=cluster.section(nodes=2),
-    )
+    """Two ranks find room on the node that is left, four do not: it has two CPUs."""
+    run = seldom_saved(cluster, inputs, tmp_path / "run", ranks=ranks, min_ranks=2, recover_seconds=5)
     driver = head(cluster, run)
     wait_for(lambda: step_of(run) >= 2, timeout=300, what="a step")
-    launch = json.loads((run / "launch.json").read_text())
-    second = next(host for host in cluster.hosts if host.address == launch["hosts"][1]["address"])
-    node = cluster.ask(f"next(n['NodeID'] for n in ray.nodes() if n['NodeManagerAddress'] == {second.address!r})")
-    drained = subprocess.run(
-        cluster.on(
-            0,
-            [
-                *(str(Path(sys.executable).with_name("ray")), "drain-node", "--address", cluster.address),
-                *("--node-id", node, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"),
-                *("--deadline-remaining-seconds", "600"),
-            ],
-        ),
-        capture_output=True,
-        text=True,
-    )
-    assert drained.returncode == 0, drained.stderr
+    cluster.drain(1)
     try:
         output = finish(driver)
     finally:
         cluster.restart(1)
     assert "about to be taken away; the run saves its state and goes on elsewhere" in output
+    assert ("waiting: the run needs 4 CPU of the Ray cluster, of which " in output) == (ranks == 4)
+    launch = json.loads((run / "launch.json").read_text())
+    assert {host["address"] for host in launch["hosts"]} == {cluster.hosts[0].address}
+    assert sum(1 for _ in (run / "attempts").iterdir()) == 2
+    assert f"{then} ranks (of 4)" in output or then == ranks
     assert_trained(run)
     assert step_of(run) == 40
+
+
+def test_a_command_whose_own_node_is_drained_has_the_run_save_and_ends(
+    cluster: RayCluster, inputs: Path, tmp_path: Path
+) -> None:
+    run = seldom_saved(cluster, inputs, tmp_path / "run")
+    driver = head(cluster, run)
+    wait_for(lambda: step_of(run) >= 2, timeout=300, what="a step")
+    cluster.drain(0)
+    try:
+        output = finish(driver, expect=143)
+    finally:
+        cluster.renew()
+    assert "this command's own node is about to be taken away; the run saves its state and ends: `rpg resume" in output
+    finish(head(cluster, run))
+    (_, second) = (json.loads(path.read_text()) for path in sorted((run / "attempts").iterdir()))
+    assert second["resumed_from_step"] >= 2
+    assert step_of(run) == 40
+
+
+def seldom_saved(cluster: RayCluster, inputs: Path, directory: Path, *, ranks: int = 2, **more: Any) -> Path:
+    """A run long enough to be disturbed, with a checkpoint of its own accord near its end alone."""
+    training = {"ranks": ranks, "steps": 40, "checkpoint": {"every_steps": 30}}
+    return make_run(inputs, directory, training=training, launcher=cluster.section(nodes=2, **more))
 
 
 def test_a_node_that_dies_is_waited_for_until_another_takes_its_place(

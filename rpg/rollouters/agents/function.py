@@ -1,0 +1,60 @@
+"""A program that is a function in a Python file of one's own."""
+
+import importlib.util
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from rpg.rollouters.agent import AgentProgram, Called
+from rpg.types import Problem
+from specs.errors import Issue
+from specs.schema.base import names_path
+
+_loads = threading.Lock()
+
+
+class Function(AgentProgram):
+    """A function of a Python file: `solve(problem, base_url, api_key)` returns a text or nothing. The file is loaded
+    once, and the function runs in a thread of the process that samples, so that a response costs no start of an
+    interpreter. It is not sealed: it may do what the run may."""
+
+    file: str = names_path("file")
+    """The file, relative to the spec. Its content is in the fingerprint; it imports installed packages alone."""
+    function: str = Field("solve", pattern=r"^[^\W\d]\w*$")
+    """The function's name."""
+
+    def lacks(self) -> Issue | None:
+        """See ProgramSection. It loads the file."""
+        try:
+            functions = self._functions()
+        except Exception as error:  # whatever the file does
+            given = f"{type(error).__name__}: {error}"[:500]
+            hint = "install what it imports into the environment of the run"
+            return Issue("the file cannot be loaded", ("file",), given, hint=hint)
+        if self.function in functions:
+            return None
+        allowed = ", ".join(functions) or "the file has no function"
+        return Issue("the file has no such function", ("function",), self.function, allowed)
+
+    def begin(self, problem: Problem, base_url: str, api_key: str) -> Called:
+        """See AgentProgram."""
+        return Called(self._functions()[self.function], (problem, base_url, api_key))
+
+    def _functions(self) -> dict[str, Callable[..., Any]]:
+        with _loads:  # threads that load it at once would load it each
+            return _functions_of(str(Path(self.file).resolve()))
+
+
+@cache
+def _functions_of(file: str) -> dict[str, Callable[..., Any]]:
+    """The functions of a file, by name."""
+    spec = importlib.util.spec_from_file_location(f"agent_{Path(file).stem}", file)
+    if spec is None or spec.loader is None:
+        raise ImportError("its name does not end in .py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return {name: value for name, value in vars(module).items() if callable(value) and not isinstance(value, type)}
