@@ -150,7 +150,7 @@ def ended(process: "subprocess.Popen[bytes]", log: Path, *, stands_still: float,
     """Waits for the process. Returns its exit code.
 
     Raises:
-        subprocess.TimeoutExpired: it took longer than `most` seconds in all. Or, where that is more than `stands_still`,
+        subprocess.TimeoutExpired: it took longer than `most` seconds in all. Or, where that is more than stands_still,
             so long its log did not grow, and it and its children computed nothing. Its command says which.
     """
     start = last = time.monotonic()
