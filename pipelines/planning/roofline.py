@@ -10,9 +10,9 @@ from typing import assert_never
 
 from pipelines.planning.memory import longest_sequence, turn_bounds
 from pipelines.planning.model_shape import settings_of, teacher_shape
-from rpg.base.fused import lacks_kernels
 from rpg.base.shape import ModelShape
 from rpg.base.traffic import Work
+from rpg.fused import lacks_kernels
 from specs.machine.cards import H100, Card
 from specs.schema.experiment import Experiment
 

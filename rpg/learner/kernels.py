@@ -14,7 +14,7 @@ from typing import Any, Literal, assert_never
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from rpg.base.fused import lacks_kernels
+from rpg.fused import lacks_kernels
 from specs.errors import Issue, SpecError
 from specs.schema.training import Training
 

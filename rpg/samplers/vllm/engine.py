@@ -50,6 +50,8 @@ class EngineSettings:
     """Its KV cache on a CPU, GiB."""
     seed: int = 0
     """Seed of the engine itself; each response has a seed of its own."""
+    kv_cache: Literal["auto", "fp8"] = "auto"
+    """Type of the KV cache: the model's, or eight bits."""
     prefix_caching: bool = True
     """Whether the states of a prompt are kept for when it comes again."""
     tensor_parallel_size: int = 1
@@ -120,6 +122,7 @@ def _device_settings(settings: EngineSettings) -> dict[str, Any]:
     # As the learner's, the logits of bfloat16 weights are not rounded to bfloat16.
     head = {"head_dtype": "float32"}
     chosen: dict[str, Any] = {"gpu_memory_utilization": settings.memory_fraction, "hf_overrides": head}
+    chosen["kv_cache_dtype"] = settings.kv_cache
     if settings.sleeps:
         chosen["enable_sleep_mode"] = True
     if settings.transfer:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rpg.base.fused import MODEL_TYPES
+from rpg.fused import MODEL_TYPES
 from rpg.learner import kernels
 from rpg.learner.kernels import are_right, kernels_for, use_liger
 from specs.errors import SpecError
