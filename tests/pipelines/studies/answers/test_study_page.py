@@ -257,7 +257,8 @@ def test_an_answer_at_fewer_fresh_seeds_makes_the_next_one_more_careful(home: Ho
     gaps = [found.arms[1].against_baseline for found in (first, later)]
     widths = [gap.high - gap.low for gap in gaps if gap]
     assert widths[1] > 1.3 * widths[0]
-    assert "It was asked before at 2, 3 and 4 seeds" in later.sentence
+    assert "held against each other after 2, 3 and 4 seeds too" in later.note
+    assert "differences have 99.71 % intervals at this look" in later.note
 
 
 def test_pruned_trials_stand_apart_with_their_reasons_and_what_they_saved(home: Home) -> None:
