@@ -1,6 +1,7 @@
 """What studies find at equal cost: simulated studies over surfaces whose true values are known.
 
     python benchmarks/search.py [--repetitions 8] [--budgets 15 33 100] [--lucks 0 2 4] [--surfaces smooth ...]
+    python benchmarks/search.py --confirmations 2000
 
 The proposals, rungs, ranking, rounds of confirmation and verdicts are the product's own; only the training is replaced,
 by a surface of gains over the baseline in points. A run's value has the luck of its seed; half-way it has come nearer
@@ -21,12 +22,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.studies import confirmation, proposals, rungs
 from pipelines.studies.trials import Score, Trial, Work
-from rpg.statistics import verdict
+from rpg.statistics import Verdict, level, verdict
 from specs.schema.study import Study
 
+Array = NDArray[np.float64]
 STEPS = 24
 """Steps of a whole run."""
 START = -20.0
@@ -264,7 +267,7 @@ def _told(trial: Trial, until: int, value: float) -> Trial:
 
 
 def ours(surface: Surface, world: World, budget: int, workers: int, seed: int, **options: Any) -> Ending:
-    """A study as the product does it. What `confirm` may cost is set aside before the search begins."""
+    """A study as the product does it. What `confirm` may cost at most is set aside before the search begins."""
     options = {"sampler": {"type": "noisy_gp", "seed": seed}, **options}
     if "seed" not in options["sampler"]:
         options["sampler"] = {**options["sampler"], "seed": seed}
@@ -281,22 +284,59 @@ def ours(surface: Surface, world: World, budget: int, workers: int, seed: int, *
     arms = confirmation.arms(study, trials)
     if not arms:
         return Ending(0.0, spent)
-    scores = {
-        arm.label: np.array(
-            [
-                [world.run(arm.params, 1000 * seed_number + arm.trial, fresh=True)]
-                for seed_number in range(confirm.seeds)
-            ]
-        )
+    fresh = {
+        arm.label: [world.run(arm.params, 1000 * seed + arm.trial, fresh=True) for seed in range(confirm.seeds)]
         for arm in arms
     }
+    scores, said = confirm_in_rounds({label: np.nan_to_num(row, nan=START) for label, row in fresh.items()})
     spent += sum(map(len, scores.values()))
-    said = verdict(scores, worst=START, figures=True, shares=False)
-    means = {arm.label: float(np.nan_to_num(scores[arm.label], nan=START).mean()) for arm in arms}
-    best_arm = max(arms, key=lambda arm: means[arm.label])
     gains = {arm.label: surface.gain(arm.params) for arm in arms}
+    recommended = max(scores, key=lambda label: float(scores[label].mean()))
     wrong = [one for one, other, _ in said.differences if gains[one] <= gains[other] + 1e-9]
-    return Ending(gains[best_arm.label], spent, "false" if wrong else "right" if said.differences else "")
+    return Ending(gains[recommended], spent, "false" if wrong else "right" if said.differences else "")
+
+
+def confirm_in_rounds(fresh: Mapping[str, Array]) -> tuple[dict[str, Array], Verdict]:
+    """The values that the rounds of a confirmation take of all there are, the baseline first; and its verdict."""
+    most = len(next(iter(fresh.values())))
+    baseline, *candidates = fresh
+    taken: dict[int, int] = {}
+    seeds: dict[str, int] = {}
+    for number in confirmation.rounds(most):
+        seeds |= dict.fromkeys((baseline, *candidates), number)
+        taken[number] = confirmation.share_of(number, most, taken)
+        scores = {label: row[: seeds[label]] for label, row in fresh.items()}
+        tables = {label: row[:, None] for label, row in scores.items()}
+        said = verdict(tables, (), level(0.95, taken[number]), worst=START, figures=True, shares=False)
+        if number < most:
+            candidates = [
+                label for label in candidates if confirmation.may_win(scores[label], scores[baseline], most, 0.95)
+            ]
+        if not candidates or any(worse == baseline for _, worse, _ in said.differences):
+            break
+    return scores, said
+
+
+def print_confirmations(repetitions: int) -> None:
+    """Prints what a confirmation by itself claims and costs, where a candidate's gain is known."""
+    print(f"confirmation alone, luck 2 points, {repetitions} studies a line: claims, false claims, runs of how many")
+    for most in (2, 3, 4, 5, 8, 10, 16):
+        for gains in ((0.0,), (0.0, 0.0), (0.0,) * 4, (2.0,), (4.0,), (6.0,), (4.0, 0.0), (-3.0,)):
+            rng = np.random.default_rng(1)
+            all_of = np.array([0.0, *gains])
+            claims = wrong = runs = 0
+            for _ in range(repetitions):
+                rows = all_of[:, None] + 2 * rng.standard_normal((len(all_of), most))
+                scores, said = confirm_in_rounds({str(number): row for number, row in enumerate(rows)})
+                claims += any(worse == "0" for _, worse, _ in said.differences)
+                wrong += any(all_of[int(one)] <= all_of[int(other)] for one, other, _ in said.differences)
+                runs += sum(map(len, scores.values()))
+            shown = ", ".join(f"{gain:+g}" for gain in gains)
+            print(
+                f"  {most:2} seeds, candidates {shown:15} {100 * claims / repetitions:5.1f} %"
+                f" {100 * wrong / repetitions:5.1f} %  {runs / repetitions:5.1f} of {most * len(all_of)}",
+                flush=True,
+            )
 
 
 def optuna_loop(surface: Surface, world: World, budget: int, workers: int, seed: int) -> Ending:
@@ -368,7 +408,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1])
     parser.add_argument("--surfaces", nargs="+", default=list(SURFACES), choices=list(SURFACES))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--confirmations", type=int, default=0, help="simulate the confirmation alone, so many times")
     arguments = parser.parse_args()
+    if arguments.confirmations:
+        print_confirmations(arguments.confirmations)
+        return
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
     repetitions = range(arguments.first, arguments.first + arguments.repetitions)

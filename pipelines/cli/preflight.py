@@ -70,7 +70,17 @@ def missing_for(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
     """Needs of a document's runs that the machine which executes them, this one, lacks, each at its place."""
     from pipelines.running.gpu_slots import missing_here
 
-    return in_file_order(document.locate(issue, run.values) for run in runs for issue in missing_here(run.experiment))
+    # Most cells of a matrix ask the same of machines.
+    distinct = {_asked_of_machines(run.experiment): run for run in runs}.values()
+    return in_file_order(
+        document.locate(issue, run.values) for run in distinct for issue in missing_here(run.experiment)
+    )
+
+
+def _asked_of_machines(experiment: Experiment) -> Hashable:
+    """What `missing_for` depends on."""
+    sections = (experiment.launcher, experiment.resources, experiment.rollout, experiment.warm_up is None)
+    return experiment.training.ranks, *map(repr, sections)
 
 
 def unscorable(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:

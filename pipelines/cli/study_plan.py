@@ -7,6 +7,7 @@ from pipelines.home.home import Home
 from pipelines.planning.plan import Plan
 from pipelines.studies import space
 from pipelines.studies.answers.results import StudyRecord, cost_words
+from pipelines.studies.confirmation import rounds
 from pipelines.studies.cost import study_cost
 from specs.machine.files import read_json
 from specs.study_document import StudyDocument
@@ -48,6 +49,7 @@ def study_plan_data(document: StudyDocument, made: Plan, home: Home) -> dict[str
         "pruner": study.pruner.model_dump(mode="json"),
         "search": {"best": asdict(cost.best), "worst": asdict(cost.worst)},
         "confirmation": asdict(cost.confirmation),
+        "rounds": rounds(study.confirm.seeds) if study.confirm else [],
         "budget": study.budget.model_dump(mode="json"),
         "varying_cost": list(cost.varying),
         "shared": {stage.stage: stage.action for stage in made.runs[0].stages if stage.stage in ("data", "base")},
@@ -92,7 +94,7 @@ def _cost_table(data: dict[str, Any]) -> Any:
     columns = [("search, at best", data["search"]["best"]), ("at worst", data["search"]["worst"])]
     if data["confirmation"]["runs"]:
         total = {name: _sum(data["search"]["worst"][name], data["confirmation"][name]) for name in _COSTS}
-        columns += [("confirmation", data["confirmation"]), ("all, at worst", total)]
+        columns += [("confirmation, at worst", data["confirmation"]), ("all, at worst", total)]
     table = Table(box=None, pad_edge=False)
     for title in ("", *(title for title, _ in columns)):
         table.add_column(title, justify="right" if title else "left", no_wrap=True)
@@ -117,11 +119,19 @@ def _lines(document: StudyDocument, data: dict[str, Any]) -> list[str]:
     if study.confirm:
         number = study.confirm.candidates
         arms = f"the baseline and the best {'trial' if number == 1 else f'{number} trials'}"
-        lines.append(f"confirm   {arms}, each on {study.confirm.seeds} fresh seeds")
+        *before, most = map(str, data["rounds"])
+        looks = f" in rounds: held against each other after {', '.join(before)} and {most}" if before else ""
+        lines.append(f"confirm   {arms}, each on at most {most} fresh seeds{looks}")
+        if before:
+            lines.append(
+                "          a candidate that cannot win any more has no further seed; the first that wins ends it"
+            )
     units = {"tokens": "response tokens", "gpu_hours": "GPU hours", "hours": "hours"}
     limits = [f"{_number(limit)} {units[name]}" for name, limit in data["budget"].items() if limit]
     if limits:
-        lines.append(f"budget    the search ends after {' or '.join(limits)}; what is under way is finished")
+        aside = ", less what the confirmation may cost at most, going by the baseline's cost, but at most half"
+        ends = f"the search ends after {' or '.join(limits)}{aside if study.confirm else ''}"
+        lines.append(f"budget    {ends}; what is under way is finished")
     lines.append(f"shared    {', '.join(f'{stage} {action}' for stage, action in data['shared'].items())}")
     if data["varying_cost"]:
         lines.append(f"varies    {', '.join(data['varying_cost'])}: counted at the experiment's own value")

@@ -20,6 +20,7 @@ from specs.secrets import is_reference, masked, variable_of
 
 if TYPE_CHECKING:
     from pipelines.home.home import Home
+    from specs.errors import Issue
     from specs.schema.experiment import Experiment
 
 
@@ -71,6 +72,16 @@ class Finding:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the machines that a launcher is given have for the ranks of one run."""
+
+    obstacles: "tuple[Issue, ...]" = ()
+    """Why they will never hold it."""
+    launches: int = 1
+    """Such runs that they have room for at this moment."""
+
+
 class Launcher(Protocol):
     """Starts the ranks of a run. One object serves every run and every process of ours: it has no state."""
 
@@ -103,6 +114,11 @@ class Launcher(Protocol):
 
         Called when the command is gone. `rpg cancel` asks it too, for a command that was killed.
         """
+        ...
+
+    def room(self, experiment: "Experiment") -> Room:
+        """Answer of the machines that the launcher is given, asked before a run is begun. Where nobody is asked, as of
+        machines that the spec names or of a queue, none is an obstacle, and one run is begun at a time."""
         ...
 
     def examine(self, home: "Home", experiment: "Experiment | None") -> Iterator[Finding]:

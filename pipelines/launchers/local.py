@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipelines.home.home import Home
-from pipelines.launchers import Finding, LaunchedStage, Launcher, passed_on, rank_program, write_launch
+from pipelines.launchers import Finding, LaunchedStage, Launcher, Room, passed_on, rank_program, write_launch
 from pipelines.launchers.network import free_port
 from pipelines.processes.forking import may_fork
 from specs.machine.launch import LOOPBACK
@@ -44,6 +44,11 @@ class LocalRanks:
 
     def end(self, run_directory: Path) -> None:
         """Nothing: the ranks end with the command."""
+
+    def room(self, experiment: "Experiment") -> Room:
+        """Nobody is asked."""
+        del experiment
+        return Room()
 
     def examine(self, home: Home, experiment: Experiment | None) -> Iterator[Finding]:
         """Nothing: it needs what every command here needs."""

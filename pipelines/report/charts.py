@@ -1,7 +1,7 @@
 """Line charts as inline SVG: a page of twenty weighs a few hundred kilobytes, opens offline and can be printed.
 
 The lines that have a label carry it in `data-label`, the chart its axes in `data-axes`: from these and the pixels that
-are drawn `hover.js` works out the values at the pointer.
+are drawn `hover.js` works out the values at the pointer, and `charts.js` those of a CSV file.
 """
 
 import itertools
@@ -153,9 +153,10 @@ class Frame:
     bottom: int = 34
 
     def at(self, point: Point) -> Point:
-        """The pixel of a point: the step to a hundredth, so that `hover.js` can tell it from its neighbours."""
+        """The pixel of a point, to a hundredth: `hover.js` tells a step from its neighbours, and `charts.js` writes the
+        values, by the pixels alone."""
         across = self.x.place(point[0], self.left, self.width - self.right)
-        return round(across, 2), round(self.y.place(point[1], self.height - self.bottom, self.top), 1)
+        return round(across, 2), round(self.y.place(point[1], self.height - self.bottom, self.top), 2)
 
     def svg(
         self,

@@ -1,5 +1,6 @@
 """The charts of a page as figures for a paper: the same lines, intervals and colours, drawn by matplotlib."""
 
+import csv
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -131,14 +132,23 @@ def figures_of(home: Home, groups: Sequence[Group], names: Sequence[str]) -> dic
 
 
 def save_figures(figures: Sequence[Figure], directory: Path) -> list[Path]:
-    """Writes each figure as SVG, PDF and PNG, a column wide, and those over steps a page wide too."""
+    """Writes each figure as SVG, PDF and PNG, a column and a page wide, and its data as CSV."""
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     for figure in figures:
         stem = re.sub(r"[^\w.-]+", "-", figure.name)
         written += [figure.save(directory / f"{stem}.{kind}") for kind in KINDS]
         written += [figure.save(directory / f"{stem}-wide.{kind}", "page") for kind in KINDS]
+        written.append(_save_rows(figure.rows(), directory / f"{stem}.csv"))
     return written
+
+
+def _save_rows(rows: Sequence[dict[str, Any]], path: Path) -> Path:
+    with replacing(path, durable=False) as aside, aside.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
 
 
 def palette() -> list[str]:

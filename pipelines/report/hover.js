@@ -23,7 +23,7 @@ function valueAt(pixel, grain, [start, end, low, high]) {
 
 for (const chart of document.querySelectorAll("svg[data-axes]")) {
   const axes = chart.dataset.axes.split(" ").map(Number), across = axes.slice(0, 4), upward = axes.slice(4);
-  const lines = [...chart.querySelectorAll("[data-label]")].map((line) => ({ label: line.dataset.label, pixels: pixelsOf(line) }));
+  const lines = [...chart.querySelectorAll("[data-label]")];
   const cursor = document.createElementNS("http://www.w3.org/2000/svg", "line");
   cursor.setAttribute("class", "cursor");
   chart.append(cursor);
@@ -31,10 +31,10 @@ for (const chart of document.querySelectorAll("svg[data-axes]")) {
     const frame = chart.getBoundingClientRect();
     const x = (event.clientX - frame.left) / frame.width * chart.viewBox.baseVal.width;
     const nearest = (points) => points.reduce((a, b) => Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a);
-    const near = lines.map((line) => nearest(line.pixels)), first = nearest(near);
+    const near = lines.map((line) => nearest(pixelsOf(line))), first = nearest(near);
     for (const [name, value] of Object.entries({ x1: first[0], x2: first[0], y1: upward[1], y2: upward[0] })) cursor.setAttribute(name, value);
     cursor.style.display = "";
-    show(event, lines.map((line, index) => `${line.label}: ${valueAt(near[index][1], 0.1, upward)} at ${valueAt(near[index][0], 0.01, across)}`));
+    show(event, lines.map((line, index) => `${line.dataset.label}: ${valueAt(near[index][1], 0.01, upward)} at ${valueAt(near[index][0], 0.01, across)}`));
   };
   chart.addEventListener("mousemove", follow);
   chart.addEventListener("click", follow);

@@ -17,6 +17,9 @@ from specs.machine.files import replacing
 _HERE = Path(__file__).parent
 _IN_NO_PAGE = re.compile("[\ud800-\udfff\ufffe\uffff]")
 """Halves of characters, which cannot be written, and what is no character. Recorded text has any."""
+_HEADING = re.compile(r"<h2>(.*?)</h2>", re.DOTALL)
+_LEAST_HEADINGS = 4
+"""Headings from which on a page has a table of contents."""
 
 
 def render(template: str, **values: Any) -> str:
@@ -26,6 +29,7 @@ def render(template: str, **values: Any) -> str:
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["breakable"] = _breakable
+    environment.filters["with_contents"] = _with_contents
     page = environment.get_template(template).render(
         style=Markup((_HERE / "style.css").read_text()),
         script=lambda name: Markup((_HERE / name).read_text()),
@@ -38,6 +42,21 @@ def render(template: str, **values: Any) -> str:
         **values,
     )
     return _IN_NO_PAGE.sub("\N{REPLACEMENT CHARACTER}", spelt(page))
+
+
+def _with_contents(body: str) -> Markup:
+    """A page's body with a list of links to its headings under its header, where there are some. What is recorded holds
+    no heading: its markup is escaped."""
+    if len(_HEADING.findall(body)) < _LEAST_HEADINGS:
+        return Markup(body)
+    links: list[str] = []
+
+    def linked(heading: re.Match[str]) -> str:
+        links.append(f'<a href="#part-{len(links) + 1}">{heading[1]}</a>')
+        return f'<h2 id="part-{len(links)}">{heading[1]}</h2>'
+
+    head, end, rest = _HEADING.sub(linked, body).partition("</header>")
+    return Markup(f'{head}{end}<nav class="contents">{" ".join(links)}</nav>{rest}')
 
 
 def _breakable(text: str) -> Markup:

@@ -84,10 +84,12 @@ def _too_few(experiment: Experiment, stage: str, slots: Sequence[str]) -> Issue 
 
 
 def missing_here(experiment: Experiment) -> Iterator[Issue]:
-    """Needs of the spec that the machine which executes it, this one, lacks: the launcher's package, and where the
-    ranks compute here, GPUs and the sampler's package."""
+    """Needs of the spec that the machine which executes it, this one, lacks: the launcher's package, machines that can
+    hold the ranks, and where these compute here, GPUs and the sampler's package."""
     if issue := package_missing(experiment.launcher):
         yield issue
+        return
+    yield from launcher_of(experiment).room(experiment).obstacles
     if not launcher_of(experiment).ranks_run_here:
         return
     if issue := not_installed(experiment.rollout):
@@ -105,7 +107,11 @@ def missing_here(experiment: Experiment) -> Iterator[Issue]:
 
 
 def runs_at_once(runs: "Sequence[RunPlan]") -> int:
-    """For how many of the runs this machine has free slots at this moment, at least 1; 1 where they need none here."""
+    """For how many of the runs there is room at this moment, at least 1: in free slots of this machine, or where the
+    launcher puts them; 1 where they need none."""
+    first = runs[0].experiment
+    if not launcher_of(first).ranks_run_here:
+        return max(1, min(len(runs), launcher_of(first).room(first).launches))
     wanted = max(_slots_wanted(run.experiment, stage) for run in runs for stage in ON_A_GPU)
     return max(1, min(len(runs), len(free_slots()) // wanted)) if wanted else 1
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pipelines.studies import conditions, confirmation, proposals, space
+from pipelines.studies.confirmation import Look
 from pipelines.studies.storage import StudyStorage
 from pipelines.studies.trials import Score, Trial, Work, Worker, read_trial
 from specs.errors import SpecError
@@ -85,18 +86,24 @@ class TrialLedger:
         """What `sampler.type: auto` is in this study: chosen when it was made, tpe by versions that knew no other."""
         return str(self._storage.storage.get_study_user_attrs(self._search_id).get("auto_sampler", "tpe"))
 
-    def looks(self, *, answered: bool) -> list[int]:
-        """Numbers of fresh seeds at which the study has given an answer.
+    def looks(self) -> list[Look]:
+        """The looks at the confirmation, in order."""
+        attributes = self._storage.storage.get_study_user_attrs(self._search_id)
+        return [Look.read(plain) for plain in attributes.get("rounds", [])]
 
-        Args:
-            answered: it gives one now.
+    def note_look(self, look: Look) -> None:
+        """Notes a look at the confirmation."""
+        noted = [*map(Look.plain, self.looks()), look.plain()]
+        self._storage.storage.set_study_user_attr(self._search_id, "rounds", noted)
+
+    def shares(self) -> dict[int, int]:
+        """Number of fresh seeds -> share of the error that a look at so many had; see `share_of`.
+
+        Earlier versions noted the numbers alone, and looked once at each from the fewest on.
         """
-        stored = self._storage.storage
-        before = list(stored.get_study_user_attrs(self._search_id).get("looks", []))
-        looks = sorted({*before, len(self.confirming_seeds)}) if answered else before
-        if looks != before:
-            stored.set_study_user_attr(self._search_id, "looks", looks)
-        return looks
+        attributes = self._storage.storage.get_study_user_attrs(self._search_id)
+        earlier = {seeds: share for share, seeds in enumerate(attributes.get("looks", []))}
+        return earlier | {look.seeds: look.share for look in self.looks()}
 
     def trials(self) -> list[Trial]:
         """The trials of the search, in order."""

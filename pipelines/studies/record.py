@@ -1,16 +1,30 @@
 """study.json: what is written down of a study, from its trials, for the SQL tables, the page and the lists."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pipelines.studies import space
 from pipelines.studies.answers.results import COSTS
-from pipelines.studies.confirmation import Arm, is_feasible
+from pipelines.studies.confirmation import Arm, Progress, is_feasible
 from pipelines.studies.noisy_gp import Standing
 from pipelines.studies.trials import Trial
 from specs.machine.files import now
 from specs.schema.study import Study, measure_label
 from specs.study_document import StudyDocument
+
+
+@dataclass(frozen=True, slots=True)
+class Confirming:
+    """How far a study's confirmation is."""
+
+    seeds: Sequence[int]
+    """The fresh seeds, as many as each arm has at most."""
+    progress: Progress
+    shares: Mapping[int, int]
+    """Number of seeds -> share of the error that the look at so many had."""
+    share: int
+    """Which share the last look has."""
 
 
 def study_record(
@@ -21,8 +35,7 @@ def study_record(
     *,
     status: str,
     seeds: Sequence[int],
-    confirming_seeds: Sequence[int],
-    looks: Sequence[int],
+    confirming: Confirming,
     standings: Mapping[int, Standing],
     created_at: str,
 ) -> dict[str, Any]:
@@ -31,9 +44,9 @@ def study_record(
     Args:
         units: the confirmation's trials.
         arms: what is confirmed, as far as it is chosen.
+        confirming: how far the confirmation is.
         status: searching, confirming, finished, or stopped (by a failure, as on_failure has it).
-        seeds, confirming_seeds: of each trial, of each arm.
-        looks: numbers of fresh seeds at which there was an answer.
+        seeds: of each trial.
         standings: what the sampler's model says of trials, by number.
     """
     study = document.study
@@ -65,9 +78,7 @@ def study_record(
         "created_at": created_at,
         "updated_at": now(),
         "trials": [_trial(study, trial, standings.get(trial.number)) for trial in trials],
-        "confirmation": {**_confirmation(study, arms, units, confirming_seeds), "looks": list(looks)}
-        if study.confirm and arms
-        else None,
+        "confirmation": _confirmation(study, arms, units, confirming) if study.confirm and arms else None,
     }
 
 
@@ -100,18 +111,28 @@ def _trial(study: Study, trial: Trial, standing: Standing | None) -> dict[str, A
     }
 
 
-def _confirmation(study: Study, arms: Sequence[Arm], units: Sequence[Trial], seeds: Sequence[int]) -> Mapping[str, Any]:
+def _confirmation(study: Study, arms: Sequence[Arm], units: Sequence[Trial], at: Confirming) -> Mapping[str, Any]:
     assert study.confirm is not None
+    wanted = {trial: set(at.seeds[:number]) for trial, number in at.progress.seeds.items()}
     return {
         "dataset": study.confirm.dataset or study.targets[0].dataset,
-        "seeds": list(seeds),
+        "seeds": list(at.seeds[: max(at.progress.seeds.values())]),
+        "most": len(at.seeds),
+        "looks": sorted(at.shares),
+        "share": at.share,
+        "decided": not at.progress.due,
         "arms": [
             {
                 "label": arm.label,
                 "trial": arm.trial,
                 "baseline": arm.baseline,
                 "params": dict(arm.params),
-                "units": [_unit(unit) for unit in units if unit.about["arm"] == arm.trial],
+                "stopped_after": at.progress.stopped.get(arm.trial, 0),
+                "units": [
+                    _unit(unit)
+                    for unit in units
+                    if unit.about["arm"] == arm.trial and unit.about["seed"] in wanted[arm.trial]
+                ],
             }
             for arm in arms
         ],

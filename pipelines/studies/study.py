@@ -15,9 +15,10 @@ from typing import Any, Literal
 from pipelines.home.home import Home
 from pipelines.running.time_left import duration
 from pipelines.studies import conditions, confirmation, proposals, rungs, space
+from pipelines.studies.answers.results import StudyRecord
 from pipelines.studies.execution import Execute, Result, StudyInterruptedError, Task, run_task
 from pipelines.studies.ledger import TrialLedger
-from pipelines.studies.record import study_record
+from pipelines.studies.record import Confirming, study_record
 from pipelines.studies.storage import open_storage
 from pipelines.studies.trials import ForeignResult, Score, Trial, Work, Worker, seconds_left, signs_of_life
 from pipelines.studies.warm_start import foreign_results
@@ -148,14 +149,15 @@ class _StudyWorker:
 
     def _may_begin(self, trials: Sequence[Trial]) -> bool:
         """Whether trials, budget and the sampler leave room for another trial."""
-        budget, spent = self.study.budget, dict.fromkeys(("tokens", "gpu_hours"), 0.0)
-        for trial in trials:
-            for name in spent:
-                spent[name] += float(trial.about.get(name, 0.0))
         started = min((trial.about["started_at"] for trial in trials if "started_at" in trial.about), default=now())
-        hours = (_seconds(now()) - _seconds(started)) / 3600
-        limits = ((spent["tokens"], budget.tokens), (spent["gpu_hours"], budget.gpu_hours), (hours, budget.hours))
-        if len(trials) >= self.study.trials or any(limit and used >= limit for used, limit in limits):
+        spent = {name: sum(float(trial.about.get(name, 0.0)) for trial in trials) for name in ("tokens", "gpu_hours")}
+        spent["hours"] = (_seconds(now()) - _seconds(started)) / 3600
+        budget, aside = self.study.budget, confirmation.set_aside(self.study, trials)
+        for name, used in spent.items():
+            limit = getattr(budget, name)
+            if limit and used >= limit - min(aside.get(name, 0.0), limit / 2):
+                return False
+        if len(trials) >= self.study.trials:
             return False
         return not proposals.is_exhausted(self.study, trials)
 
@@ -165,17 +167,50 @@ class _StudyWorker:
         return self.ledger.add_trial(proposal, until=rungs.first_step(self.study, bracket), bracket=bracket)
 
     def _decide_confirmation(self, trials: Sequence[Trial]) -> Task | Literal["wait"] | None:
-        units = self.ledger.units()
-        if self.study.confirm:
-            known = {(unit.about["arm"], unit.about["seed"]) for unit in units}
-            for arm in confirmation.arms(self.study, trials, horizon=self.horizon):
-                for seed in self.ledger.confirming_seeds:
-                    if (arm.trial, seed) not in known:
-                        self.ledger.add_unit(arm, seed)
-            units = self.ledger.units()
-        if unit := self.ledger.to_take_up(units):
-            return Task(self.ledger.claim(unit, 0), confirming=True)
-        return "wait" if any(unit.state == "running" for unit in units) else None
+        """The next unit of the confirmation. A round that has ended is looked at here, by whoever comes first."""
+        arms = confirmation.arms(self.study, trials, horizon=self.horizon)
+        seeds = self.ledger.confirming_seeds
+        while arms:
+            at = self._confirming(arms)
+            wanted = {(arm.trial, seed): arm for arm in arms for seed in seeds[: at.progress.seeds[arm.trial]]}
+            known = {(unit.about["arm"], unit.about["seed"]) for unit in self.ledger.units()}
+            for (trial, seed), arm in wanted.items():
+                if (trial, seed) not in known:
+                    self.ledger.add_unit(arm, seed)
+            units = [unit for unit in self.ledger.units() if (unit.about["arm"], unit.about["seed"]) in wanted]
+            if unit := self.ledger.to_take_up(units):
+                return Task(self.ledger.claim(unit, 0), confirming=True)
+            if any(unit.state == "running" for unit in units):
+                return "wait"
+            if not at.progress.due:
+                return None
+            self._look(trials, arms, at)
+        return None
+
+    def _confirming(self, arms: Sequence[confirmation.Arm]) -> Confirming:
+        """How far the confirmation of these arms is."""
+        ledger, seeds = self.ledger, self.ledger.confirming_seeds
+        ended = {(unit.about["arm"], unit.about["seed"]) for unit in ledger.units() if unit.ended}
+        counts = {
+            arm.trial: next((n for n, seed in enumerate(seeds) if (arm.trial, seed) not in ended), len(seeds))
+            for arm in arms
+        }
+        looks = [
+            look for look in ledger.looks() if (look.arms, look.dataset) == (tuple(counts), ledger.confirming_dataset)
+        ]
+        baseline = next((arm.trial for arm in arms if arm.baseline), None)
+        at = confirmation.progress(looks, counts, baseline, len(seeds))
+        shares = ledger.shares()
+        share = confirmation.share_of(at.due or max(at.seeds.values(), default=0), len(seeds), shares)
+        return Confirming(seeds, at, shares, share)
+
+    def _look(self, trials: Sequence[Trial], arms: Sequence[confirmation.Arm], at: Confirming) -> None:
+        """Holds the arms against each other after a round, and notes what it found."""
+        most, dataset = len(at.seeds), self.ledger.confirming_dataset
+        look = confirmation.Look(at.progress.due, at.share, most, tuple(arm.trial for arm in arms), dataset)
+        over = replace(at, progress=replace(at.progress, due=0))
+        record = StudyRecord.of(self._record(trials, arms, over, "confirming"))
+        self.ledger.note_look(confirmation.look_at(self.home, record, look))
 
     # Doing it.
 
@@ -280,28 +315,31 @@ class _StudyWorker:
 
     def _write(self) -> dict[str, Any]:
         ledger = self.ledger
-        trials, units = ledger.trials(), ledger.units()
+        trials = ledger.trials()
         stopped = self._is_stopped(trials)
         searching = not stopped and (self._may_begin(trials) or any(not trial.ended for trial in trials))
         arms = [] if searching or stopped else confirmation.arms(self.study, trials, horizon=self.horizon)
         # Units of earlier arms, chosen when fewer trials were wanted, confirm nothing of today's.
-        ended = {(unit.about["arm"], unit.about["seed"]) for unit in units if unit.ended}
-        unconfirmed = any((arm.trial, seed) not in ended for arm in arms for seed in ledger.confirming_seeds)
-        status = "searching" if searching else "confirming" if unconfirmed else "finished"
-        record = study_record(
-            self.document,
-            trials,
-            units,
-            arms,
-            status="stopped" if stopped else status,
-            seeds=conditions.trial_seeds(self.study, self.document.experiment.experiment.seeds),
-            confirming_seeds=ledger.confirming_seeds,
-            looks=ledger.looks(answered=bool(arms) and not unconfirmed),
-            standings=confirmation.standings(self.study, trials, horizon=self.horizon),
-            created_at=ledger.created_at,
-        )
+        at = self._confirming(arms)
+        status = "searching" if searching else "confirming" if at.progress.due else "finished"
+        record = self._record(trials, arms, at, "stopped" if stopped else status)
         write_json(self.home.study(self.study.name) / "study.json", record)
         return record
+
+    def _record(
+        self, trials: Sequence[Trial], arms: Sequence[confirmation.Arm], at: Confirming, status: str
+    ) -> dict[str, Any]:
+        return study_record(
+            self.document,
+            trials,
+            self.ledger.units(),
+            arms,
+            status=status,
+            seeds=conditions.trial_seeds(self.study, self.document.experiment.experiment.seeds),
+            confirming=at,
+            standings=confirmation.standings(self.study, trials, horizon=self.horizon),
+            created_at=self.ledger.created_at,
+        )
 
     def _begun_line(self, task: Task) -> str:
         from pipelines.report.evidence import show

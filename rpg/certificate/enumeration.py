@@ -56,7 +56,7 @@ class _Response:
     chance: float = 1.0
 
     def context(self, position: int) -> tuple[int, ...]:
-        """What the policy sees before the token at a position, from the last new context on; -1 stands for the prompt."""
+        """What the policy sees before a token: from the last new context on, else from the prompt, which is -1."""
         for place in reversed(range(position)):
             if not self.sampled[place] and self.tokens[place]:
                 return self.tokens[place:position]

@@ -23,7 +23,7 @@ factor of its own, Burdick and Graybill 1992, Confidence Intervals on Variance C
 1955. The share A / (A + E + B / 4) and the terms for rare successes were chosen by simulation: benchmarks/coverage.py.
 """
 
-from rpg.statistics.comparison import Verdict, verdict
+from rpg.statistics.comparison import Verdict, level, verdict
 from rpg.statistics.intervals import arms_against_first, gain_interval, mean_interval, seed_difference, seed_mean
 from rpg.statistics.variance import NEW_SEEDS, THESE_WEIGHTS, Interval, Spread, Table, spread_of
 
@@ -36,6 +36,7 @@ __all__ = [
     "Verdict",
     "arms_against_first",
     "gain_interval",
+    "level",
     "mean_interval",
     "seed_difference",
     "seed_mean",

@@ -350,8 +350,8 @@ class RayLauncher(_Nodes, HostsLauncher):
     """ray: Ray says on which nodes ranks and engines are, and with which GPUs; this command is a driver of the
     cluster's and stays connected."""
     address: str = "auto"
-    """The cluster: auto, the one that this machine is a node of, or that RAY_ADDRESS names; HOST:PORT of its head;
-    ray://HOST:PORT by Ray's client."""
+    """The cluster, of which this machine is a node: auto, the one that runs here, or that RAY_ADDRESS names; or
+    HOST:PORT of its head."""
     cpus_per_rank: float = Field(1.0, gt=0)
     """CPUs that Ray counts for a rank or an engine."""
     resources: dict[str, float] = Field({})
@@ -365,8 +365,18 @@ class RayLauncher(_Nodes, HostsLauncher):
         return super().beside(training, ranks).model_copy(update={"min_ranks": 0})
 
     def issues(self, training: Training) -> Iterator[Issue]:
-        """Resources that have a key of their own, or none of which is asked for."""
+        """An address that is none of a node's cluster, resources that have a key of their own, or none of which is
+        asked for."""
         yield from super().issues(training)
+        if self.address != "auto" and not re.fullmatch(r"[\w.-]+:\d+|\[[0-9a-fA-F:.]+\]:\d+", self.address):
+            yield Issue(
+                "is no address of a cluster that this machine is a node of",
+                ("launcher", "address"),
+                given=self.address,
+                allowed="auto, or HOST:PORT of its head",
+                hint="start `rpg run` on a node of the cluster, e.g. `kubectl exec -it HEAD-POD -- rpg run FILE`; "
+                "Ray's client (ray://) can neither give orders to a rank that works nor tell of drained nodes",
+            )
         for name, amount in self.resources.items():
             path = ("launcher", "resources", name)
             if name in ("CPU", "GPU"):

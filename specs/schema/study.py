@@ -243,7 +243,8 @@ Pruner = Annotated[
 
 
 class Budget(Spec):
-    """Ends the search once it is spent, beside `trials`; 0: no limit. Confirmation is not counted."""
+    """Limits of search and confirmation together, beside `trials`; 0: no limit. The search ends once it has spent what
+    is not set aside: at most half, for what the confirmation may cost at most, by what the baseline has cost."""
 
     tokens: float = Field(0, ge=0)
     """Response tokens sampled for training, over all trials and seeds."""
@@ -257,9 +258,10 @@ class Confirmation(Spec):
     """After the search: the best trials and the baseline again on seeds that no trial had, and intervals of it."""
 
     candidates: int = Field(2, ge=1)
-    """The best trials by their value."""
+    """The best trials: by what the sampler's model expects of them, where it has one, else by their value."""
     seeds: int = Field(5, ge=2)
-    """Fresh seeds of each, the same for all."""
+    """Fresh seeds of each at most, the same for all. They come in rounds, and whoever cannot win any more, or has won,
+    has no further one."""
     dataset: str = ""
     """The evaluation set that confirms, best one that no trial was judged by; empty: the goal's."""
 

@@ -120,10 +120,6 @@ class Lab:
                 return int(record["pid"])
         return 0
 
-    def launched(self, run_id: str) -> str:
-        """When the ranks of its training were started, UTC, ISO-8601."""
-        return str(read_json(self.home.run(run_id) / "launch.json")["started_at"])
-
     def progress(self, run_id: str) -> int:
         """Steps that the trainer has reported."""
         return int(read_json(self.home.run(run_id) / "progress.json").get("step", 0))

@@ -139,7 +139,12 @@ def test_a_figure_is_written_at_a_papers_widths(tmp_path: Path) -> None:
         "reward/mean", "Mean reward", [Line([(1, 0.1), (2, 0.4)], label="a"), Line([(1, 0.2)], label="b", color=1)]
     )
     names = [path.name for path in save_figures([Figure(chart)], tmp_path / "figures")]
-    assert names == [f"reward-mean{wide}.{kind}" for wide in ("", "-wide") for kind in ("svg", "pdf", "png")]
+    drawn = [f"reward-mean{wide}.{kind}" for wide in ("", "-wide") for kind in ("svg", "pdf", "png")]
+    assert names == [*drawn, "reward-mean.csv"]
+    assert (tmp_path / "figures" / names[-1]).read_text().splitlines() == [
+        "line,step,value",
+        *("a,1.0,0.1", "a,2.0,0.4", "b,1.0,0.2"),
+    ]
     svg = (tmp_path / "figures" / "reward-mean.svg").read_text()
     assert 'width="234pt"' in svg  # 3.25 inches
     assert palette()[1] in svg

@@ -26,7 +26,9 @@ def report(
     profile: ServerRecord = "",
     figures: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write each chart as SVG, PDF and PNG instead, for a paper."),
+        typer.Option(
+            metavar="DIR", help="Write each chart as SVG, PDF and PNG and its data as CSV instead, for a paper."
+        ),
     ] = None,
     kind: Annotated[
         TableFormat | None, typer.Option("--format", help="Print the table of results instead, for a paper.")

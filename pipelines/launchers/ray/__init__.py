@@ -5,12 +5,13 @@ each bundle, which starts the `node` program of `pipelines.launchers.hosts` and 
 imports from this folder.
 """
 
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.launchers import Finding, LaunchedStage, Launcher
+from pipelines.launchers import Finding, LaunchedStage, Launcher, Room
 
 if TYPE_CHECKING:
     from pipelines.home.home import Home
@@ -33,6 +34,26 @@ class RayRanks:
 
     def end(self, run_directory: Path) -> None:
         """Nothing: Ray ends actors and placement groups with the driver, and their ranks with them."""
+
+    def room(self, experiment: "Experiment") -> Room:
+        """Resources of the cluster, held against the run's. A process of its own asks: a driver of Ray's takes signals
+        over for good."""
+        import json
+
+        from specs.errors import Issue, read_issue
+
+        asked = subprocess.run(
+            [sys.executable, "-m", "pipelines.launchers.ray.examination"],
+            input=experiment.model_dump_json(),
+            capture_output=True,
+            text=True,
+        )
+        try:
+            answer = json.loads(asked.stdout.splitlines()[-1])
+        except (ValueError, IndexError):
+            why = asked.stderr.strip().splitlines()[-1:]
+            return Room((Issue("cannot be asked of Ray", ("launcher",), hint="".join(why)),))
+        return Room(tuple(map(read_issue, answer["obstacles"])), answer["launches"])
 
     def examine(self, home: "Home", experiment: "Experiment | None") -> Iterator[Finding]:
         """Whether the spec's cluster answers and can ever hold its run, and whether its nodes see this home and have

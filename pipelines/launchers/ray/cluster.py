@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import re
+import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +16,10 @@ from specs.schema.launchers import RayLauncher
 
 Resources = dict[str, float]
 """Name of a resource of Ray's -> how much of it."""
+
+
+_CONNECT_SECONDS = 10.0
+_OF_RAY = re.compile("^node:|memory|_group_")
 
 
 class ClusterError(Exception):
@@ -32,10 +38,13 @@ def connected(launcher: RayLauncher) -> Iterator[Any]:
     import logging
 
     try:
+        if launcher.address != "auto":  # Ray would try for two minutes
+            host, _, port = launcher.address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
         ray.init(address=launcher.address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        what = str(error).strip().splitlines()
-        raise ClusterError(f"no Ray cluster answers at {launcher.address}: {what[0] if what else error!r}") from None
+        what = " ".join(str(error).split()) or repr(error)
+        raise ClusterError(f"no Ray cluster lets this command in at {launcher.address}: {what}") from None
     try:
         yield ray
     finally:
@@ -85,6 +94,12 @@ def lacking(ray: Any, wanted: Sequence[Resources]) -> str:
     return ""
 
 
+def launches(ray: Any, wanted: Sequence[Resources]) -> int:
+    """Runs of these bundles that find room in what the cluster has free, were it one node."""
+    free = ray.available_resources()
+    return int(min(free.get(name, 0) // amount for name, amount in total(wanted).items() if amount))
+
+
 def total(wanted: Sequence[Resources]) -> Resources:
     """Sums over bundles."""
     names = {name for bundle in wanted for name in bundle}
@@ -92,8 +107,8 @@ def total(wanted: Sequence[Resources]) -> Resources:
 
 
 def in_words(resources: Mapping[str, float]) -> str:
-    """Resources as messages name them: `8 GPU, 16 CPU`. Ray's names of single nodes are left out."""
-    shown = {name: amount for name, amount in resources.items() if ":" not in name and "memory" not in name}
+    """Resources as messages name them: `8 GPU, 16 CPU`. What Ray names for itself is left out."""
+    shown = {name: amount for name, amount in resources.items() if not _OF_RAY.search(name)}
     return ", ".join(f"{amount:g} {name}" for name, amount in sorted(shown.items(), reverse=True)) or "nothing"
 
 

@@ -1,7 +1,12 @@
-"""What `rpg doctor` sees of Ray: the package, and a spec's cluster."""
+"""A look at Ray and a spec's cluster: for `rpg doctor`, and as a program for who asks before a run is begun,
+`python -m pipelines.launchers.ray.examination`; the spec comes in on stdin, obstacles and room go out on stdout.
+"""
 
+import json
+import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import asdict
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +14,17 @@ from pathlib import Path
 from pipelines.home.home import Home
 from pipelines.launchers import Finding
 from pipelines.launchers.hosts.connection import Connection, await_answers, examine, leave_token
-from pipelines.launchers.ray.cluster import ClusterError, RayChannel, bundles, connected, in_words, lacking, on_gpus
+from pipelines.launchers.ray.cluster import (
+    ClusterError,
+    RayChannel,
+    bundles,
+    connected,
+    in_words,
+    lacking,
+    launches,
+    on_gpus,
+)
+from specs.errors import Issue
 from specs.schema.experiment import Experiment
 from specs.schema.launchers import RayLauncher
 
@@ -65,3 +80,23 @@ def _nodes(ray: object, home: Home, launcher: RayLauncher) -> Iterator[Finding]:
         finally:
             for connection in connections:
                 connection.close()
+
+
+def _room(experiment: Experiment) -> tuple[list[Issue], int]:
+    """Obstacles, and how many such runs there is room for now."""
+    launcher = experiment.launcher
+    assert isinstance(launcher, RayLauncher)
+    try:
+        with connected(launcher) as ray:
+            wanted = bundles(experiment, launcher.nodes, gpus=on_gpus(ray, experiment))
+            if not launcher.autoscaling and (why := lacking(ray, wanted)):
+                hint = "ask for less, or write autoscaling: true where the cluster adds nodes"
+                return [Issue("the Ray cluster cannot hold the run", ("launcher",), given=why, hint=hint)], 0
+            return [], launches(ray, wanted)
+    except ClusterError as error:
+        return [Issue(str(error), ("launcher", "address"), given=launcher.address)], 0
+
+
+if __name__ == "__main__":
+    found, room = _room(Experiment.model_validate_json(sys.stdin.read()))
+    print(json.dumps({"obstacles": [asdict(issue) for issue in found], "launches": room}))

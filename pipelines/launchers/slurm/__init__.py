@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.launchers import Finding, LaunchedStage, Launcher, find_program
+from pipelines.launchers import Finding, LaunchedStage, Launcher, Room, find_program
 
 if TYPE_CHECKING:
     from pipelines.home.home import Home
@@ -36,6 +36,11 @@ class SlurmRanks:
         from pipelines.launchers.slurm.queue import end_job
 
         end_job(run_directory)
+
+    def room(self, experiment: "Experiment") -> Room:
+        """Nobody is asked."""
+        del experiment
+        return Room()
 
     def examine(self, home: "Home", experiment: "Experiment | None") -> Iterator[Finding]:
         """Whether Slurm would take the spec's job; without a spec, whether its commands are here."""

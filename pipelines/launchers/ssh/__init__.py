@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.launchers import Finding, LaunchedStage, Launcher, find_program
+from pipelines.launchers import Finding, LaunchedStage, Launcher, Room, find_program
 
 if TYPE_CHECKING:
     from pipelines.home.home import Home
@@ -32,6 +32,11 @@ class SshRanks:
 
     def end(self, run_directory: Path) -> None:
         """Nothing: the connections end with the command, and what runs on the hosts with them."""
+
+    def room(self, experiment: "Experiment") -> Room:
+        """Nobody is asked."""
+        del experiment
+        return Room()
 
     def examine(self, home: "Home", experiment: "Experiment | None") -> Iterator[Finding]:
         """Whether the spec's hosts answer, see this home, and have this code; without a spec, whether ssh is here."""

@@ -16,6 +16,7 @@ from pipelines.report.answer import BySteps, change, figure
 from pipelines.report.answer import with_interval as value_with_interval
 from pipelines.report.evidence import accuracies, clusters, load_run, other_measures, show
 from pipelines.report.statistics import Interval, Verdict, mean_interval, seed_mean, spread_of, verdict
+from pipelines.report.statistics import level as level_of_look
 from pipelines.studies.answers.results import (
     Arm,
     Best,
@@ -97,8 +98,8 @@ def confirmed(home: Home, record: StudyRecord) -> Confirmed:
     said = (
         verdict(
             held,
-            record.confirmation.looks,
-            level,
+            (),
+            level_of_look(level, record.confirmation.share),
             labels,
             worst,
             higher_is_better=goal.direction == "maximize",
@@ -299,7 +300,29 @@ def _confirmation_note(record: StudyRecord, arms: Sequence[ArmResult]) -> str:
     counted = "" if record.first.worst is None else f", and count with {amount(record.first, record.first.worst)}"
     failed = f" {lost} of its {len(units)} runs failed ({_lost_seeds(arms)}){counted}." if lost else ""
     seeds = ", ".join(map(str, record.confirmation.seeds))
-    return f"Confirmed on seeds that no trial had ({seeds}): brackets are {level} intervals{together}.{failed}"
+    rounds = "".join(f" {sentence}" for sentence in _rounds_sentences(record))
+    return f"Confirmed on seeds that no trial had ({seeds}): brackets are {level} intervals{together}.{rounds}{failed}"
+
+
+def _rounds_sentences(record: StudyRecord) -> list[str]:
+    """What the rounds of the confirmation were, and what the last look may claim."""
+    assert record.confirmation is not None
+    confirmation, now = record.confirmation, len(record.confirmation.seeds)
+    said = []
+    if before := [str(look) for look in confirmation.looks if 1 < look < now]:
+        numbers = " and ".join([*([", ".join(before[:-1])] if before[1:] else []), before[-1]])
+        said.append(f"The arms were held against each other after {numbers} seeds too.")
+    if confirmation.share:
+        level = 100 * level_of_look(record.confidence, confirmation.share)
+        said.append(f"Not to claim more in all, differences have {level:.4g} % intervals at this look.")
+    if now < confirmation.most:
+        said.append(f"It ended after {now} of at most {confirmation.most} seeds.")
+    said += [
+        f"{arm.label.capitalize()} stopped after {arm.stopped_after}: it could not be told from the baseline any more."
+        for arm in confirmation.arms
+        if arm.stopped_after
+    ]
+    return said
 
 
 def _lost_seeds(arms: Sequence[ArmResult]) -> str:

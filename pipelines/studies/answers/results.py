@@ -160,6 +160,8 @@ class Arm:
     baseline: bool
     params: Params
     units: tuple[Unit, ...]
+    stopped_after: int = 0
+    """After how many seeds it stopped, before the others, since it could not win any more; 0: it did not."""
 
     @property
     def finished(self) -> tuple[Unit, ...]:
@@ -192,7 +194,13 @@ class Confirmation:
     seeds: tuple[int, ...]
     arms: tuple[Arm, ...]
     looks: tuple[int, ...]
-    """Numbers of fresh seeds at which the study has given an answer."""
+    """Numbers of fresh seeds at which the arms were held against each other."""
+    most: int
+    """Seeds of each arm at most."""
+    share: int
+    """Which share of the error the last look has; see `rpg.statistics.comparison.level`."""
+    decided: bool
+    """Whether no further round is to come."""
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -201,17 +209,34 @@ class Confirmation:
 
     @property
     def over(self) -> bool:
-        """Whether every run has ended."""
-        return bool(self.units) and all(unit.state in _ENDED for unit in self.units)
+        """Whether every run has ended, and no round is to come."""
+        return self.decided and bool(self.units) and all(unit.state in _ENDED for unit in self.units)
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "Confirmation":
         """The confirmation of a record's entry."""
         arms = tuple(
-            Arm(arm["label"], arm.get("trial"), bool(arm.get("baseline")), dict(arm.get("params") or {}), _units(arm))
+            Arm(
+                arm["label"],
+                arm.get("trial"),
+                bool(arm.get("baseline")),
+                dict(arm.get("params") or {}),
+                _units(arm),
+                int(arm.get("stopped_after") or 0),
+            )
             for arm in data.get("arms") or ()
         )
-        return cls(data.get("dataset") or "", tuple(data.get("seeds") or ()), arms, tuple(data.get("looks") or ()))
+        seeds, looks = tuple(data.get("seeds") or ()), tuple(data.get("looks") or ())
+        return cls(
+            data.get("dataset") or "",
+            seeds,
+            arms,
+            looks,
+            int(data.get("most") or len(seeds)),
+            # Earlier versions looked once at each number of seeds, from the fewest on.
+            int(data.get("share", sum(1 < look < len(seeds) for look in looks))),
+            data.get("decided") is not False,
+        )
 
 
 @dataclass(frozen=True, slots=True)

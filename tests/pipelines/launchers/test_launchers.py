@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from pipelines.home.home import Home
-from pipelines.launchers import Launcher, launcher_of, launchers, rank_program
+from pipelines.launchers import Launcher, Room, launcher_of, launchers, rank_program
 from pipelines.launchers.ranks import Share, number_range
 from pipelines.launchers.ssh.head import choose
 from specs.schema.experiment import Experiment
@@ -34,6 +34,11 @@ def experiment(kind: str) -> Experiment:
 
 def test_a_spec_names_every_launcher_that_there_is() -> None:
     assert launchers() == [launcher_of(experiment(kind)) for kind in SECTIONS]
+
+
+@pytest.mark.parametrize("kind", sorted(SECTIONS.keys() - {"ray"}))
+def test_a_launcher_that_asks_nobody_finds_no_obstacle(kind: str) -> None:
+    assert launcher_of(experiment(kind)).room(experiment(kind)) == Room()
 
 
 @pytest.mark.parametrize("kind", SECTIONS)

@@ -121,11 +121,14 @@ def test_the_command_shows_space_cost_and_what_is_done(tmp_path: Path, monkeypat
     assert any(line.endswith("Which [bold]clip[/bold], [/]?") for line in lines)
     assert "objective.clip.high 0.05 to 1, log 0.28" in lines
     assert "reference.update.every_steps whole, 1 to 2 2" in lines
-    assert "search, at best at worst confirmation all, at worst" in lines
+    assert "search, at best at worst confirmation, at worst all, at worst" in lines
     assert "steps of training 80 144 120 264" in lines
     assert "search 9 trials, each with seeds 0, 1; sampler auto, asha at steps 2, 4 (eta 2)" in lines
-    assert "confirm the baseline and the best 2 trials, each on 5 fresh seeds" in lines
-    assert "budget the search ends after 2 M response tokens or 3 hours; what is under way is finished" in lines
+    rounds = "in rounds: held against each other after 2, 3 and 5"
+    assert f"confirm the baseline and the best 2 trials, each on at most 5 fresh seeds {rounds}" in lines
+    aside = "less what the confirmation may cost at most, going by the baseline's cost, but at most half"
+    ends = f"budget the search ends after 2 M response tokens or 3 hours, {aside}; what is under way is finished"
+    assert ends in lines
     assert "shared data RUN, base RUN" in lines
     assert not [line for line in lines if line.startswith("done")]
     arms = arm(0, [0.5] * 5), arm(1, [0.5, 0.6, None, None, None])

@@ -409,11 +409,11 @@ def test_a_worker_killed_at_any_write_loses_doubles_and_promotes_nothing(
         trials=4,
         sampler={"type": "qmc"},
         pruner={"type": "asha", "rungs": RUNGS},
-        confirm={"candidates": 1, "seeds": 2},
+        confirm={"candidates": 1, "seeds": 4},
     )
 
     monkeypatch.setattr(stored_trials, "_lives", lambda *_: False)
-    whole = told(search(monkeypatch, document, Home(tmp_path / "whole"), WORTH))
+    whole = told(search(monkeypatch, document, Home(tmp_path / "whole"), WORTH)), rounds_of(Home(tmp_path / "whole"))
     write = JournalStorage._write_log
     count = 0
 
@@ -441,11 +441,20 @@ def test_a_worker_killed_at_any_write_loses_doubles_and_promotes_nothing(
             patch.setattr(JournalStorage, "_write_log", killed)
             with pytest.raises(Killed):
                 search(monkeypatch, document, home, WORTH)
-        assert told(search(monkeypatch, document, home, WORTH)) == whole, f"killed after write {last}"
+        assert (told(search(monkeypatch, document, home, WORTH)), rounds_of(home)) == whole, (
+            f"killed after write {last}"
+        )
 
 
 def told(trials: list[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
     return [(t["number"], t["state"], t["value"], t["params"], t["rungs"], t["attempts"]) for t in trials]
+
+
+def rounds_of(home: Home) -> tuple[Any, ...]:
+    """The looks of the study's confirmation, and what came of each unit."""
+    found = json.loads((home.study("quick") / "study.json").read_text())["confirmation"]
+    units = [(arm["label"], unit["seed"], unit["value"]) for arm in found["arms"] for unit in arm["units"]]
+    return found["looks"], found["share"], found["decided"], units
 
 
 def test_workers_that_share_a_study_do_each_trial_once_and_end_together(
@@ -458,14 +467,18 @@ def test_workers_that_share_a_study_do_each_trial_once_and_end_together(
         sampler={"type": "random"},
         pruner={"type": "asha", "rungs": RUNGS},
         trials=24,
-        confirm={"candidates": 2, "seeds": 2},
+        confirm={"candidates": 2, "seeds": 5},
     )
     done: list[tuple[int, int]] = []
+    confirmed: list[tuple[int, int]] = []
 
     def outcome(trial: Trial, step: int) -> Result:
-        if "arm" not in trial.about:
-            done.append((trial.number, step))
         time.sleep(0.01)
+        if "arm" in trial.about:
+            confirmed.append((trial.about["arm"], trial.about["seed"]))
+            close = 0.5 + 0.1 * (trial.about["seed"] % 2) + 0.01 * (not trial.baseline)
+            return Result(("run",), (Score(close, None, None),))
+        done.append((trial.number, step))
         return WORTH(trial, step)
 
     with ThreadPoolExecutor(3) as pool:
@@ -474,5 +487,7 @@ def test_workers_that_share_a_study_do_each_trial_once_and_end_together(
     assert len(record["trials"]) == 24
     assert {trial["state"] for trial in record["trials"]} == {"finished", "pruned"}
     assert len(done) == len(set(done)), "no trial was trained to the same step twice"
-    assert [unit["state"] for arm in record["confirmation"]["arms"] for unit in arm["units"]] == ["finished"] * 6
+    units = [unit for arm in record["confirmation"]["arms"] for unit in arm["units"]]
+    assert len(confirmed) == len(set(confirmed)) == len(units), "no unit was done twice"
+    assert {unit["state"] for unit in units} == {"finished"}
     assert record["status"] == "finished"

@@ -1,5 +1,6 @@
 """What a person sees in a browser: headless Chromium on the dashboard and on the record's pages."""
 
+import csv
 import io
 import json
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 import uvicorn
 from live import SPEC
@@ -41,6 +43,7 @@ from pipelines.report import write_experiment_report, write_run_report
 from pipelines.web.app import make_app
 from rpg.recording.segments import SegmentWriter
 from specs.records import EvaluationSampleRow
+from storage import Store
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
@@ -211,6 +214,42 @@ def test_a_report_is_readable_on_a_telephone_and_on_paper(browser: Browser, home
             assert len(widths) >= 10
             assert min(widths) > 300
             assert visited.errors == []
+
+
+def test_a_chart_is_smoothed_and_its_values_are_saved(browser: Browser, home: Home) -> None:
+    """The values of the file are those that were recorded, however the curve is smoothed just now."""
+    record_run(home, "noisy", seed=0, steps=40, experiment="noisy")
+    with Store.open(home.root) as store:
+        recorded = store.query(
+            "select step, value from metrics where run_id = 'noisy' and name = 'reward/mean' order by step"
+        ).rows
+    with visit(browser) as visited, served(home) as address:
+        page = visited.page
+        for at in (f"file://{write_run_report(home, 'noisy')}", f"{address}/runs/noisy"):
+            page.goto(at)
+            page.get_by_role("link", name="Training", exact=True).click()
+            expect(page.locator("h2:target")).to_have_text("Training")
+            chart = page.locator(".curves .card", has_text="Reward").first
+            line = chart.locator("polyline[data-name]")
+            drawn = line.get_attribute("points")
+            page.locator(".smoothing input").fill("0.9")
+            smooth = line.get_attribute("points")
+            assert smooth != drawn
+            heights = [[float(pair.split(",")[1]) for pair in (points or "").split()] for points in (drawn, smooth)]
+            assert np.ptp(heights[1]) < np.ptp(heights[0])
+            line.hover(force=True)
+            expect(page.locator("#hover")).to_contain_text("smoothed")
+            with page.expect_download() as saved:
+                chart.get_by_role("button", name="CSV").click()
+            rows = list(csv.DictReader(saved.value.path().read_text().splitlines()))
+            assert [int(row["step"]) for row in rows] == [step for step, _ in recorded]
+            spread = max(value for _, value in recorded) - min(value for _, value in recorded)
+            assert [float(row["value"]) for row in rows] == pytest.approx(
+                [value for _, value in recorded], abs=2e-4 * spread
+            )
+            page.locator(".smoothing input").fill("0")
+            assert line.get_attribute("points") == drawn
+        assert visited.errors == []
 
 
 @pytest.mark.long

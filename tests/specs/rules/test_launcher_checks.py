@@ -64,6 +64,11 @@ def test_a_hostfile_that_is_none_is_a_problem_of_the_spec():
         ),
         ("{type: ray, nodes: 3}", "launcher.nodes: the ranks do not divide"),
         ("{type: ray, min_ranks: 9}", "launcher.min_ranks: is more than training.ranks"),
+        (
+            "{type: ray, address: 'ray://head:10001'}",
+            "launcher.address: is no address of a cluster that this machine is a node of",
+        ),
+        ("{type: ray, address: head}", "launcher.address: is no address"),
         ("{type: ray, resources: {GPU: 1}}", "launcher.resources.GPU: has a key of its own"),
         ("{type: ray, resources: {a: 0}}", "launcher.resources.a: must be above 0"),
         ("{type: slurm, nodes: 3}", "launcher.nodes: the ranks do not divide"),

@@ -1,16 +1,21 @@
 """What a launch asks a Ray cluster for, and what it says of one that cannot hold it."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipelines.launchers.ray.cluster import bundles, in_words, lacking, total
+from pipelines.home.home import Home
+from pipelines.launchers.ray.cluster import bundles, in_words, lacking, launches, total
+from pipelines.launchers.ray.examination import examine_cluster
+from pipelines.running.gpu_slots import missing_here
 from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import SPEC
 
 
 class Cluster:
-    """The two questions that are asked of `ray`."""
+    """The questions that are asked of `ray`."""
 
     def __init__(self, *nodes: dict[str, float]) -> None:
         self._nodes = nodes
@@ -19,6 +24,9 @@ class Cluster:
         return [{"Alive": True, "Resources": node} for node in self._nodes]
 
     def cluster_resources(self) -> dict[str, float]:
+        return total(self._nodes)
+
+    def available_resources(self) -> dict[str, float]:
         return total(self._nodes)
 
 
@@ -61,3 +69,20 @@ def test_a_cluster_that_can_never_hold_a_run_is_told_by_what_its_nodes_have(
 def test_resources_are_shown_without_those_that_ray_keeps_for_itself() -> None:
     shown = in_words({"CPU": 2.0, "memory": 9.0, "object_store_memory": 9.0, "node:10.0.0.1": 1.0, "GPU": 1.0})
     assert shown == "1 GPU, 2 CPU"
+    assert in_words({"accelerator_type:H100": 0.5, "CPU_group_0_1f": 1.0}) == "0.5 accelerator_type:H100"
+
+
+def test_as_many_runs_at_a_time_find_room_as_the_scarcest_resource_allows() -> None:
+    wanted = bundles(experiment({"nodes": 2}), 2, gpus=True)
+    assert launches(Cluster({"CPU": 64, "GPU": 8}, {"CPU": 64, "GPU": 12}), wanted) == 2
+    assert launches(Cluster({"CPU": 64}), wanted) == 0
+
+
+def test_a_machine_without_ray_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as Python notes a module that is not there
+    (issue,) = missing_here(experiment({}))
+    assert issue.message == "ray is not installed"
+    assert issue.hint == "pip install 'rpg-experiments[ray]'"
+    (finding,) = examine_cluster(Home(tmp_path), experiment({}))
+    assert finding.status == "broken"
+    assert finding.message == "Ray is not installed here: pip install 'rpg-experiments[ray]'"
