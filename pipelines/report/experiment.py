@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from pipelines.home.home import Home
 from pipelines.home.unrecorded import why_incomplete
 from pipelines.home.versions import names_of_others, runs_of, split_name
@@ -42,7 +40,7 @@ from pipelines.report.evidence import Curves, Group, Run, trouble_of
 from pipelines.report.marks import step_marks
 from pipelines.report.page import publish, render
 from pipelines.report.palette import DrawnGroup, drawn_groups
-from pipelines.report.plots import IntervalChart, Mark, interval_chart
+from pipelines.report.plots import IntervalChart, Mark, for_every_width
 from pipelines.report.responses import MOST_CHARACTERS, trained_responses
 from rpg.certificate.reading import in_words
 from rpg.statistics.wording import CHOSEN
@@ -118,7 +116,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
             ],
             20,
         ),
-        answer_charts=[_for_every_width(chart) for chart in answer_charts(results, drawn)],
+        answer_charts=[for_every_width(chart) for chart in answer_charts(results, drawn)],
         as_is=not any(run.trains for run in runs),
         outcomes=[result for result in results if result.label in {group.label for group in colored}],
         all_outcomes=Listed.of(results, 200) if len(colored) < len(groups) else None,
@@ -380,14 +378,6 @@ def answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> li
         title = f"{measure.capitalize()} on {dataset}"
         charts.append(IntervalChart(f"{measure}/{dataset}", title, rows, share=measure != SCORE))
     return charts
-
-
-def _for_every_width(chart: IntervalChart) -> Markup:
-    """The chart for a telephone and for wider pages."""
-    drawn = (
-        interval_chart(chart.rows, title=chart.title, share=chart.share, narrow=narrow) for narrow in (False, True)
-    )
-    return Markup("").join(drawn)
 
 
 def _graded(measures: Sequence[Mapping[str, Any]]) -> evidence.Graded:

@@ -72,6 +72,14 @@ def interval_chart(
     return picture(title, "".join(drawn), width, height, kind="narrow" if narrow else "broad")
 
 
+def for_every_width(chart: IntervalChart) -> Markup:
+    """Rows of dots with whiskers for a telephone and for wider pages."""
+    drawn = (
+        interval_chart(chart.rows, title=chart.title, share=chart.share, narrow=narrow) for narrow in (False, True)
+    )
+    return Markup("").join(drawn)
+
+
 def bar_chart(bars: Sequence[tuple[str, float]], *, title: str, unit: str = "") -> Markup:
     """Horizontal bars from 0, in the order given."""
     if not bars:

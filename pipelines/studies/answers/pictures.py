@@ -11,7 +11,7 @@ from pipelines.report.charts import Chart, Line, line_chart
 from pipelines.report.dots import Dot, Scale, dot_chart, surface_chart
 from pipelines.report.evidence import show
 from pipelines.report.figures import Figure
-from pipelines.report.plots import IntervalChart, Mark, ParallelAxis, bar_chart, interval_chart, parallel_chart
+from pipelines.report.plots import IntervalChart, Mark, ParallelAxis, bar_chart, for_every_width, parallel_chart
 from pipelines.studies.answers.answer import ArmResult, amount, answer
 from pipelines.studies.answers.importances import Importance
 from pipelines.studies.answers.results import StudyRecord, Trial, pareto_front
@@ -28,8 +28,7 @@ Searched = Mapping[str, Any]
 
 def confirmation_chart(record: StudyRecord, arms: Sequence[ArmResult]) -> Markup:
     """The arms' means on fresh seeds with their intervals."""
-    chart = _confirmation(record, arms)
-    return interval_chart(chart.rows, title=chart.title, share=chart.share)
+    return for_every_width(_confirmation(record, arms))
 
 
 def _confirmation(record: StudyRecord, arms: Sequence[ArmResult]) -> IntervalChart:

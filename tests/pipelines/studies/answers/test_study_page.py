@@ -436,9 +436,15 @@ def test_a_browser_shows_the_page_on_a_phone_without_an_error(home: Home, tmp_pa
     # A frame as wide as a phone; its own document cannot be wider.
     script = (
         "<script>window.onload = () => { const inner = document.querySelector('iframe').contentDocument;"
-        "const texts = [...inner.querySelectorAll('svg text')].filter((text) => text.textContent);"
+        "const texts = [...inner.querySelectorAll('svg text')]"
+        ".filter((text) => text.textContent && text.getClientRects().length);"
         "const font = Math.min(...texts.map((text) => text.getBoundingClientRect().height));"
-        "document.title += ` width ${inner.documentElement.scrollWidth} charts"
+        "const best = [...inner.querySelectorAll('section.card')].slice(0, 3);"
+        "const off = best.filter((card) => card.scrollWidth > card.clientWidth).length;"
+        "const right = (each) => each.getBoundingClientRect().right;"
+        "const beyond = best.flatMap((card) => [...card.querySelectorAll('circle, td')].filter((each) =>"
+        " each.getClientRects().length && right(each) > right(card))).length;"
+        "document.title += ` off ${off} beyond ${beyond} width ${inner.documentElement.scrollWidth} charts"
         " ${inner.querySelectorAll('svg').length} text ${Math.round(font)}`; };</script>"
     )
     probe = tmp_path / "probe.html"
@@ -449,9 +455,10 @@ def test_a_browser_shows_the_page_on_a_phone_without_an_error(home: Home, tmp_pa
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     titled = re.search(r"<title>(.*?)</title>", done.stdout)
     assert titled
-    measured = re.fullmatch(r"probe width (\d+) charts (\d+) text (\d+)", titled[1])
+    measured = re.fullmatch(r"probe off (\d+) beyond (\d+) width (\d+) charts (\d+) text (\d+)", titled[1])
     assert measured, titled[1]
-    width, charts, text_height = map(int, measured.groups())
+    off, beyond, width, charts, text_height = map(int, measured.groups())
+    assert (off, beyond) == (0, 0), "the answer, the arms and their table are within their cards"
     assert width <= 390
     assert charts >= 8
     assert text_height >= 8  # pixels
