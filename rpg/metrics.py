@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rpg.batches.batch import Microbatch, StepRollouts
 from rpg.processes import ranks
+from rpg.processes.device_memory import peak_of_gpu
 from rpg.rewards import Score
 from rpg.types import Problem
 from specs.schema.experiment import Experiment
@@ -246,8 +247,8 @@ def _pairs(batch: Microbatch) -> float:
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Peak memory of this process so far, GiB: on a GPU the most that torch allocated, on a CPU the largest resident
-    set."""
+    """Peak memory of this process so far, GiB: on a GPU the most that torch allocated, without what a sleeping engine
+    has given back, on a CPU the largest resident set."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
+        return peak_of_gpu().highest() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -50,7 +50,7 @@ FLOORS = {
         {"batches", "checkpoints"},
         {"rewards", "tools"},
         {"data", "certificate", "advantages", "processes", "sandbox"},
-        {"objectives", "messages", "types", "schedule", "statistics", "pretrained"},
+        {"objectives", "messages", "types", "schedule", "statistics", "pretrained", "fused"},
     ],
     "storage": [
         {"record"},

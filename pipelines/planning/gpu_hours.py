@@ -89,7 +89,7 @@ def _sampling_seconds(experiment: Experiment, shape: ModelShape, responses: int,
     size = 2 if training.precision == "bfloat16" else 4
     responses = -(-responses // experiment.samplers)
     context = experiment.data.max_prompt_length + bounds.length / 2
-    cache = context * shape.layers * 2 * shape.key_value_size * size
+    cache = context * shape.layers * 2 * shape.key_value_size * (rollout.cache_bytes or size)
     in_flight = min(responses, rollout.max_concurrent)
     gpus = rollout.gpus_per_sampler
     if engine := engine_memory(experiment):

@@ -291,7 +291,7 @@ def _activations(shape: ModelShape, training: Training, tokens: int, size: int, 
 
     Recomputation keeps each layer's input, and works on the whole of one layer, or on what it did not keep of it.
     """
-    fused = training.kernels == "liger"
+    fused = training.kernels == "liger"  # with auto that is known where it trains; without it memory is more
     layer, kept, recomputed = _layer_activations(shape, size, fused=fused), shape.hidden_size * size, 0
     match training.gradient_checkpointing:
         case False:

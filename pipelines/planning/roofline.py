@@ -6,11 +6,13 @@ The work is counted by `rpg.base.traffic`; the rates are those that kernels sust
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import assert_never
 
 from pipelines.planning.memory import longest_sequence, turn_bounds
-from pipelines.planning.model_shape import teacher_shape
+from pipelines.planning.model_shape import settings_of, teacher_shape
 from rpg.base.shape import ModelShape
 from rpg.base.traffic import Work
+from rpg.fused import lacks_kernels
 from specs.machine.cards import H100, Card
 from specs.schema.experiment import Experiment
 
@@ -52,9 +54,23 @@ class TokenSeconds:
     """Added where they keep the results of products and attention too."""
 
 
+def fuses(experiment: Experiment) -> bool:
+    """Whether Liger's kernels will be used on a GPU, by the spec, the model's settings and what is installed here."""
+    match experiment.training.kernels:
+        case "torch":
+            return False
+        case "liger":
+            return True
+        case "auto":
+            settings = settings_of(experiment.model) or {}
+            return lacks_kernels(settings.get("model_type", ""), settings.get("hidden_act", "silu")) is None
+        case never:
+            assert_never(never)
+
+
 def kernels_of(experiment: Experiment) -> Kernels:
     """The kernels that a run's passes have on a GPU, where torch brings Triton along."""
-    return Kernels(fused=experiment.training.kernels == "liger", head=True)
+    return Kernels(fused=fuses(experiment), head=True)
 
 
 def token_seconds(

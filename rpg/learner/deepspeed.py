@@ -17,7 +17,7 @@ from rpg.checkpoints.pieces import StateCopy
 from rpg.learner import shards
 from rpg.learner.adapters import save_adapter, whole_weights
 from rpg.learner.deepspeed_inside import ask_torch_for_memory, show_shards
-from rpg.learner.kernels import check_kernels
+from rpg.learner.kernels import kernels_for
 from rpg.learner.offloading import UpdateState
 from rpg.learner.passes import Passes
 from rpg.learner.policy import Policy, attention_share, load_model
@@ -51,8 +51,7 @@ class Learner:
         )
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         ask_torch_for_memory()
-        if training.kernels == "liger":
-            check_kernels(config_of(weights_dir), device)
+        training = training.model_copy(update={"kernels": kernels_for(training, config_of(weights_dir), device)})
         model = load_model(weights_dir, training)
         self.policy = Policy(model, temperature=temperature, entropy_gradient=training.entropy_coef > 0)
         self.attention_share = attention_share(model)
@@ -268,6 +267,7 @@ def deepspeed_config(training: Training, *, lends_weights: bool, on_gpu: bool) -
         "gradient_clipping": 0.0 if clips_itself(training) else optimizer.max_grad_norm,
         "bf16": {"enabled": training.precision == "bfloat16"},
         "data_types": {"grad_accum_dtype": "fp32"},
+        **({"communication_data_type": "fp32"} if training.gradient_reduction == "float32" else {}),
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,  # the tests here hold it against plain PyTorch

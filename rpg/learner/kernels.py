@@ -4,55 +4,90 @@ Each reads and writes its tensors once, where PyTorch's own operations do so sev
 the backward pass.
 """
 
+import logging
 import sys
-from importlib.util import find_spec
+from copy import deepcopy
+from functools import cache
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, Literal, assert_never
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from rpg.fused import lacks_kernels
 from specs.errors import Issue, SpecError
+from specs.schema.training import Training
 
-MODEL_TYPES = ("llama", "qwen2", "qwen3")
-"""Architectures whose logprobs and gradients with these kernels are held against PyTorch's by the tests."""
-_ACTIVATIONS = ("silu", "swish")
-"""Two names of the one activation that Liger's gated MLP has. It takes the place of any other without a word."""
-_PATH = ("training", "kernels")
+_TINY: dict[str, Any] = {
+    **{"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1},
+    **{"intermediate_size": 96, "vocab_size": 64, "head_dim": 32},
+}
+"""Settings of the model on which kernels are tried."""
 _ROTATION = "apply_rotary_pos_emb"
 """What the modules of these architectures call the function that rotates queries and keys."""
+_LARGEST_ERROR = 0.05
+"""Largest accepted difference of a gradient with these kernels, in its norm. Rounding to bfloat16 makes 0.01."""
 
 
-def check_kernels(config: PretrainedConfig, device: torch.device) -> None:
-    """Raises SpecError where Liger's kernels cannot be used: on a CPU, for another architecture or
-    activation, or not installed."""
+def kernels_for(training: Training, config: PretrainedConfig, device: torch.device) -> Literal["torch", "liger"]:
+    """What computes norms, rotations and gates there.
+
+    Raises:
+        SpecError: the spec wants Liger's kernels, and they cannot be used.
+    """
+    issue = _issue(config, device)
+    match training.kernels:
+        case "torch":
+            return "torch"
+        case "liger":
+            if issue:
+                raise SpecError(issue)
+            return "liger"
+        case "auto":
+            return "liger" if issue is None and are_right(config.model_type, device) else "torch"
+        case never:
+            assert_never(never)
+
+
+def _issue(config: PretrainedConfig, device: torch.device) -> Issue | None:
+    """Why Liger's kernels cannot be used."""
     if device.type != "cuda":
-        raise SpecError(
-            Issue("Liger's kernels run on GPUs", _PATH, given=f"liger on a {device.type}", hint="leave kernels out")
-        )
-    if config.model_type not in MODEL_TYPES:
-        raise SpecError(
-            Issue(
-                "Liger's kernels are not tried with this architecture",
-                _PATH,
-                given=f"liger for {config.model_type}",
-                allowed=f"liger for {', '.join(MODEL_TYPES)}",
-                hint="leave kernels out",
-            )
-        )
-    if config.hidden_act not in _ACTIVATIONS:
-        raise SpecError(
-            Issue(
-                "Liger's gated MLP has another activation than this model",
-                _PATH,
-                given=f"liger for hidden_act {config.hidden_act}",
-                allowed=f"liger for hidden_act {' or '.join(_ACTIVATIONS)}",
-                hint="leave kernels out",
-            )
-        )
-    if find_spec("liger_kernel") is None:
-        hint = "pip install 'rpg-experiments[liger]'"
-        raise SpecError(Issue("Liger-Kernel is not installed", _PATH, given="liger", hint=hint))
+        path, given = ("training", "kernels"), f"liger on a {device.type}"
+        return Issue("Liger's kernels run on GPUs", path, given=given, hint="leave kernels out")
+    return lacks_kernels(config.model_type, getattr(config, "hidden_act", ""))
+
+
+@cache
+def are_right(model_type: str, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> bool:
+    """Whether a tiny model of the type has the gradient that it has with PyTorch's operations: Triton's compiler may
+    lack what it needs on a machine."""
+    try:
+        error = _gradient_error(model_type, device, dtype)
+    except Exception as failure:  # whatever it lacks
+        logging.getLogger(__name__).warning("Liger's kernels are not used: %s", failure)
+        return False
+    if not error < _LARGEST_ERROR:
+        logging.getLogger(__name__).warning("Liger's kernels are not used: a gradient is off by %.2g", error)
+        return False
+    return True
+
+
+def _gradient_error(model_type: str, device: torch.device, dtype: torch.dtype) -> float:
+    """Norm of the difference of the gradients over their norm."""
+    config = AutoConfig.for_model(model_type, **_TINY)
+    gradients = []
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        plain = AutoModelForCausalLM.from_config(config).to(device, dtype)  # type: ignore[no-untyped-call]
+    fused = deepcopy(plain)
+    use_liger(fused, keeps_products=False)
+    ids = torch.arange(64, device=device).view(2, 32)
+    for model in (plain, fused):
+        states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state.float()
+        (states * torch.linspace(-1, 1, states.shape[-1], device=device)).square().mean().backward()
+        found = [weight.grad.float().flatten() for weight in model.base_model.parameters() if weight.grad is not None]
+        gradients.append(torch.cat(found))
+    return float((gradients[1] - gradients[0]).norm() / gradients[0].norm())
 
 
 def use_liger(model: PreTrainedModel, *, keeps_products: bool) -> None:

@@ -42,6 +42,13 @@ def placement(experiment: Experiment) -> Iterator[Issue]:
             given="true with resources.device cpu",
             hint="leave sleep out",
         )
+    if rollout.kv_cache == "fp8" and experiment.resources.device == "cpu":
+        yield Issue(
+            "a cache of eight bits needs a GPU",
+            ("rollout", "kv_cache"),
+            given="fp8 with resources.device cpu",
+            hint="leave kv_cache out",
+        )
     for index in repeats(rollout.engine_gpus):
         given = str(rollout.engine_gpus[index])
         yield Issue("the GPU is given twice", ("rollout", "engine_gpus", index), given=given)

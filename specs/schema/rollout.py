@@ -361,6 +361,11 @@ class SamplerSection(Spec):
         return 0.0
 
     @property
+    def cache_bytes(self) -> int | None:
+        """Bytes of a number in the engine's KV cache; None: as many as the model's have."""
+        return None
+
+    @property
     def sleeps(self) -> bool:
         """Whether the engine gives its memory to the learner while it does not sample."""
         return False
@@ -419,6 +424,10 @@ class VllmRollout(SamplerSection):
     last bits of its logprobs."""
     enable_prefix_caching: bool = execution(True)
     """Keep the states of a prompt for its further responses."""
+    kv_cache: Literal["auto", "fp8"] = addition("auto")
+    """Type of the cache's keys and values. auto: the model's. fp8, on GPUs: eight bits each, so that twice as many
+    tokens of a bfloat16 model fit, and long responses are sampled faster. The engine's logprobs are then further from
+    the learner's: kl/rollout and rollout_ratio/mean measure that, and `correction` weighs it."""
     sleep: bool = execution(False)
     """A colocated engine gives its GPU memory to the learner from the end of a step's sampling until it is given the
     next weights."""
@@ -506,6 +515,11 @@ class VllmRollout(SamplerSection):
     def sleeps(self) -> bool:
         """The key's value."""
         return self.sleep
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """One with the key's `fp8`."""
+        return 1 if self.kv_cache == "fp8" else None
 
     @property
     def smaller_cache(self) -> str:

@@ -151,6 +151,10 @@ class Training(Spec):
     microbatch_tokens: int = execution(16384, ge=1)
     """Most tokens, padding included, of one forward pass on a rank, or on the ranks that share it. A response that has
     more by itself is a pass of its own, all parts of one that an agent splits together. No effect on the gradient."""
+    gradient_reduction: Literal["auto", "float32"] = addition("auto")
+    """Type in which ranks add up their gradients. auto: that of the passes, see `precision`. float32: float32, also
+    where passes are in bfloat16: twice the bytes between ranks, and no rounding of the sum; hardly slower within a
+    node. One rank adds up nothing."""
     packing: bool = execution(True)
     """Lay the responses of a pass end to end instead of padding them, and compute a prompt once for those of its group
     that are in the pass, where the model's attention keeps them apart. No effect on the gradient."""
@@ -166,9 +170,11 @@ class Training(Spec):
     gradients of an update up in float32, each rank its share: else every rank would hold all of them, in both types."""
     offload: Offload = execution(Offload())
     """State that is kept in host memory."""
-    kernels: Literal["torch", "liger"] = execution("torch")
+    kernels: Literal["auto", "torch", "liger"] = execution("auto")
     """What computes norms, rotations and the gates of MLPs: PyTorch's operations, or Liger-Kernel's, which read and
-    write memory less often (the extra `liger`; on GPUs, for models of type llama, qwen2 and qwen3)."""
+    write memory less often (the extra `liger`; on GPUs, for models of type llama, qwen2 and qwen3). auto: Liger's where
+    they are installed, know the model, and give a tiny one the gradient that PyTorch gives it, which is tried at the
+    start; else PyTorch's, and always on a CPU."""
     gradient_checkpointing: bool | Literal["selective"] = execution(False)
     """Recompute activations in the backward pass, for a third more arithmetic. selective: all but the results of matrix
     products and attention, for hardly any more. No effect on the gradient."""

@@ -58,6 +58,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "lora": {"rank": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj", "down_proj"]},
         "optimizer": {"learning_rate": 5e-3},
     },
+    "exact_sum": {"gradient_reduction": "float32"},
     "poisoned": {"on_not_finite": "skip"},
 }
 POISONED = 2

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rpg.learner import kernels
 from rpg.learner.packing import Packing
 from rpg.learner.policy import Policy, load_model
 from specs.schema.training import Training
@@ -71,7 +72,8 @@ def main(model_type: str, recomputes: str, directory: Path) -> None:
         for ones, twos in zip(fused, plain, strict=True)
         for one, two in zip(ones, twos, strict=True)
     ]
-    print(json.dumps({"tensors": len(errors), "worst": max(errors)}), flush=True)
+    trial = kernels._gradient_error(model_type, torch.device("cpu"), torch.float32)
+    print(json.dumps({"tensors": len(errors), "worst": max(errors), "trial": trial}), flush=True)
 
 
 if __name__ == "__main__":

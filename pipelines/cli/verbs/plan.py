@@ -289,6 +289,8 @@ def _algebra(made: Plan) -> list[str]:
                 else ""
             )
         )
+        if device:
+            lines.append(f"kernels {_kernels(experiment)}")
         if experiment.resources.device != "cpu" and shape.parameters >= LARGE:
             hours = gpu_hours(experiment, shape)
             rounds = f" in {dynamic.max_batches} rounds a step" if dynamic else ""
@@ -307,6 +309,16 @@ def _algebra(made: Plan) -> list[str]:
     if others:
         lines.append(f"        of the first run; {others} of {len(made.runs)} runs differ in it (--json has them all)")
     return lines
+
+
+def _kernels(experiment: Experiment) -> str:
+    """What computes norms, rotations and gates on a GPU."""
+    from pipelines.planning.roofline import fuses
+
+    said = f"(training.kernels: {experiment.training.kernels})"
+    if fuses(experiment):
+        return f"Liger-Kernel's for norms, rotations and gates {said}"
+    return f"PyTorch's for norms, rotations and gates {said}"
 
 
 def _turns(experiment: Experiment) -> list[str]:

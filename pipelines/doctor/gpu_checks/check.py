@@ -17,6 +17,9 @@ Scope = Literal["gpu", "host", "all"]
 together, in one process group."""
 
 
+_ENGINE_SECONDS = 1800.0
+
+
 class CheckFailedError(Exception):
     """The measured value is not as it should be."""
 
@@ -54,7 +57,13 @@ class Check:
     package: Literal["", "vllm", "liger_kernel"] = ""
     """It needs this optional package."""
     limit_seconds: float = 180.0
-    """After these it is killed and has failed."""
+    """After these it is killed and has failed. A check of vLLM: after these without progress."""
+
+    @property
+    def most_seconds(self) -> float:
+        """Seconds that it may take in all. An engine's first start compiles, which may take minutes; its log grows
+        then, or its processes compute."""
+        return _ENGINE_SECONDS if self.package == "vllm" else self.limit_seconds
 
     def load(self) -> Callable[[Bench], Figures]:
         """Imports the function."""

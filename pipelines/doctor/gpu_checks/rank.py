@@ -23,6 +23,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from pipelines.doctor.gpu_checks.catalogue import CHECKS
 from pipelines.doctor.gpu_checks.check import Check, Result
 from specs.machine.files import write_json
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _NAMES = {"vllm": "vLLM", "liger_kernel": "Liger-Kernel"}
+_POLL_SECONDS = 5.0
+_COMPUTES = 0.02
+"""CPU seconds a second in which a process counts as computing."""
 _LATE_SECONDS = 60.0
 """How much later than this rank another may come to the end of a check."""
 
@@ -107,12 +112,12 @@ class CheckingRank:
                 preexec_fn=partial(die_with_parent, os.getpid()),
             )
             try:
-                code = process.wait(check.limit_seconds)
+                code = ended(process, log, stands_still=check.limit_seconds, most=check.most_seconds)
                 how = (
                     f"its process was killed by {signal.Signals(-code).name}" if code < 0 else f"it exited with {code}"
                 )
-            except subprocess.TimeoutExpired:
-                how = f"it took longer than {check.limit_seconds:g} s and was killed"
+            except subprocess.TimeoutExpired as error:
+                how = f"{error.cmd} {error.timeout:g} s and was killed"
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # with the engines that it has started
@@ -138,7 +143,41 @@ class CheckingRank:
             return
         if self._store.add(f"{check.name} done", 1) == self._world:
             self._store.set(f"{check.name} over", "")
-        self._store.wait([f"{check.name} over"], timedelta(seconds=check.limit_seconds + _LATE_SECONDS))
+        self._store.wait([f"{check.name} over"], timedelta(seconds=check.most_seconds + _LATE_SECONDS))
+
+
+def ended(process: "subprocess.Popen[bytes]", log: Path, *, stands_still: float, most: float) -> int:
+    """Waits for the process. Returns its exit code.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer than `most` seconds in all. Or, where that is more than stands_still,
+            so long its log did not grow, and it and its children computed nothing. Its command says which.
+    """
+    start = last = time.monotonic()
+    before = log.stat().st_size, 0.0
+    poll = min(stands_still / 4, _POLL_SECONDS)
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(poll)
+        now = time.monotonic()
+        work = log.stat().st_size, _cpu_seconds(process.pid)
+        if work[0] > before[0] or work[1] > before[1] + _COMPUTES * poll:
+            before, last = work, now
+        if now - start >= most:
+            raise subprocess.TimeoutExpired("it took longer than", most)
+        if most > stands_still and now - last >= stands_still:
+            raise subprocess.TimeoutExpired("it made no progress for", stands_still)
+
+
+def _cpu_seconds(pid: int) -> float:
+    """CPU time of a process and its descendants, as far as these are there."""
+    total = 0.0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += sum(each.cpu_times()[:2])
+    return total
 
 
 if __name__ == "__main__":

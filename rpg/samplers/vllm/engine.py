@@ -50,6 +50,8 @@ class EngineSettings:
     """Its KV cache on a CPU, GiB."""
     seed: int = 0
     """Seed of the engine itself; each response has a seed of its own."""
+    kv_cache: Literal["auto", "fp8"] = "auto"
+    """Type of the KV cache: the model's, or eight bits."""
     prefix_caching: bool = True
     """Whether the states of a prompt are kept for when it comes again."""
     tensor_parallel_size: int = 1
@@ -120,6 +122,7 @@ def _device_settings(settings: EngineSettings) -> dict[str, Any]:
     # As the learner's, the logits of bfloat16 weights are not rounded to bfloat16.
     head = {"head_dtype": "float32"}
     chosen: dict[str, Any] = {"gpu_memory_utilization": settings.memory_fraction, "hf_overrides": head}
+    chosen["kv_cache_dtype"] = settings.kv_cache
     if settings.sleeps:
         chosen["enable_sleep_mode"] = True
     if settings.transfer:
@@ -147,6 +150,14 @@ def _check_head_size(weights_dir: Path) -> None:
                 hint="engine: transformers takes any",
             )
         )
+
+
+def asleep_bytes() -> int:
+    """Bytes of the engine's tensors in this process whose memory is given back; torch goes on counting them."""
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    allocator = CuMemAllocator.instance
+    return sum(each.handle[1] for each in allocator.pointer_to_data.values() if each.is_asleep) if allocator else 0
 
 
 def shut_down(llm: "LLM", *, owns_distributed: bool) -> None:

@@ -38,6 +38,7 @@ def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
         memory_fraction=rollout.memory_share,
         cpu_cache_gib=rollout.cpu_cache_gib,
         seed=settings.seed,
+        kv_cache=rollout.kv_cache,
         prefix_caching=rollout.enable_prefix_caching,
         tensor_parallel_size=rollout.tensor_parallel_size,
         sleeps=rollout.sleep and settings.beside_learner,
@@ -45,6 +46,10 @@ def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
     if rollout.sleep and device.type == "cpu":
         raise SpecError(
             Issue("vLLM cannot sleep on a CPU", path=("rollout", "sleep"), given="true", hint="leave sleep out")
+        )
+    if rollout.kv_cache == "fp8" and device.type == "cpu":
+        raise SpecError(
+            Issue("a cache of eight bits needs a GPU", ("rollout", "kv_cache"), given="fp8", hint="leave kv_cache out")
         )
     with memory_of_sampler(rollout, device):
         if rollout.placement == "colocated":

@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rpg.processes.device_memory import peak_of_gpu
 from rpg.samplers.base import AdmitMore, InProcessSampler, pause_of
 from rpg.samplers.stop_texts import tokenizer_in
-from rpg.samplers.vllm.engine import EngineSettings, process_restored, shut_down, start
+from rpg.samplers.vllm.engine import EngineSettings, asleep_bytes, process_restored, shut_down, start
 from rpg.samplers.vllm.weight_transfer import directory_in_memory
 from rpg.types import FinishReason, OnResponse, Rollout, Sampling, Turn
 from specs.machine.standstill import show_work
@@ -225,6 +226,7 @@ class VllmSampler(InProcessSampler):
         before anything is sampled."""
         if self._settings.sleeps:
             self._llm.sleep(level=2)
+            peak_of_gpu().unmapped(asleep_bytes())
             self._asleep, self._has_weights = True, False
 
     def wake_weights(self) -> None:
@@ -234,6 +236,7 @@ class VllmSampler(InProcessSampler):
         """
         if self._asleep:
             self._llm.wake_up(tags=["weights"])
+            peak_of_gpu().unmapped(asleep_bytes())
 
     def wake(self) -> None:
         """Takes the memory back, if the engine is asleep.
@@ -245,6 +248,7 @@ class VllmSampler(InProcessSampler):
             raise RuntimeError("vLLM has slept, and was given no weights since")
         if self._asleep:
             self._llm.wake_up()
+            peak_of_gpu().unmapped(asleep_bytes())
             self._asleep = False
 
     def close(self) -> None:

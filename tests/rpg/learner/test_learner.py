@@ -21,6 +21,7 @@ ALONE = [
 ]
 TOGETHER = [*STAGES, "1:bfloat16:60", "3:float32:60:lora", "2:float32:60:free", "3:float32:60:free"]
 TOGETHER += ["3:float32:60:away", "2:float32:60:poisoned", "0:float32:60:shared", "3:float32:60:selective"]
+TOGETHER += ["1:bfloat16:60:exact_sum"]
 BOUND = {"float32": 1e-5, "bfloat16": 0.03}
 """Bound of the relative error in norm of any tensor after five updates, and of the gradient norm.
 
@@ -104,6 +105,10 @@ def test_recomputing_some_activations_changes_no_bit_of_the_weights(results: Pat
 )
 def test_state_that_leaves_the_device_between_updates_changes_no_bit_of_the_weights(results: Path, case: str) -> None:
     assert worst(results, case, case.replace(":away", "")) == 0
+
+
+def test_ranks_add_up_gradients_of_bfloat16_in_float32_where_the_spec_says_so(results: Path) -> None:
+    assert worst(results, "1:bfloat16:60:exact_sumx2", "1:bfloat16:60x2") > 1e-5
 
 
 def test_only_adapted_weights_move(results: Path) -> None:

@@ -9,8 +9,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rpg.learner.kernels import MODEL_TYPES, check_kernels, use_liger
+from rpg.fused import MODEL_TYPES
+from rpg.learner import kernels
+from rpg.learner.kernels import are_right, kernels_for, use_liger
 from specs.errors import SpecError
+from specs.schema.training import Training
 from tests.rpg.liger_worker import SHAPE
 from tests.rpg.tiny_run import finish, start
 
@@ -25,6 +28,7 @@ def test_logprobs_and_gradients_are_those_of_pytorch(model_type: str, recomputes
     found = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
     assert found["tensors"] > 40
     assert found["worst"] < 1e-5
+    assert found["trial"] < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -38,9 +42,30 @@ def test_logprobs_and_gradients_are_those_of_pytorch(model_type: str, recomputes
 def test_kernels_that_cannot_be_used_are_refused(
     model_type: str, changes: dict[str, Any], device: str, message: str
 ) -> None:
-    check_kernels(AutoConfig.for_model("qwen3"), torch.device("cuda"))
+    config = AutoConfig.for_model(model_type, **changes)
+    assert kernels_for(_training("liger"), AutoConfig.for_model("qwen3"), torch.device("cuda")) == "liger"
     with pytest.raises(SpecError, match=message):
-        check_kernels(AutoConfig.for_model(model_type, **changes), torch.device(device))
+        kernels_for(_training("liger"), config, torch.device(device))
+    assert kernels_for(_training("auto"), config, torch.device(device)) == "torch"
+
+
+def test_auto_takes_liger_where_it_gives_the_right_gradient_and_what_fails_there_is_pytorchs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    qwen3, gpu = AutoConfig.for_model("qwen3"), torch.device("cuda")
+    assert kernels_for(_training("torch"), qwen3, gpu) == "torch"
+    are_right.cache_clear()
+    assert kernels_for(_training("auto"), qwen3, gpu) == "torch", "there is no GPU to try them on"
+    assert "Liger's kernels are not used: " in caplog.text
+    are_right.cache_clear()
+    for error, chosen in ((0.2, "torch"), (float("nan"), "torch"), (0.01, "liger")):
+        monkeypatch.setattr(kernels, "_gradient_error", lambda *_, error=error: error)  # a GPU's part
+        assert kernels_for(_training("auto"), qwen3, gpu) == chosen
+        are_right.cache_clear()
+
+
+def _training(chosen: str) -> Training:
+    return Training.model_validate({"steps": 1, "prompts_per_step": 1, "group_size": 1, "kernels": chosen})
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)

@@ -362,7 +362,10 @@ def test_a_stream_ends_in_the_middle_and_counts_what_is_lost(engine: Sampler) ->
     most = {i * 3 + j: len(whole[i].rollouts[j].response_ids) for i in range(5) for j in range(3)}
     steps = 2 * ADMISSION_STEPS
     assert told.keys() == {index for index, length in most.items() if length <= steps}
-    assert unfinished == steps * (len(most) - len(told)) > 0
+    left = len(most) - len(told)
+    # An engine that schedules ahead has not told of the tokens of its last step.
+    assert left * (steps - 1) <= unfinished <= left * steps
+    assert unfinished > 0
     assert engine.generate(PROMPTS, group_size=3, sampling=sampling(40), seeds=range(5)) == whole
 
 

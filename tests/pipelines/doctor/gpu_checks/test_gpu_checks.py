@@ -4,6 +4,8 @@ On CPUs they are the same work with gloo in place of NCCL; the tests marked `gpu
 """
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -96,6 +98,42 @@ def test_a_check_that_hangs_is_killed_and_the_next_one_is_made(tmp_path: Path, m
     assert results["packing-00000.json"]["status"] == "failed"
     assert results["packing-00000.json"]["message"].startswith("it took longer than 0.3 s and was killed; see ")
     assert results["machine-00000.json"]["status"] == "ok"
+
+
+def _ended(tmp_path: Path, program: str, *, stands_still: float, most: float) -> int:
+    log = tmp_path / "log"
+    with open(log, "wb") as output:
+        process = subprocess.Popen([sys.executable, "-uc", f"import time\n{program}"], stdout=output)
+    try:
+        return rank.ended(process, log, stands_still=stands_still, most=most)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "for _ in range(16): print('compiling'); time.sleep(0.5)",
+        "while time.process_time() < 4: pass",
+    ],
+)
+def test_an_engines_start_that_goes_on_is_not_ended_by_the_clock(tmp_path: Path, program: str) -> None:
+    assert _ended(tmp_path, program, stands_still=3, most=300) == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "most", "message"),
+    [
+        ("time.sleep(300)", 300, "it made no progress for"),
+        ("while True: pass", 4, "it took longer than"),
+        ("while True: pass", 2, "it took longer than"),
+    ],
+)
+def test_one_that_stands_still_or_never_ends_is_ended(tmp_path: Path, program: str, most: float, message: str) -> None:
+    with pytest.raises(subprocess.TimeoutExpired) as error:
+        _ended(tmp_path, program, stands_still=2, most=most)
+    assert error.value.cmd == message
 
 
 def test_packed_rows_that_are_not_kept_apart_are_noticed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

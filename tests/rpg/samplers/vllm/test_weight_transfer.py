@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,14 @@ def test_an_engine_on_a_gpu_does_not_round_logits_and_leaves_other_gpus_random_s
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert engine._own_gpu() == [3]
+
+
+@pytest.mark.parametrize("kept", ["auto", "fp8"])
+def test_an_engine_on_a_gpu_keeps_its_cache_in_the_type_that_the_spec_names(tmp_path: Path, kept: str) -> None:
+    from vllm.config.cache import CacheConfig
+
+    chosen = engine._device_settings(replace(settings(tmp_path, "nccl"), kv_cache=kept))
+    assert CacheConfig(cache_dtype=chosen["kv_cache_dtype"]).cache_dtype == kept
 
 
 def test_an_engine_that_dies_while_the_transfer_is_opened_is_named_at_once(
