@@ -79,7 +79,14 @@ def dot_chart(
 
 
 def surface_chart(
-    dots: Sequence[Dot], values: Sequence[float], *, title: str, scales: tuple[Scale, Scale], x_label: str = ""
+    dots: Sequence[Dot],
+    values: Sequence[float],
+    *,
+    title: str,
+    scales: tuple[Scale, Scale],
+    x_label: str = "",
+    doubts: Sequence[float] = (),
+    path: Sequence[tuple[float, float]] = (),
 ) -> Markup:
     """A value over two parameters: trials as dots on a smoothed surface, which is blank where no trial is near.
 
@@ -87,6 +94,9 @@ def surface_chart(
         dots: x and y are the parameters; the shade is drawn over the surface.
         values: of each dot; the surface is the darker, the larger they are.
         scales: of x and of y.
+        doubts: how uncertain each dot's value is; the surface's cells are the smaller, the larger they are. Empty: all
+            cells are whole.
+        path: points that a line joins.
     """
     if len(dots) < 3 or min(values) == max(values):
         return Markup("")
@@ -94,14 +104,19 @@ def surface_chart(
     frame = Frame(x, y)
     surface = smoothed(dots, values, x, y)
     low, high = float(np.nanmin(surface)), float(np.nanmax(surface))
+    doubt = smoothed(dots, doubts, x, y) / (max(doubts) or 1.0) if doubts else np.zeros_like(surface)
     drawn = []
     width, height = (x.high - x.low) / _CELLS, (y.high - y.low) / _CELLS
     for row, column in zip(*np.nonzero(np.isfinite(surface)), strict=True):
         left, foot = frame.at((x.low + column * width, y.low + row * height))
         right, top = frame.at((x.low + (column + 1) * width, y.low + (row + 1) * height))
         shade = (surface[row, column] - low) / (high - low) if high > low else 0.5
-        place = f'x="{left}" y="{top}" width="{right - left + 0.4:.1f}" height="{foot - top + 0.4:.1f}"'
+        lost = 0.6 * float(doubt[row, column])
+        across, upward = (right - left) * (1 - lost), (foot - top) * (1 - lost)
+        corner = f'x="{left + (right - left) * lost / 2:.1f}" y="{top + (foot - top) * lost / 2:.1f}"'
+        place = f'{corner} width="{across + 0.4:.1f}" height="{upward + 0.4:.1f}"'
         drawn.append(f'<rect class="cell" style="--shade:{shade:.2f}" {place}/>')
+    drawn += [polyline(Line(path, color=2), frame)] if len(path) > 1 else []
     drawn += [_dot(dot, frame) for dot in dots]
     return frame.svg(title, "".join(drawn), x_label, x_names=scales[0].marks(x), y_names=scales[1].marks(y))
 

@@ -85,7 +85,7 @@ def set_aside(study: Study, trials: Sequence[Trial]) -> dict[str, float]:
         return {}
     runs = (study.confirm.candidates + 1) * study.confirm.seeds / max(1, len(baseline.get("run_ids", ())))
     costs = {name: runs * float(baseline.get(name, 0.0)) for name in ("tokens", "gpu_hours", "seconds")}
-    # Of runs at a time none is waited for.
+    # Workers share the runs, and so the hours.
     return {**costs, "hours": costs.pop("seconds") / 3600 / study.parallel}
 
 

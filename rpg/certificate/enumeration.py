@@ -2,7 +2,8 @@
 
 A policy is a table of logits, one row for each prefix that it goes on from. Token 0 ends a response; so does the length
 limit. In a world of several turns token 1 ends a turn: the environment gives a token, drawn with chances of its own,
-and rewards the turn.
+and rewards the turn. A 0 that is given goes on from what was said. The other given token is a whole new context, behind
+which the policy sees nothing of what was before, as where an agent writes its history anew.
 """
 
 from collections.abc import Iterator
@@ -54,6 +55,13 @@ class _Response:
     turn_rewards: float = 0.0
     chance: float = 1.0
 
+    def context(self, position: int) -> tuple[int, ...]:
+        """What the policy sees before a token: from the last new context on, else from the prompt, which is -1."""
+        for place in reversed(range(position)):
+            if not self.sampled[place] and self.tokens[place]:
+                return self.tokens[place:position]
+        return (-1, *self.tokens[:position])
+
     def sample(self, token: int) -> "_Response":
         return _Response(
             (*self.tokens, token),
@@ -74,10 +82,10 @@ def enumerate_world(vocabulary: int, length: int, generator: torch.Generator, *,
 
     Args:
         turns: whether token 1 ends a turn, where there is room for a given token and one more. One of two tokens is
-            given then, 0 or the last: a 0 that is given ends nothing.
+            given then, 0 or the last: a 0 that is given ends nothing, and the last is a new context.
     """
     responses = list(_grown(_Response(), vocabulary, length, generator if turns else None))
-    rows: dict[tuple[int, ...], int] = {}
+    rows: dict[tuple[int, ...], int] = {}  # of contexts
     shape = (len(responses), length)
     prefixes, tokens = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
     mask, earlier = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.float64)
@@ -86,7 +94,7 @@ def enumerate_world(vocabulary: int, length: int, generator: torch.Generator, *,
             tokens[index, position] = token
             mask[index, position] = sampled
             if sampled:
-                prefixes[index, position] = rows.setdefault(response.tokens[:position], len(rows))
+                prefixes[index, position] = rows.setdefault(response.context(position), len(rows))
                 earlier[index, position] = response.earlier[position]
     rewards = torch.randn(len(responses), generator=generator, dtype=torch.float64)
     rewards += torch.tensor([response.turn_rewards for response in responses], dtype=torch.float64)

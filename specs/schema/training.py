@@ -149,8 +149,8 @@ class Training(Spec):
     export_every_steps: int = Field(0, ge=0)
     """Steps between exports of weights that evaluation can read; 0 exports the last step only."""
     microbatch_tokens: int = execution(16384, ge=1)
-    """Most tokens, padding included, of one forward pass on a rank, or on the ranks that share it. No effect on the
-    gradient."""
+    """Most tokens, padding included, of one forward pass on a rank, or on the ranks that share it. A response that has
+    more by itself is a pass of its own, all parts of one that an agent splits together. No effect on the gradient."""
     gradient_reduction: Literal["auto", "float32"] = addition("auto")
     """Type in which ranks add up their gradients. auto: that of the passes, see `precision`. float32: float32, also
     where passes are in bfloat16: twice the bytes between ranks, and no rounding of the sum; hardly slower within a

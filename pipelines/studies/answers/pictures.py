@@ -71,14 +71,28 @@ def history_chart(record: StudyRecord, trials: Sequence[Trial]) -> Markup:
                 color=_PRUNED if stopped else _BASELINE if trial.baseline else 0,
             )
         )
-    best_so_far: list[tuple[float, float]] = []
-    for trial in record.finished:
-        if trial.feasible and (not best_so_far or goal.better(trial.value) > goal.better(best_so_far[-1][1])):
-            best_so_far.append((float(trial.number), trial.value))
+    best_so_far = [(float(trial.number), believed(trial)) for trial in leaders(record)]
     if best_so_far:
         best_so_far.append((float(max(trial.number for trial in record.trials)), best_so_far[-1][1]))
     stairs = Line(best_so_far, color=2, steps=True)
     return dot_chart(dots, title=f"{goal.measure} by trial", x_label="trial", scale=Scale(whole=True), lines=[stairs])
+
+
+def leaders(record: StudyRecord) -> list[Trial]:
+    """The trials that were the best so far, in their order: by what the sampler's model expects of them now, where it
+    has one, else by their own values."""
+    found: list[Trial] = []
+    has_model = any(trial.expected for trial in record.finished)
+    for trial in record.finished:
+        known = trial.feasible and (not has_model or trial.expected is not None)
+        if known and (not found or record.first.better(believed(trial)) > record.first.better(believed(found[-1]))):
+            found.append(trial)
+    return found
+
+
+def believed(trial: Trial) -> float:
+    """Worth of a finished trial: what the model expects of it, else its own value."""
+    return trial.expected.value if trial.expected else trial.value
 
 
 def rung_chart(record: StudyRecord, trials: Sequence[Trial], horizon: int) -> Markup:
@@ -128,8 +142,8 @@ def slice_charts(record: StudyRecord, trials: Sequence[Trial]) -> list[Markup]:
 
 
 def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Importance]) -> Markup:
-    """The value over both clip bounds, or over the two numeric parameters that matter most; where the sampler has a
-    model, what it expects there."""
+    """The value over both clip bounds, or over the two numeric parameters that matter most, and the path of the best;
+    where the sampler has a model, what it expects there and how sure it is."""
     chosen = _two_numeric(record, ranked)
     if chosen is None:
         return Markup("")
@@ -146,11 +160,23 @@ def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Impor
         for trial in both
     ]
     modelled = all(trial.expected for trial in both if not trial.baseline)
-    values = [
-        record.first.better(trial.expected.value if modelled and trial.expected else trial.value) for trial in both
+    values = [record.first.better(believed(trial) if modelled else trial.value) for trial in both]
+    # A baseline that the model does not know counts as it was measured.
+    known = [trial.expected or trial.interval for trial in both] if modelled and len(both) > 1 else []
+    path = [
+        (_place(trial.params[chosen[0]], across), _place(trial.params[chosen[1]], upward))
+        for trial in leaders(record)
+        if set(chosen) <= trial.params.keys()
     ]
-    title = f"{chosen[1]} over {chosen[0]}"
-    return surface_chart(dots, values, title=title, scales=(_scale(across), _scale(upward)), x_label=chosen[0])
+    return surface_chart(
+        dots,
+        values,
+        title=f"{chosen[1]} over {chosen[0]}",
+        scales=(_scale(across), _scale(upward)),
+        x_label=chosen[0],
+        doubts=[interval.high - interval.low if interval and interval.known else 0.0 for interval in known],
+        path=path,
+    )
 
 
 def parallel(record: StudyRecord, trials: Sequence[Trial]) -> Markup:

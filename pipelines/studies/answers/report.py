@@ -78,6 +78,7 @@ def write_study_report(home: Home, name: str, path: Path | None = None) -> Path:
         importances=pictures.importance_chart(ranked),
         chance=_chance(ranked),
         slices=pictures.slice_charts(record, shown),
+        modelled=any(trial.expected for trial in record.finished),
         surface=pictures.surface(record, shown, ranked),
         parallel=pictures.parallel(record, shown),
         goals=pictures.goals_chart(record, shown),

@@ -153,6 +153,22 @@ def test_a_world_of_several_turns_lists_every_response_with_what_was_given() -> 
     assert (world.earlier > 0).any()
 
 
+def test_what_is_said_behind_a_new_context_follows_from_that_context_alone() -> None:
+    world = enumerate_world(3, 5, torch.Generator().manual_seed(4), turns=True)
+    seen: dict[tuple[int, ...], set[int]] = {}
+    for row in range(len(world.tokens)):
+        tokens, sampled = world.tokens[row].tolist(), world.response_mask[row].tolist()
+        given = [place for place in range(4) if not sampled[place] and tokens[place] and sampled[place + 1]]
+        if given:  # the last token, given: a new context, after whatever was said before it
+            seen.setdefault(tuple(tokens[: given[0]]), set()).add(int(world.prefixes[row, given[0] + 1]))
+    assert {(1,), (2, 1), (1, 0, 1)} <= set(seen)
+    assert len(set.union(*seen.values())) == 1
+    goes_on = {
+        tuple(row[:3]): int(prefixes[2]) for row, prefixes in zip(world.tokens.tolist(), world.prefixes, strict=True)
+    }
+    assert goes_on[1, 0, 0] != goes_on[1, 2, 0]
+
+
 def test_a_loss_that_trains_on_given_tokens_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = certificate._cases(several_turns=True)
     was_given = (cases.tokens > 0) & ~cases.response_mask

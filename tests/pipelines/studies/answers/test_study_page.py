@@ -37,6 +37,7 @@ from pipelines.report.compare import compare
 from pipelines.report.dots import Dot, Scale, dot_chart, smoothed, surface_chart
 from pipelines.studies.answers.answer import answer, standing
 from pipelines.studies.answers.importances import importances, num_best
+from pipelines.studies.answers.pictures import leaders
 from pipelines.studies.answers.report import MOST_TRIALS, shown_trials, write_study_report
 from pipelines.studies.answers.results import StudyRecord, best_of
 from specs import SpecError
@@ -382,6 +383,36 @@ def test_a_surface_is_the_mean_of_near_trials_and_blank_far_from_all() -> None:
     assert np.isnan(surface[-1, -1])
     assert 'class="cell"' in surface_chart(dots, [1.0, 2.0, 3.0], title="t", scales=(Scale(), Scale()))
     assert surface_chart(dots, [1.0, 1.0, 1.0], title="t", scales=(Scale(), Scale())) == ""
+
+
+def test_cells_of_a_surface_are_smaller_where_its_values_are_doubtful() -> None:
+    def widths(doubts: list[float]) -> list[float]:
+        dots = [Dot(0.1, 0.1, "a"), Dot(0.5, 0.5, "b"), Dot(0.9, 0.9, "c")]
+        drawn = surface_chart(dots, [1.0, 2.0, 3.0], title="t", scales=(Scale(), Scale()), doubts=doubts)
+        return [float(width) for width in re.findall(r'class="cell"[^>]*? width="([\d.]+)"', drawn)]
+
+    whole, doubtful = widths([]), widths([0.0, 0.5, 1.0])
+    assert len(set(whole)) <= 2
+    assert min(doubtful) < 0.6 * min(whole)
+    assert max(doubtful) == max(whole)
+
+
+def test_the_best_so_far_is_what_the_model_expects_and_not_what_luck_measured(home: Home) -> None:
+    expected = {1: 0.55, 2: 0.56, 3: 0.6, 4: 0.58}
+    values = {0: 0.5, 1: 0.56, 2: 0.75, 3: 0.62, 4: 0.6}
+    trials = [
+        trial(number, value, posterior_mean=expected.get(number), posterior_deviation=0.02)
+        for number, value in values.items()
+    ]
+    known = StudyRecord.of(study(trials))
+    assert [each.number for each in leaders(known)] == [1, 2, 3]
+    unmodelled = StudyRecord.of(study([trial(number, value) for number, value in values.items()]))
+    assert [each.number for each in leaders(unmodelled)] == [0, 1, 2]
+    text = page_of(home, study(trials))
+    assert "is the best so far, at what the model expects of it" in text
+    assert "The green line joins the trials that were the best so far." in text
+    surface = text[text.index(f"{HIGH} over {LOW}") :]
+    assert surface[: surface.index("</svg>")].count('<polyline class="line c2"') == 1
 
 
 def test_a_chart_of_dots_is_empty_without_any_and_draws_intervals_where_they_are_known() -> None:
