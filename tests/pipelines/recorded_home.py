@@ -57,7 +57,7 @@ def record_run(
         *parents, last = path.split(".")
         node = spec
         for parent in parents:
-            node = node[parent]
+            node = node.setdefault(parent, {})
         node[last] = value
     name = " ".join([*(f"{path.split('.', 1)[1]}={value}" for path, value in cell.items()), f"seed {seed}"])
     known = {"run_id": run_id, "experiment": experiment, "name": name, "seed": seed, "values": cell}

@@ -46,7 +46,9 @@ def answers(
         for scale, by_run in scales[dataset]:
             level = Level(confidence, tuple(looks), (clusters or {}).get(dataset), scale, num_sets)
             of_measure = [
-                group for group in groups if len(by_run) == len(of_dataset) or set(group.run_ids) & set(by_run)
+                group
+                for group in groups
+                if set(group.run_ids) & set(by_run) or (len(by_run) == len(of_dataset) and _measured_on(group, dataset))
             ]
             tables = score_tables(of_measure, by_run, level) if of_measure else None
             if tables and tables.of_group:
@@ -117,6 +119,13 @@ def answers_of_other_measures(
             groups, scores, measure=measure, confidence=confidence, clusters=clusters_of(found), chosen=chosen
         )
     ]
+
+
+def _measured_on(group: Group, dataset: str) -> bool:
+    """Whether a group without results was to have some on the dataset. A set that its spec gives no name may be any."""
+    sets = [each for run in group.runs for each in run.spec.get("data", {}).get("evaluation", ())]
+    named = {each.get("name") for each in sets}
+    return not named or dataset in named or not all(named)
 
 
 def _answer(

@@ -240,6 +240,19 @@ def test_a_cell_of_which_all_seeds_failed_is_still_an_arm(home: Home) -> None:
     assert [outcome.num_failed for outcome in found.outcomes] == [0, 5]
 
 
+def test_a_failed_cell_is_no_arm_on_a_set_that_it_does_not_have(home: Home) -> None:
+    """Only the cell on sums was to be measured on sums: there it counts as nothing right."""
+    runs = []
+    for task, status in (("sums", "finished"), ("sums", "failed"), ("games", "failed")):
+        name = f"{task}-{status}-s0"
+        values = {"data.evaluation": [{"source": "jsonl", "name": task}], "training.steps": 60 + len(runs)}
+        runs.append(record_run(home, name, seed=0, values=values, status=status))
+    record_experiment(home, runs)
+    groups = evidence.experiment_groups(home, "sums")
+    (found,) = answers(groups, {"sums": {runs[0]: {60: {str(problem): 0.5 for problem in range(20)}}}})
+    assert [(outcome.num_failed, outcome.after.value) for outcome in found.outcomes] == [(0, 0.5), (1, 0.0)]
+
+
 def test_of_one_setting_no_gain_is_claimed_where_seeds_failed(home: Home) -> None:
     cells(home, {0.1: 0.9}, status={(0.1, 1): "failed"})
     found = answer(home)
