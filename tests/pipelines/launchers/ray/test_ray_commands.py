@@ -1,4 +1,4 @@
-"""Commands and a real Ray cluster: what they say of it before anything is queued, and cancel."""
+"""Commands and a real Ray cluster: what they say of it before anything is queued, studies, and cancel."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,10 @@ from live import Lab, finished
 from ray_cluster import RayCluster
 from waiting import wait_for
 
+from specs.machine.files import read_json
 from tests.pipelines.launchers.ray.test_ray import WHY_NOT, nothing_left, of
 from tests.pipelines.launchers.ray.test_ray import cluster as cluster  # the fixture
+from tests.pipelines.studies.test_study_live import STUDY
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
@@ -35,6 +37,25 @@ def test_a_run_that_another_shell_cancels_leaves_no_actor_and_no_placement_group
     assert lab.state(run_id)["status"] == "cancelled", ended.err
     assert list(lab.home.run(run_id).glob("checkpoints/step-*")), "its state is saved"
     wait_for(lambda: nothing_left(cluster) and not of(cluster, "ray::Carrier"), timeout=60, what="the end of all")
+
+
+def test_a_study_of_eight_trials_runs_four_at_a_time(lab: Lab, cluster: RayCluster) -> None:
+    write(lab, cluster)
+    study = lab.spec.with_name("study.yaml")
+    study.write_text(STUDY.replace("training.steps: 4", "training.steps: 2"))
+    done = lab.rpg("study", "run", str(study), "--parallel", "4", prefix=cluster.prefix(0), timeout=1700)
+    assert done.code == 0, done.err
+    trials = read_json(lab.home.study("clips") / "study.json")["trials"]
+    assert [trial["state"] for trial in trials] == ["finished"] * 8
+    spans = [
+        (
+            read_json(lab.home.run(trial["run_id"]) / "launch.json")["started_at"],
+            lab.state(trial["run_id"])["stages"]["train"]["ended_at"],
+        )
+        for trial in trials
+    ]
+    assert max(sum(began <= moment < ended for began, ended in spans) for moment, _ in spans) == 4, spans
+    wait_for(lambda: nothing_left(cluster), timeout=60, what="the end of every process")
 
 
 LACKS_A_NODE = "no node has 3 CPU; nodes have 2 CPU; 2 CPU"
