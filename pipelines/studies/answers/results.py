@@ -385,14 +385,17 @@ def best_of(record: StudyRecord) -> Best | None:
     """Best trial of the study; None where nothing has finished, and of several goals before confirmation.
 
     An arm that was confirmed on fresh seeds comes before any trial of the search, and the baseline before a candidate
-    that is no better. What breaks a constraint is never best, be it on fresh seeds alone.
+    that is no better. One that stopped before the others is not held against their means, which are over more seeds.
+    What breaks a constraint is never best, be it on fresh seeds alone.
     """
     if record.measured:
         means = [(arm, arm.mean(record.first.worst)) for arm in record.measured if not record.broken(arm)]
         known = [(arm, mean) for arm, mean in means if not math.isnan(mean)]
         if not known:
             return None
-        arm, mean = max(known, key=lambda row: record.first.better(row[1]))
+        most = max(len(arm.units) for arm, _ in known)
+        whole = [row for row in known if len(row[0].units) == most]
+        arm, mean = max(whole, key=lambda row: record.first.better(row[1]))
         return Best(arm.trial, arm.params, mean, arm.baseline, "confirmed")
     if len(record.goals) > 1 or (trial := best_trial(record)) is None:
         return None
