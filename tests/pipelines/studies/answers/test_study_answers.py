@@ -77,6 +77,14 @@ def test_an_arm_that_stopped_before_the_others_is_not_best_by_the_luck_of_its_fe
     assert (best.trial, best.value) == (7, pytest.approx(0.456))
 
 
+def test_the_best_is_one_that_fresh_seeds_tell_from_the_baseline() -> None:
+    arms = arm(0, [0.5] * 5), arm(2, [0.6] * 5), arm(3, [0.2, 1.0, 0.9, 0.8, 0.7])
+    record = of(SEARCH, confirmation=confirmation(*arms))
+    best = best_of(record, [record.measured[1]])
+    assert best is not None
+    assert best.trial == 2
+
+
 def test_a_confirmation_under_way_confirms_nothing() -> None:
     arms = arm(0, [0.6] * 5), arm(2, [0.9, 0.9, 0.9, None, None])
     best = best_of(of(SEARCH, confirmation=confirmation(*arms), status="confirming"))
