@@ -23,7 +23,7 @@ _LIMITS = Limits(memory_bytes=1 << 40, processes=0, file_bytes=1 << 40, open_fil
 """A program that is not sealed may do what its user may."""
 _PROCESSES = 4096
 """Processes and threads of sealed programs; as root all on a machine together, for they are one user's."""
-_SEALED_FILE_BYTES = 1 << 30
+_SEALED_FILE_BYTES = 64 << 20
 _MOST_WRITTEN = 16 << 20
 """Bytes that a program may write on standard output."""
 _MOST_OF_AN_ERROR = 500
@@ -99,7 +99,7 @@ class Command(AgentProgram):
             ),
             readable=[*map(Path, self.readable), *([Path(self.file).resolve()] if self.file else [])],
             settings={"HOME": "/tmp", **named, **settings},
-            door=(at.socket, at.port),
+            door=(at.unix_socket(), at.port),
             **pipes,
         )
 
@@ -126,7 +126,8 @@ class _Process:
                 self._confined.end()
                 raise RuntimeError(f"it wrote more than {_MOST_WRITTEN >> 20} MiB")
             ending = self._confined.ending(60.0)
-            self._complaints.seek(0)
+            length = self._complaints.seek(0, os.SEEK_END)
+            self._complaints.seek(max(0, length - 4 * _MOST_OF_AN_ERROR))  # a character has 4 bytes at most
             complaints = self._complaints.read().decode(errors="replace").strip()
         if ending != "exit 0":
             raise RuntimeError(f"{ending}: {complaints[-_MOST_OF_AN_ERROR:]}" if complaints else ending)
