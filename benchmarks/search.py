@@ -291,7 +291,11 @@ def ours(surface: Surface, world: World, budget: int, workers: int, seed: int, *
     scores, said = confirm_in_rounds({label: np.nan_to_num(row, nan=START) for label, row in fresh.items()})
     spent += sum(map(len, scores.values()))
     gains = {arm.label: surface.gain(arm.params) for arm in arms}
-    recommended = max(scores, key=lambda label: float(scores[label].mean()))
+    better = [one for one, other, _ in said.differences if other == next(iter(scores))]
+    # The mean of an arm that stopped before the others is over fewer seeds.
+    most = max(map(len, scores.values()))
+    whole = better or [label for label, row in scores.items() if len(row) == most]
+    recommended = max(whole, key=lambda label: float(scores[label].mean()))
     wrong = [one for one, other, _ in said.differences if gains[one] <= gains[other] + 1e-9]
     return Ending(gains[recommended], spent, "false" if wrong else "right" if said.differences else "")
 

@@ -71,16 +71,23 @@ def missing_for(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
     from pipelines.running.gpu_slots import missing_here
 
     # Most cells of a matrix ask the same of machines.
-    distinct = {_asked_of_machines(run.experiment): run for run in runs}.values()
+    distinct = {asked_of_machines(run.experiment): run for run in runs}.values()
     return in_file_order(
         document.locate(issue, run.values) for run in distinct for issue in missing_here(run.experiment)
     )
 
 
-def _asked_of_machines(experiment: Experiment) -> Hashable:
+def asked_of_machines(experiment: Experiment) -> Hashable:
     """What `missing_for` depends on."""
-    sections = (experiment.launcher, experiment.resources, experiment.rollout, experiment.warm_up is None)
-    return experiment.training.ranks, *map(repr, sections)
+    from pipelines.launchers import launcher_of
+
+    ranks, rollout = experiment.training.ranks, experiment.rollout
+    sections: list[object] = [experiment.launcher, experiment.resources, experiment.warm_up is None]
+    if launcher_of(experiment).ranks_run_here:
+        sections.append(rollout)
+    else:  # a cluster is asked for places alone
+        sections += [rollout.samplers(ranks), rollout.gpus_per_sampler, experiment.gpus_beside(ranks)]
+    return ranks, *map(repr, sections)
 
 
 def unscorable(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:

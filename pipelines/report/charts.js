@@ -6,7 +6,7 @@ function download(chart) {
   const quoted = (text) => `"${text.replaceAll('"', '""')}"`;
   const rows = [...chart.querySelectorAll("[data-name]")].flatMap((line) => pixelsOf(drawnOf.get(line) ?? line).map(
     ([x, y]) => [quoted(line.dataset.name), valueAt(x, 0.01, across), valueAt(y, 0.01, upward)].join(",")));
-  const text = ["line,step,value", ...rows, ""].join("\n"), title = chart.getAttribute("aria-label");
+  const text = [`line,${quoted(chart.dataset.x)},value`, ...rows, ""].join("\n"), title = chart.getAttribute("aria-label");
   const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(new Blob([text], { type: "text/csv" })) });
   link.download = `${title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "")}.csv`;
   link.click();

@@ -192,7 +192,8 @@ class Frame:
         )
         corner = f'<text class="mark" x="{right}" y="{self.height - 4}" text-anchor="end">{escape(x_label)}</text>'
         axes = (self.left, right, self.x.low, self.x.high, foot, self.top, self.y.low, self.y.high)
-        attributes = f' data-axes="{" ".join(f"{end:.6g}" for end in axes)}"' if hover else ""
+        named = f' data-axes="{" ".join(f"{end:.6g}" for end in axes)}" data-x="{escape(x_label)}"'
+        attributes = named if hover else ""
         return picture(title, f"{grid}{marks}{corner}{drawn}", self.width, self.height, attributes=attributes)
 
 

@@ -5,8 +5,9 @@ A unit of the confirmation is one arm with one seed; units are the trials of a s
 
 Seeds come in rounds, and after each the arms are held against each other. The error that all looks may make is spent
 over the rounds, see `level` in rpg/statistics/comparison.py: the last one has the whole of a single look, those before
-it the small shares of further looks. So a confirmation that goes to its end claims as much as one that looks once. To
-stop a candidate that cannot win any more costs no error.
+it the small shares of further looks. So a confirmation that goes to its end with all its arms claims as much as one
+that looks once. To stop a candidate that cannot win any more costs no error, but its fewer seeds make the verdict claim
+less of the others: of candidates 4 and 0 points ahead it tells one in 61 % of studies instead of 67 %.
 """
 
 import math
@@ -79,12 +80,18 @@ def arms(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[Arm
 
 def set_aside(study: Study, trials: Sequence[Trial]) -> dict[str, float]:
     """What the confirmation may cost at most, by limit of the budget: as many whole runs as it may have, each at the
-    baseline's cost; empty without a confirmation, and until the baseline has finished."""
-    baseline = next((trial.about for trial in trials if trial.baseline and trial.values is not None), None)
-    if study.confirm is None or baseline is None:
+    baseline's cost, or the mean of finished trials where it has none; empty without a confirmation, and until a trial
+    has finished."""
+    finished = [trial for trial in trials if trial.values is not None]
+    costing = [trial.about for trial in finished if trial.baseline] or [trial.about for trial in finished]
+    if study.confirm is None or not costing:
         return {}
-    runs = (study.confirm.candidates + 1) * study.confirm.seeds / max(1, len(baseline.get("run_ids", ())))
-    costs = {name: runs * float(baseline.get(name, 0.0)) for name in ("tokens", "gpu_hours", "seconds")}
+    measured = sum(len(about.get("run_ids", ())) for about in costing)
+    runs = (study.confirm.candidates + 1) * study.confirm.seeds / max(1, measured)
+    costs = {
+        name: runs * sum(float(about.get(name, 0.0)) for about in costing)
+        for name in ("tokens", "gpu_hours", "seconds")
+    }
     # Workers share the runs, and so the hours.
     return {**costs, "hours": costs.pop("seconds") / 3600 / study.parallel}
 
@@ -255,12 +262,11 @@ def look_at(home: Home, record: StudyRecord, look: Look) -> Look:
         record: the study's, with the arms on the seeds that they have by now.
         look: what is known of it beforehand.
     """
-    from pipelines.studies.answers.answer import confirmed
+    from pipelines.studies.answers.answer import better_arms
 
     assert record.confirmation is not None
-    told = confirmed(home, record).verdict.differences if record.measured else ()
     baseline = next((arm for arm in record.confirmation.arms if arm.baseline), None)
-    won = any(baseline is not None and worse == baseline.label for _, worse, _ in told)
+    won = bool(better_arms(home, record))
     if won or baseline is None or look.seeds == look.most:
         return replace(look, won=won)
     own = _figures(record, baseline)

@@ -101,9 +101,13 @@ class TrialLedger:
 
         Earlier versions noted the numbers alone, and looked once at each from the fewest on.
         """
-        attributes = self._storage.storage.get_study_user_attrs(self._search_id)
-        earlier = {seeds: share for share, seeds in enumerate(attributes.get("looks", []))}
+        earlier = {seeds: share for share, seeds in enumerate(self.earlier_looks())}
         return earlier | {look.seeds: look.share for look in self.looks()}
+
+    def earlier_looks(self) -> list[int]:
+        """Numbers of fresh seeds at which earlier versions looked, who noted no more."""
+        attributes = self._storage.storage.get_study_user_attrs(self._search_id)
+        return list(attributes.get("looks", []))
 
     def trials(self) -> list[Trial]:
         """The trials of the search, in order."""

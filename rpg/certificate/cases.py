@@ -56,6 +56,8 @@ class Cases:
     """[responses, length]: the row of the prefix before each token, over all cases."""
     tokens: Tensor
     """[responses, length]."""
+    again: Tensor
+    """[pairs, 3]: a response and two of its places with the same prefix, behind new contexts."""
     policy: Tensor
     """[prefixes, vocabulary]: the probabilities of the policy; 0 for tokens that a world lacks."""
     case_of_prefix: Tensor
@@ -78,8 +80,12 @@ class Cases:
     def variance(self, slopes: Tensor) -> Tensor:
         """[cases]: trace of the covariance of the gradient that one sampled response gives."""
         policy = self.policy[self.prefixes]
-        chosen = policy.gather(-1, self.tokens[..., None])[..., 0]
-        squared = torch.where(self.response_mask, slopes**2 * (1 - 2 * chosen + (policy**2).sum(-1)), 0.0).sum(-1)
+        chosen, size = policy.gather(-1, self.tokens[..., None])[..., 0], (policy**2).sum(-1)
+        squared = torch.where(self.response_mask, slopes**2 * (1 - 2 * chosen + size), 0.0).sum(-1)
+        response, first, second = self.again.unbind(-1)  # tokens on one row are not orthogonal
+        one, other = (response, first), (response, second)
+        inner = (self.tokens[one] == self.tokens[other]).double() - chosen[one] - chosen[other] + size[one]
+        squared = squared.index_add(0, response, 2 * slopes[one] * slopes[other] * inner)
         mean_square = self._by_case(self.probability * squared, self.case_of_response)
         return mean_square - self.inner(self.expected(slopes), self.expected(slopes))
 
@@ -136,16 +142,20 @@ def enumerated_cases(*, turns: bool = False) -> Cases:
     ]
     exact = [exact_gradients(case) for case in cases]
     numbers = torch.arange(len(cases))
+    response_mask = tokenwise([case.world.response_mask for case in cases])
+    prefixes = tokenwise([case.world.prefixes + start for case, start in zip(cases, starts[:-1], strict=True)])
+    same = (prefixes[:, :, None] == prefixes[:, None]) & response_mask[:, :, None] & response_mask[:, None]
     return Cases(
         logprobs=tokenwise([case.world.logprobs(case.policy) for case in cases]),
         old_logprobs=tokenwise([case.world.logprobs(case.sampler) for case in cases]),
         ref_logprobs=tokenwise([case.world.logprobs(case.reference) for case in cases]),
-        response_mask=tokenwise([case.world.response_mask for case in cases]),
+        response_mask=response_mask,
         rewards=torch.cat(rewards),
         earlier=tokenwise([case.world.earlier for case in cases]),
         probability=torch.cat(probabilities),
-        prefixes=tokenwise([case.world.prefixes + start for case, start in zip(cases, starts[:-1], strict=True)]),
+        prefixes=prefixes,
         tokens=tokenwise([case.world.tokens for case in cases]),
+        again=same.triu(diagonal=1).nonzero(),
         policy=rowwise([torch.softmax(case.policy, -1) for case in cases]),
         case_of_prefix=numbers.repeat_interleave(starts.diff()),
         case_of_response=numbers.repeat_interleave(torch.tensor([len(case.world.rewards) for case in cases])),

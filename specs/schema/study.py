@@ -243,8 +243,8 @@ Pruner = Annotated[
 
 
 class Budget(Spec):
-    """Limits of search and confirmation together, beside `trials`; 0: no limit. The search ends once it has spent what
-    is not set aside: at most half, for what the confirmation may cost at most, by what the baseline has cost."""
+    """Limits of the search, beside `trials`; 0: no limit. What the confirmation may cost at most, by what the baseline
+    has cost, is set aside, but never more than half. The confirmation itself is not stopped, and may pass a limit."""
 
     tokens: float = Field(0, ge=0)
     """Response tokens sampled for training, over all trials and seeds."""

@@ -62,7 +62,7 @@ def _total(
     said = [verdicts] if verdicts else []
     listed: list[Artifact | TokenRows | SavedStates | Verdicts] = [*artifacts, *tokens, *states, *said]
     num_artifacts, num_verdicts = len(artifacts), len(verdicts.files) if verdicts else 0
-    parts = [_counted(num_artifacts, "artifact")] if num_artifacts or not (tokens or states or verdicts) else []
+    parts = [_counted(num_artifacts, "artifact")] if num_artifacts or not (tokens or states or num_verdicts) else []
     for what, num_runs in (("token rows", len(tokens)), ("checkpoints", len(states))):
         parts += [f"the {what} of {_counted(num_runs, 'run')}"] if num_runs else []
     parts += [_counted(num_verdicts, "verdict")] if num_verdicts else []

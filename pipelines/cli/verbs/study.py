@@ -193,13 +193,13 @@ def _records(home: Home) -> list[dict[str, Any]]:
 
 
 def _row(home: Home, record: StudyRecord) -> tuple[str, ...]:
-    from pipelines.studies.answers.answer import standing
-    from pipelines.studies.answers.results import best_of, cost_words, pareto_front
+    from pipelines.studies.answers.answer import standing, study_best
+    from pipelines.studies.answers.results import cost_words, pareto_front
 
     counts = [f"{record.num_ended}/{record.trials_wanted}"]
     counts += [f"{number} {state}" for state in ("pruned", "failed") if (number := record.count(state))]
     value, ground = "-", ""
-    if best := best_of(record):
+    if best := study_best(home, record):
         who = "baseline" if best.baseline else f"trial {best.trial}"
         value, ground = f"{best.value:.4f}", f"{standing(home, record, best)}: {who}"
     elif len(record.goals) > 1 and (front := pareto_front(record)):

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from pipelines.home.home import Home
     from specs.schema.experiment import Experiment
 
+_ASK_SECONDS = 120.0
+"""Patience with a cluster that is asked for room: one that answers on a busy machine does so in a quarter of it."""
+
 
 class RayRanks:
     """A process here is the driver; placement group, actors and ranks end with it."""
@@ -42,17 +45,22 @@ class RayRanks:
 
         from specs.errors import Issue, read_issue
 
-        asked = subprocess.run(
-            [sys.executable, "-m", "pipelines.launchers.ray.examination"],
-            input=experiment.model_dump_json(),
-            capture_output=True,
-            text=True,
-        )
+        try:
+            asked = subprocess.run(
+                [sys.executable, "-m", "pipelines.launchers.ray.examination"],
+                input=experiment.model_dump_json(),
+                capture_output=True,
+                text=True,
+                timeout=_ASK_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            why = f"no answer within {_ASK_SECONDS:g} s"
+            return Room((Issue("cannot be asked of Ray", ("launcher",), hint=why),))
         try:
             answer = json.loads(asked.stdout.splitlines()[-1])
         except (ValueError, IndexError):
-            why = asked.stderr.strip().splitlines()[-1:]
-            return Room((Issue("cannot be asked of Ray", ("launcher",), hint="".join(why)),))
+            why = "".join(asked.stderr.strip().splitlines()[-1:])
+            return Room((Issue("cannot be asked of Ray", ("launcher",), hint=why),))
         return Room(tuple(map(read_issue, answer["obstacles"])), answer["launches"])
 
     def examine(self, home: "Home", experiment: "Experiment | None") -> Iterator[Finding]:

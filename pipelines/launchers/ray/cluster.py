@@ -37,19 +37,28 @@ def connected(launcher: RayLauncher) -> Iterator[Any]:
         raise ClusterError("Ray is not installed here: pip install 'rpg-experiments[ray]'") from None
     import logging
 
+    address = _address(launcher)
     try:
-        if launcher.address != "auto":  # Ray would try for two minutes
-            host, _, port = launcher.address.rpartition(":")
+        if address != "auto":  # Ray would try for two minutes
+            host, _, port = address.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
-        ray.init(address=launcher.address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         what = " ".join(str(error).split()) or repr(error)
-        raise ClusterError(f"no Ray cluster lets this command in at {launcher.address}: {what}") from None
+        raise ClusterError(f"no Ray cluster lets this command in at {address}: {what}") from None
     try:
         yield ray
     finally:
         with contextlib.suppress(Exception):
             ray.shutdown()
+
+
+def _address(launcher: RayLauncher) -> str:
+    """Address of the cluster; for `auto` the one in RAY_ADDRESS, which Ray would take. Raises ClusterError."""
+    address = launcher.address if launcher.address != "auto" else os.environ.get("RAY_ADDRESS") or "auto"
+    if "://" in address:
+        raise ClusterError(f"RAY_ADDRESS={address} is of Ray's client, by which no run can be started: give HOST:PORT")
+    return address
 
 
 def bundles(experiment: Experiment, nodes: int, *, gpus: bool) -> list[Resources]:

@@ -23,6 +23,7 @@ from pipelines.studies.answers.results import (
     Goal,
     Params,
     StudyRecord,
+    best_of,
     best_trial,
     pareto_front,
 )
@@ -124,6 +125,21 @@ def confirmed(home: Home, record: StudyRecord) -> Confirmed:
         ),
         said,
     )
+
+
+def better_arms(home: Home, record: StudyRecord) -> list[Arm]:
+    """The candidates that fresh seeds tell to be better than the baseline."""
+    if not record.measured:
+        return []
+    found = confirmed(home, record)
+    baseline, *others = found.arms
+    named = {one for one, other, _ in found.verdict.differences if other == baseline.arm.label}
+    return [result.arm for result in others if result.arm.label in named]
+
+
+def study_best(home: Home, record: StudyRecord) -> Best | None:
+    """Best trial of the study, in agreement with its answer; see `best_of`."""
+    return best_of(record, better_arms(home, record))
 
 
 def _means(

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from pipelines.home.home import Home
 from pipelines.report.evidence import differences, show
-from pipelines.studies.answers.answer import standing
-from pipelines.studies.answers.results import Best, StudyRecord, Trial, best_of, pareto_front
+from pipelines.studies.answers.answer import standing, study_best
+from pipelines.studies.answers.results import Best, StudyRecord, Trial, pareto_front
 from specs.document import Document
 from specs.errors import Issue, Position, SpecError
 from specs.loader import load_document
@@ -40,7 +40,7 @@ def best_spec(home: Home, record: StudyRecord, number: int | None = None) -> Bes
         SpecError: nothing has finished; of several goals no trial was chosen; the trial has not finished; or the
             experiment's file is gone or does not take the settings any more.
     """
-    best = _best(record) if number is None else _of_trial(record, number)
+    best = _best(home, record) if number is None else _of_trial(record, number)
     title = "The best of" if number is None else f"Trial {number} of"
     document = _document(record, best)
     warnings = _changes_since(home, record, best, document.experiment)
@@ -49,8 +49,8 @@ def best_spec(home: Home, record: StudyRecord, number: int | None = None) -> Bes
     return BestSpec(dump(source, comment="\n".join(comment)), tuple(warnings))
 
 
-def _best(record: StudyRecord) -> Best:
-    if best := best_of(record):
+def _best(home: Home, record: StudyRecord) -> Best:
+    if best := study_best(home, record):
         return best
     if len(record.goals) > 1 and (front := pareto_front(record)):
         allowed = "; ".join(f"{trial.number} ({_values(record, trial)})" for trial in front)

@@ -82,9 +82,8 @@ def leaders(record: StudyRecord) -> list[Trial]:
     """The trials that were the best so far, in their order: by what the sampler's model expects of them now, where it
     has one, else by their own values."""
     found: list[Trial] = []
-    has_model = any(trial.expected for trial in record.finished)
     for trial in record.finished:
-        known = trial.feasible and (not has_model or trial.expected is not None)
+        known = trial.feasible and (not record.has_model or trial.expected is not None)
         if known and (not found or record.first.better(believed(trial)) > record.first.better(believed(found[-1]))):
             found.append(trial)
     return found
@@ -148,7 +147,14 @@ def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Impor
     if chosen is None:
         return Markup("")
     across, upward = (record.parameters[path] for path in chosen)
-    both = [trial for trial in trials if trial.finished and set(chosen) <= trial.params.keys()]
+    both = [
+        trial
+        for trial in trials
+        # Outside the ranges the model expects nothing; a baseline there counts as it was measured.
+        if trial.finished
+        and set(chosen) <= trial.params.keys()
+        and (not record.has_model or trial.expected or trial.baseline)
+    ]
     dots = [
         Dot(
             x=_place(trial.params[chosen[0]], across),
@@ -159,10 +165,8 @@ def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Impor
         )
         for trial in both
     ]
-    modelled = all(trial.expected for trial in both if not trial.baseline)
-    values = [record.first.better(believed(trial) if modelled else trial.value) for trial in both]
-    # A baseline that the model does not know counts as it was measured.
-    known = [trial.expected or trial.interval for trial in both] if modelled and len(both) > 1 else []
+    values = [record.first.better(believed(trial)) for trial in both]
+    known = [trial.expected or trial.interval for trial in both] if record.has_model and len(both) > 1 else []
     path = [
         (_place(trial.params[chosen[0]], across), _place(trial.params[chosen[1]], upward))
         for trial in leaders(record)

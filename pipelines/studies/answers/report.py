@@ -11,9 +11,9 @@ from pipelines.report.charts import number
 from pipelines.report.evidence import show
 from pipelines.report.page import publish, render
 from pipelines.studies.answers import pictures
-from pipelines.studies.answers.answer import answer, difference, with_interval
+from pipelines.studies.answers.answer import answer, difference, study_best, with_interval
 from pipelines.studies.answers.importances import Importance, importances
-from pipelines.studies.answers.results import COSTS, StudyRecord, Trial, best_of, cost_words, pareto_front, read_study
+from pipelines.studies.answers.results import COSTS, Best, StudyRecord, Trial, cost_words, pareto_front, read_study
 from specs.machine.files import read_json
 from specs.schema.study import measure_label
 
@@ -61,14 +61,14 @@ def write_study_report(home: Home, name: str, path: Path | None = None) -> Path:
         SpecError: no study has that name.
     """
     record = read_study(home, name)
-    conclusion, ranked = answer(home, record), importances(record)
+    conclusion, ranked, best = answer(home, record), importances(record), study_best(home, record)
     shown = shown_trials(record)
     page = render(
         "study.html",
         record=record,
         facts=_facts(record),
         answer=conclusion,
-        best=best_of(record),
+        best=best,
         confirmation=pictures.confirmation_chart(record, conclusion.arms) if conclusion.arms else "",
         shown=shown,
         history=pictures.history_chart(record, shown),
@@ -78,12 +78,12 @@ def write_study_report(home: Home, name: str, path: Path | None = None) -> Path:
         importances=pictures.importance_chart(ranked),
         chance=_chance(ranked),
         slices=pictures.slice_charts(record, shown),
-        modelled=any(trial.expected for trial in record.finished),
+        modelled=record.has_model,
         surface=pictures.surface(record, shown, ranked),
         parallel=pictures.parallel(record, shown),
         goals=pictures.goals_chart(record, shown),
         front=pareto_front(record) if len(record.goals) > 1 else [],
-        constraints=_constraints(record),
+        constraints=_constraints(record, best),
         costs=_costs(record),
         saved=_saved(record),
         show=show,
@@ -163,9 +163,9 @@ def _rung_rows(record: StudyRecord) -> list[RungRow]:
     return rows
 
 
-def _constraints(record: StudyRecord) -> list[dict[str, Any]]:
+def _constraints(record: StudyRecord, best: Best | None) -> list[dict[str, Any]]:
     """Each constraint: its bounds, how many finished trials keep it, and what the best and the baseline measured."""
-    best, rows = best_of(record), []
+    rows = []
     by_number = {trial.number: trial for trial in record.trials}
     for bound in record.constraints:
         metric = measure_label(bound["metric"], bound.get("dataset", ""))

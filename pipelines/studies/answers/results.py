@@ -5,7 +5,7 @@ A record that an earlier version wrote lacks the newer keys; they have their def
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -327,6 +327,11 @@ class StudyRecord:
         return found
 
     @property
+    def has_model(self) -> bool:
+        """Whether the sampler's model expects something of a finished trial."""
+        return any(trial.expected for trial in self.finished)
+
+    @property
     def num_ended(self) -> int:
         """Trials that nothing more will come of."""
         return sum(trial.state in _ENDED for trial in self.trials)
@@ -381,18 +386,25 @@ def read_study(home: Home, name: str) -> StudyRecord:
         raise SpecError(Issue(message, given=name, hint=hint)) from None
 
 
-def best_of(record: StudyRecord) -> Best | None:
+def best_of(record: StudyRecord, better: Sequence[Arm] = ()) -> Best | None:
     """Best trial of the study; None where nothing has finished, and of several goals before confirmation.
 
     An arm that was confirmed on fresh seeds comes before any trial of the search, and the baseline before a candidate
-    that is no better. What breaks a constraint is never best, be it on fresh seeds alone.
+    that is no better. One that stopped before the others is not held against their means, which are over more seeds.
+    What breaks a constraint is never best, be it on fresh seeds alone.
+
+    Args:
+        better: the arms that fresh seeds tell to be better than the baseline; if there are any, the best is one.
     """
     if record.measured:
-        means = [(arm, arm.mean(record.first.worst)) for arm in record.measured if not record.broken(arm)]
+        arms = better or record.measured
+        means = [(arm, arm.mean(record.first.worst)) for arm in arms if not record.broken(arm)]
         known = [(arm, mean) for arm, mean in means if not math.isnan(mean)]
         if not known:
             return None
-        arm, mean = max(known, key=lambda row: record.first.better(row[1]))
+        most = max(len(arm.units) for arm, _ in known)
+        whole = [row for row in known if len(row[0].units) == most]
+        arm, mean = max(whole, key=lambda row: record.first.better(row[1]))
         return Best(arm.trial, arm.params, mean, arm.baseline, "confirmed")
     if len(record.goals) > 1 or (trial := best_trial(record)) is None:
         return None

@@ -100,9 +100,12 @@ def test_more_seeds_are_taken_up_where_the_rounds_ended_and_claim_less(
     assert (again["share"], ran) == (3, [])
 
 
-@pytest.mark.parametrize("ended", [0, 3, 5])
+@pytest.mark.parametrize(
+    ("ended", "most", "looks", "share"),
+    [(0, 5, [2, 3, 5], 0), (3, 5, [3, 5], 0), (5, 5, [5], 0), (5, 8, [5, 8], 1)],
+)
 def test_a_confirmation_of_the_version_before_goes_on(
-    monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path, ended: int
+    monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path, ended: int, most: int, looks: list[int], share: int
 ) -> None:
     """It made all units at once, and noted no more of a look than its number of seeds."""
     value = with_gain(0.02, luck=0.05)
@@ -127,10 +130,11 @@ def test_a_confirmation_of_the_version_before_goes_on(
             storage.storage.set_study_user_attr(about._study_id, "looks", [5])
 
     ledger.transaction(earlier)
-    found, ran = confirmed(monkeypatch, home, document, value)
-    assert len(ran) == 2 * (5 - ended)
-    assert [len(arm["units"]) for arm in found["arms"]] == [5, 5]
-    assert (found["looks"], found["share"]) == ({0: [2, 3, 5], 3: [3, 5], 5: [5]}[ended], 0)
+    now = study(tmp_path, confirm={"candidates": 1, "seeds": most})
+    found, ran = confirmed(monkeypatch, home, now, value)
+    assert len(ran) == 2 * (most - ended)
+    assert [len(arm["units"]) for arm in found["arms"]] == [most, most]
+    assert (found["looks"], found["share"]) == (looks, share)
 
 
 def test_every_share_of_the_error_is_spent_once() -> None:
@@ -174,6 +178,21 @@ def test_a_budget_sets_aside_what_the_confirmation_may_cost_at_most(
     confirmed(monkeypatch, home, document, with_gain(0.02, luck=0.05))
     trials = json.loads((home.study("quick") / "study.json").read_text())["trials"]
     assert len(trials) == 12, "2,000 less eight runs of 100"
+
+
+def test_the_mean_of_finished_trials_is_set_aside_where_the_baseline_failed(
+    monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path
+) -> None:
+    document = study(tmp_path, trials=40, budget={"tokens": 2000}, confirm={"candidates": 1, "seeds": 4})
+
+    def outcome(trial: Trial, _: int) -> Result:
+        if trial.baseline:
+            return Result(("run",), reason="diverged", at_fault=True)
+        return Result(("run",), (Score(0.5, None, None),), tokens=100)
+
+    search(monkeypatch, document, home, outcome)
+    trials = json.loads((home.study("quick") / "study.json").read_text())["trials"]
+    assert len(trials) == 13, "the baseline's failure, and 2,000 less eight runs of 100"
 
 
 def test_at_most_half_of_a_budget_is_set_aside(monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rpg.certificate import certificate
+from rpg.certificate.cases import Cases
 from rpg.certificate.catalogue import catalogue, objective
 from rpg.certificate.certificate import Certificate, certify
 from rpg.certificate.enumeration import enumerate_world, response_probabilities
@@ -51,6 +52,31 @@ def test_the_expected_gradient_agrees_with_automatic_differentiation_through_the
     expected = cases.probability[:, None] * torch.where(cases.response_mask, slopes * logprobs, 0)
     (gradient,) = torch.autograd.grad(-expected.sum(), table)
     assert torch.allclose(gradient, cases.expected(slopes), atol=1e-12)
+
+
+@pytest.mark.parametrize("several_turns", [False, True])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_the_variance_agrees_with_the_gradient_of_every_single_response(level: str, several_turns: bool) -> None:
+    cases = certificate._cases(several_turns=several_turns)
+    slopes = certificate._slopes(objective({"type": "rpg", "level": level, "clip": {"type": "none"}}), cases)
+    variances = [_variance_over_responses(cases, slopes, case) for case in range(len(cases.situation))]
+    assert torch.allclose(cases.variance(slopes), torch.stack(variances), rtol=1e-10, atol=0)
+
+
+def _variance_over_responses(cases: Cases, slopes: torch.Tensor, case: int) -> torch.Tensor:
+    """Variance of the gradient in one case, from automatic differentiation of each response by itself."""
+    here, before = cases.case_of_response == case, int((cases.case_of_prefix < case).sum())
+    mask, weights, tokens, chances = (
+        values[here] for values in (cases.response_mask, slopes, cases.tokens, cases.probability)
+    )
+    rows = torch.where(mask, cases.prefixes[here] - before, 0)
+
+    def losses(table: torch.Tensor) -> torch.Tensor:
+        return torch.where(mask, weights * torch.log_softmax(table, -1)[rows, tokens], 0).sum(-1)
+
+    table = torch.log(cases.policy[cases.case_of_prefix == case].clamp(min=1e-300))
+    gradients = torch.autograd.functional.jacobian(losses, table, vectorize=True).flatten(1)
+    return (chances @ (gradients - chances @ gradients) ** 2).sum()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.cli.preflight import asked_of_machines
 from pipelines.home.home import Home
 from pipelines.launchers.ray.cluster import bundles, in_words, lacking, launches, total
 from pipelines.launchers.ray.examination import examine_cluster
@@ -86,3 +87,25 @@ def test_a_machine_without_ray_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     (finding,) = examine_cluster(Home(tmp_path), experiment({}))
     assert finding.status == "broken"
     assert finding.message == "Ray is not installed here: pip install 'rpg-experiments[ray]'"
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("ray://head:10001", "RAY_ADDRESS=ray://head:10001 is of Ray's client, by which no run can be started"),
+        ("127.0.0.1:1", "no Ray cluster lets this command in at 127.0.0.1:1: [Errno 111] Connection refused"),
+    ],
+)
+def test_what_the_environment_names_is_held_to_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str, why: str
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    (finding,) = examine_cluster(Home(tmp_path), experiment({}))
+    assert finding.message.startswith(why)
+
+
+def test_a_cluster_is_asked_once_for_cells_that_want_the_same_places() -> None:
+    warm, cold = (experiment({}, **SPEC["rollout"] | {"temperature": heat}) for heat in (1.0, 0.5))
+    apart = experiment({"nodes": 2}, **SPEC["rollout"])
+    assert asked_of_machines(warm) == asked_of_machines(cold) != asked_of_machines(apart)

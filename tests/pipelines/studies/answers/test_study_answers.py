@@ -66,6 +66,25 @@ def test_the_baseline_is_best_where_no_candidate_comes_out_above_it() -> None:
     assert best.params == params_of(0)
 
 
+def test_an_arm_that_stopped_before_the_others_is_not_best_by_the_luck_of_its_few_seeds() -> None:
+    arms = (
+        arm(0, [0.50, 0.49, 0.42, 0.41, 0.40]),
+        arm(3, [0.455, 0.465], [100, 101]),
+        arm(7, [0.50, 0.51, 0.43, 0.42, 0.42]),
+    )
+    best = best_of(of(SEARCH, confirmation=confirmation(*arms)))
+    assert best is not None
+    assert (best.trial, best.value) == (7, pytest.approx(0.456))
+
+
+def test_the_best_is_one_that_fresh_seeds_tell_from_the_baseline() -> None:
+    arms = arm(0, [0.5] * 5), arm(2, [0.6] * 5), arm(3, [0.2, 1.0, 0.9, 0.8, 0.7])
+    record = of(SEARCH, confirmation=confirmation(*arms))
+    best = best_of(record, [record.measured[1]])
+    assert best is not None
+    assert best.trial == 2
+
+
 def test_a_confirmation_under_way_confirms_nothing() -> None:
     arms = arm(0, [0.6] * 5), arm(2, [0.9, 0.9, 0.9, None, None])
     best = best_of(of(SEARCH, confirmation=confirmation(*arms), status="confirming"))

@@ -37,7 +37,7 @@ from pipelines.report.compare import compare
 from pipelines.report.dots import Dot, Scale, dot_chart, smoothed, surface_chart
 from pipelines.studies.answers.answer import answer, standing
 from pipelines.studies.answers.importances import importances, num_best
-from pipelines.studies.answers.pictures import leaders
+from pipelines.studies.answers.pictures import leaders, surface
 from pipelines.studies.answers.report import MOST_TRIALS, shown_trials, write_study_report
 from pipelines.studies.answers.results import StudyRecord, best_of
 from specs import SpecError
@@ -413,6 +413,17 @@ def test_the_best_so_far_is_what_the_model_expects_and_not_what_luck_measured(ho
     assert "The green line joins the trials that were the best so far." in text
     surface = text[text.index(f"{HIGH} over {LOW}") :]
     assert surface[: surface.index("</svg>")].count('<polyline class="line c2"') == 1
+
+
+def test_the_surface_is_the_models_without_a_trial_that_lies_outside_the_ranges() -> None:
+    expected = {1: 0.55, 2: 0.56, 3: 0.6}
+    trials = [
+        trial(number, 0.5 + 0.05 * number, posterior_mean=expected.get(number), posterior_deviation=0.02)
+        for number in range(5)
+    ]
+    within = StudyRecord.of(study(trials[:-1]))
+    everything = StudyRecord.of(study(trials))
+    assert surface(everything, everything.trials, []) == surface(within, within.trials, [])
 
 
 def test_a_chart_of_dots_is_empty_without_any_and_draws_intervals_where_they_are_known() -> None:
