@@ -470,3 +470,48 @@ def test_a_file_without_the_function_or_of_what_is_not_installed_is_named(tmp_pa
     issue = Function(type="function", file=str(missing)).lacks()
     assert issue
     assert (issue.path, "No module named 'no_such_package'" in issue.given) == (("file",), True)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "said"),
+    [
+        ("raise SystemExit(3)\n", "file", "ImportError: it ends the process as it is loaded: SystemExit: 3"),
+        ("async def solve(problem, base_url, api_key): ...\n", "function", "solve"),
+    ],
+)
+def test_a_file_that_ends_the_process_or_an_async_function_is_named(
+    text: str, path: str, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "agent.py"
+    file.write_text(text)
+    issue = Function(type="function", file=str(file)).lacks()
+    assert issue
+    assert (issue.path, issue.given) == ((path,), said)
+
+
+def test_a_file_may_have_dataclasses_whose_annotations_are_texts(tmp_path: Path) -> None:
+    file = tmp_path / "agent.py"
+    file.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n\n"
+        "@dataclass\nclass Step:\n    number: int\n\ndef solve(problem, base_url, api_key): ...\n"
+    )
+    assert Function(type="function", file=str(file)).lacks() is None
+
+
+@pytest.mark.skipif(sandbox.missing() is not None, reason="this machine can seal nothing")
+def test_a_program_or_a_path_that_the_sandbox_does_not_show_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "agent"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    command = Command(type="command", command=(str(program),))
+    issue = command.lacks()
+    assert issue
+    assert (issue.path, issue.given, "readable" in issue.hint) == (("command", 0), str(program), True)
+    assert command.model_copy(update={"sealed": False}).lacks() is None
+    shown = command.model_copy(update={"readable": (str(program.parent),)})
+    assert shown.lacks() is None
+    program.chmod(0o600)
+    of_python = Command(type="command", command=("python", "{file}"), file=str(program))
+    issue = of_python.lacks()
+    assert (issue.path if issue else None) == (("file",) if os.geteuid() == 0 else None)
