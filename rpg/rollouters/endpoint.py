@@ -6,6 +6,7 @@ those of others. What is asked waits in the response's `Line` until somebody ans
 
 import asyncio
 import json
+import os
 import secrets
 import socket
 import tempfile
@@ -31,6 +32,8 @@ MODEL = "policy"
 _DAY = 24 * 3600
 """Seconds that a connection may lie idle: clients close theirs, for one that the server closes may have a request under
 way."""
+_LONGEST_DIRECTORY = 80
+"""Bytes of a directory's name that leave room for the name of a unix socket, which has 107 in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +122,40 @@ class Endpoint:
     """The server, in a thread of its own."""
 
     def __init__(self) -> None:
-        import uvicorn
-
         self._lines: dict[str, Line] = {}
-        listening = [socket.create_server(("127.0.0.1", 0), backlog=1024), socket.socket(socket.AF_UNIX)]
-        self.port = int(listening[0].getsockname()[1])
+        listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.port = int(listening.getsockname()[1])
         self.base_url = f"http://127.0.0.1:{self.port}/v1"
         """Address of its interface, as clients want it."""
-        self._directory = tempfile.TemporaryDirectory(prefix="rpg-")
-        self.socket = Path(self._directory.name, "endpoint")
-        """Unix socket of the same interface, for clients that have no loopback of this machine."""
-        listening[1].bind(str(self.socket))
-        self.socket.chmod(0o666)  # sealed processes are another user's; the keys are what keeps others out
-        listening[1].listen(1024)
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._makes_socket = threading.Lock()
+        self._serve(listening)
+
+    def unix_socket(self) -> Path:
+        """Unix socket of the same interface, for clients that have no loopback of this machine. It begins with the
+        first that asks for it."""
+        with self._makes_socket:
+            if self._directory:
+                return Path(self._directory.name, "endpoint")
+            where = "/tmp" if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_DIRECTORY else None
+            directory = tempfile.TemporaryDirectory(prefix="rpg-", dir=where)
+            path, listening = Path(directory.name, "endpoint"), socket.socket(socket.AF_UNIX)
+            listening.bind(str(path))
+            path.chmod(0o666)  # sealed processes are another user's; the keys are what keeps others out
+            listening.listen(1024)
+            self._serve(listening)
+            self._directory = directory
+            return path
+
+    def _serve(self, listening: socket.socket) -> None:
+        import uvicorn
+
         settings = uvicorn.Config(
             self._app(), log_config=None, access_log=False, lifespan="off", ws="none", timeout_keep_alive=_DAY
         )
         server = uvicorn.Server(settings)
         threading.Thread(
-            target=server.run, kwargs={"sockets": listening}, name="endpoint of agents", daemon=True
+            target=server.run, kwargs={"sockets": [listening]}, name="endpoint of agents", daemon=True
         ).start()
 
     def open(self) -> Line:

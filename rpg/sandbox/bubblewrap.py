@@ -102,15 +102,32 @@ def _command(way: NamespaceSetup, readable: Iterable[Path] = (), rights: Iterabl
         if os.path.islink(name):
             command += ["--symlink", os.readlink(name), name]
     seen = [Path("/usr"), *(Path(name) for name in _LIBRARIES if not os.path.islink(name))]
-    paths = _outermost([*seen, *map(Path, _LOADER), *_runtime(), *readable])
-    # Each by itself: directories that a mount implies are closed to who is not root.
-    for directory in sorted({Path("/dev"), *(parent for path in paths for parent in path.parents[:-1])}):
-        command += ["--dir", str(directory)]
-    for path in paths:
-        command += ["--ro-bind", str(path), str(path)]
+    named = [*seen, *map(Path, _LOADER), *_runtime(), *readable]
+    paths = _outermost(named)
+    command += ["--dir", "/dev", *_bound(paths)]
+    for home in _homes(paths):
+        inside = _outermost(path for path in named if path.is_relative_to(home))
+        command += ["--tmpfs", str(home), *_bound(inside, home), "--remount-ro", str(home)]
     # Nothing else of /dev: subprocesses and some libraries open it.
     command += ["--dev-bind", "/dev/null", "/dev/null", "--remount-ro", "/"]
     return [*command, "--chdir", "/tmp", "--"]
+
+
+def _bound(paths: Iterable[Path], root: Path = Path("/")) -> Iterator[str]:
+    """The options that show paths below the root."""
+    paths = [*paths]
+    # Each by itself: directories that a mount implies are closed to who is not root.
+    for directory in sorted({parent for path in paths for parent in path.parents if root in parent.parents}):
+        yield from ("--dir", str(directory))
+    for path in paths:
+        yield from ("--ro-bind", str(path), str(path))
+
+
+def _homes(paths: Iterable[Path]) -> list[Path]:
+    """Where RPG_HOME would be seen within the paths: nobody is to read the record by it."""
+    home = Path(os.environ.get("RPG_HOME") or "/").resolve()
+    shown = [path / home.relative_to(path.resolve()) for path in paths if path.resolve() in home.parents]
+    return [path for path in shown if path.is_dir()]
 
 
 @lru_cache(maxsize=1)

@@ -75,28 +75,41 @@ def _become(settings: dict[str, Any], command: list[str]) -> None:
 
 
 def _open_door(path: str, port: int) -> None:
-    """Begins a process that passes on what arrives at a port of loopback to a unix socket, and what comes back."""
+    """Begins a process that passes on what arrives at a port of loopback to a unix socket, and what comes back. It is
+    no child of the command, which may wait for all of its own."""
     listening = socket.create_server(("127.0.0.1", port), backlog=256)
-    if os.fork():
+    if between := os.fork():
         listening.close()
+        os.waitpid(between, 0)
         return
+    if os.fork():
+        os._exit(0)
     for standard in (0, 1, 2):  # who reads the command's output sees its end
         os.close(standard)
     while True:
         inside, _ = listening.accept()
-        outside = socket.socket(socket.AF_UNIX)
+        threading.Thread(target=_pass_through, args=(inside, path), daemon=True).start()
+
+
+def _pass_through(inside: socket.socket, path: str) -> None:
+    with inside, socket.socket(socket.AF_UNIX) as outside, suppress(OSError):
         outside.connect(path)
-        for ends in ((inside, outside), (outside, inside)):
-            threading.Thread(target=_pass_on, args=ends, daemon=True).start()
+        asking = threading.Thread(target=_pass_on, args=(inside, outside), daemon=True)
+        asking.start()
+        _pass_on(outside, inside)
+        asking.join()
 
 
 def _pass_on(source: socket.socket, target: socket.socket) -> None:
-    with suppress(OSError):
+    """Passes on until the source ends; the other direction may go on."""
+    try:
         while content := source.recv(1 << 16):
             target.sendall(content)
-    for end in (source, target):
-        with suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
 
 def limit(limits: Mapping[str, int]) -> None:

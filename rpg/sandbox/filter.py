@@ -1,4 +1,6 @@
-"""The filter of system calls that every sealed process has: what no scorer and no program needs, and attacks do.
+"""The filter of system calls that all sealed code of others has: what no scorer and no program needs, and attacks do.
+
+Sockets are local ones; where a command has a door, those of its own loopback too. The door itself has no filter.
 
 A list of what is refused, for a library may begin to use a new call on any day. The kernel's other walls stand without
 it: namespaces, no capability, no new privilege.

@@ -23,7 +23,13 @@ _LIMITS = Limits(memory_bytes=1 << 40, processes=0, file_bytes=1 << 40, open_fil
 """A program that is not sealed may do what its user may."""
 _PROCESSES = 4096
 """Processes and threads of sealed programs; as root all on a machine together, for they are one user's."""
-_SEALED_FILE_BYTES = 1 << 30
+_SEALED_FILE_BYTES = 64 << 20
+_TRIES = """
+import os, sys
+ways = [os.X_OK] + [os.R_OK] * len(sys.argv)
+print(next((n for n, path in enumerate(sys.argv[1:]) if not os.access(path, ways[n])), ""), end="")
+"""
+"""Writes which of the paths a sealed process may not run (the first) or read."""
 _MOST_WRITTEN = 16 << 20
 """Bytes that a program may write on standard output."""
 _MOST_OF_AN_ERROR = 500
@@ -55,7 +61,20 @@ class Command(AgentProgram):
     def _program(self) -> str | None:
         """Path of the program; None: there is none."""
         first = self.command[0]
-        return sys.executable if first == "python" else shutil.which(first.replace("{file}", self.file))
+        if first == "python":
+            return sys.executable
+        found = shutil.which(first.replace("{file}", self._whole_file))
+        return found and os.path.abspath(found)
+
+    @property
+    def _whole_file(self) -> str:
+        """Real path of `file`; empty where there is none."""
+        return str(Path(self.file).resolve()) if self.file else ""
+
+    @property
+    def _shown(self) -> list[Path]:
+        """What a sealed program is shown."""
+        return [Path(path) for path in (*self.readable, self._whole_file) if path]
 
     def lacks(self) -> Issue | None:
         """See ProgramSection."""
@@ -65,18 +84,38 @@ class Command(AgentProgram):
         for number, path in enumerate(self.readable):
             if not Path(path).is_absolute() or not Path(path).exists():
                 return Issue("no such path", ("readable", number), path, "a whole path that is on this machine")
-        if self._program:
+        if not self._program:
+            hint = "write its whole path, or put it on the PATH of this machine"
+            return Issue("no such program", ("command", 0), given=self.command[0], hint=hint)
+        return self._unseen() if self.sealed else None
+
+    def _unseen(self) -> Issue | None:
+        """What the sandbox does not show of what the command needs, tried in it."""
+        named: list[tuple[tuple[str | int, ...], str]] = [(("command", 0), self._program or "")]
+        named += [(("file",), self._whole_file)] if self.file else []
+        named += [(("readable", number), path) for number, path in enumerate(self.readable)]
+        tried = start(
+            [sys.executable, "-I", "-S", "-c", _TRIES, *(path for _, path in named)],
+            sealed=True,
+            readable=self._shown,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        refused = tried.stdout.read().decode()
+        tried.end()
+        if not refused.isdecimal():
             return None
-        hint = "write its whole path, or put it on the PATH of this machine"
-        return Issue("no such program", ("command", 0), given=self.command[0], hint=hint)
+        place, path = named[int(refused)]
+        hint = "list in readable the directory that holds it, and what it links to"
+        if os.geteuid() == 0:
+            hint += "; a run of root's has its programs be another user: let others read it (chmod o+rX)"
+        return Issue("a sealed program cannot read it", place, path, hint=hint)
 
     def begin(self, problem: Problem, base_url: str, api_key: str) -> Running:
         """See AgentProgram."""
         question = problem.question_text
-        words = [
-            word.replace("{file}", str(Path(self.file).resolve())).replace("{question}", question)
-            for word in self.command
-        ]
+        words = [word.replace("{file}", self._whole_file).replace("{question}", question) for word in self.command]
         words[0] = self._program or words[0]
         asked = {"question": question, "messages": problem.conversation(), "metadata": problem.metadata}
         settings = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
@@ -97,9 +136,9 @@ class Command(AgentProgram):
                 file_bytes=_SEALED_FILE_BYTES,
                 open_files=4096,
             ),
-            readable=[*map(Path, self.readable), *([Path(self.file).resolve()] if self.file else [])],
+            readable=self._shown,
             settings={"HOME": "/tmp", **named, **settings},
-            door=(at.socket, at.port),
+            door=(at.unix_socket(), at.port),
             **pipes,
         )
 
@@ -126,7 +165,8 @@ class _Process:
                 self._confined.end()
                 raise RuntimeError(f"it wrote more than {_MOST_WRITTEN >> 20} MiB")
             ending = self._confined.ending(60.0)
-            self._complaints.seek(0)
+            length = self._complaints.seek(0, os.SEEK_END)
+            self._complaints.seek(max(0, length - 4 * _MOST_OF_AN_ERROR))  # a character has 4 bytes at most
             complaints = self._complaints.read().decode(errors="replace").strip()
         if ending != "exit 0":
             raise RuntimeError(f"{ending}: {complaints[-_MOST_OF_AN_ERROR:]}" if complaints else ending)

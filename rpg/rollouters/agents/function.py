@@ -1,6 +1,8 @@
 """A program that is a function in a Python file of one's own."""
 
 import importlib.util
+import inspect
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -35,6 +37,9 @@ class Function(AgentProgram):
             given = f"{type(error).__name__}: {error}"[:500]
             hint = "install what it imports into the environment of the run"
             return Issue("the file cannot be loaded", ("file",), given, hint=hint)
+        if inspect.iscoroutinefunction(functions.get(self.function)):
+            hint = "write it with def; asyncio.run in it runs what is async"
+            return Issue("the function is async, and nobody awaits it", ("function",), self.function, hint=hint)
         if self.function in functions:
             return None
         allowed = ", ".join(functions) or "the file has no function"
@@ -52,9 +57,16 @@ class Function(AgentProgram):
 @cache
 def _functions_of(file: str) -> dict[str, Callable[..., Any]]:
     """The functions of a file, by name."""
-    spec = importlib.util.spec_from_file_location(f"agent_{Path(file).stem}", file)
+    spec = importlib.util.spec_from_file_location(file, file)
     if spec is None or spec.loader is None:
         raise ImportError("its name does not end in .py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[file] = module  # dataclasses and pickle look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[file]
+        if isinstance(error, SystemExit):
+            raise ImportError(f"it ends the process as it is loaded: SystemExit: {error}") from error
+        raise
     return {name: value for name, value in vars(module).items() if callable(value) and not isinstance(value, type)}

@@ -1,8 +1,10 @@
 """An agent: a program written against the `openai` package asks the policy, whose words stand as they were sampled."""
 
 import json
+import os
 import re
 import socket
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,7 @@ from rpg.rollouters import Problem, SeededPrompt
 from rpg.rollouters.agent import FunctionProgram
 from rpg.rollouters.agents.command import Command
 from rpg.rollouters.agents.function import Function
+from rpg.rollouters.endpoint import _endpoint
 from rpg.rollouters.environments.agent import Agent
 from rpg.types import Rollout, Sampling
 from specs.errors import SpecError
@@ -284,16 +287,19 @@ def test_a_command_asks_unchanged_and_what_it_writes_is_its_answer(chat: Any, tm
 
 
 ATTACK = """
-import json, os, pathlib, socket, subprocess, sys
+import errno, json, os, pathlib, resource, socket, subprocess, sys
 from openai import OpenAI
 
-secret, port = sys.argv[1:]
+secret, port, process, home = sys.argv[1:]
 
 def tried(what):
     try:
         return str(what())[:200]
     except BaseException as error:
-        return type(error).__name__
+        return errno.errorcode.get(getattr(error, "errno", None), type(error).__name__)
+
+def names(path):
+    return [each.name for each in pathlib.Path(path).iterdir()]
 
 def reach(host, port):
     with socket.create_connection((host, port), timeout=5) as there:
@@ -303,15 +309,18 @@ asked = OpenAI().chat.completions.create(model="any", messages=[{"role": "user",
 told = {
     "answer": asked.choices[0].message.content,
     "another's file": tried(lambda: pathlib.Path(secret).read_text()),
-    "a file beside": tried(lambda: [*pathlib.Path(__file__).parent.iterdir()].remove(pathlib.Path(__file__))),
+    "a file beside": tried(lambda: sorted(names(pathlib.Path(__file__).parent))),
+    "home": tried(lambda: names(home)),
     "own file": tried(lambda: pathlib.Path(__file__).write_text("")),
     "the machine's loopback": tried(lambda: reach("127.0.0.1", int(port))),
     "outside": tried(lambda: reach("192.0.2.1", 80)),
     "a variable": os.environ.get("RPG_SECRET", "none"),
-    "a process": tried(lambda: os.kill(os.getppid() + 100000, 0)),
+    "a process": tried(lambda: os.kill(int(process), 0)),
     "processes": tried(lambda: os.listdir("/proc")),
     "scratch": tried(lambda: pathlib.Path("/tmp/note").write_text("mine")),
     "a program": tried(lambda: subprocess.run(["/bin/echo", "hi"], capture_output=True, text=True).stdout.strip()),
+    "children": tried(lambda: os.waitpid(-1, os.WNOHANG)),
+    "a file's length": resource.getrlimit(resource.RLIMIT_FSIZE)[0],
 }
 print(json.dumps(told))
 """
@@ -321,26 +330,38 @@ print(json.dumps(told))
 def test_a_command_reaches_the_endpoint_and_nothing_else_of_the_machine(
     chat: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    home, seen = tmp_path / "seen" / "home", tmp_path / "seen"
+    home.mkdir(parents=True)
+    (home / "record").write_text("s3cret")
+    monkeypatch.setenv("RPG_HOME", str(home))
+    beneath = tmp_path.joinpath(*["a" * 50] * 2)
+    beneath.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(beneath))  # too long a path for a unix socket
+    _endpoint.cache_clear()
     secret, file = tmp_path / "secret", tmp_path / "agent.py"
     secret.write_text("s3cret")
     file.write_text(ATTACK)
+    file.chmod(0o666)
     monkeypatch.setenv("RPG_SECRET", "s3cret")
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        command = ("python", "{file}", str(secret), str(listening.getsockname()[1]))
-        program = Command(type="command", command=command, file=str(file))
+        command = ("python", "{file}", str(secret), str(listening.getsockname()[1]), str(os.getpid()), str(home))
+        program = Command(type="command", command=command, file=str(file), readable=(str(seen),))
         rollout = work(Agent(type="agent", program=program, answer="returned"), chat, "42")
     assert json.loads(rollout.answer or "") == {
         "answer": "42",
-        "another's file": "FileNotFoundError",
-        "a file beside": "None",
-        "own file": "OSError",
-        "the machine's loopback": "ConnectionRefusedError",
-        "outside": "OSError",
+        "another's file": "ENOENT",
+        "a file beside": "['agent.py', 'seen']",
+        "home": "[]",
+        "own file": "EROFS",
+        "the machine's loopback": "ECONNREFUSED",
+        "outside": "ENETUNREACH",
         "a variable": "none",
-        "a process": "ProcessLookupError",
-        "processes": "FileNotFoundError",
+        "a process": "ESRCH",
+        "processes": "ENOENT",
         "scratch": "4",
         "a program": "hi",
+        "children": "ECHILD",
+        "a file's length": 64 << 20,
     }
     assert file.read_text() == ATTACK
     assert not Path("/tmp/note").exists()
@@ -449,3 +470,48 @@ def test_a_file_without_the_function_or_of_what_is_not_installed_is_named(tmp_pa
     issue = Function(type="function", file=str(missing)).lacks()
     assert issue
     assert (issue.path, "No module named 'no_such_package'" in issue.given) == (("file",), True)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "said"),
+    [
+        ("raise SystemExit(3)\n", "file", "ImportError: it ends the process as it is loaded: SystemExit: 3"),
+        ("async def solve(problem, base_url, api_key): ...\n", "function", "solve"),
+    ],
+)
+def test_a_file_that_ends_the_process_or_an_async_function_is_named(
+    text: str, path: str, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "agent.py"
+    file.write_text(text)
+    issue = Function(type="function", file=str(file)).lacks()
+    assert issue
+    assert (issue.path, issue.given) == ((path,), said)
+
+
+def test_a_file_may_have_dataclasses_whose_annotations_are_texts(tmp_path: Path) -> None:
+    file = tmp_path / "agent.py"
+    file.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n\n"
+        "@dataclass\nclass Step:\n    number: int\n\ndef solve(problem, base_url, api_key): ...\n"
+    )
+    assert Function(type="function", file=str(file)).lacks() is None
+
+
+@pytest.mark.skipif(sandbox.missing() is not None, reason="this machine can seal nothing")
+def test_a_program_or_a_path_that_the_sandbox_does_not_show_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "agent"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    command = Command(type="command", command=(str(program),))
+    issue = command.lacks()
+    assert issue
+    assert (issue.path, issue.given, "readable" in issue.hint) == (("command", 0), str(program), True)
+    assert command.model_copy(update={"sealed": False}).lacks() is None
+    shown = command.model_copy(update={"readable": (str(program.parent),)})
+    assert shown.lacks() is None
+    program.chmod(0o600)
+    of_python = Command(type="command", command=("python", "{file}"), file=str(program))
+    issue = of_python.lacks()
+    assert (issue.path if issue else None) == (("file",) if os.geteuid() == 0 else None)
