@@ -556,8 +556,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="memory/peak_gib",
         title="Peak memory",
-        meaning="Of the first rank's process since it began: on a GPU what torch allocated at most, less what a"
-        " sleeping engine had given back, on a CPU its largest resident set.",
+        meaning="Of the first rank's process since it began: on a GPU what torch allocated at most, less the whole"
+        " segments that a sleeping engine had given back, so at least that much; on a CPU its largest resident set.",
         unit="GiB",
         better="lower",
         repeatable=False,

@@ -248,6 +248,8 @@ def _gain_while_sampling(estimate: MemoryEstimate, experiment: Experiment) -> st
 
 def _buckets(trained: int, experiment: Experiment, size: int) -> int:
     training = experiment.training
+    if training.gradient_reduction == "float32":
+        size = 4
     if experiment.resources.device == "cpu":  # where memory that is not written to takes no room
         return min(trained, REDUCED_PARAMETERS) * size
     overlaps = training.ranks > 1 and training.deepspeed_stage == 2 and not training.lora

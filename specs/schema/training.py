@@ -153,8 +153,8 @@ class Training(Spec):
     more by itself is a pass of its own, all parts of one that an agent splits together. No effect on the gradient."""
     gradient_reduction: Literal["auto", "float32"] = addition("auto")
     """Type in which ranks add up their gradients. auto: that of the passes, see `precision`. float32: float32, also
-    where passes are in bfloat16: twice the bytes between ranks, and no rounding of the sum; hardly slower within a
-    node. One rank adds up nothing."""
+    where passes are in bfloat16: twice the bytes between ranks and of a bucket, and no rounding of the sum. What it
+    costs on GPUs is not measured."""
     packing: bool = execution(True)
     """Lay the responses of a pass end to end instead of padding them, and compute a prompt once for those of its group
     that are in the pass, where the model's attention keeps them apart. No effect on the gradient."""

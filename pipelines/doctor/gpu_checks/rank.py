@@ -161,8 +161,10 @@ def ended(process: "subprocess.Popen[bytes]", log: Path, *, stands_still: float,
             return process.wait(poll)
         now = time.monotonic()
         work = log.stat().st_size, _cpu_seconds(process.pid)
-        if work[0] > before[0] or work[1] > before[1] + _COMPUTES * poll:
-            before, last = work, now
+        # Where a child has ended, its time is gone from the sum.
+        if work[0] > before[0] or work[1] > before[1] + _COMPUTES * poll or work[1] < before[1]:
+            last = now
+        before = work
         if now - start >= most:
             raise subprocess.TimeoutExpired("it took longer than", most)
         if most > stands_still and now - last >= stands_still:

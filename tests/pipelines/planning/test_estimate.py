@@ -271,6 +271,7 @@ def test_on_a_cpu_a_bucket_takes_the_room_that_is_written_to(tmp_path: Path) -> 
     [
         (("zero_stage=2",), 2),
         (("zero_stage=0", "precision=bfloat16"), 2),
+        (("zero_stage=2", "precision=bfloat16", "gradient_reduction=float32"), 2),
         (("zero_stage=2", "ranks=1"), 1),
         (("zero_stage=1",), 1),
         (("zero_stage=3",), 1),
@@ -287,7 +288,7 @@ def test_a_second_bucket_is_there_where_gpus_add_gradients_up_during_the_backwar
     spec = experiment(tmp_path, "qwen3", *(f"training.{change}" for change in changes))
     shape = model_shape(spec)
     assert shape is not None
-    size = 2 if spec.training.precision == "bfloat16" else 4
+    size = 2 if (spec.training.precision, spec.training.gradient_reduction) == ("bfloat16", "auto") else 4
     assert memory_estimate(spec, shape).buckets == buckets * size * REDUCED_PARAMETERS
     on_gpu, on_cpu = (
         DeepSpeedZeroConfig(**deepspeed_config(spec.training, lends_weights=False, on_gpu=on_gpu)["zero_optimization"])

@@ -3,6 +3,7 @@
 On CPUs they are the same work with gloo in place of NCCL; the tests marked `gpu` are the checks themselves.
 """
 
+import itertools
 import json
 import subprocess
 import sys
@@ -120,6 +121,15 @@ def _ended(tmp_path: Path, program: str, *, stands_still: float, most: float) ->
 )
 def test_an_engines_start_that_goes_on_is_not_ended_by_the_clock(tmp_path: Path, program: str) -> None:
     assert _ended(tmp_path, program, stands_still=3, most=300) == 0
+
+
+def test_computing_goes_on_where_the_children_that_computed_more_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counter of a process tree falls when a compiler's workers end."""
+    counted = itertools.chain((50.0, 100.0, 102.0), itertools.count(3.0, 1.5))
+    monkeypatch.setattr(rank, "_cpu_seconds", lambda _pid: next(counted))
+    assert _ended(tmp_path, "time.sleep(4)", stands_still=1, most=300) == 0
 
 
 @pytest.mark.parametrize(
