@@ -44,12 +44,14 @@ def record_run(
     on_the_way: Mapping[int, float] | None = None,
     clusters: int = 0,
     graded: tuple[float | None] | None = None,
+    luck: str = "",
 ) -> str:
     """One finished run whose accuracy moves from `before` to `after`, about; `on_the_way`: at steps between.
 
     Args:
         clusters: that the problems belong to; 0: none.
         graded: by a reward of about 10 where a response is right, and about 0 elsewhere, with its worst value.
+        luck: by which its noise is drawn beside the seed; empty: by its id, which changes with the code.
     """
     directory, cell = home.run(run_id), dict(values or {})
     spec = json.loads(json.dumps(SPEC)) | {"seeds": [seed], "name": experiment}
@@ -65,7 +67,7 @@ def record_run(
     write(directory / "spec.json", spec)
     write(directory / "state.json", _state(status))
     write(directory / "attempts/0001.json", {"attempt": 1, "resumed_from_step": 0, "started_at": START.isoformat()})
-    rng = np.random.default_rng([seed, *map(ord, run_id)])
+    rng = np.random.default_rng([seed, *map(ord, luck or run_id)])
     _training(directory, run_id, steps, before, after, rng)
     _evaluation(directory, run_id, problems, {0: before, **(on_the_way or {}), steps: after}, rng, clusters, graded)
     return run_id

@@ -97,11 +97,13 @@ def write_study(directory: Path, *changes: tuple[str, str]) -> Path:
 class Evaluator:
     """Records each run of a trial as trained and evaluated, its accuracy highest where the clip is widest."""
 
-    def __init__(self, home: Home, seconds: float = 0.0, *, steps: int = 2) -> None:
+    def __init__(self, home: Home, seconds: float = 0.0, *, steps: int = 2, luck: str = "") -> None:
         self.home = home
         self.seconds = seconds
         self.steps = steps
         """What the runs' training has."""
+        self.luck = luck
+        """By which the runs' noise is drawn beside clip and seed; empty: by their ids, which change with the code."""
         self.calls: list[dict[str, Any]] = []
         self.trained: list[str] = []
         """Runs that were not there before."""
@@ -125,9 +127,10 @@ class Evaluator:
             if before < step:
                 shutil.rmtree(note.parent, ignore_errors=True)
                 after = self.accuracy(run.experiment, step)
-                record_run(
-                    self.home, run.run_id, seed=run.seed, after=after, steps=step, problems=20, experiment="clips"
-                )
+                high = run.experiment.objective.clip.high  # type: ignore[union-attr]
+                luck = self.luck and f"{self.luck} {high:.6f}"
+                settings: Any = {"seed": run.seed, "steps": step, "problems": 20, "experiment": "clips"}
+                record_run(self.home, run.run_id, after=after, luck=luck, **settings)
                 note.write_text(str(step))
                 self.steps_trained += step - before
                 if before == 0:
