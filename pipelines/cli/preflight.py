@@ -96,7 +96,9 @@ def unscorable(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
     from rpg.rewards import refusals
 
     here = [run for run in runs if launcher_of(run.experiment).ranks_run_here]
-    refused = ((issue, run.values) for run in here for issue in refusals(run.experiment))
+    # Most cells of a matrix score alike, and a look may begin a sealed process.
+    distinct = {repr(([*run.experiment.rewards()], run.experiment.rollout.rollouter)): run for run in here}.values()
+    refused = ((issue, run.values) for run in distinct for issue in refusals(run.experiment))
     return in_file_order(document.locate(issue, values) for issue, values in refused)
 
 

@@ -315,10 +315,8 @@ def _kernels(experiment: Experiment) -> str:
     """What computes norms, rotations and gates on a GPU."""
     from pipelines.planning.roofline import fuses
 
-    said = f"(training.kernels: {experiment.training.kernels})"
-    if fuses(experiment):
-        return f"Liger-Kernel's for norms, rotations and gates {said}"
-    return f"PyTorch's for norms, rotations and gates {said}"
+    whose = "Liger-Kernel" if fuses(experiment) else "PyTorch"
+    return f"{whose}'s for norms, rotations and gates (training.kernels: {experiment.training.kernels})"
 
 
 def _turns(experiment: Experiment) -> list[str]:

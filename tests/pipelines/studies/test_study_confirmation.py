@@ -11,7 +11,7 @@ from tiny_trials import search, study_document
 
 from pipelines.home.home import Home
 from pipelines.studies import confirmation
-from pipelines.studies.answers.answer import answer
+from pipelines.studies.answers.answer import Answer, answer
 from pipelines.studies.answers.results import StudyRecord
 from pipelines.studies.confirmation import Look, may_win, progress, rounds, share_of
 from pipelines.studies.execution import Result
@@ -42,6 +42,11 @@ def confirmed(
     return record["confirmation"], ran
 
 
+def answered(home: Home) -> Answer:
+    """The answer of the study that was run."""
+    return answer(home, StudyRecord.of(json.loads((home.study("quick") / "study.json").read_text())))
+
+
 def with_gain(gain: float, luck: float = 0.01) -> Value:
     """Candidates that are so much better on fresh seeds, where the search has flattered them."""
 
@@ -65,7 +70,7 @@ def test_a_candidate_that_cannot_win_any_more_has_no_further_seed(
     found, ran = confirmed(monkeypatch, home, study(tmp_path), with_gain(-0.2))
     assert len(ran) == 4
     assert [arm["stopped_after"] for arm in found["arms"]] == [0, 2]
-    said = answer(home, StudyRecord.of(json.loads((home.study("quick") / "study.json").read_text())))
+    said = answered(home)
     assert "stopped after 2: it could not be told from the baseline any more." in said.note
     assert "It ended after 2 of at most 5 seeds." in said.note
 
@@ -76,7 +81,7 @@ def test_a_candidate_that_has_won_ends_the_confirmation_at_the_level_of_that_loo
     found, ran = confirmed(monkeypatch, home, study(tmp_path), with_gain(0.2, luck=0.02))
     assert len(ran) == 6
     assert (found["looks"], found["share"]) == ([2, 3], 1)
-    said = answer(home, StudyRecord.of(json.loads((home.study("quick") / "study.json").read_text())))
+    said = answered(home)
     assert "is best" in said.sentence
     assert "differences have 98.5 % intervals at this look" in said.note
 
