@@ -97,13 +97,13 @@ def write_study(directory: Path, *changes: tuple[str, str]) -> Path:
 class Evaluator:
     """Records each run of a trial as trained and evaluated, its accuracy highest where the clip is widest."""
 
-    def __init__(self, home: Home, seconds: float = 0.0, *, steps: int = 2, luck: str = "") -> None:
+    def __init__(self, home: Home, seconds: float = 0.0, *, steps: int = 2, luck: str = "b") -> None:
         self.home = home
         self.seconds = seconds
         self.steps = steps
         """What the runs' training has."""
         self.luck = luck
-        """By which the runs' noise is drawn beside clip and seed; empty: by their ids, which change with the code."""
+        """By which the runs' noise is drawn beside clip and seed: not by their ids, which change with the code."""
         self.calls: list[dict[str, Any]] = []
         self.trained: list[str] = []
         """Runs that were not there before."""
@@ -128,7 +128,7 @@ class Evaluator:
                 shutil.rmtree(note.parent, ignore_errors=True)
                 after = self.accuracy(run.experiment, step)
                 high = run.experiment.objective.clip.high  # type: ignore[union-attr]
-                luck = self.luck and f"{self.luck} {high:.6f}"
+                luck = f"{self.luck} {high:.6f}"
                 settings: Any = {"seed": run.seed, "steps": step, "problems": 20, "experiment": "clips"}
                 record_run(self.home, run.run_id, after=after, luck=luck, **settings)
                 note.write_text(str(step))

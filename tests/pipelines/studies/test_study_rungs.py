@@ -88,7 +88,7 @@ def test_other_rules_stop_a_trial_at_its_rung(home: Home, tmp_path: Path, rule: 
 
 
 def test_the_best_are_confirmed_on_seeds_that_no_trial_had(home: Home, tmp_path: Path) -> None:
-    evaluator = Evaluator(home, luck="a")
+    evaluator = Evaluator(home)
     record = run(write_study(tmp_path / "specs", CONFIRMED), home, evaluator)
     confirmed = record["confirmation"]
     assert record["status"] == "finished"
@@ -101,7 +101,7 @@ def test_the_best_are_confirmed_on_seeds_that_no_trial_had(home: Home, tmp_path:
         assert all(0 < unit["value"] < 1 for unit in arm["units"])
     ranked = sorted(record["trials"][1:], key=lambda trial: -trial["value"])
     assert [arm["trial"] for arm in confirmed["arms"][1:]] == [trial["number"] for trial in ranked[:2]]
-    again = Evaluator(home, luck="a")
+    again = Evaluator(home)
     run(write_study(tmp_path / "specs", CONFIRMED), home, again)
     assert again.calls == []
 
@@ -159,9 +159,9 @@ def test_the_baseline_is_a_trial_where_its_values_are_outside_the_ranges_too(hom
 
 def test_fewer_fresh_seeds_or_another_set_make_another_confirmation(home: Home, tmp_path: Path) -> None:
     path = write_study(tmp_path / "specs", CONFIRMED)
-    first = run(path, home, Evaluator(home, luck="a"))
+    first = run(path, home, Evaluator(home))
     path.write_text(path.read_text().replace("seeds: 3", "seeds: 2"))
-    fewer = run(path, home, Evaluator(home, luck="a"))
+    fewer = run(path, home, Evaluator(home))
     seeds = [[unit["seed"] for unit in arm["units"]] for arm in fewer["confirmation"]["arms"]]
     assert seeds == [[2, 3]] * 3
     assert first["spent"]["seconds"] > fewer["spent"]["seconds"] > 0, "what confirms is spent too"
