@@ -25,6 +25,7 @@ from rpg.learner.schedule_free import ScheduleFreeAdamW
 from rpg.learner.sharded_loading import shard
 from rpg.pretrained import config_of
 from rpg.processes import ranks
+from specs.schema.schedule import largest
 from specs.schema.training import Training
 
 
@@ -237,7 +238,7 @@ def optimizer_maker(training: Training) -> Callable[[list[nn.Parameter]], Schedu
         case "schedule_free_adamw":
             return partial(
                 ScheduleFreeAdamW,
-                lr=settings.learning_rate,
+                lr=largest(settings.learning_rate),
                 betas=settings.betas,
                 eps=settings.epsilon,
                 weight_decay=settings.weight_decay,
@@ -274,7 +275,7 @@ def deepspeed_config(training: Training, *, lends_weights: bool, on_gpu: bool) -
         "optimizer": {
             "type": "AdamW",
             "params": {
-                "lr": optimizer.learning_rate,
+                "lr": largest(optimizer.learning_rate),  # each update has its own
                 "betas": list(optimizer.betas),
                 "eps": optimizer.epsilon,
                 "weight_decay": optimizer.weight_decay,
