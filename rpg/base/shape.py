@@ -16,7 +16,7 @@ from specs.machine.parent import die_with_parent
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def shape_of(model: "PreTrainedModel") -> ModelShape:
     parameters = sum(weight.numel() for weight in model.parameters())
     experts = {name: module for name, module in model.named_modules() if _holds_experts(name, module)}
     of_experts = sum(_size(module) for module in experts.values())
-    chosen = min(_first(text, *_CHOSEN_EXPERTS), *map(_number_of_experts, experts.values()), 10**9) if experts else 0
+    chosen = min(experts_per_token(text), *map(_number_of_experts, experts.values()), 10**9) if experts else 0
     active: float = parameters
     if chosen:
         active -= sum(_size(module) * (1 - chosen / _number_of_experts(module)) for module in experts.values())
@@ -139,6 +139,11 @@ def shape_of(model: "PreTrainedModel") -> ModelShape:
         is_gated=gated,
         norms_queries=not names.isdisjoint(_QUERY_NORMS),
     )
+
+
+def experts_per_token(text: "PretrainedConfig") -> int:
+    """Experts of a layer that a token is routed to, by a decoder's config; 0: it names none."""
+    return _first(text, *_CHOSEN_EXPERTS)
 
 
 _CHOSEN_EXPERTS = (
