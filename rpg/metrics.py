@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rpg.batches.batch import Microbatch, StepRollouts
-from rpg.learner.routing import Routing, balancing_loss
 from rpg.processes import ranks
 from rpg.processes.device_memory import peak_of_gpu
 from rpg.rewards import Score
+from rpg.routing import Routing, balancing_loss
 from rpg.types import Problem
 from specs.schema.experiment import Experiment
 from specs.schema.schedule import schedules_in
@@ -155,7 +155,10 @@ def routing_metrics(updates: Tensor) -> dict[str, float]:
     Args:
         updates: of each update and all ranks, counts and added up probabilities. [updates, 2, layers, experts]
     """
-    losses = [balancing_loss(*sums, tokens=float(sums[1].sum()) / sums.shape[1]) for sums in updates]
+    losses = [
+        balancing_loss(counts, probabilities, float(probabilities.sum()) / len(counts))
+        for counts, probabilities in updates
+    ]
     counts = updates[:, 0].sum(0)
     return {
         "aux_loss": float(torch.stack(losses).mean()),

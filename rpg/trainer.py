@@ -41,7 +41,6 @@ from rpg.batches.shares import hand_over
 from rpg.batches.step_loss import pass_loss, step_advantages, trained_rewards
 from rpg.components import TrainerComponents
 from rpg.guards import FiredGuard, GuardStoppedError, RollBackRequested
-from rpg.learner.routing import balancing_loss
 from rpg.metrics import PassCounts, UpdateMetrics, peak_memory_gib, rollout_metrics, scheduled_values, staleness_metrics
 from rpg.objectives import TokenBatch
 from rpg.processes import ranks
@@ -49,6 +48,7 @@ from rpg.processes.stopping import StopAfterStep
 from rpg.recording.progress import ProgressFile
 from rpg.rewards import failures, prove
 from rpg.rollouts.source import RolloutSource
+from rpg.routing import balancing_loss
 from rpg.run_recorder.recorder import RunRecorder
 from rpg.run_recorder.state import TrainingState
 from rpg.schedule import learning_rate

@@ -74,8 +74,8 @@ def check_training(experiment: Experiment) -> None:
     """
     from rpg.learner.adapters import check_targets
     from rpg.learner.policy import check_logits
-    from rpg.learner.routing import balancing_weight, check_balancing
     from rpg.learner.sequence_parallel import check_heads
+    from rpg.routing import balancing_weight, check_balancing
 
     config, training = config_of_model(experiment.model), experiment.training
     if config is None:

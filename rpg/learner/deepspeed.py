@@ -21,11 +21,11 @@ from rpg.learner.kernels import kernels_for
 from rpg.learner.offloading import UpdateState
 from rpg.learner.passes import Passes
 from rpg.learner.policy import Policy, attention_share, load_model
-from rpg.learner.routing import Routing, balancing_weight, check_balancing
 from rpg.learner.schedule_free import ScheduleFreeAdamW
 from rpg.learner.sharded_loading import shard
 from rpg.pretrained import config_of
 from rpg.processes import ranks
+from rpg.routing import Routing, balancing_weight, check_balancing
 from specs.schema.training import Training
 
 

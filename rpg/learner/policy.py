@@ -12,9 +12,9 @@ from rpg.learner.kernels import use_liger
 from rpg.learner.logprobs import token_logprobs
 from rpg.learner.packing import ATTENTION, Packing
 from rpg.learner.recomputation import recompute_activations
-from rpg.learner.routing import Routing, routed_experts, routing_of
 from rpg.learner.sharded_loading import read_on_first_rank
 from rpg.pretrained import config_of, model_of
+from rpg.routing import Routing, routed_experts, routing_of
 from specs.errors import Issue, SpecError
 from specs.schema.training import Training
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rpg.learner.policy import Policy
-from rpg.learner.routing import balancing_loss, balancing_weight, check_balancing
+from rpg.routing import balancing_loss, balancing_weight, check_balancing
 from specs.errors import SpecError
 from specs.schema.training import Training
 from tests.rpg.tiny_run import finish, group_of, make_inputs, make_run, rows, start, train

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rpg.base.shape import experts_per_token
+from rpg.pretrained import experts_per_token
 from specs.errors import Issue, SpecError
 from specs.schema.training import Training
 
