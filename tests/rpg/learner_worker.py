@@ -248,7 +248,7 @@ def by_hand(base: Path, spec: Experiment) -> dict[str, np.ndarray]:
     routed: dict[int, torch.Tensor] = {}
 
     def routers(index: int, outputs: Any) -> torch.Tensor:
-        """Of the tokens that predict the sampled ones. [layers, sampled tokens, experts]"""
+        """Router logits of the tokens that predict the sampled ones. [layers, sampled tokens, experts]"""
         place, before = slice(starts[index], starts[index + 1]), len(step.prompts[step.group_ids[index]])
         return torch.stack(outputs.router_logits)[:, before - 1 : -1][:, torch.from_numpy(step.sampled[place])]
 
