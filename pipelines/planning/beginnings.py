@@ -4,16 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.planning.fingerprint import Identity
-from specs.schema.schedule import ValueSchedule, largest
-
-SCHEDULABLE = (
-    "objective.kl_coef",
-    "objective.clip.low",
-    "objective.clip.high",
-    "reference.update.every_steps",
-    "training.optimizer.learning_rate",
-)
-"""Fields that take a schedule, and whose value at a step acts on that step and no earlier one."""
+from specs.schema.schedule import SCHEDULABLE, ValueSchedule, largest
 
 
 def shared_steps(one: Identity, other: Identity, steps: int) -> int:

@@ -65,7 +65,7 @@ def study_cost(document: StudyDocument) -> StudyCost:
         trials = min(trials, num_combinations(study.parameters) + bool(outside))
     seeds = trial_seeds(study, experiment.seeds)
     horizon = experiment.training.steps
-    to_end = [horizon] * trials
+    to_end = least_steps(study, trials, horizon) if study.sampler.type == "population" else [horizon] * trials
     arms = study.confirm.candidates + 1 if study.confirm else 0
     fresh = len(fresh_seeds(study, experiment.seeds))
     return StudyCost(
@@ -85,6 +85,9 @@ def least_steps(study: Study, trials: int, horizon: int) -> list[int]:
         horizon: the step at which a trial ends.
     """
     pruner, others = study.pruner, trials - 1
+    if study.sampler.type == "population":
+        # A newcomer goes on from a checkpoint, so that all members together train as many steps as those that began.
+        return [horizon] * (1 + study.sampler.members)
     if isinstance(pruner, NoPruner) or not others:
         return [horizon] * trials
     if isinstance(pruner, Halving):
