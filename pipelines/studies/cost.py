@@ -126,10 +126,12 @@ def _cost(document: StudyDocument, ends: Sequence[int], seeds: int, *, pruned: b
     horizon, algebra, shape = experiment.training.steps, batch_algebra(experiment), model_shape(experiment)
     steps = sum(ends) * seeds
     problems = evaluation_problems(experiment)
-    looks = 0
+    looks, rungs = 0, study.rungs
+    if study.sampler.type == "population":
+        rungs = tuple(range(study.sampler.exploit_every, horizon, study.sampler.exploit_every))
     for index, end in enumerate(ends):
         looks += evaluated_on_the_way(experiment, end) + (end == horizon)
-        looks += sum(step <= end for step in study.rungs) if pruned and index else 0
+        looks += sum(step <= end for step in rungs) if pruned and index else 0
         # The base model is evaluated with the baseline alone.
         looks += index == 0 and measures_base(experiment)
     hours = None
