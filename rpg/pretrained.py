@@ -22,6 +22,11 @@ _FROM_HUB = {
 }
 """Setting -> values for which transformers 5 asks the Hub for a kernel whatever USE_HUB_KERNELS says (`get_kernel` in
 its quantizers, integrations and models)."""
+_CHOSEN_EXPERTS = (
+    *("num_experts_per_tok", "num_experts_per_token", "num_selected_experts", "experts_per_token"),
+    *("top_k_experts", "moe_topk", "moe_top_k", "moe_k", "top_k"),
+)
+"""Fields of transformers' configs for the experts that a token is routed to."""
 
 
 class ModelCodeError(ValueError):
@@ -97,6 +102,24 @@ def linear_modules(model: "PreTrainedModel") -> "Iterator[tuple[str, nn.Linear |
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, Conv1D)) and module is not head:
             yield name.rpartition(".")[2], module
+
+
+def first_size(config: Any, *names: str) -> int:
+    """The first size that the config has under one of the names, of a list for the layers the largest; else 0."""
+    for name in names:
+        try:
+            value = getattr(config, name, None)
+        except RuntimeError:  # where layers differ in it, each has its own config
+            value = [first_size(layer, name) for layer in config.per_layer_config]
+        sizes = [size for size in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(size, int)]
+        if sizes and max(sizes) > 0:
+            return max(sizes)
+    return 0
+
+
+def experts_per_token(text: "PretrainedConfig") -> int:
+    """Experts of a layer that a token is routed to, by a decoder's config; 0: it names none."""
+    return first_size(text, *_CHOSEN_EXPERTS)
 
 
 def settings_with_code(directory: Path) -> list[str]:

@@ -25,6 +25,7 @@ from rpg.learner.schedule_free import ScheduleFreeAdamW
 from rpg.learner.sharded_loading import shard
 from rpg.pretrained import config_of
 from rpg.processes import ranks
+from rpg.routing import Routing, balancing_weight, check_balancing
 from specs.schema.training import Training
 
 
@@ -53,6 +54,9 @@ class Learner:
         ask_torch_for_memory()
         training = training.model_copy(update={"kernels": kernels_for(training, config_of(weights_dir), device)})
         model = load_model(weights_dir, training)
+        self.balancing = balancing_weight(training, model.config)
+        """Weight of the loss that balances the load of experts; 0: it is not in the loss."""
+        check_balancing(training, model)
         self.policy = Policy(model, temperature=temperature, entropy_gradient=training.entropy_coef > 0)
         self.attention_share = attention_share(model)
         """The work of a sequence of n tokens is n + attention_share n^2, in units of a token's without attention."""
@@ -90,6 +94,12 @@ class Learner:
     def model(self) -> PreTrainedModel:
         """The transformers model that is trained; whole on every rank up to ZeRO 2, sharded at 3."""
         return self.policy.model
+
+    @property
+    def routing(self) -> Routing | None:
+        """Routing of the last pass's sampled tokens; None: the model has no routers that show their choice, or ranks
+        share its sequences."""
+        return self.policy.routing if self._training.sequence_parallel_size == 1 else None
 
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
         """See `Passes.logprobs`."""

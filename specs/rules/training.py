@@ -157,7 +157,9 @@ def idle_skipping(experiment: Experiment) -> Iterator[Issue]:
     training = experiment.training
     if training.skip_zero_advantage and not experiment.skips_zero_advantage:
         kl_coef, entropy_coef = largest(experiment.objective.kl_coef), training.entropy_coef
-        given = f"entropy_coef {entropy_coef:g}" if entropy_coef else f"kl_coef {kl_coef:g}"
+        router_coef = training.router_aux_loss_coef or 0.0
+        others = f"kl_coef {kl_coef:g}" if kl_coef else f"router_aux_loss_coef {router_coef:g}"
+        given = f"entropy_coef {entropy_coef:g}" if entropy_coef else others
         yield Issue(
             "every response is computed: the loss has a gradient where the advantage is 0 as well",
             ("training", "skip_zero_advantage"),

@@ -176,9 +176,9 @@ class Experiment(Spec):
     @property
     def skips_zero_advantage(self) -> bool:
         """Whether responses without advantage are left out: asked for, and without effect on any gradient."""
-        return (
-            self.training.skip_zero_advantage and not self.objective.needs_reference and self.training.entropy_coef == 0
-        )
+        training = self.training
+        elsewhere = self.objective.needs_reference or training.entropy_coef or training.router_aux_loss_coef
+        return training.skip_zero_advantage and not elsewhere
 
     @model_validator(mode="before")
     @classmethod

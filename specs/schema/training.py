@@ -133,6 +133,10 @@ class Training(Spec):
     entropy_coef: float = addition(0.0, ge=0)
     """Weight of the entropy bonus: the mean entropy of the policy at the sampled tokens, in nats, joins the objective,
     averaged as the losses are."""
+    router_aux_loss_coef: float | None = addition(None, ge=0)
+    """Weight of the loss that balances the load of a mixture's experts, the metric `aux_loss`, in the loss. It is over
+    the sampled tokens that are trained on; the tokens of each expert are counted before the step's updates. Left out:
+    what the model's configuration says, its router_aux_loss_coef where output_router_logits is true, else 0."""
     optimizer: Optimizer = Optimizer()
     """How a gradient becomes an update."""
     schedule: Schedule = Schedule()
