@@ -210,11 +210,12 @@ class EmbeddedServer:
         make_passwords(self._home)
         settings = embedded_environment(self._home, self.url) | {"PREFECT_UI_ENABLED": "0"}
         with self._listener as listener:
-            taken = {"environment": settings, "standard_input": listener.fileno()}
+            port = listener.fileno()
             if self._forks:
                 _import_prefect(self._home, self.url)
-                self._process = fork_self(_serve, self._log, **taken)
-            self._process = self._process or start(SERVER_COMMAND, self._log, **taken)
+                self._process = fork_self(_serve, self._log, environment=settings, standard_input=port)
+            if self._process is None:
+                self._process = start(SERVER_COMMAND, self._log, environment=settings, standard_input=port)
         parent = {"parent": os.getpid(), "parent_started": start_of(os.getpid())}
         process = asdict(ProcessRecord.of(self._process.pid, "server"))
         write_json(self._record, process | parent | {"url": self.url})
