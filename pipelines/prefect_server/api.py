@@ -23,7 +23,8 @@ from urllib.parse import urlsplit
 from pipelines.home.home import Home
 from pipelines.launchers.network import bound_port, is_anothers
 from pipelines.prefect_server.credentials import AUTH_VARIABLE, make_passwords, own_string, renew
-from pipelines.prefect_server.settings import LOOPBACK, Profile, client_environment, embedded_environment
+from pipelines.prefect_server.settings import LOOPBACK, Profile, client_environment, embedded_environment, sqlite_file
+from pipelines.prefect_server.template import begin_with_template, keep_template
 from pipelines.processes.fork_server import show_as
 from pipelines.processes.own_fork import OwnFork, fork_self
 from pipelines.processes.reap import ProcessRecord
@@ -199,6 +200,7 @@ class EmbeddedServer:
         self._log = home.logs / "prefect-server.log"
         self._record = home.prefect / f"embedded-{os.getpid()}.json"
         self._process: Popen[bytes] | OwnFork | None = None
+        self._is_new = False
         # Two servers must not migrate one new database at the same time.
         self._starting = contextlib.ExitStack()
 
@@ -208,6 +210,7 @@ class EmbeddedServer:
         self._home.prefect.mkdir(parents=True, exist_ok=True)
         self._starting.enter_context(self._home.locked("prefect-start", waiting=lambda: None))
         make_passwords(self._home)
+        self._is_new = begin_with_template(sqlite_file(self._home))
         settings = embedded_environment(self._home, self.url) | {"PREFECT_UI_ENABLED": "0"}
         with self._listener as listener:
             port = listener.fileno()
@@ -225,6 +228,8 @@ class EmbeddedServer:
         assert self._process is not None, "start() comes first"
         try:
             wait_until_healthy(self.url, self._process, self._log)
+            if self._is_new:
+                keep_template(sqlite_file(self._home))
         finally:
             self._starting.close()
 
