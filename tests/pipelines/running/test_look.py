@@ -32,7 +32,9 @@ def forks(monkeypatch):
 
 
 def rows(first: int, last: int) -> str:
-    return "".join(json.dumps({"prompt": f"{number} and one?", "answer": "odd"}) + "\n" for number in range(first, last))
+    return "".join(
+        json.dumps({"prompt": f"{number} and one?", "answer": "odd"}) + "\n" for number in range(first, last)
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,12 @@ def rows(first: int, last: int) -> str:
     [
         ("llama", "\n", rows(0, 20), {"errors"}),
         ("lama", rows(0, 20), rows(20, 40), {"errors"}),
-        ("llama", json.dumps({"prompt": "long " * 90, "answer": "odd"}) + "\n" + rows(0, 9), rows(20, 40), {"warnings"}),
+        (
+            "llama",
+            json.dumps({"prompt": "long " * 90, "answer": "odd"}) + "\n" + rows(0, 9),
+            rows(20, 40),
+            {"warnings"},
+        ),
     ],
     ids=["no data", "no such model", "long prompts"],
 )
