@@ -17,12 +17,14 @@ def look_in_fork(experiment: Experiment, *, model: bool) -> Findings | None:
     imports = look_imports(experiment)
     if imports is None:
         return None
-    with tempfile.TemporaryDirectory() as directory, open(Path(directory) / "output", "wb") as output:
-        job, found = Path(directory) / "job.json", Path(directory) / "found.json"
-        write_json(job, {"spec": experiment.model_dump(mode="json"), "model": model}, durable=False)
-        program = ["rpg.look", str(job), str(found)]
-        process = fork(program, imports, output, inherited=inherited(SERVER_PASSWORDS), environment={})
+    with tempfile.TemporaryDirectory() as directory, open(Path(directory) / "log", "wb") as output:
+        job = Path(directory) / "job.json"
+        spec = experiment.model_dump(mode="json")
+        problems = str(job.with_name("problems.json"))
+        write_json(job, {"stage": "look", "spec": spec, "model": model, "out": directory, "problems": problems})
+        program, own = ["rpg.stage", str(job)], inherited(SERVER_PASSWORDS)
+        process = fork(program, imports, output, inherited=own, environment={})
         if process is None or process.wait() != 0:
             return None
-        kinds = read_json(found)
+        kinds = read_json(job.with_name("found.json"))
     return Findings(**{kind: [read_issue(issue) for issue in issues] for kind, issues in kinds.items()})
