@@ -43,7 +43,7 @@ SCHEDULED: Mapping[tuple[str, ...], str] = {
     ("objective", "clip", "high"): "clip/high",
     ("reference", "update", "every_steps"): "reference/every_steps",
 }
-"""The spec's field that takes a schedule -> the metric that its value is recorded as."""
+"""The spec's field that takes a schedule -> the metric that its value is recorded as; the learning rate always is."""
 _MAXIMA = {"ratio/max": "ratio", "rollout_ratio/max": "rollout_ratio"}
 """Metric -> the per-token tensor whose maximum it is."""
 _SQUARED = ("ratio", "weight")
@@ -243,7 +243,7 @@ def staleness_metrics(step: StepRollouts, trained_version: int) -> dict[str, flo
 
 def scheduled_values(spec: Experiment, step: int) -> dict[str, float]:
     """Values of the spec's schedules at a step; empty where nothing is scheduled."""
-    return {SCHEDULED[path]: schedule.at(step) for path, schedule in schedules_in(spec)}
+    return {SCHEDULED[path]: schedule.at(step) for path, schedule in schedules_in(spec) if path in SCHEDULED}
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ from rpg.run_recorder.state import TrainingState
 from rpg.schedule import learning_rate
 from rpg.stopwatch import Stopwatch
 from specs.machine.cards import peak_flops
+from specs.schema.schedule import value_at
 
 MOST_SKIPPED_IN_A_ROW = 20
 """Updates without a finite gradient, one after another, after which the run ends: its weights are likely lost."""
@@ -414,7 +415,7 @@ class Trainer:
         """The learning rate of the next update: the schedule's, lowered by the roll-backs so far."""
         return self.components.guards.learning_rate_factor(self.state.step) * learning_rate(
             self.training.schedule,
-            peak=self.training.optimizer.learning_rate,
+            peak=value_at(self.training.optimizer.learning_rate, self.state.step),
             update=self.state.updates,
             num_updates=self.training.steps * self.updates_per_step,
         )

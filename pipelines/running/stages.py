@@ -107,11 +107,11 @@ def _perform(execution: RunExecution, stage: StagePlan, tick: Tick) -> StageOutc
 def _take(execution: RunExecution, stage: StagePlan) -> StagePlan:
     """Takes what another run has trained or evaluated. Where that is damaged, it is done anew: the stage says so.
 
-    A run that is to pause, and one that machines share through an object store, take nothing.
+    One that machines share through an object store takes nothing, and one that is to pause no more than a beginning.
     """
     from storage.segments import BadSegmentError
 
-    if execution.shared or execution.until:
+    if execution.shared or (execution.until and not 0 < stage.taken_step < execution.until):
         return replace(stage, action="RUN", reason="not finished before", taken_from="")
     take = take_evaluation if stage.stage == "evaluate" else take_training
     if stage.stage == "train":

@@ -26,6 +26,7 @@ from rpg.learner.sharded_loading import shard
 from rpg.pretrained import config_of
 from rpg.processes import ranks
 from rpg.routing import Routing, balancing_weight, check_balancing
+from specs.schema.schedule import largest
 from specs.schema.training import Training
 
 
@@ -247,7 +248,7 @@ def optimizer_maker(training: Training) -> Callable[[list[nn.Parameter]], Schedu
         case "schedule_free_adamw":
             return partial(
                 ScheduleFreeAdamW,
-                lr=settings.learning_rate,
+                lr=largest(settings.learning_rate),
                 betas=settings.betas,
                 eps=settings.epsilon,
                 weight_decay=settings.weight_decay,
@@ -284,7 +285,7 @@ def deepspeed_config(training: Training, *, lends_weights: bool, on_gpu: bool) -
         "optimizer": {
             "type": "AdamW",
             "params": {
-                "lr": optimizer.learning_rate,
+                "lr": largest(optimizer.learning_rate),  # each update has its own
                 "betas": list(optimizer.betas),
                 "eps": optimizer.epsilon,
                 "weight_decay": optimizer.weight_decay,

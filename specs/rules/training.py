@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
-from specs.schema.schedule import largest
+from specs.schema.schedule import ValueSchedule, largest
 
 
 def offload(experiment: Experiment) -> Iterator[Issue]:
@@ -132,6 +132,13 @@ def schedule_free(experiment: Experiment) -> Iterator[Issue]:
             allowed="constant",
             hint="leave schedule.type out; warmup_updates acts as before",
         )
+    if isinstance(training.optimizer.learning_rate, ValueSchedule):
+        yield Issue(
+            "schedule_free_adamw weighs each iterate by its rate, and knows one peak",
+            ("training", "optimizer", "learning_rate"),
+            given=str(training.optimizer.learning_rate),
+            allowed="a number",
+        )
     if training.optimizer.betas[0] == 0:
         yield Issue(
             "schedule_free_adamw divides by it",
@@ -175,7 +182,7 @@ weights are smaller."""
 
 def steep_rate(experiment: Experiment) -> Iterator[Issue]:
     """A learning rate that most likely lost its exponent."""
-    rate = experiment.training.optimizer.learning_rate
+    rate = largest(experiment.training.optimizer.learning_rate)
     if rate >= STEEP_RATE:
         yield Issue(
             "an update would move the weights by more than they are",

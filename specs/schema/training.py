@@ -8,6 +8,9 @@ from specs.bounds import MAX_RANKS
 from specs.metrics import REWARD
 from specs.schema.base import Spec, addition, execution, no_flag
 from specs.schema.guard import Guard, GuardableMetric
+from specs.schema.schedule import Schedulable, ValueSchedule
+
+Rate = Annotated[float | ValueSchedule, Schedulable(gt=0)]
 
 
 class Optimizer(Spec):
@@ -16,8 +19,9 @@ class Optimizer(Spec):
 
     type: Literal["adamw", "schedule_free_adamw"] = "adamw"
     """schedule_free_adamw takes schedule.warmup_updates and no decay."""
-    learning_rate: float = Field(1e-6, gt=0)
-    """Peak learning rate."""
+    learning_rate: Rate = 1e-6
+    """Peak learning rate. Of a schedule the value at a step holds for all of its updates; `schedule.type` and the
+    warm-up scale it."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Decay of the first and second moment, each in [0, 1). Schedule-free has no first moment: its first beta, above 0,
     is the share of the average in the point where gradients are taken."""
