@@ -272,7 +272,10 @@ def _write_inputs(execution: RunExecution, stage: StagePlan) -> None:
     pause = {"until": execution.until} if execution.until else {}
     launcher = launcher_of(execution.plan.experiment)
     lease = {"lease": execution.lease.number} if execution.lease and not launcher.outlives_command else {}
-    write_json(directory / "inputs.json", named | pause | lease | inputs | retry_inputs(execution))
+    from pipelines.planning.gpu_sharing import sharing_inputs  # which the start of a run need not wait for
+
+    sharing = sharing_inputs(execution.plan.experiment)
+    write_json(directory / "inputs.json", named | pause | lease | inputs | sharing | retry_inputs(execution))
 
 
 def _launch(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:

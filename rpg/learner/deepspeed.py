@@ -82,7 +82,7 @@ class Learner:
         self.passes = Passes(self._engine, model.config, training, device)
         self._update_state: UpdateState | None = None
         """Where it is in host memory between updates; None: it stays on the device."""
-        if training.offload.while_sampling:
+        if training.offload.leaves_while_sampling:
             self._update_state = UpdateState(self._engine, device)
             self._update_state.to_host()
 

@@ -24,7 +24,7 @@ def offload_while_sampling(experiment: Experiment) -> Iterator[Issue]:
     """State of updates can leave a GPU only if it is there, and is worth moving only if the sampler's memory is not
     held while updates are made."""
     offload, rollout = experiment.training.offload, experiment.rollout
-    if not offload.while_sampling:
+    if not offload.leaves_while_sampling:
         return
     path = ("training", "offload", "while_sampling")
     for name in ("optimizer", "parameters"):
@@ -150,7 +150,7 @@ def schedule_free(experiment: Experiment) -> Iterator[Issue]:
 
 def idle_offloading(experiment: Experiment) -> Iterator[Issue]:
     """On a CPU there is no other memory to move to."""
-    if experiment.training.offload.while_sampling and experiment.resources.device == "cpu":
+    if experiment.training.offload.leaves_while_sampling and experiment.resources.device == "cpu":
         yield Issue(
             "while_sampling copies memory of the host to memory of the host",
             ("training", "offload", "while_sampling"),

@@ -19,7 +19,7 @@ from specs.schema.reference import Reference
 from specs.schema.reward import Reward
 from specs.schema.rollout import Rollout, TransformersRollout
 from specs.schema.schedule import at_step
-from specs.schema.training import Training
+from specs.schema.training import Offload, Training
 
 
 class Matrix(Spec):
@@ -172,6 +172,13 @@ class Experiment(Spec):
         """The spec with the objective as it is at a step of training; itself where nothing of it is scheduled."""
         objective = at_step(self.objective, step)
         return self if objective is self.objective else self.model_copy(update={"objective": objective})
+
+    def sharing_memory(self, chosen: Mapping[str, Any]) -> Self:
+        """The spec with keys of `rollout` and of `training.offload` as the plan has chosen them, by their names."""
+        offload = {key: value for key, value in chosen.items() if key in Offload.model_fields}
+        rollout = {key: value for key, value in chosen.items() if key not in offload}
+        training = self.training.model_copy(update={"offload": self.training.offload.model_copy(update=offload)})
+        return self.model_copy(update={"training": training, "rollout": self.rollout.model_copy(update=rollout)})
 
     @property
     def skips_zero_advantage(self) -> bool:

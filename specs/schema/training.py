@@ -61,11 +61,17 @@ class Offload(Spec):
     """The optimizer's state, and its step on the CPU; needs ZeRO 2 or 3."""
     parameters: bool = False
     """The parameters while they are not in use; needs ZeRO 3."""
-    while_sampling: bool = False
+    while_sampling: bool | Literal["auto"] = "auto"
     """What only an update needs, from the end of one step's updates to the beginning of the next step's: optimizer
     state, float32 master weights, room for gradients. They go and come at the speed of the link to the host, and while
     rollouts are sampled the sampler can have their memory: a vLLM engine that sleeps a higher rollout.memory_fraction,
-    transformers a higher rollout.max_concurrent."""
+    transformers a higher rollout.max_concurrent. auto: on a GPU, where the sampler lacks that memory, as `rpg plan` has
+    it; see rollout.sleep. Else false."""
+
+    @property
+    def leaves_while_sampling(self) -> bool:
+        """Whether it goes. Where the plan has not chosen, auto is false."""
+        return self.while_sampling is True
 
 
 class KeepBest(Spec):

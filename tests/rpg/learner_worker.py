@@ -141,7 +141,7 @@ def by_trainer(run: RunDirectory, spec: Experiment) -> dict[str, np.ndarray]:
         minibatches = trainer.recompute(minibatches, ledger)
         if trainer.training.on_not_finite == "skip":
             poison(trainer)
-        if trainer.training.offload.while_sampling:
+        if trainer.training.offload.leaves_while_sampling:
             rest_between_updates(components.learner)
         with components.learner.updating():
             seen, _ = trainer.update(minibatches, trainer.advantages(step, ledger), ledger)
