@@ -173,12 +173,12 @@ class SearchSampler(Spec):
     startup_trials: int = Field(8, ge=1)
     """Trials before auto, noisy_gp, tpe, gp or cma starts to model: spread evenly by noisy_gp, else random."""
     members: int = Field(8, ge=2)
-    """Of a population: how many train side by side, beside the baseline."""
+    """Members of a population, which train side by side, beside the baseline."""
     exploit_every: int = Field(0, ge=0)
-    """Of a population, which needs it: steps after which members are compared, each time. The worst quarter, at least
-    one, then takes over."""
+    """Steps between two comparisons of a population's members, at each of which the worst quarter, at least one, takes
+    over from the best. A population needs it."""
     perturb: float = Field(1.25, gt=1)
-    """Of a population: factor by which a value that is taken over is multiplied or divided, within its range."""
+    """Factor by which a population multiplies or divides a value that is taken over, within its range."""
 
 
 def _rising(rungs: tuple[int, ...]) -> tuple[int, ...]:

@@ -89,7 +89,7 @@ class Trial:
     reason: str
     """Why it was pruned or failed."""
     parent: int | None
-    """Of a population, the trial whose checkpoint it has taken over; None: it has taken none."""
+    """The trial of a population whose checkpoint it has taken over; None: it has taken none."""
     parent_step: int | None
     """The step of that checkpoint."""
     tokens: float

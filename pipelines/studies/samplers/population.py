@@ -26,7 +26,7 @@ class Newcomer:
 
     parent: Trial
     step: int
-    """Of the checkpoint."""
+    """Step of the checkpoint."""
     replaces: Trial
 
 
