@@ -286,10 +286,9 @@ def _small_row(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
     packing = Packing(((24,), (40, 64, 24)), device)
     generator = torch.Generator().manual_seed(0)
     shapes = [(1, heads, 152, 64) for heads in (4, 2, 2)]
-    states = [torch.randn(shape, generator=generator).to(device, dtype).requires_grad_() for shape in shapes]
-    result = packing.attend(*states, None, None)
-    result.float().square().sum().backward()
-    gradients = [state.grad for state in states if state.grad is not None]
+    query, key, value = (torch.randn(shape, generator=generator).to(device, dtype).requires_grad_() for shape in shapes)
+    result = packing.attend(query, key, value, None, None)
+    gradients = torch.autograd.grad(result.float().square().sum(), [query, key, value])
     return [each.detach().float() for each in (result, *gradients)]
 
 
