@@ -18,6 +18,7 @@ from rpg.batches.batch import Microbatch, StepRollouts
 from rpg.processes import ranks
 from rpg.processes.device_memory import peak_of_gpu
 from rpg.rewards import Score
+from rpg.routing import Routing, balancing_loss
 from rpg.types import Problem
 from specs.schema.experiment import Experiment
 from specs.schema.schedule import schedules_in
@@ -42,7 +43,7 @@ SCHEDULED: Mapping[tuple[str, ...], str] = {
     ("objective", "clip", "high"): "clip/high",
     ("reference", "update", "every_steps"): "reference/every_steps",
 }
-"""The spec's field that takes a schedule -> the metric that its value is recorded as."""
+"""The spec's field that takes a schedule -> the metric that its value is recorded as; the learning rate always is."""
 _MAXIMA = {"ratio/max": "ratio", "rollout_ratio/max": "rollout_ratio"}
 """Metric -> the per-token tensor whose maximum it is."""
 _SQUARED = ("ratio", "weight")
@@ -62,6 +63,10 @@ class UpdateMetrics:
         self._maxima = torch.zeros(len(_MAXIMA), dtype=torch.float64, device=device)
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._grad_norms: list[float] = []
+        self._routing: Tensor | None = None
+        """Sums of the present update's passes: counts and probabilities of a mixture's experts. [2, layers, experts]"""
+        self._routings: list[Tensor] = []
+        """Those of the updates that were made."""
         self.num_skipped = 0
         """Updates that were not made."""
 
@@ -88,9 +93,17 @@ class UpdateMetrics:
             self._maxima = torch.maximum(self._maxima, torch.stack([wide[name].max() for name in _MAXIMA.values()]))
         self._loss += loss.detach()
 
+    def add_routing(self, routing: Routing, *, counted: bool) -> None:
+        """Adds how a pass's tokens were sent to experts; nothing where they are not `counted`."""
+        sums = torch.stack([routing.counts, routing.probabilities.detach()]).to(torch.float64) * counted
+        self._routing = sums if self._routing is None else self._routing + sums
+
     def update_done(self, grad_norm: float) -> None:
         """Ends an update, whose gradient had this global norm before clipping."""
         self._grad_norms.append(grad_norm)
+        if self._routing is not None:
+            self._routings.append(self._routing)
+            self._routing = None
 
     def copy(self) -> "UpdateMetrics":
         """The sums as they are now."""
@@ -116,6 +129,7 @@ class UpdateMetrics:
         return {
             **token_metrics(sums, tokens),
             **dict(zip([*_MAXIMA, *maxima], largest.tolist(), strict=True)),
+            **(routing_metrics(ranks.total(torch.stack(self._routings).cpu())) if self._routings else {}),
             "loss": loss / len(self._grad_norms),
             "grad_norm": sum(self._grad_norms) / len(self._grad_norms),
         }
@@ -132,6 +146,24 @@ def token_metrics(sums: Mapping[str, float], tokens: float) -> dict[str, float]:
         **{metric: sums[name] / tokens for metric, name in TOKEN_MEANS.items() if name in sums},
         "ratio/ess": sums["ratio"] ** 2 / (tokens * sums["ratio_squared"]) if sums["ratio_squared"] else 0.0,
         "weight/variance": max(0.0, sums["weight_squared"] / tokens - (sums["weight"] / tokens) ** 2),
+    }
+
+
+def routing_metrics(updates: Tensor) -> dict[str, float]:
+    """Metrics of a mixture of experts.
+
+    Args:
+        updates: of each update and all ranks, counts and added up probabilities. [updates, 2, layers, experts]
+    """
+    losses = [
+        balancing_loss(counts, probabilities, float(probabilities.sum()) / len(counts))
+        for counts, probabilities in updates
+    ]
+    counts = updates[:, 0].sum(0)
+    return {
+        "aux_loss": float(torch.stack(losses).mean()),
+        "experts/largest_load": float((counts / counts.mean(dim=1, keepdim=True)).max()),
+        "experts/idle_fraction": float((counts == 0).double().mean()),
     }
 
 
@@ -211,7 +243,7 @@ def staleness_metrics(step: StepRollouts, trained_version: int) -> dict[str, flo
 
 def scheduled_values(spec: Experiment, step: int) -> dict[str, float]:
     """Values of the spec's schedules at a step; empty where nothing is scheduled."""
-    return {SCHEDULED[path]: schedule.at(step) for path, schedule in schedules_in(spec)}
+    return {SCHEDULED[path]: schedule.at(step) for path, schedule in schedules_in(spec) if path in SCHEDULED}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,11 @@ _FROM_HUB = {
 }
 """Setting -> values for which transformers 5 asks the Hub for a kernel whatever USE_HUB_KERNELS says (`get_kernel` in
 its quantizers, integrations and models)."""
+_CHOSEN_EXPERTS = (
+    *("num_experts_per_tok", "num_experts_per_token", "num_selected_experts", "experts_per_token"),
+    *("top_k_experts", "moe_topk", "moe_top_k", "moe_k", "top_k"),
+)
+"""Fields of transformers' configs for the experts that a token is routed to."""
 
 
 class ModelCodeError(ValueError):
@@ -99,6 +104,24 @@ def linear_modules(model: "PreTrainedModel") -> "Iterator[tuple[str, nn.Linear |
             yield name.rpartition(".")[2], module
 
 
+def first_size(config: Any, *names: str) -> int:
+    """The first size that the config has under one of the names, of a list for the layers the largest; else 0."""
+    for name in names:
+        try:
+            value = getattr(config, name, None)
+        except RuntimeError:  # where layers differ in it, each has its own config
+            value = [first_size(layer, name) for layer in config.per_layer_config]
+        sizes = [size for size in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(size, int)]
+        if sizes and max(sizes) > 0:
+            return max(sizes)
+    return 0
+
+
+def experts_per_token(text: "PretrainedConfig") -> int:
+    """Experts of a layer that a token is routed to, by a decoder's config; 0: it names none."""
+    return first_size(text, *_CHOSEN_EXPERTS)
+
+
 def settings_with_code(directory: Path) -> list[str]:
     """The settings of a model directory that name code, each `config.json: auto_map`; adapters, which name a model."""
     found = []
@@ -147,10 +170,11 @@ _LACKING = "which fetches a kernel of a Hub: uninstall the package kernels, or i
 def _falls_back(implementation: Any) -> bool:
     """Whether the attention is a flash attention that is not installed. `paged|flash_attention_2` is one too."""
     named = re.search(r"flash_attention_(\d)", implementation) if isinstance(implementation, str) else None
-    return named is not None and not _installed(_FLASH_ATTENTION.get(named[1], ""))
+    return named is not None and not is_installed(_FLASH_ATTENTION.get(named[1], ""))
 
 
-def _installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
+    """Whether a module is there, without importing more of it than the packages that hold it."""
     try:
         return bool(module) and find_spec(module) is not None
     except ModuleNotFoundError:  # the package that holds it

@@ -1,9 +1,10 @@
 """`python -m rpg.stage JOB.json`: does one stage of a run in a process of its own, evaluate also in several ranks.
 
-JOB: {stage: data|base|evaluate, spec: the run's spec, inputs: {data?, base?, run?}, out: directory to fill,
+JOB: {stage: data|base|evaluate|look, spec: the run's spec, inputs: {data?, base?, run?}, out: directory to fill,
 problems: file for the user's errors, run_id?, fingerprint?, kept?: directory for an interrupted evaluation's answers}.
 The stage evaluate_exported does a part of evaluate's work while the run trains; its JOB has also exported: [{step,
-weights, attempt}, ...] and lease, the number of the run's.
+weights, attempt}, ...] and lease, the number of the run's. The stage look looks at data and, where the JOB's model is
+true, at the model before there is a run: it leaves found.json.
 Exit code 0: `out` is filled; 2: what the user gave is wrong, and `problems` says how; any other: a failure, with its
 traceback on stderr.
 """
@@ -12,6 +13,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from specs.document import experiment_of
 from specs.errors import SpecError
 from specs.machine.exit_cause import USER_ERROR, leave_issues
 from specs.machine.fence import Fence
+from specs.machine.files import write_json
 from specs.machine.parent import die_with_parent, share_cores
 from specs.machine.standstill import watch_for_standstill
 from specs.machine.timed_output import time_output
@@ -66,6 +69,10 @@ def run(job: dict[str, Any]) -> None:
 
         kept = Path(job["kept"]) if "kept" in job else None
         evaluate(experiment, inputs, out, run_id=job["run_id"], fingerprint=job["fingerprint"], kept=kept)
+    elif job["stage"] == "look":
+        from rpg.preflight import examine
+
+        write_json(out / "found.json", asdict(examine(experiment, model=job["model"])), durable=False)
     elif job["stage"] == "evaluate_exported":
         from rpg.evaluation.concurrent import ExportedPolicy, evaluate_exported
 

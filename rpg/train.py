@@ -58,7 +58,7 @@ def main(run_dir: Path) -> int:
 def _train(run: "RunDirectory", stop: StopAfterStep, started: float) -> int:
     """Joins the other ranks, opens the parts that train, and trains. Returns the exit code."""
     spec, inputs = run.spec(), run.inputs()
-    spec = with_budget(spec, inputs.get("microbatch_tokens", 0))
+    spec = with_budget(spec, inputs.get("microbatch_tokens", 0)).sharing_memory(inputs.get("sharing", {}))
     if run.trained(inputs["fingerprint"]):
         print(f"train: {run.path} is trained already", file=sys.stderr)
         return 0

@@ -26,7 +26,7 @@ Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Where this depa
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -48,11 +48,13 @@ from rpg.processes.stopping import StopAfterStep
 from rpg.recording.progress import ProgressFile
 from rpg.rewards import failures, prove
 from rpg.rollouts.source import RolloutSource
+from rpg.routing import balancing_loss
 from rpg.run_recorder.recorder import RunRecorder
 from rpg.run_recorder.state import TrainingState
 from rpg.schedule import learning_rate
 from rpg.stopwatch import Stopwatch
 from specs.machine.cards import peak_flops
+from specs.schema.schedule import value_at
 
 MOST_SKIPPED_IN_A_ROW = 20
 """Updates without a finite gradient, one after another, after which the run ends: its weights are likely lost."""
@@ -170,7 +172,7 @@ class Trainer:
         """Deals the responses to the ranks and minibatches that train on them, and gives every token its old and
         reference logprob and its advantage."""
         learner = self.components.learner
-        signal = self.signal(rollouts) if self.spec.skips_zero_advantage else None
+        signal = self.signal(rollouts) if self.skips_zero_advantage else None
         plan = plan_step(
             rollouts, self.training, packed=self.components.packs, signal=signal, attention=learner.attention_share
         )
@@ -179,7 +181,7 @@ class Trainer:
         own = torch.tensor([self.largest_pass, *(part.largest_pass for part in minibatches)]).max()
         self.largest_pass = int(ranks.largest(own))  # a rank that helps another has none of its own
         ledger = TokenLedger(len(rollouts.rollout_logprobs), self.components.device)
-        self.recompute(minibatches, ledger)
+        minibatches = self.recompute(minibatches, ledger)
         return ScoredStep(rollouts, minibatches, ledger, self.advantages(rollouts, ledger), self.state.policy_version)
 
     def metrics_of(self, scored: ScoredStep, updates: UpdateMetrics, rate: float) -> dict[str, float]:
@@ -189,7 +191,7 @@ class Trainer:
             **rollout_metrics(rollouts, trained_rewards(self.spec, rollouts).numpy(), self.components.problems),
             **updates.reduce(self.components.sentinel_metrics()),
             **staleness_metrics(rollouts, scored.trained_version),
-            **(trained_fraction(scored.minibatches, rollouts) if self.spec.skips_zero_advantage else {}),
+            **(trained_fraction(scored.minibatches, rollouts) if self.skips_zero_advantage else {}),
             **({"skipped_updates": float(updates.num_skipped)} if self.training.on_not_finite == "skip" else {}),
             "learning_rate": rate,
             "reference/version": float(schedule.version),
@@ -246,6 +248,11 @@ class Trainer:
         of_rank = flops * self.training.epochs / self.training.sequence_parallel_size
         return {"mfu": of_rank / (seconds * self.peak_flops)}
 
+    @property
+    def skips_zero_advantage(self) -> bool:
+        """Whether responses without advantage are left out: not where they count for the load of experts."""
+        return self.spec.skips_zero_advantage and not self.components.learner.balancing
+
     @cached_property
     def shape(self) -> ModelShape:
         """Figures of the model that is trained."""
@@ -258,22 +265,42 @@ class Trainer:
         return peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else 0.0
 
     @torch.no_grad()
-    def recompute(self, minibatches: list[Minibatch], ledger: TokenLedger) -> None:
+    def recompute(self, minibatches: list[Minibatch], ledger: TokenLedger) -> list[Minibatch]:
         """Writes old and reference logprobs into the ledger, before the policy moves.
 
         The first minibatch's old logprobs are left out where its first training pass gives them. Where the spec trusts
         the sampler, or an earlier policy sampled, old logprobs are the sampler's own.
+
+        Returns:
+            The minibatches, with the counts of experts where their load is balanced.
         """
+        balances = self.components.learner.balancing > 0
+        if balances:
+            minibatches = [replace(each, expert_counts=self.expert_counts(each, ledger)) for each in minibatches]
         from_sampler = self.spec.rollout.gives_old_logprobs
         for minibatch in minibatches[1:] if self.spec.first_pass_gives_old_logprobs else minibatches:
             for batch in minibatch.passes:
-                old = batch.rollout_logprobs if from_sampler else self.components.learner.logprobs(batch)[0]
-                ledger.write(batch, old_logprobs=old)
+                if from_sampler:
+                    ledger.write(batch, old_logprobs=batch.rollout_logprobs)
+                elif not balances:
+                    ledger.write(batch, old_logprobs=self.components.learner.logprobs(batch)[0])
         if self.components.reference:
             with self.components.reference.passes(self.components.learner.passes) as passes:
                 for minibatch in minibatches:
                     for batch in minibatch.passes:
                         ledger.write(batch, ref_logprobs=passes.logprobs(batch)[0])
+        return minibatches
+
+    def expert_counts(self, minibatch: Minibatch, ledger: TokenLedger) -> Tensor:
+        """Tokens that the policy sends to each expert, over all ranks. Old logprobs come out of the same passes."""
+        counts = []
+        for batch in minibatch.passes:
+            logprobs, _ = self.components.learner.logprobs(batch)
+            ledger.write(batch, old_logprobs=logprobs)
+            routing = self.components.learner.routing
+            assert routing is not None, "the loss is balanced"
+            counts.append(routing.counts * batch.counts)
+        return ranks.total(torch.stack(counts).sum(0).cpu()).to(self.components.device)
 
     def advantages(self, rollouts: StepRollouts, ledger: TokenLedger) -> Tensor:
         """Advantage of every sampled token that this rank holds. [M]"""
@@ -338,9 +365,16 @@ class Trainer:
             ledger.write(batch, old_logprobs=logprobs)
         tokens = self.tokens(batch, logprobs, advantage, ledger)
         result = pass_loss(self.spec_now, minibatch, batch, tokens, entropies)
-        self.components.learner.backward(result.loss)
+        routing = self.components.learner.routing
+        loss = result.loss
+        if routing and minibatch.expert_counts is not None and batch.counts:
+            balance = balancing_loss(minibatch.expert_counts, routing.probabilities, minibatch.num_tokens)
+            loss = loss + self.components.learner.balancing * balance
+        self.components.learner.backward(loss)
         per_token = {name: batch.pick(values) for name, values in result.diagnostics().items()}
         metrics.add(batch, {**per_token, "entropy": entropies.detach()}, result.loss)
+        if routing:
+            metrics.add_routing(routing, counted=batch.counts)
         ledger.write(
             batch,
             logprobs=logprobs,
@@ -381,7 +415,7 @@ class Trainer:
         """The learning rate of the next update: the schedule's, lowered by the roll-backs so far."""
         return self.components.guards.learning_rate_factor(self.state.step) * learning_rate(
             self.training.schedule,
-            peak=self.training.optimizer.learning_rate,
+            peak=value_at(self.training.optimizer.learning_rate, self.state.step),
             update=self.state.updates,
             num_updates=self.training.steps * self.updates_per_step,
         )

@@ -289,9 +289,36 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="loss",
         title="Loss",
-        meaning="Mean of the updates' losses. The value of a policy-gradient loss says nothing about progress.",
+        meaning="Mean of the updates' losses, without that which balances experts. The value of a policy-gradient loss"
+        " says nothing about progress.",
         least=-math.inf,
         guardable=True,
+    ),
+    Metric(
+        name="aux_loss",
+        title="Load-balancing loss",
+        meaning="Mean over the updates of `experts * sum_e f_e P_e`: `f_e` is the share of an update's trained tokens"
+        " that expert `e` is chosen for, `P_e` its mean probability, both over all layers. Of an even load it is the"
+        " number of experts a token. Not multiplied by `training.router_aux_loss_coef`, and not part of `loss`.",
+        better="lower",
+        recorded_with="a mixture of experts",
+    ),
+    Metric(
+        name="experts/largest_load",
+        title="Largest load of an expert",
+        meaning="Tokens of the busiest expert of any layer, over the mean of its layer's experts: 1 where the load is"
+        " even. By the routers' logits.",
+        better="lower",
+        recorded_with="a mixture of experts",
+    ),
+    Metric(
+        name="experts/idle_fraction",
+        title="Idle experts",
+        meaning="Share of the experts of all layers that none of the step's trained tokens was sent to.",
+        unit="share",
+        better="lower",
+        most=1.0,
+        recorded_with="a mixture of experts",
     ),
     Metric(
         name="grad_norm",

@@ -50,6 +50,7 @@ FLOORS = {
         {"batches", "checkpoints"},
         {"rewards", "tools"},
         {"data", "certificate", "advantages", "processes", "sandbox"},
+        {"routing"},
         {"objectives", "messages", "types", "schedule", "statistics", "pretrained", "fused"},
     ],
     "storage": [

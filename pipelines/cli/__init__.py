@@ -14,6 +14,7 @@ import typer
 
 from pipelines.cli import verbs
 from pipelines.terminal.spelling import shown_safely
+from specs.machine.collecting import collect_rarely
 
 app = typer.Typer(
     name="rpg",
@@ -55,6 +56,7 @@ _OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.
 
 def main() -> None:
     """Runs the command line: exit 0 done, 1 failed, 2 the user's mistake, 130 interrupted."""
+    collect_rarely()
     with shown_safely():
         try:
             _run()

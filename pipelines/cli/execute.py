@@ -30,12 +30,18 @@ def execute(
     from pipelines.home.home import Home
 
     home = Home.from_environment()
-    outcomes = run_here(document, home, only, parallel=parallel)
+    outcomes = run_here(document, home, only, parallel=parallel, own_process=True)
     _finish(document, outcomes, home, overrides, bool(only), as_json)
 
 
 def run_here(
-    document: Document, home: Home, only: str = "", *, parallel: str = "1", quiet: bool = False
+    document: Document,
+    home: Home,
+    only: str = "",
+    *,
+    parallel: str = "1",
+    quiet: bool = False,
+    own_process: bool = False,
 ) -> tuple[RunOutcome, ...]:
     """Runs a document's runs, or one of them, with progress on stderr, and says how they ended. Main thread only.
 
@@ -43,6 +49,7 @@ def run_here(
         only: a run's id.
         parallel: as for `execute`.
         quiet: progress is not shown.
+        own_process: this process is the command's and holds nothing of the user's, so that it may be forked.
     """
     import sys
 
@@ -61,16 +68,19 @@ def run_here(
     if running_services(home) is None and is_all_done(plan, home):  # no dashboard shows that it was asked for again
         shown = Silent() if quiet else ConsoleProgress()
         return execute_plan(plan, home, lambda runs: recall(runs, shown), only=only)
-    with Api(home) as api, api.connected():
+    with Api(home, forks=own_process) as api, api.connected():
         return _run_plan(plan, home, only, _count(plan, parallel), api.url, quiet=quiet)
 
 
-def run_study_here(document: StudyDocument, home: Home, parallel: int, *, quiet: bool = False) -> dict[str, Any]:
+def run_study_here(
+    document: StudyDocument, home: Home, parallel: int, *, quiet: bool = False, own_process: bool = False
+) -> dict[str, Any]:
     """Runs a study with one Prefect server for all its trials, and returns its record. Main thread only.
 
     Args:
         parallel: trials at a time; 0: as the study says.
         quiet: progress is not shown.
+        own_process: as for `run_here`.
     Raises:
         StudyInterruptedError: a signal has ended it; the same call goes on from there.
     """
@@ -89,7 +99,7 @@ def run_study_here(document: StudyDocument, home: Home, parallel: int, *, quiet:
         print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
     progress, stop = Silent() if quiet else ConsoleProgress(), StudyStop(home, document.study.name)
     others = (parallel or document.study.parallel) - 1
-    with Api(home) as api, api.connected(), more_workers(document, home, api.url, others):
+    with Api(home, forks=own_process) as api, api.connected(), more_workers(document, home, api.url, others):
         return work(document, home, stop, say=progress.note, progress=progress)
 
 

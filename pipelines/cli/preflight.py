@@ -45,7 +45,7 @@ def refuse_what_a_stage_would(
         home.check_space()
     if to_do and not quiet:
         print("looking at the data and the model", file=sys.stderr)
-    errors, absent, warnings = examined(document, to_do)
+    errors, absent, warnings = examined(document, to_do, executed_here=home is not None)
     if errors := in_file_order([*missing, *errors, *(absent if home is not None else [])]):
         raise SpecError(*errors)
     if warnings:
@@ -103,10 +103,12 @@ def unscorable(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
 
 
 def examined(
-    document: Document, runs: Sequence[RunPlan] | Sequence[Cell]
+    document: Document, runs: Sequence[RunPlan] | Sequence[Cell], *, executed_here: bool = False
 ) -> tuple[list[Issue], list[Issue], list[Issue]]:
     """Findings about the data and models of a document's runs, each at its place, each once.
 
+    Args:
+        executed_here: the runs follow in this process, whose stages import what the look does.
     Returns:
         errors; what is not on this machine and cannot be fetched, an error where it is to execute the runs; warnings.
     """
@@ -114,7 +116,7 @@ def examined(
         return [], [], []
     # Most cells of a matrix have the same data and model.
     distinct = {(*_looked_at(run.experiment), _is_made(run)): run for run in runs}
-    findings = [(run.values, _known_or_examined(run)) for run in distinct.values()]
+    findings = [(run.values, _known_or_examined(run, executed_here)) for run in distinct.values()]
     errors = [document.locate(issue, values) for values, (found, _, _) in findings for issue in found]
     absent = [document.locate(issue, values) for values, (_, found, _) in findings for issue in found]
     warnings = [document.locate(issue, values) for values, (_, _, found) in findings for issue in found]
@@ -128,7 +130,7 @@ def _looked_at(experiment: Experiment) -> tuple[Hashable, ...]:
     return model, data, training.lora, training.sequence_parallel_size
 
 
-def _known_or_examined(run: RunPlan | Cell) -> tuple[list[Issue], list[Issue], list[Issue]]:
+def _known_or_examined(run: RunPlan | Cell, executed_here: bool) -> tuple[list[Issue], list[Issue], list[Issue]]:
     """Errors, what is absent, and warnings: of a look at a run's data and model, or of the look before it.
 
     The look imports transformers, and data and model may lie anywhere. Where both stages are done, and nothing but
@@ -140,9 +142,11 @@ def _known_or_examined(run: RunPlan | Cell) -> tuple[list[Issue], list[Issue], l
     note = _note_of_look(run)
     if note and (known := read_json(note)):
         return [], [], [read_issue(issue) for issue in known["warnings"]]
+    from pipelines.running.look import look_in_fork
     from rpg.preflight import examine
 
-    findings = examine(run.experiment, model=not _is_made(run))
+    findings = look_in_fork(run.experiment, model=not _is_made(run)) if executed_here else None
+    findings = findings or examine(run.experiment, model=not _is_made(run))
     if note and not findings.errors and not findings.absent:
         with suppress(OSError, DiskError):  # the next one looks again
             write_json(note, {"warnings": [asdict(issue) for issue in findings.warnings]})

@@ -6,13 +6,11 @@ Sizes are in bytes unless a name says otherwise.
 
 from dataclasses import dataclass, replace
 
-from pipelines.planning.device import KNOWN_GPUS, NAMED_BY_SPEC, Device, device_of, on_device
 from pipelines.planning.judging import scoring_memory
-from pipelines.planning.model_shape import model_shape, teacher_shape
+from pipelines.planning.model_shape import teacher_shape
 from rpg.base.shape import ModelShape
-from specs.errors import Issue
 from specs.schema.experiment import Experiment
-from specs.schema.rollout import Rollout, TurnBounds
+from specs.schema.rollout import TurnBounds
 from specs.schema.training import Lora, Training
 
 GIB = 2**30
@@ -152,8 +150,6 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     averages = low_precision and update is not None and update.ema_decay > 0
     reference = kept[experiment.reference.source] * (4 + size if averages else size)
     tokens = _largest_microbatch(experiment)
-    in_flight = min(rollout.max_concurrent, -(-training.prompts_per_step * training.group_size // experiment.samplers))
-    cache = in_flight * longest_sequence(experiment) * shape.layers * 2 * shape.key_value_size * size
     least = 1 if experiment.resources.device == "cpu" else TOKENS_ON_GPU
     chunk = min(tokens, max(least, LOGITS // shape.vocab_size))
     logits = _logits(shape, chunk, size, has_gradient=not adapters)
@@ -170,12 +166,25 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
         gathered=_gathered(max(shape.parameters + adapters, of_teacher), training) * size,
         activations=_activations(shape, training, tokens, size, logits),
         logits=logits,
-        kv_cache=0 if elsewhere else share or cache,
+        kv_cache=0 if elsewhere else share or wanted_cache(experiment, shape),
         scoring=scoring_memory(experiment),
         cache_stays=not elsewhere and ((share > 0 and not rollout.sleeps) or rollout.max_staleness > 0),
     )
-    moves = training.offload.while_sampling and experiment.resources.device != "cpu"
+    moves = training.offload.leaves_while_sampling and experiment.resources.device != "cpu"
     return replace(estimate, away=estimate.only_for_updates) if moves else estimate
+
+
+def in_flight(experiment: Experiment) -> int:
+    """Responses that a sampler has under way at once, at most."""
+    training = experiment.training
+    of_sampler = -(-training.prompts_per_step * training.group_size // experiment.samplers)
+    return min(experiment.rollout.max_concurrent, of_sampler)
+
+
+def wanted_cache(experiment: Experiment, shape: ModelShape) -> int:
+    """Bytes of the KV cache of all responses that are under way at once, each at its full length."""
+    size = experiment.rollout.cache_bytes or (2 if experiment.training.precision == "bfloat16" else 4)
+    return in_flight(experiment) * longest_sequence(experiment) * shape.layers * 2 * shape.key_value_size * size
 
 
 def engine_memory(experiment: Experiment) -> int:
@@ -187,63 +196,6 @@ def adapter_parameters(shape: ModelShape, lora: Lora) -> int:
     """Weights of the adapters: rank x (inputs + outputs) of each adapted module."""
     widths = shape.linear_widths
     return lora.rank * sum(widths.get(name, 0) for name in lora.target_modules or widths)
-
-
-def memory_warnings(experiment: Experiment) -> list[Issue]:
-    """A warning where the estimate exceeds the device's memory, see `device_of`."""
-    shape = model_shape(experiment)
-    device = device_of(experiment, shape) if shape else None
-    if shape is None or device is None or _fits(experiment, shape, device):
-        return []
-    estimate = memory_estimate(on_device(experiment, device), shape)
-    largest = f"largest part: {_largest_part(estimate, experiment.rollout)}{_gain_while_sampling(estimate, experiment)}"
-    if device.name == NAMED_BY_SPEC:
-        on, hint = "", largest
-    else:
-        fitting = [gpu.name for gpu in KNOWN_GPUS if _fits(experiment, shape, gpu)]
-        on = f" {device.name}"
-        hint = f"{largest}; it fits {' and '.join(fitting) or 'no GPU that is known here'}"
-        hint += "; resources.memory_gib says what yours have"
-    return [
-        Issue(
-            f"the estimate of {estimate.total / GIB:.1f} GiB a rank does not fit{on}",
-            path=("resources", "memory_gib"),
-            given=f"{device.memory_gib:g}",
-            hint=hint,
-        )
-    ]
-
-
-def _fits(experiment: Experiment, shape: ModelShape, device: Device) -> bool:
-    return memory_estimate(on_device(experiment, device), shape).total <= device.memory_gib * GIB
-
-
-def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:
-    remedies = {
-        "weights": "training.zero_stage: 3 divides them among the ranks",
-        "gradients": "training.zero_stage: 2 divides them among the ranks",
-        "buckets": "training.zero_stage: 0 adds them up where they are",
-        "optimizer": "training.zero_stage: 1 divides it, training.offload.optimizer moves it to the host",
-        "reference": "reference.source: behaviour needs no second model, training.zero_stage: 3 divides it",
-        "sampler": "below training.zero_stage: 3, with rollout.max_staleness: 0, sampling needs no second model",
-        "scoring": "a smaller memory_fraction of the judge, or its model behind an `endpoint`",
-        "gathered": "below training.zero_stage: 3 nothing is gathered",
-        "activations": "a smaller training.microbatch_tokens, training.gradient_checkpointing: selective or true, or "
-        "training.sequence_parallel_size: 2 and more, by which ranks share a sequence",
-        "logits": "a smaller vocabulary",
-        "kv_cache": rollout.smaller_cache,
-    }
-    name = max(remedies, key=lambda part: getattr(estimate, part))
-    return f"{name} with {getattr(estimate, name) / GIB:.1f} GiB; {remedies[name]}"
-
-
-def _gain_while_sampling(estimate: MemoryEstimate, experiment: Experiment) -> str:
-    """A further remedy where sampling needs more than training; empty where it gains next to nothing."""
-    gain = estimate.total - replace(estimate, away=estimate.only_for_updates).total
-    offload = experiment.training.offload
-    if gain < GIB / 10 or offload.optimizer or offload.parameters or experiment.resources.device == "cpu":
-        return ""
-    return f"; training.offload.while_sampling: true takes {gain / GIB:.1f} GiB off"
 
 
 def _buckets(trained: int, experiment: Experiment, size: int) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pipelines.home.home import Home
 from pipelines.home.results import damage_of, is_older, is_report_current, made_with_others, manifest_of
 from pipelines.planning import fingerprint as fp
+from pipelines.planning.beginnings import shared_steps
 from pipelines.planning.code import Code, Differences, release
 from pipelines.planning.reasons import changes, code_changes, short
 from specs.errors import Issue, SpecError
@@ -47,6 +48,8 @@ class StagePlan:
     taken_from: str = ""
     """For a train or evaluate stage, the id of the run that has done it, under another name or with fewer steps,
     and whose result it takes or goes on from; empty: none."""
+    taken_step: int = 0
+    """The step of that run from which it goes on, where the two part after it; 0: it takes all steps."""
     code: Differences = field(default_factory=dict)
     """What of its code is not as released."""
     results: int = 0
@@ -249,16 +252,22 @@ class _Planner:
         for name, stage in run.stages.items():
             output = self._output(run.run_id, name, stage.fingerprint)
             unfinished = [read.stage for read in stages if read.stage in stage.inputs and read.action != "CACHED"]
-            action, reason, taken_from = *self._decide(run.run_id, name, stage, output, unfinished), ""
+            action, reason = self._decide(run.run_id, name, stage, output, unfinished)
+            taken_from, taken_step = "", 0
             if action == "RUN" and not reason and not self._document.reuse.since_of(name):
                 if name == "train" and not (self._home.run(run.run_id) / "attempts").exists():
                     action, reason, taken_from = self._trained_by_another(run)
+                    if not reason:
+                        taken_step, taken_from = self._begun_by_another(run)
+                    if taken_step:
+                        action, reason = "RESUME", f"goes on from step {taken_step} of {taken_from}"
                 elif name == "evaluate" and (other := self._evaluated_by_another(run)):
                     action, reason, taken_from = "CACHED", f"evaluated as {other}", other
             reason = reason or self._changes(name, stage, unfinished, run)
             identity = (name, stage.fingerprint, stage.identity, stage.inputs)
             because = (action, reason, output, taken_from)
-            stages.append(StagePlan(*identity, *because, stage.code, stage.results, stage.accepted))
+            planned = StagePlan(*identity, *because, taken_step, stage.code, stage.results, stage.accepted)
+            stages.append(planned)
         cell = run.cell
         return RunPlan(run.run_id, _run_name(cell), cell.seed, cell.values, cell.label, cell.experiment, tuple(stages))
 
@@ -312,6 +321,39 @@ class _Planner:
             return "RUN", f"{change}{self._place('training.steps')}; from the start: {why}", ""
         source = longest["run_id"]
         return "RESUME", f"goes on from step {_steps(longest)} of {source}", source
+
+    def _begun_by_another(self, run: _RunIdentity) -> tuple[int, str]:
+        """The latest step up to which a run of the experiment was trained by the same values and has its state, and
+        that run; 0 and nothing: there is none."""
+        if run.cell.experiment.rollout.max_staleness:  # batches are sampled ahead, some under other values
+            return 0, ""
+        found = ((self._shared_step(plan, run), str(plan["run_id"])) for plan in self._earlier_plans)
+        return max((each for each in found if each[0]), default=(0, ""))
+
+    def _shared_step(self, plan: dict[str, Any], run: _RunIdentity) -> int:
+        """The last saved step of an earlier run up to which this one is the same; 0: none."""
+        before, now = plan["stages"].get("train"), run.stages["train"]
+        if not before or before["inputs"] != now.inputs or plan["run_id"] == run.run_id:
+            return 0
+        shared = shared_steps(before["identity"], now.identity, int(now.identity[_STEPS]))
+        evaluate, measured = run.stages["evaluate"], plan["stages"]["evaluate"]
+        is_measured_alike = (measured["identity"], measured["inputs"]["data"]) == (
+            evaluate.identity,
+            evaluate.inputs["data"],
+        )
+        same_code = fp.fingerprint("train", before["identity"], before["inputs"], now.code)
+        directory = self._home.run(plan["run_id"])
+        if (
+            not shared
+            or before["fingerprint"] != same_code
+            or (run.cell.experiment.evaluation.every_steps and not is_measured_alike)
+            or (directory / "guards.json").exists()  # rolled back: from there its learning rate is another
+        ):
+            return 0
+        saved = [
+            int(file.parent.name.removeprefix("step-")) for file in directory.glob("checkpoints/step-*/manifest.json")
+        ]
+        return max((step for step in saved if step <= shared), default=0)
 
     def _evaluated_by_another(self, run: _RunIdentity) -> str:
         """The run, under another name, that has evaluated the same; empty: none."""

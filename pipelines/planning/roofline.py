@@ -124,7 +124,8 @@ def step_seconds(experiment: Experiment, shape: ModelShape, *, card: Card = H100
     recomputed = {False: 0.0, True: each.recompute_all, "selective": each.recompute_some}
     logprobs = 0.0
     if not experiment.rollout.gives_old_logprobs:
-        logprobs += (1 - experiment.first_pass_gives_old_logprobs / training.minibatches) * each.forward
+        waits = experiment.first_pass_gives_old_logprobs and not training.router_aux_loss_coef
+        logprobs += (1 - waits / training.minibatches) * each.forward
     if experiment.reference.source != "behaviour":
         logprobs += seconds_of(teacher_shape(experiment) or shape).forward
     weights = 0 if training.lora else shape.parameters  # adapters are few

@@ -350,10 +350,11 @@ class _StageReporter:
             self._tell_guards()
 
     def close(self, outcome: StageOutcome | Literal["paused"]) -> None:
-        """Shows on the dashboard what the stage recorded."""
-        if outcome != "cached":
-            self._ingest(whole=self._stage == "train")
+        """Shows on the dashboard what the stage recorded. What others than training have recorded is little, and the
+        report takes it into the database."""
         if self._stage == "train":
+            if outcome != "cached":
+                self._ingest(whole=True)
             if outcome == "done":
                 dashboard.publish_progress(self._execution, 100.0)
             _show(self._execution, dashboard.publish_learning_curve)

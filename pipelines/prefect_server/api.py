@@ -23,7 +23,10 @@ from urllib.parse import urlsplit
 from pipelines.home.home import Home
 from pipelines.launchers.network import bound_port, is_anothers
 from pipelines.prefect_server.credentials import AUTH_VARIABLE, make_passwords, own_string, renew
-from pipelines.prefect_server.settings import LOOPBACK, Profile, client_environment, embedded_environment
+from pipelines.prefect_server.settings import LOOPBACK, Profile, client_environment, embedded_environment, sqlite_file
+from pipelines.prefect_server.template import begin_with_template, keep_template
+from pipelines.processes.fork_server import show_as
+from pipelines.processes.own_fork import OwnFork, fork_self
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.supervisor import log_tail, start
 from specs.errors import RpgError
@@ -110,7 +113,7 @@ def is_healthy(url: str, timeout: float = 2.0) -> bool:
     return answers(f"{url}/ready", timeout)
 
 
-def wait_until_healthy(url: str, process: Popen[bytes], log: Path, timeout: float = START_SECONDS) -> None:
+def wait_until_healthy(url: str, process: Popen[bytes] | OwnFork, log: Path, timeout: float = START_SECONDS) -> None:
     """Returns when the API answers. Raises ServiceError when its process ends first, or `timeout` seconds are over."""
     deadline = time.monotonic() + timeout
     while not is_healthy(url):
@@ -184,14 +187,20 @@ def server_of(home: Home) -> tuple[str, str] | None:
 class EmbeddedServer:
     """An API server that ends with this process at the latest. `start` returns at once, `wait` when it answers."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, *, forks: bool = False) -> None:
+        """
+        Args:
+            forks: it may be a fork of this process, which has Prefect imported: for a command of ours alone.
+        """
         self._home = home
+        self._forks = forks
         # Bound from the start to the end, so that no other user can take the port and be shown the password.
         self._listener, self._held = bound_port()
         self.url = f"http://127.0.0.1:{self._held.getsockname()[1]}/api"
         self._log = home.logs / "prefect-server.log"
         self._record = home.prefect / f"embedded-{os.getpid()}.json"
-        self._process: Popen[bytes] | None = None
+        self._process: Popen[bytes] | OwnFork | None = None
+        self._is_new = False
         # Two servers must not migrate one new database at the same time.
         self._starting = contextlib.ExitStack()
 
@@ -201,9 +210,15 @@ class EmbeddedServer:
         self._home.prefect.mkdir(parents=True, exist_ok=True)
         self._starting.enter_context(self._home.locked("prefect-start", waiting=lambda: None))
         make_passwords(self._home)
+        self._is_new = begin_with_template(sqlite_file(self._home))
         settings = embedded_environment(self._home, self.url) | {"PREFECT_UI_ENABLED": "0"}
         with self._listener as listener:
-            self._process = start(SERVER_COMMAND, self._log, environment=settings, standard_input=listener.fileno())
+            port = listener.fileno()
+            if self._forks:
+                _import_prefect(self._home, self.url)
+                self._process = fork_self(_serve, self._log, environment=settings, standard_input=port)
+            if self._process is None:
+                self._process = start(SERVER_COMMAND, self._log, environment=settings, standard_input=port)
         parent = {"parent": os.getpid(), "parent_started": start_of(os.getpid())}
         process = asdict(ProcessRecord.of(self._process.pid, "server"))
         write_json(self._record, process | parent | {"url": self.url})
@@ -213,6 +228,8 @@ class EmbeddedServer:
         assert self._process is not None, "start() comes first"
         try:
             wait_until_healthy(self.url, self._process, self._log)
+            if self._is_new:
+                keep_template(sqlite_file(self._home))
         finally:
             self._starting.close()
 
@@ -230,14 +247,33 @@ class EmbeddedServer:
             self._record.unlink(missing_ok=True)
 
 
+def _serve() -> None:
+    """Serves the API in a fork of a process that is a client of it: Prefect reads its settings and its log's anew."""
+    from prefect.context import refresh_global_settings_context
+
+    from pipelines.prefect_server.api_process import main
+
+    for name in _SILENT:
+        os.environ.pop(name, None)
+    sys.argv = [*SERVER_COMMAND[2:]]
+    show_as(" ".join(SERVER_COMMAND))
+    refresh_global_settings_context()
+    main()
+
+
 class Api:
     """The API that a command reports to: that of `rpg up`, or else an embedded one for the time of the command.
 
     Entering the block starts an embedded one where it is needed and returns at once; `connected` waits for it.
     """
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, *, forks: bool = False) -> None:
+        """
+        Args:
+            forks: as for `EmbeddedServer`.
+        """
         self._home = home
+        self._forks = forks
         self._embedded: EmbeddedServer | None = None
         self.url = ""
 
@@ -246,7 +282,7 @@ class Api:
         if services is not None and is_healthy(services.url):
             self.url = services.url
         else:
-            self._embedded = EmbeddedServer(self._home)
+            self._embedded = EmbeddedServer(self._home, forks=self._forks)
             self.url = self._embedded.url
             self._embedded.start()
         return self
@@ -271,13 +307,19 @@ _SILENT = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", "PREFECT_LOGGIN
 """Prefect tells of a server that is away for every message that it could not send."""
 
 
+def _import_prefect(home: Home, url: str) -> None:
+    """Imports Prefect as a client of the API, unless it is imported."""
+    if "prefect" not in sys.modules:
+        # Without the password, which is for Prefect here and for no process that this one starts.
+        os.environ.update(client_environment(home, url) | _SILENT)
+        import prefect.main  # noqa: F401
+
+
 @contextlib.contextmanager
 def client_settings(home: Home, url: str) -> Iterator[None]:
     """Within the block Prefect in this process uses this API, sends no heartbeat, and prints nothing."""
     shown = auth_string_for(home, url)
-    if "prefect" not in sys.modules:
-        # Without the password, which is for Prefect here and for no process that this one starts.
-        os.environ.update(client_environment(home, url) | _SILENT)
+    _import_prefect(home, url)
     logging.raiseExceptions = False  # The same, of its handler of log records.
     from prefect.settings import (
         PREFECT_API_AUTH_STRING,

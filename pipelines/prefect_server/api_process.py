@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pipelines.prefect_server import terse
 from pipelines.prefect_server.door import behind_door
 from pipelines.prefect_server.settings import API_PROCESSES, PUBLIC_VARIABLE
+from specs.machine.collecting import collect_rarely
 
 
 def create_app() -> ASGIApp:
@@ -51,6 +52,7 @@ def _confined(app: ASGIApp) -> ASGIApp:
 
 def main() -> None:
     """Serves until it is told to end; settings come from the environment."""
+    collect_rarely()
     config = uvicorn.Config(
         "pipelines.prefect_server.api_process:create_app",
         factory=True,

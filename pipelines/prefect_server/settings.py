@@ -1,6 +1,7 @@
 """Settings of Prefect's processes through their environment, here and in docker-compose.yml."""
 
 import os
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -87,11 +88,16 @@ def client_environment(home: Home, url: str, auth_string: str = "") -> dict[str,
     return environment | ({AUTH_VARIABLE: auth_string} if auth_string else {})
 
 
+def sqlite_file(home: Home) -> Path:
+    """The database of the one API process on SQLite."""
+    return home.prefect / "prefect.db"
+
+
 def embedded_environment(home: Home, url: str) -> dict[str, str]:
     """For the one API process on SQLite. Its background services ask it too: they are clients."""
     return client_environment(home, url, own_string(home)) | {
         **_of_every_server(home, url, own_string(home)),
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home.prefect / 'prefect.db'}",
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{sqlite_file(home)}",
     }
 
 

@@ -28,6 +28,8 @@ FORK_STAGES = "RPG_FORK_STAGES"
 """Environment variable: 0 has each stage's process begin anew."""
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg", "/proc/driver/nvidia")
 """What only a machine with a GPU has: NVIDIA's driver, AMD's, Windows's for its Linux."""
+_OF_PREFECT = ("PREFECT_", "DO_NOT_TRACK")
+"""Beginnings of the names of variables that a command sets once it has a server: no module of a stage reads them."""
 _KILLED = -9
 
 
@@ -56,12 +58,13 @@ def fork(
     """
     if not may_fork() or threading.current_thread() is not threading.main_thread():
         return None
-    server = _server_for(inherited)
+    told = {name: value for name, value in inherited.items() if name.startswith(_OF_PREFECT)}
+    server = _server_for({name: value for name, value in inherited.items() if name not in told})
     request = {
         "program": list(program),
         "imports": list(imports),
         "directory": os.getcwd(),
-        "environment": dict(environment),
+        "environment": {**told, **environment},
     }
     try:
         process = server.fork(request, output.fileno())

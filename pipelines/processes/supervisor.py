@@ -137,14 +137,15 @@ def _start(
         stdin=standard_input,
         stdout=output,
         stderr=subprocess.STDOUT,
-        env={**_inherited(withheld), "PYTHONUNBUFFERED": "1", **environment},
+        env={**inherited(withheld), "PYTHONUNBUFFERED": "1", **environment},
         cwd=directory,
         start_new_session=True,
         preexec_fn=partial(die_with_parent, os.getpid()) if attached else None,
     )
 
 
-def _inherited(withheld: Sequence[str]) -> dict[str, str]:
+def inherited(withheld: Sequence[str]) -> dict[str, str]:
+    """This process's environment without some of its variables."""
     return {name: value for name, value in os.environ.items() if name not in withheld}
 
 
@@ -154,8 +155,8 @@ _Process = subprocess.Popen[bytes] | ForkedProcess
 def _begin(child: Child, output: BinaryIO) -> _Process:
     """Starts a child's process: a fork where the child takes one and one may be."""
     if child.imports is not None and list(child.command[:2]) == [sys.executable, "-m"]:
-        inherited, program = _inherited(SERVER_PASSWORDS), child.command[2:]
-        forked = fork(program, child.imports, output, inherited=inherited, environment=child.environment)
+        own, program = inherited(SERVER_PASSWORDS), child.command[2:]
+        forked = fork(program, child.imports, output, inherited=own, environment=child.environment)
         if forked is not None:
             return forked
     return _start(child.command, output, child.environment, attached=True, withheld=SERVER_PASSWORDS)

@@ -75,6 +75,11 @@ class RunReplay:
                 " each token's whole distribution, and that is not on record. The losses have the bonus; gradient"
                 " weights, cosine and length do not"
             )
+        if training.router_aux_loss_coef:
+            sentences.append(
+                f"the loss that balances experts (training.router_aux_loss_coef {training.router_aux_loss_coef:g}):"
+                " which expert a token was sent to is not on record"
+            )
         if training.epochs > 1:
             sentences.append(
                 f"all but the last of training.epochs {training.epochs}: each token is on record as at its last update,"

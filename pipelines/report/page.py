@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,23 +26,32 @@ _LEAST_HEADINGS = 4
 def render(template: str, **values: Any) -> str:
     """The page of a template in this directory, with the style sheet and its script inside it. Control characters in
     recorded text, which HTML has no place for, are spelt out as a terminal shows them."""
+    page = (
+        _environment()
+        .get_template(template)
+        .render(
+            style=Markup((_HERE / "style.css").read_text()),
+            script=lambda name: Markup((_HERE / name).read_text()),
+            written_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            version=_version(),
+            percent=percent,
+            shown_as=figure,
+            ratio_levels=RATIO_LEVELS,
+            entropy_levels=ENTROPY_LEVELS,
+            **values,
+        )
+    )
+    return _IN_NO_PAGE.sub("\N{REPLACEMENT CHARACTER}", spelt(page))
+
+
+@cache
+def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["breakable"] = _breakable
     environment.filters["with_contents"] = _with_contents
-    page = environment.get_template(template).render(
-        style=Markup((_HERE / "style.css").read_text()),
-        script=lambda name: Markup((_HERE / name).read_text()),
-        written_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        version=_version(),
-        percent=percent,
-        shown_as=figure,
-        ratio_levels=RATIO_LEVELS,
-        entropy_levels=ENTROPY_LEVELS,
-        **values,
-    )
-    return _IN_NO_PAGE.sub("\N{REPLACEMENT CHARACTER}", spelt(page))
+    return environment
 
 
 def _with_contents(body: str) -> Markup:

@@ -84,7 +84,9 @@ def take_evaluation(execution: "RunExecution", stage: StagePlan) -> None:
 
 def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path) -> None:
     """Puts what is taken into a directory aside."""
-    if not (source / "train.json").is_file():
+    step = stage.taken_step
+    needed = source / (f"checkpoints/step-{step:06}/manifest.json" if step else "train.json")
+    if not needed.is_file():
         raise FileNotFoundError(f"{source.name} is not there any more")
     whole, evaluate = stage.action == "CACHED", execution.plan.stage("evaluate")
     before = read_json(source / "plan.json").get("stages", {}).get("evaluate", {})
@@ -92,16 +94,21 @@ def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path
     measured = {before["fingerprint"]: evaluate.fingerprint} if is_same else {}
     noted = read_json(source / "evaluated.json")
     noted = noted if noted.get("evaluation") in measured else {}
+    if noted and step:
+        noted = noted | {
+            "steps": [at for at in noted["steps"] if at <= step],
+            "accuracies": {at: each for at, each in noted.get("accuracies", {}).items() if int(at) <= step},
+        }
     training, left = execution.plan.experiment.training, set()
     every, keep_best = training.export_every_steps, training.checkpoint.keep_best
     best = best_step(accuracies_in(noted), keep_best.accuracy_on) if keep_best else 0
     for exported in sorted((source / "weights").glob("step-*")):
-        step = _step_of(exported)
-        if whole or step == best or (every and step % every == 0):
+        at = _step_of(exported)
+        if (whole or at == best or (every and at % every == 0)) and not 0 < step < at:
             _link_all(exported, aside / "weights" / exported.name)
         else:
             left.add(f"weights/{exported.name}")
-    _take_rows(execution, source.name, aside / "segments", _Changes(execution.run_id, measured, whole, left))
+    _take_rows(execution, source.name, aside / "segments", _Changes(execution.run_id, measured, whole, left, step))
     for path in sorted((source / "attempts").glob("[0-9]*.json")):
         # A lease's number means something in its own run alone.
         write_json(aside / "attempts" / path.name, read_json(path) | {"lease": 0})
@@ -110,7 +117,7 @@ def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path
     for name in ("guards.json", FREED, *(("certificate.json", "progress.json", "train.json") if whole else ())):
         if (source / name).is_file():
             write_json(aside / name, read_json(source / name), allow_nan=True)
-    saved = sorted((source / "checkpoints").glob("step-*"))
+    saved = [path for path in sorted((source / "checkpoints").glob("step-*")) if not 0 < step < _step_of(path)]
     for checkpoint in saved:
         if checkpoint == saved[-1] or _step_of(checkpoint) == best:
             _link_all(checkpoint, aside / "checkpoints" / checkpoint.name)
@@ -128,6 +135,8 @@ class _Changes:
     """Whether this run ends where the other one did; else the row that says `finished` is left out."""
     left: Collection[str]
     """Directories of weights that are not taken, relative to a run's: rows that tell of them are left out."""
+    until: int = 0
+    """The last step whose rows are taken; 0: all are."""
 
 
 def _take_rows(execution: "RunExecution", run_id: str, target: Path, changes: _Changes) -> None:
@@ -172,6 +181,8 @@ def _kept(rows: "pa.Table", table: str, changes: _Changes) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if changes.until:
+        rows = rows.filter(pc.less_equal(rows.column("step"), changes.until))
     if table == "events":
         others = [SINK_FAILED] if changes.ended else [SINK_FAILED, "finished"]
         rows = rows.filter(pc.invert(pc.is_in(rows.column("kind"), pa.array(others, pa.string()))))

@@ -12,6 +12,7 @@ TRAINING = (
     "rpg.trainer",
 )
 _OF_BASE = ("specs.document", "rpg.base.stage")
+_OF_LOOK = ("specs.document", "rpg.preflight", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 _OF_STAGE = {
     "data": ("specs.document", "rpg.data.staging"),
     # With training's, where it follows: what an optimizer imports as it is made is imported once for both.
@@ -27,4 +28,19 @@ def imports_of(experiment: Experiment, stage: str, slots: Sequence[str]) -> Sequ
     of its own."""
     if slots or experiment.rollout.engine == "vllm":
         return None
+    if stage == "data":
+        return (*_OF_STAGE[stage], *_of_data(experiment))
     return _OF_BASE if stage == "base" and not experiment.trains else _OF_STAGE[stage]
+
+
+def look_imports(experiment: Experiment) -> Sequence[str] | None:
+    """Modules of a look at data and model; None where nothing that follows is a fork as well."""
+    if experiment.rollout.engine == "vllm":
+        return None
+    return (*_OF_LOOK, *_of_data(experiment))
+
+
+def _of_data(experiment: Experiment) -> Sequence[str]:
+    """What the look, the data stage and a scorer would each import: a second, for two hundred tasks."""
+    sources = [*experiment.data.train, *experiment.data.evaluation]
+    return ("reasoning_gym",) if any(source.source == "reasoning_gym" for source in sources) else ()

@@ -107,11 +107,11 @@ def _perform(execution: RunExecution, stage: StagePlan, tick: Tick) -> StageOutc
 def _take(execution: RunExecution, stage: StagePlan) -> StagePlan:
     """Takes what another run has trained or evaluated. Where that is damaged, it is done anew: the stage says so.
 
-    A run that is to pause, and one that machines share through an object store, take nothing.
+    One that machines share through an object store takes nothing, and one that is to pause no more than a beginning.
     """
     from storage.segments import BadSegmentError
 
-    if execution.shared or execution.until:
+    if execution.shared or (execution.until and not 0 < stage.taken_step < execution.until):
         return replace(stage, action="RUN", reason="not finished before", taken_from="")
     take = take_evaluation if stage.stage == "evaluate" else take_training
     if stage.stage == "train":
@@ -272,7 +272,10 @@ def _write_inputs(execution: RunExecution, stage: StagePlan) -> None:
     pause = {"until": execution.until} if execution.until else {}
     launcher = launcher_of(execution.plan.experiment)
     lease = {"lease": execution.lease.number} if execution.lease and not launcher.outlives_command else {}
-    write_json(directory / "inputs.json", named | pause | lease | inputs | retry_inputs(execution))
+    from pipelines.planning.gpu_sharing import sharing_inputs  # which the start of a run need not wait for
+
+    sharing = sharing_inputs(execution.plan.experiment)
+    write_json(directory / "inputs.json", named | pause | lease | inputs | sharing | retry_inputs(execution))
 
 
 def _launch(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rpg.base.traffic import Traffic, traffic_of
+from rpg.pretrained import experts_per_token, first_size, linear_modules
 from specs.machine.parent import die_with_parent
 
 if TYPE_CHECKING:
@@ -99,27 +100,25 @@ def counted(settings: Mapping[str, Any]) -> ModelShape:
 
 def shape_of(model: "PreTrainedModel") -> ModelShape:
     """The figures of a model."""
-    from rpg.pretrained import linear_modules
-
     text = model.config.get_text_config()
     parameters = sum(weight.numel() for weight in model.parameters())
     experts = {name: module for name, module in model.named_modules() if _holds_experts(name, module)}
     of_experts = sum(_size(module) for module in experts.values())
-    chosen = min(_first(text, *_CHOSEN_EXPERTS), *map(_number_of_experts, experts.values()), 10**9) if experts else 0
+    chosen = min(experts_per_token(text), *map(_number_of_experts, experts.values()), 10**9) if experts else 0
     active: float = parameters
     if chosen:
         active -= sum(_size(module) * (1 - chosen / _number_of_experts(module)) for module in experts.values())
     widths = Counter[str]()
     for name, module in linear_modules(model):
         widths[name] += sum(module.weight.shape)
-    hidden, heads = _first(text, "hidden_size"), _first(text, "num_attention_heads")
+    hidden, heads = first_size(text, "hidden_size"), first_size(text, "num_attention_heads")
     # Where keys are made of a compressed part and a turned one, each head has its own.
-    compressed = _first(text, "qk_nope_head_dim") + _first(text, "qk_rope_head_dim")
-    head_size = compressed or _first(text, "head_dim") or (hidden // heads if heads else 0)
-    key_heads = heads if compressed else (_first(text, "num_key_value_heads") or heads)
+    compressed = first_size(text, "qk_nope_head_dim") + first_size(text, "qk_rope_head_dim")
+    head_size = compressed or first_size(text, "head_dim") or (hidden // heads if heads else 0)
+    key_heads = heads if compressed else (first_size(text, "num_key_value_heads") or heads)
     names = {part for name, _ in model.named_parameters() for part in name.split(".")}
     gated = not names.isdisjoint(_GATES)
-    inner = _first(text, "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden
+    inner = first_size(text, "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden
     return ModelShape(
         parameters=parameters,
         active_parameters=round(active),
@@ -129,40 +128,22 @@ def shape_of(model: "PreTrainedModel") -> ModelShape:
         largest_weight=max(weight.numel() for weight in model.parameters()),
         linear_widths=dict(widths),
         hidden_size=hidden,
-        layers=_first(text, "num_hidden_layers"),
+        layers=first_size(text, "num_hidden_layers"),
         key_value_size=head_size * key_heads,
         attention_size=head_size * heads,
         intermediate_size=max(inner, _experts_width(model, experts, chosen, hidden, gated=gated)),
         experts_per_token=chosen,
-        vocab_size=_first(text, "vocab_size"),
-        context=_first(text, "max_position_embeddings"),
+        vocab_size=first_size(text, "vocab_size"),
+        context=first_size(text, "max_position_embeddings"),
         is_gated=gated,
         norms_queries=not names.isdisjoint(_QUERY_NORMS),
     )
 
 
-_CHOSEN_EXPERTS = (
-    *("num_experts_per_tok", "num_experts_per_token", "num_selected_experts", "experts_per_token"),
-    *("top_k_experts", "moe_topk", "moe_top_k", "moe_k", "top_k"),
-)
-"""Fields of transformers' configs for the experts that a token is routed to."""
 _GATES = ("gate_proj", "gate_up_proj", "up_gate_proj", "w3", "v1", "input_linear")
 """Parts of the names of the matrices by which architectures with a gated MLP are known."""
 _QUERY_NORMS = ("q_norm", "query_layernorm", "q_layernorm")
 """Names of what normalises queries."""
-
-
-def _first(config: Any, *names: str) -> int:
-    """The first size that the config has under one of the names, of a list for the layers the largest; else 0."""
-    for name in names:
-        try:
-            value = getattr(config, name, None)
-        except RuntimeError:  # where layers differ in it, each has its own config
-            value = [_first(layer, name) for layer in config.per_layer_config]
-        sizes = [size for size in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(size, int)]
-        if sizes and max(sizes) > 0:
-            return max(sizes)
-    return 0
 
 
 def _size(module: "nn.Module") -> int:

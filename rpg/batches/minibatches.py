@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rpg.batches.batch import Bools, Microbatch, StepRollouts, microbatch
 from rpg.batches.packing_plan import IDLE, Integers, Rows, plan_packed, plan_padded
@@ -55,6 +56,9 @@ class Minibatch:
     """Sampled tokens in the passes of all ranks."""
     num_computed_with_context: int
     """Computed tokens with the given ones and those of each response's prompt, though responses may share it."""
+    expert_counts: Tensor | None = None
+    """Tokens of all ranks that the policy sends to each expert before the step's updates; None where their load is not
+    balanced. [layers, experts]"""
 
     @property
     def largest_pass(self) -> int:

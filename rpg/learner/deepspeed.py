@@ -25,6 +25,8 @@ from rpg.learner.schedule_free import ScheduleFreeAdamW
 from rpg.learner.sharded_loading import shard
 from rpg.pretrained import config_of
 from rpg.processes import ranks
+from rpg.routing import Routing, balancing_weight, check_balancing
+from specs.schema.schedule import largest
 from specs.schema.training import Training
 
 
@@ -53,6 +55,9 @@ class Learner:
         ask_torch_for_memory()
         training = training.model_copy(update={"kernels": kernels_for(training, config_of(weights_dir), device)})
         model = load_model(weights_dir, training)
+        self.balancing = balancing_weight(training, model.config)
+        """Weight of the loss that balances the load of experts; 0: it is not in the loss."""
+        check_balancing(training, model)
         self.policy = Policy(model, temperature=temperature, entropy_gradient=training.entropy_coef > 0)
         self.attention_share = attention_share(model)
         """The work of a sequence of n tokens is n + attention_share n^2, in units of a token's without attention."""
@@ -77,7 +82,7 @@ class Learner:
         self.passes = Passes(self._engine, model.config, training, device)
         self._update_state: UpdateState | None = None
         """Where it is in host memory between updates; None: it stays on the device."""
-        if training.offload.while_sampling:
+        if training.offload.leaves_while_sampling:
             self._update_state = UpdateState(self._engine, device)
             self._update_state.to_host()
 
@@ -90,6 +95,12 @@ class Learner:
     def model(self) -> PreTrainedModel:
         """The transformers model that is trained; whole on every rank up to ZeRO 2, sharded at 3."""
         return self.policy.model
+
+    @property
+    def routing(self) -> Routing | None:
+        """Routing of the last pass's sampled tokens; None: the model has no routers that show their choice, or ranks
+        share its sequences."""
+        return self.policy.routing if self._training.sequence_parallel_size == 1 else None
 
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
         """See `Passes.logprobs`."""
@@ -237,7 +248,7 @@ def optimizer_maker(training: Training) -> Callable[[list[nn.Parameter]], Schedu
         case "schedule_free_adamw":
             return partial(
                 ScheduleFreeAdamW,
-                lr=settings.learning_rate,
+                lr=largest(settings.learning_rate),
                 betas=settings.betas,
                 eps=settings.epsilon,
                 weight_decay=settings.weight_decay,
@@ -274,7 +285,7 @@ def deepspeed_config(training: Training, *, lends_weights: bool, on_gpu: bool) -
         "optimizer": {
             "type": "AdamW",
             "params": {
-                "lr": optimizer.learning_rate,
+                "lr": largest(optimizer.learning_rate),  # each update has its own
                 "betas": list(optimizer.betas),
                 "eps": optimizer.epsilon,
                 "weight_decay": optimizer.weight_decay,

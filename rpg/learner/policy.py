@@ -14,6 +14,7 @@ from rpg.learner.packing import ATTENTION, Packing
 from rpg.learner.recomputation import recompute_activations
 from rpg.learner.sharded_loading import read_on_first_rank
 from rpg.pretrained import config_of, model_of
+from rpg.routing import Routing, routed_experts, routing_of
 from specs.errors import Issue, SpecError
 from specs.schema.training import Training
 
@@ -26,6 +27,9 @@ class Policy(nn.Module):
         self.model = model
         self.temperature = temperature
         self.entropy_gradient = entropy_gradient
+        self.routing: Routing | None = None
+        """Routing of the last pass; None: the model has no routers that show their choice."""
+        self._routed_experts = routed_experts(model)
 
     def forward(
         self,
@@ -45,9 +49,12 @@ class Policy(nn.Module):
             packing: the sequences of a packed row; None: the rows are padded.
         """
         packed: dict[str, Any] = {"packing": packing, "position_ids": packing.position_ids} if packing else {}
-        hidden = self.model.base_model(input_ids=input_ids, use_cache=False, **packed).last_hidden_state
+        shown = {"output_router_logits": True} if self._routed_experts else {}
+        outputs = self.model.base_model(input_ids=input_ids, use_cache=False, **shown, **packed)
+        logits = getattr(outputs, "router_logits", None)
+        self.routing = routing_of(logits, sources, self._routed_experts) if logits else None
         head: Any = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        chosen = hidden.flatten(0, 1).index_select(0, sources)
+        chosen = outputs.last_hidden_state.flatten(0, 1).index_select(0, sources)
         return token_logprobs(
             chosen,
             head.weight,

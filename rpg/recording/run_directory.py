@@ -31,7 +31,8 @@ class RunDirectory:
     def inputs(self) -> dict[str, Any]:
         """run_id, fingerprint, where the staged data and the base model are; where they are given, also
         until: a step to pause at; evaluation: fingerprint of the evaluate stage, without which training evaluates
-        nothing; lease: number of the lease under which this trainer works. A later holder of the run replaces them."""
+        nothing; sharing: keys of the spec by which learner and sampler share a GPU, as the plan chose them; lease:
+        number of the lease under which this trainer works. A later holder of the run replaces them."""
         return dict(json.loads((self.path / "inputs.json").read_bytes()))
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
-from specs.schema.schedule import largest
+from specs.schema.schedule import ValueSchedule, largest
 
 
 def offload(experiment: Experiment) -> Iterator[Issue]:
@@ -24,7 +24,7 @@ def offload_while_sampling(experiment: Experiment) -> Iterator[Issue]:
     """State of updates can leave a GPU only if it is there, and is worth moving only if the sampler's memory is not
     held while updates are made."""
     offload, rollout = experiment.training.offload, experiment.rollout
-    if not offload.while_sampling:
+    if not offload.leaves_while_sampling:
         return
     path = ("training", "offload", "while_sampling")
     for name in ("optimizer", "parameters"):
@@ -132,6 +132,13 @@ def schedule_free(experiment: Experiment) -> Iterator[Issue]:
             allowed="constant",
             hint="leave schedule.type out; warmup_updates acts as before",
         )
+    if isinstance(training.optimizer.learning_rate, ValueSchedule):
+        yield Issue(
+            "schedule_free_adamw weighs each iterate by its rate, and knows one peak",
+            ("training", "optimizer", "learning_rate"),
+            given=str(training.optimizer.learning_rate),
+            allowed="a number",
+        )
     if training.optimizer.betas[0] == 0:
         yield Issue(
             "schedule_free_adamw divides by it",
@@ -143,7 +150,7 @@ def schedule_free(experiment: Experiment) -> Iterator[Issue]:
 
 def idle_offloading(experiment: Experiment) -> Iterator[Issue]:
     """On a CPU there is no other memory to move to."""
-    if experiment.training.offload.while_sampling and experiment.resources.device == "cpu":
+    if experiment.training.offload.leaves_while_sampling and experiment.resources.device == "cpu":
         yield Issue(
             "while_sampling copies memory of the host to memory of the host",
             ("training", "offload", "while_sampling"),
@@ -157,7 +164,9 @@ def idle_skipping(experiment: Experiment) -> Iterator[Issue]:
     training = experiment.training
     if training.skip_zero_advantage and not experiment.skips_zero_advantage:
         kl_coef, entropy_coef = largest(experiment.objective.kl_coef), training.entropy_coef
-        given = f"entropy_coef {entropy_coef:g}" if entropy_coef else f"kl_coef {kl_coef:g}"
+        router_coef = training.router_aux_loss_coef or 0.0
+        others = f"kl_coef {kl_coef:g}" if kl_coef else f"router_aux_loss_coef {router_coef:g}"
+        given = f"entropy_coef {entropy_coef:g}" if entropy_coef else others
         yield Issue(
             "every response is computed: the loss has a gradient where the advantage is 0 as well",
             ("training", "skip_zero_advantage"),
@@ -173,7 +182,7 @@ weights are smaller."""
 
 def steep_rate(experiment: Experiment) -> Iterator[Issue]:
     """A learning rate that most likely lost its exponent."""
-    rate = experiment.training.optimizer.learning_rate
+    rate = largest(experiment.training.optimizer.learning_rate)
     if rate >= STEEP_RATE:
         yield Issue(
             "an update would move the weights by more than they are",

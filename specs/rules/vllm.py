@@ -28,14 +28,14 @@ def placement(experiment: Experiment) -> Iterator[Issue]:
             given=f"{rollout.ranks_per_engine} with placement colocated",
             hint="write placement: dedicated; rollout.engine_gpus may name the ranks' own GPUs",
         )
-    if rollout.sleep and not colocated:
+    if rollout.sleeps and not colocated:
         yield Issue(
             "a dedicated engine shares its memory with nobody",
             ("rollout", "sleep"),
             given="true with placement dedicated",
             hint="leave sleep out, or write placement: colocated",
         )
-    if rollout.sleep and experiment.resources.device == "cpu":
+    if rollout.sleeps and experiment.resources.device == "cpu":
         yield Issue(
             "vLLM cannot sleep on a CPU",
             ("rollout", "sleep"),
@@ -95,7 +95,7 @@ def engine_machines(experiment: Experiment) -> Iterator[Issue]:
 def sleeping(experiment: Experiment) -> Iterator[Issue]:
     """An engine cannot sample and give its memory away at once."""
     rollout = experiment.rollout
-    if isinstance(rollout, VllmRollout) and rollout.sleep and rollout.max_staleness:
+    if isinstance(rollout, VllmRollout) and rollout.sleeps and rollout.max_staleness:
         yield Issue(
             "an engine that samples while the learner trains cannot sleep then",
             ("rollout", "sleep"),

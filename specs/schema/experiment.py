@@ -19,7 +19,7 @@ from specs.schema.reference import Reference
 from specs.schema.reward import Reward
 from specs.schema.rollout import Rollout, TransformersRollout
 from specs.schema.schedule import at_step
-from specs.schema.training import Training
+from specs.schema.training import Offload, Training
 
 
 class Matrix(Spec):
@@ -173,12 +173,19 @@ class Experiment(Spec):
         objective = at_step(self.objective, step)
         return self if objective is self.objective else self.model_copy(update={"objective": objective})
 
+    def sharing_memory(self, chosen: Mapping[str, Any]) -> Self:
+        """The spec with keys of `rollout` and of `training.offload` as the plan has chosen them, by their names."""
+        offload = {key: value for key, value in chosen.items() if key in Offload.model_fields}
+        rollout = {key: value for key, value in chosen.items() if key not in offload}
+        training = self.training.model_copy(update={"offload": self.training.offload.model_copy(update=offload)})
+        return self.model_copy(update={"training": training, "rollout": self.rollout.model_copy(update=rollout)})
+
     @property
     def skips_zero_advantage(self) -> bool:
         """Whether responses without advantage are left out: asked for, and without effect on any gradient."""
-        return (
-            self.training.skip_zero_advantage and not self.objective.needs_reference and self.training.entropy_coef == 0
-        )
+        training = self.training
+        elsewhere = self.objective.needs_reference or training.entropy_coef or training.router_aux_loss_coef
+        return training.skip_zero_advantage and not elsewhere
 
     @model_validator(mode="before")
     @classmethod

@@ -428,14 +428,17 @@ class VllmRollout(SamplerSection):
     """Type of the cache's keys and values. auto: the model's. fp8, on GPUs: eight bits each, so that twice as many
     tokens of a bfloat16 model fit, and long responses are sampled faster. The engine's logprobs are then further from
     the learner's: kl/rollout and rollout_ratio/mean measure that, and `correction` weighs it."""
-    sleep: bool = execution(False)
+    sleep: bool | Literal["auto"] = execution("auto")
     """A colocated engine gives its GPU memory to the learner from the end of a step's sampling until it is given the
-    next weights."""
+    next weights. auto: on a GPU whose memory is known (this machine's, or resources.memory_gib with device: cuda), by
+    the memory that `rpg plan` counts: true where the cache of max_concurrent responses does not fit beside the learner.
+    Else false."""
     max_concurrent: int = execution(256, ge=1)
     """vLLM's max_num_seqs."""
     memory_fraction: float | None = execution(None, gt=0, lt=1)
     """Share of a GPU's memory for vLLM (its gpu_memory_utilization). Left out: 0.9 for dedicated engines on the GPUs
-    after the ranks' own, else 0.4, since the learner needs the rest."""
+    after the ranks' own; where `sleep` can be chosen, what its weights and the cache of max_concurrent responses need,
+    as far as the learner leaves it; else 0.4."""
     cpu_cache_gib: float = execution(1.0, gt=0)
     """KV cache in GiB where the engine runs on a CPU."""
     sentinel_tolerance: float | None = execution(None, gt=0)
@@ -513,8 +516,8 @@ class VllmRollout(SamplerSection):
 
     @property
     def sleeps(self) -> bool:
-        """The key's value."""
-        return self.sleep
+        """The key's value. Where the plan has not chosen, auto is false."""
+        return self.sleep is True
 
     @property
     def cache_bytes(self) -> int | None:
@@ -524,7 +527,7 @@ class VllmRollout(SamplerSection):
     @property
     def smaller_cache(self) -> str:
         """The cache is what the weights leave of vLLM's share. An engine that sleeps holds none while training."""
-        may_sleep = self.placement == "colocated" and not self.sleep and not self.max_staleness
+        may_sleep = self.placement == "colocated" and not self.sleeps and not self.max_staleness
         return "a smaller rollout.memory_fraction" + (", or rollout.sleep: true" if may_sleep else "")
 
     def keys_to_lower(self, *, on_cpu: bool) -> list[str]:

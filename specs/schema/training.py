@@ -8,6 +8,9 @@ from specs.bounds import MAX_RANKS
 from specs.metrics import REWARD
 from specs.schema.base import Spec, addition, execution, no_flag
 from specs.schema.guard import Guard, GuardableMetric
+from specs.schema.schedule import Schedulable, ValueSchedule
+
+Rate = Annotated[float | ValueSchedule, Schedulable(gt=0)]
 
 
 class Optimizer(Spec):
@@ -16,8 +19,9 @@ class Optimizer(Spec):
 
     type: Literal["adamw", "schedule_free_adamw"] = "adamw"
     """schedule_free_adamw takes schedule.warmup_updates and no decay."""
-    learning_rate: float = Field(1e-6, gt=0)
-    """Peak learning rate."""
+    learning_rate: Rate = 1e-6
+    """Peak learning rate. Of a schedule the value at a step holds for all of its updates; `schedule.type` and the
+    warm-up scale it."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Decay of the first and second moment, each in [0, 1). Schedule-free has no first moment: its first beta, above 0,
     is the share of the average in the point where gradients are taken."""
@@ -57,11 +61,17 @@ class Offload(Spec):
     """The optimizer's state, and its step on the CPU; needs ZeRO 2 or 3."""
     parameters: bool = False
     """The parameters while they are not in use; needs ZeRO 3."""
-    while_sampling: bool = False
+    while_sampling: bool | Literal["auto"] = "auto"
     """What only an update needs, from the end of one step's updates to the beginning of the next step's: optimizer
     state, float32 master weights, room for gradients. They go and come at the speed of the link to the host, and while
     rollouts are sampled the sampler can have their memory: a vLLM engine that sleeps a higher rollout.memory_fraction,
-    transformers a higher rollout.max_concurrent."""
+    transformers a higher rollout.max_concurrent. auto: on a GPU, where the sampler lacks that memory, as `rpg plan` has
+    it; see rollout.sleep. Else false."""
+
+    @property
+    def leaves_while_sampling(self) -> bool:
+        """Whether it goes. Where the plan has not chosen, auto is false."""
+        return self.while_sampling is True
 
 
 class KeepBest(Spec):
@@ -133,6 +143,10 @@ class Training(Spec):
     entropy_coef: float = addition(0.0, ge=0)
     """Weight of the entropy bonus: the mean entropy of the policy at the sampled tokens, in nats, joins the objective,
     averaged as the losses are."""
+    router_aux_loss_coef: float | None = addition(None, ge=0)
+    """Weight of the loss that balances the load of a mixture's experts, the metric `aux_loss`, in the loss. It is over
+    the sampled tokens that are trained on; the tokens of each expert are counted before the step's updates. Left out:
+    what the model's configuration says, its router_aux_loss_coef where output_router_logits is true, else 0."""
     optimizer: Optimizer = Optimizer()
     """How a gradient becomes an update."""
     schedule: Schedule = Schedule()
@@ -175,6 +189,10 @@ class Training(Spec):
     write memory less often (the extra `liger`; on GPUs, for models of type llama, qwen2 and qwen3). auto: Liger's where
     they are installed, know the model, and give a tiny one the gradient that PyTorch gives it, which is tried at the
     start; else PyTorch's, and always on a CPU."""
+    attention: Literal["auto", "torch"] = execution("auto")
+    """What computes the attention of packed rows in bfloat16 on a GPU. torch: PyTorch's own kernel. auto:
+    FlashAttention 3 on Hopper GPUs, or 4 on these and Blackwell's, where the package is installed and gives a small row
+    the attention and gradient of PyTorch's kernel, which is tried at the start; else PyTorch's. No effect elsewhere."""
     gradient_checkpointing: bool | Literal["selective"] = execution(False)
     """Recompute activations in the backward pass, for a third more arithmetic. selective: all but the results of matrix
     products and attention, for hardly any more. No effect on the gradient."""

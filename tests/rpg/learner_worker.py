@@ -1,8 +1,8 @@
 """One rank of the learner's tests: `learner_worker INPUTS OUT CASE...` makes five updates on fixed responses.
 
 A case is ZERO:PRECISION:MICROBATCH_TOKENS and names of OPTIONS, or `plain` and such names: the same updates written out
-in PyTorch, in float32 and one response at a time. The weights after the updates, and the mean gradient norm (to whose
-scale AdamW is blind), go to OUT/<case>.npz.
+in PyTorch, in float32 and one response at a time. The weights after the updates, the mean gradient norm (to whose scale
+AdamW is blind), and of a mixture of experts its balancing loss go to OUT/<case>.npz.
 """
 
 import sys
@@ -16,6 +16,7 @@ import torch
 from schedulefree import AdamWScheduleFree
 from torch.nn.utils import parametrize
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from rpg.advantages import advantages
 from rpg.batches.batch import StepRollouts
@@ -137,17 +138,19 @@ def by_trainer(run: RunDirectory, spec: Experiment) -> dict[str, np.ndarray]:
         minibatches = cut(step, plan, torch.device("cpu"))
         assert components.learner.packs == trainer.training.packing
         ledger = TokenLedger(len(step.rollout_logprobs))
-        trainer.recompute(minibatches, ledger)
+        minibatches = trainer.recompute(minibatches, ledger)
         if trainer.training.on_not_finite == "skip":
             poison(trainer)
-        if trainer.training.offload.while_sampling:
+        if trainer.training.offload.leaves_while_sampling:
             rest_between_updates(components.learner)
         with components.learner.updating():
             seen, _ = trainer.update(minibatches, trainer.advantages(step, ledger), ledger)
         weights = {name: weight.float().numpy().copy() for name, weight in components.learner.weights()}
         check_reference(trainer, minibatches, ledger)
         assert seen.num_skipped == (trainer.training.on_not_finite == "skip")
-        return weights | {"grad_norm": np.array([seen.reduce()["grad_norm"]])}
+        metrics = seen.reduce()
+        kept = [name for name in ("grad_norm", "aux_loss") if name in metrics]
+        return weights | {name: np.array([metrics[name]]) for name in kept}
 
 
 def poison(trainer: Trainer) -> None:
@@ -242,18 +245,29 @@ def by_hand(base: Path, spec: Experiment) -> dict[str, np.ndarray]:
     trained = low_rank(model, base, training) if training.lora else list(model.parameters())
     optimizer = optimizer_of(training, trained)
 
+    routed: dict[int, torch.Tensor] = {}
+
+    def routers(index: int, outputs: Any) -> torch.Tensor:
+        """Router logits of the tokens that predict the sampled ones. [layers, sampled tokens, experts]"""
+        place, before = slice(starts[index], starts[index + 1]), len(step.prompts[step.group_ids[index]])
+        return torch.stack(outputs.router_logits)[:, before - 1 : -1][:, torch.from_numpy(step.sampled[place])]
+
     def logprobs(index: int) -> torch.Tensor:
         prompt = torch.from_numpy(step.prompts[step.group_ids[index]])
         place = slice(starts[index], starts[index + 1])
         response, sampled = torch.from_numpy(step.token_ids[place]), torch.from_numpy(step.sampled[place])
-        logits = model(input_ids=torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
+        outputs = model(input_ids=torch.cat([prompt, response])[None])
+        logits = outputs.logits[0, len(prompt) - 1 : -1]
+        if model.config.model_type == "qwen3_moe":
+            routed[index] = routers(index, outputs)
         return torch.log_softmax(logits / spec.rollout.temperature, -1).gather(1, response[:, None])[sampled, 0]
 
     with torch.no_grad():
         old = [logprobs(index) for index in range(25)]
+    before = dict(routed)
     if isinstance(optimizer, AdamWScheduleFree):
         optimizer.train()
-    norms = []
+    norms, balances = [], list[float]()
     for number, part in enumerate(np.array_split(np.arange(25), UPDATES)):
         if training.on_not_finite == "skip" and number == POISONED:
             continue
@@ -270,6 +284,12 @@ def by_hand(base: Path, spec: Experiment) -> dict[str, np.ndarray]:
                 response_mask=torch.ones(1, len(now)),
             )
             total = total + losses.sum() / step.num_sampled[part].sum()
+        if routed:
+            rows = [torch.cat([each[index] for index in part], 1) for each in (before, routed)]
+            balance = balance_by_hand(*rows)
+            total = total + model.config.router_aux_loss_coef * balance
+            own = model.config.num_experts, model.config.num_experts_per_tok
+            balances.append(load_balancing_loss_func(tuple(rows[1].detach()), *own).item())
         total.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(trained, training.optimizer.max_grad_norm).item())
         optimizer.step()
@@ -278,7 +298,17 @@ def by_hand(base: Path, spec: Experiment) -> dict[str, np.ndarray]:
     for name in [name for name, module in model.named_modules() if parametrize.is_parametrized(module)]:
         parametrize.remove_parametrizations(model.get_submodule(name), "weight")
     weights = {name: weight.detach().numpy() for name, weight in model.named_parameters()}
-    return weights | {"grad_norm": np.array([np.mean(norms)])}
+    of_experts = {"aux_loss": np.array([np.mean(balances)])} if balances else {}
+    return weights | {"grad_norm": np.array([np.mean(norms)])} | of_experts
+
+
+def balance_by_hand(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+    """Experts times the sum of f_e P_e of the two best of four experts; f_e by the logits before the step's updates.
+    [layers, tokens, experts] each"""
+    best = before.argsort(dim=-1)[..., -2:].flatten()
+    probability = torch.softmax(now, -1).flatten(0, 1).mean(0)
+    share = torch.stack([(best == expert).sum() / (len(best) / 2) for expert in range(4)])
+    return 4 * (share * probability).sum()
 
 
 def optimizer_of(training: Training, trained: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

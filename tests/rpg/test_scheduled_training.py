@@ -29,6 +29,7 @@ POINTS: dict[str, Any] = {
         "clip": {"type": "dual", "low": {"schedule": [[3, 0.01]]}, "high": {"schedule": [[0, 0.02], [9, 0.02]]}},
     },
     "reference": {"source": "snapshot", "update": {"every_steps": {"schedule": [[1, 2]]}}},
+    "training": {"optimizer": {"learning_rate": {"schedule": [[1, 0.03]]}}},
 }
 RAMPS: dict[str, Any] = {
     "objective": {
@@ -36,6 +37,7 @@ RAMPS: dict[str, Any] = {
         "clip": {"type": "dual", "low": 0.01, "high": {"schedule": [[1, 0.02], [3, 1e-3]], "between": "step"}},
     },
     "reference": {"source": "snapshot", "update": {"every_updates": 3}},
+    "training": {"optimizer": {"learning_rate": {"schedule": [[1, 0.03], [3, 0.01]]}}},
 }
 IN_THE_REWARD: dict[str, Any] = {"objective": {"type": "rloo", "kl_coef": {"schedule": [[1, 0], [3, 2]]}}}
 BLOWN_UP: dict[str, Any] = {
@@ -104,6 +106,8 @@ def test_what_is_scheduled_is_on_record_at_every_step_and_nothing_else_is(runs: 
         "clip/high": [0.02, 0.02, 0.001, 0.001],
         "reference/every_steps": [],
     }
+    whole, reduced = metrics(runs / "plain")["learning_rate"], metrics(runs / "ramps")["learning_rate"]
+    assert reduced == pytest.approx([*whole[:2], *(rate / 3 for rate in whole[2:])])
 
 
 def test_a_run_that_goes_on_in_the_middle_of_a_ramp_is_the_run_that_did_not_stop(runs: Path) -> None:

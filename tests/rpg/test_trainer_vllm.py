@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,11 @@ from tests.rpg.tiny_run import make_inputs, make_run, rows, train
 
 @pytest.mark.vllm
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
-def test_each_step_is_sampled_with_the_weights_of_the_step_before(tmp_path: Path) -> None:
-    make_inputs(tmp_path, head_dim=32)
+@pytest.mark.parametrize("experts", [None, {}], ids=["dense", "experts"])
+def test_each_step_is_sampled_with_the_weights_of_the_step_before(
+    experts: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    make_inputs(tmp_path, head_dim=32, experts=experts)
     changes = {"steps": 3, "optimizer": {"learning_rate": 0.01}, "schedule": {"type": "constant"}}
     run_dir = make_run(tmp_path, tmp_path / "run", training=changes, rollout={"engine": "vllm"})
     train(run_dir)
@@ -21,7 +25,8 @@ def test_each_step_is_sampled_with_the_weights_of_the_step_before(tmp_path: Path
         assert abs(row["rollout_logprob"] - row["old_logprob"]) < 1e-3
     apart = {row["step"]: row["value"] for row in rows(run_dir, "metrics") if row["name"] == "sentinel/difference"}
     assert apart.keys() == {1, 2, 3}
-    described = {metric.name for metric in METRICS if metric.recorded_with in ("", "a vllm engine")}
+    parts = ["", "a vllm engine", *(["a mixture of experts"] if experts is not None else [])]
+    described = {metric.name for metric in METRICS if metric.recorded_with in parts}
     assert {row["name"] for row in rows(run_dir, "metrics")} == described
     assert all(0 <= difference < 1e-3 for difference in apart.values())
     moved = {row["step"]: row["value"] for row in rows(run_dir, "metrics") if row["name"] == "kl/reverse"}

@@ -59,11 +59,18 @@ STEADY = {"learning_rate": 0.01, "epsilon": 1e-6}
 """An optimizer for runs whose weights are compared: a rounding of a gradient that is nearly zero becomes no step."""
 
 
-def make_inputs(directory: Path, *, head_dim: int = 8) -> None:
-    """Fills `base` (model and tokenizer) and `data`. vLLM wants a head_dim of 32 or more."""
+def make_inputs(directory: Path, *, head_dim: int = 8, experts: dict[str, Any] | None = None) -> None:
+    """Fills `base` (model and tokenizer) and `data`. vLLM wants a head_dim of 32 or more. `experts`: settings of a
+    mixture of four experts in place of each MLP."""
     import torch
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import (
+        PreTrainedTokenizerFast,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+    )
 
     vocabulary = {token: index for index, token in enumerate(TOKENS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
@@ -72,20 +79,24 @@ def make_inputs(directory: Path, *, head_dim: int = 8) -> None:
     base = directory / "base"
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(base)
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(TOKENS),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=head_dim,
-        max_position_embeddings=32,
-        tie_word_embeddings=True,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(base)
+    settings: dict[str, Any] = {
+        "vocab_size": len(TOKENS),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": head_dim,
+        "max_position_embeddings": 32,
+        "tie_word_embeddings": True,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+    }
+    if experts is None:
+        Qwen3ForCausalLM(Qwen3Config(**settings)).save_pretrained(base)
+    else:
+        settings |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, **experts}
+        Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings)).save_pretrained(base)
     rows = [
         {"problem_id": f"p{i}", "prompt": prompt, "answer": prompt[0], "dataset": "train", "metadata": "{}"}
         for i, prompt in enumerate(PROBLEMS)

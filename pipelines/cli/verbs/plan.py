@@ -89,7 +89,7 @@ def findings(document: Document | StudyDocument, made: Plan) -> tuple[list[Issue
 
     from pipelines.cli.preflight import examined, missing_for, unfinished, unscorable
     from pipelines.planning.gpu_hours import precision_warnings
-    from pipelines.planning.memory import memory_warnings
+    from pipelines.planning.memory_warnings import memory_warnings
     from pipelines.planning.plan import overlap_warnings
     from pipelines.running.gpu_slots import concurrency_warnings
     from specs.errors import in_file_order
@@ -167,7 +167,8 @@ def _schedules(experiment: Experiment) -> dict[str, str]:
 def _memory(experiment: Experiment) -> dict[str, Any] | None:
     from dataclasses import asdict
 
-    from pipelines.planning.device import device_of, on_device
+    from pipelines.planning.device import device_of
+    from pipelines.planning.gpu_sharing import gpu_sharing, planned_on
     from pipelines.planning.memory import memory_estimate
     from pipelines.planning.model_shape import model_shape
 
@@ -175,8 +176,9 @@ def _memory(experiment: Experiment) -> dict[str, Any] | None:
     if shape is None:
         return None
     device = device_of(experiment, shape)
-    estimate = memory_estimate(on_device(experiment, device), shape)
-    held_against = {"device": asdict(device) if device else None}
+    estimate = memory_estimate(planned_on(experiment, shape, device), shape)
+    sharing = gpu_sharing(experiment, shape, device)
+    held_against = {"device": asdict(device) if device else None, "sharing": asdict(sharing) if sharing else None}
     counted = ("parameters", "active_parameters", "expert_parameters", "router_parameters")
     counts = {name: getattr(shape, name) for name in counted}
     return {**asdict(estimate), "total": estimate.total, **counts, **held_against}
@@ -239,8 +241,9 @@ def _summary(made: Plan) -> Iterator[tuple[str, str, int, str]]:
 
 def _algebra(made: Plan) -> list[str]:
     """Batch algebra and estimates of the first run, and in how far the other runs differ."""
-    from pipelines.planning.device import LARGE, device_of, on_device
+    from pipelines.planning.device import LARGE, device_of
     from pipelines.planning.gpu_hours import SAMPLING_SHARE, gpu_hours
+    from pipelines.planning.gpu_sharing import gpu_sharing, planned_on
     from pipelines.planning.judging import judging, sentences
     from pipelines.planning.memory import GIB, batch_algebra, memory_estimate
     from pipelines.planning.model_shape import model_shape, settings_of
@@ -275,7 +278,7 @@ def _algebra(made: Plan) -> list[str]:
         lines.append(f"memory  unknown, and so are GPU hours: {why}")
     else:
         device = device_of(experiment, shape)
-        parts = memory_estimate(on_device(experiment, device), shape)
+        parts = memory_estimate(planned_on(experiment, shape, device), shape)
         named = ["weights", "gradients", "optimizer", "reference", "activations", "logits", "kv_cache"]
         named += [name for name in ("sampler", "gathered", "buckets", "scoring") if getattr(parts, name)]
         listed = ", ".join(f"{name.replace('_', ' ')} {_size(getattr(parts, name))}" for name in named)
@@ -289,6 +292,8 @@ def _algebra(made: Plan) -> list[str]:
                 else ""
             )
         )
+        if sharing := gpu_sharing(experiment, shape, device):
+            lines.append(f"shared  {sharing}")
         if device:
             lines.append(f"kernels {_kernels(experiment)}")
         if experiment.resources.device != "cpu" and shape.parameters >= LARGE:

@@ -41,7 +41,7 @@ def run(
 
     home = Home.from_environment()
     try:
-        data = run_study_here(load_study_document(file, overrides or ()), home, parallel)
+        data = run_study_here(load_study_document(file, overrides or ()), home, parallel, own_process=True)
     except StudyInterruptedError:
         typer.echo("stopped; the same command goes on from here", err=True)
         raise typer.Exit(130) from None

@@ -41,9 +41,9 @@ def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
         kv_cache=rollout.kv_cache,
         prefix_caching=rollout.enable_prefix_caching,
         tensor_parallel_size=rollout.tensor_parallel_size,
-        sleeps=rollout.sleep and settings.beside_learner,
+        sleeps=rollout.sleeps and settings.beside_learner,
     )
-    if rollout.sleep and device.type == "cpu":
+    if rollout.sleeps and device.type == "cpu":
         raise SpecError(
             Issue("vLLM cannot sleep on a CPU", path=("rollout", "sleep"), given="true", hint="leave sleep out")
         )

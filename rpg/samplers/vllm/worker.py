@@ -1,6 +1,7 @@
 """Methods that we add to vLLM's workers: vLLM mixes this class into its own, in whatever process it runs."""
 
 import signal
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -23,9 +24,10 @@ class WorkerExtension:
     def pack_weights_again(self) -> None:
         """Renews the packed copies of weights with which vLLM multiplies on a CPU; on a GPU there are none.
 
-        vLLM's own reload does not renew the copy of a tied head. It reports nothing, and logprobs are wrong by as much
-        as the weights have moved.
+        vLLM's own reload does not renew the copy of a tied head, and leaves the experts of a mixture unpacked. It
+        reports nothing, and logprobs are wrong.
         """
+        from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
         from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
         model: nn.Module = self.get_model()  # type: ignore[attr-defined]  # the worker's
@@ -33,3 +35,6 @@ class WorkerExtension:
             weight = getattr(module, "weight", None)
             if hasattr(module, "cpu_linear") and isinstance(weight, Tensor) and weight.numel():
                 dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+            if isinstance(module, RoutedExperts):
+                kernel: Any = module.quant_method.moe_kernel
+                kernel.fused_experts.process_weights_after_loading(module)

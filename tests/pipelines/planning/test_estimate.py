@@ -22,8 +22,8 @@ from pipelines.planning.memory import (
     TOKENS_ON_GPU,
     batch_algebra,
     memory_estimate,
-    memory_warnings,
 )
+from pipelines.planning.memory_warnings import memory_warnings
 from pipelines.planning.model_shape import model_shape
 from rpg.learner.logprobs import CHUNK_ELEMENTS, CHUNK_ON_GPU
 from rpg.learner.packing import Packing

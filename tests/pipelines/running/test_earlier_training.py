@@ -16,7 +16,7 @@ from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.processes.supervisor import StageError
 from pipelines.running import stages
 from pipelines.running.earlier_training import take_training
-from pipelines.running.run import RunExecution, register_run
+from pipelines.running.run import RunExecution, register_experiment, register_run
 from specs.loader import load_document
 from specs.machine.files import read_json, write_json
 from specs.records import CheckpointRow
@@ -70,6 +70,36 @@ def test_more_steps_go_on_from_the_last_checkpoint_of_fewer(
     assert training(spec, home, "training.steps=1")[0] == "RUN"
     (home.run(run.run_id) / "checkpoints" / "step-000002" / "manifest.json").unlink()
     assert training(spec, home, more)[0] == "RUN"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "step"),
+    [
+        ("[[1, 0.2]]", "[[1, 0.2], [4, 0.3]]", 3),
+        ("[[1, 0.2], [4, 0.3]]", "[[1, 0.2], [4, 0.3], [6, 0.1]]", 4),
+        ("[[1, 0.2], [4, 0.3]]", "[[1, 0.2], [3, 0.3]]", 2),
+        ("[[1, 0.2], [4, 0.3]]", "[[1, 0.2], [2, 0.3]]", 0),
+        ("[[1, 0.2]]", "[[1, 0.3]]", 0),
+    ],
+)
+def test_a_run_goes_on_from_the_last_saved_step_up_to_which_another_had_its_values(
+    spec: Path, home: Home, first: str, second: str, step: int
+) -> None:
+    def low(points: str) -> tuple[str, ...]:
+        return ("training.steps=8", f"objective.clip={{type: dual, low: {{schedule: {points}}}}}")
+
+    (other,) = planned(spec, home, *low(first)).runs
+    directory = home.run(other.run_id)
+    for saved in (2, 3, 4, 8):
+        write_json(directory / "checkpoints" / f"step-{saved:06}" / "manifest.json", {"files": {}})
+    register_run(home, load_document(spec, low(first)), other)
+    register_experiment(home, load_document(spec, low(first)), (other,))
+    write_json(directory / "plan.json", other.record())
+    expected = ("RESUME", f"goes on from step {step} of {other.run_id}")
+    assert training(spec, home, *low(second)) == expected if step else training(spec, home, *low(second))[0] == "RUN"
+    assert training(spec, home, *low(second), "training.prompts_per_step=8")[0] == "RUN"
+    write_json(directory / "guards.json", [])
+    assert training(spec, home, *low(second))[0] == "RUN", "its learning rate was lowered"
 
 
 @pytest.mark.parametrize(
@@ -255,6 +285,26 @@ def test_more_steps_and_another_name_give_bit_for_bit_what_training_from_the_sta
     removed = lab.rpg("rm", second, "--yes")
     assert removed.code == 0, removed.err
     assert lab.rpg("resume", third, "--prove").code == 0
+    assert json.loads(lab.rpg("db", "check", "--full", "--json").out) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_a_run_that_parts_from_another_gives_bit_for_bit_what_training_from_the_start_gives(lab: Lab) -> None:
+    common = ("training.steps=6", "training.checkpoint={every_steps: 3}", "training.entropy_coef=0.1")
+    rate = "training.optimizer.learning_rate={schedule: %s}"
+    first = lab.rpg("run", str(lab.spec), overrides=(*common, rate % "[[1, 1e-2]]"))
+    assert first.code == 0, first.err
+    (one,) = lab.run_ids()
+    second = lab.rpg("run", str(lab.spec), overrides=(*common, rate % "[[1, 1e-2], [4, 1e-3]]"))
+    assert second.code == 0, second.err
+    assert f"goes on from step 3 of {one}" in second.err
+    (other,) = set(lab.run_ids()) - {one}
+    rates = f"select value from metrics where run_id = '{other}' and name = 'learning_rate' order by step"
+    assert lab.query(rates) == [*[(1e-2,)] * 3, *[(1e-3,)] * 3]
+    proof = lab.rpg("resume", other, "--prove", "--steps", "6")
+    assert proof.code == 0, proof.out + proof.err
+    assert lab.rpg("rm", one, "--yes").code == 0
     assert json.loads(lab.rpg("db", "check", "--full", "--json").out) == []
 
 

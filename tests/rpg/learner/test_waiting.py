@@ -37,6 +37,8 @@ CORRECTED = {"correction": {"type": "truncate"}}
 class PlainLearner:
     """The policy without DeepSpeed."""
 
+    routing = None
+
     def __init__(self, device: torch.device) -> None:
         model = qwen3()
         model.config._attn_implementation = ATTENTION

@@ -72,3 +72,11 @@ def test_a_learning_rate_without_its_exponent_is_asked_about():
         "1 warning"
     )
     assert warnings(text % "3e-2") == "0 warnings"
+
+
+def test_schedule_free_takes_one_learning_rate():
+    section = "steps: 4\n  optimizer: {type: schedule_free_adamw, learning_rate: {schedule: [[1, 1e-3], [3, 1e-4]]}}"
+    assert message(changed("steps: 4", section)).startswith(
+        "spec.yaml:21: training.optimizer.learning_rate: schedule_free_adamw weighs each iterate by its rate, and "
+        "knows one peak\n"
+    )

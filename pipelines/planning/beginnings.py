@@ -1,0 +1,57 @@
+"""Trainings that begin alike: with values that change over the steps, two specs may be one up to a step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.planning.fingerprint import Identity
+from specs.schema.schedule import SCHEDULABLE, ValueSchedule, largest
+
+
+def shared_steps(one: Identity, other: Identity, steps: int) -> int:
+    """Number of steps, from the first on, that two trainings of so many steps have in common.
+
+    They may differ in fields that have a schedule in both. What has one in one of them alone is on record at each step
+    there, and not in the other, so that such runs share none.
+
+    Example: the second one parts from the first after two steps.
+        >>> field = "objective.kl_coef"
+        >>> first = {f"{field}.schedule.0.0": 1, f"{field}.schedule.0.1": 0.1, f"{field}.between": "step"}
+        >>> second = first | {f"{field}.schedule.1.0": 3, f"{field}.schedule.1.1": 0.2}
+        >>> shared_steps(first, second, 6), shared_steps(first, {field: 0.1}, 6)
+        (2, 0)
+    """
+    changed = {path for path in one.keys() | other.keys() if one.get(path, ...) != other.get(path, ...)}
+    fields = {field for field in SCHEDULABLE if any(_is_inside(path, field) for path in changed)}
+    if any(not any(_is_inside(path, field) for field in fields) for path in changed):
+        return 0
+    pairs = [(_schedule(one, field), _schedule(other, field)) for field in fields]
+    if any(first is None or second is None or _acts(first) != _acts(second) for first, second in pairs):
+        return 0
+    parting = (
+        step
+        for step in range(1, steps + 1)
+        if any(first.at(step) != second.at(step) for first, second in pairs if first and second)
+    )
+    return next(parting, steps + 1) - 1
+
+
+def _acts(value: ValueSchedule) -> bool:
+    """Whether the value is ever above 0: then a reference policy is held from the first step on."""
+    return largest(value) > 0
+
+
+def _is_inside(path: str, field: str) -> bool:
+    return path == field or path.startswith(f"{field}.")
+
+
+def _schedule(identity: Mapping[str, Any], field: str) -> ValueSchedule | None:
+    """The schedule that a field has in a flat identity; None where it has none."""
+    points: dict[int, dict[str, Any]] = {}
+    for path, value in identity.items():
+        if path.startswith(f"{field}.schedule."):
+            index, place = path.removeprefix(f"{field}.schedule.").split(".")
+            points.setdefault(int(index), {})[place] = value
+    if not points:
+        return None
+    ordered = tuple((int(points[index]["0"]), float(points[index]["1"])) for index in sorted(points))
+    return ValueSchedule(schedule=ordered, between=identity[f"{field}.between"])

@@ -1,0 +1,155 @@
+"""Sharing of a GPU's memory by learner and sampler, chosen where the spec leaves it open.
+
+The keys are `rollout.sleep` and `rollout.memory_fraction` of a colocated vLLM engine, and
+`training.offload.while_sampling`. Sampling is fast where the cache of all responses under way fits. The fewest moves by
+which it does are taken: both side by side; else they take turns; else what only updates need leaves the GPU as well.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pipelines.planning.device import Device, device_of, on_device, smallest_gpu
+from pipelines.planning.memory import GIB, MemoryEstimate, in_flight, memory_estimate, wanted_cache
+from pipelines.planning.model_shape import model_shape
+from rpg.base.shape import ModelShape
+from specs.schema.experiment import Experiment
+from specs.schema.rollout import VllmRollout
+
+USABLE = 0.92
+"""Share of a GPU's memory that is given away. Estimates are known to a tenth, and CUDA takes about 1 GiB."""
+ENGINE_WORK = 2 * GIB
+"""Memory of an engine beside weights and cache: for its passes and CUDA's graphs."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSharing:
+    """One choice of the keys that the spec leaves open."""
+
+    keys: Mapping[str, bool | float]
+    """By their names in `rollout` and `training.offload`."""
+    reason: str
+
+    def __str__(self) -> str:
+        """Keys and reason in one line."""
+        places = {"while_sampling": "training.offload.while_sampling"}
+        given = {places.get(key, f"rollout.{key}"): value for key, value in self.keys.items()}
+        chosen = ", ".join(
+            f"{key} {str(value).lower() if isinstance(value, bool) else f'{value:g}'}" for key, value in given.items()
+        )
+        return f"{chosen}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """One way to share a GPU."""
+
+    sleep: bool
+    away: bool
+    room: float
+    """Bytes that it leaves for the engine."""
+
+
+def planned_on(experiment: Experiment, shape: ModelShape, device: Device | None) -> Experiment:
+    """The experiment as it runs on a device: with its memory, and what is chosen by that."""
+    sharing = gpu_sharing(experiment, shape, device)
+    return on_device(experiment.sharing_memory(sharing.keys) if sharing else experiment, device)
+
+
+def sharing_inputs(experiment: Experiment) -> dict[str, Mapping[str, bool | float]]:
+    """The choice as an input of the trainer; empty where nothing is chosen."""
+    shape = model_shape(experiment) if knows_gpu(experiment) else None
+    sharing = gpu_sharing(experiment, shape, device_of(experiment, shape)) if shape else None
+    return {"sharing": sharing.keys} if sharing else {}
+
+
+def knows_gpu(experiment: Experiment) -> bool:
+    """Whether the run has a GPU whose memory is known: named by the spec, or this machine's."""
+    resources = experiment.resources
+    if resources.memory_gib:
+        return resources.device == "cuda"
+    return resources.device != "cpu" and experiment.launcher.type == "local" and smallest_gpu() is not None
+
+
+def gpu_sharing(experiment: Experiment, shape: ModelShape, device: Device | None) -> GpuSharing | None:
+    """The choice of what is open; None where nothing is, or the run does not fit in any way."""
+    rollout = experiment.rollout
+    if (
+        device is None
+        or not knows_gpu(experiment)
+        or rollout.max_staleness
+        or experiment.gpus > experiment.training.ranks
+    ):
+        return None
+    if not isinstance(rollout, VllmRollout):
+        return _of_transformers(experiment, shape, device)
+    if rollout.placement == "dedicated":
+        return None
+    return _of_engine(experiment, rollout, shape, device)
+
+
+def _of_transformers(experiment: Experiment, shape: ModelShape, device: Device) -> GpuSharing | None:
+    """A sampler in the trainer's process takes turns with it in any case."""
+    stays, leaves = (
+        memory_estimate(on_device(experiment.sharing_memory({"while_sampling": away}), device), shape).total
+        for away in (False, True)
+    )
+    usable = device.memory_gib * GIB
+    if not _may_leave(experiment) or stays <= usable or leaves > usable:
+        return None
+    cache = wanted_cache(experiment, shape)
+    return GpuSharing({"while_sampling": True}, f"{_responses(experiment)} have a cache of {cache / GIB:.0f} GiB")
+
+
+def _of_engine(experiment: Experiment, rollout: VllmRollout, shape: ModelShape, device: Device) -> GpuSharing | None:
+    fraction = rollout.memory_fraction
+    cache, size = wanted_cache(experiment, shape), 2 if experiment.training.precision == "bfloat16" else 4
+    weights = shape.parameters * size + ENGINE_WORK
+    memory = device.memory_gib * GIB
+    wanted = fraction * memory if fraction else weights + cache
+    ways = list(_ways(experiment, rollout, memory_estimate(on_device(experiment, device), shape), USABLE * memory))
+    enough = [way for way in ways if way.room >= wanted]
+    best = enough[0] if enough else max(ways, key=lambda way: way.room, default=None)
+    if best is None or best.room < (wanted if fraction else weights + cache / in_flight(experiment)):
+        return None
+    keys: dict[str, bool | float] = {}
+    if rollout.sleep == "auto":
+        keys["sleep"] = best.sleep
+    if fraction is None:
+        keys["memory_fraction"] = int(100 * min(wanted, best.room) / memory) / 100
+    if experiment.training.offload.while_sampling == "auto":
+        keys["while_sampling"] = best.away
+    return GpuSharing(keys, _reason(experiment, best, cache, best.room - weights)) if keys else None
+
+
+def _ways(experiment: Experiment, rollout: VllmRollout, estimate: MemoryEstimate, usable: float) -> Iterator[_Turns]:
+    """The ways that the spec leaves open, from the fewest moves on, in which an update has its memory."""
+    resident = estimate.weights + estimate.only_for_updates + estimate.reference + estimate.scoring
+    learner = resident + estimate.gathered + estimate.activations + estimate.logits
+    leaving = experiment.training.offload.while_sampling
+    if learner > usable:
+        return
+    if not rollout.sleeps:
+        yield _Turns(sleep=False, away=False, room=usable - learner)
+    if rollout.sleep is False:
+        return
+    if leaving != True:  # noqa: E712  # "auto" is open
+        yield _Turns(sleep=True, away=False, room=usable - resident)
+    if leaving is True or (leaving == "auto" and _may_leave(experiment)):
+        yield _Turns(sleep=True, away=True, room=usable - resident + estimate.only_for_updates)
+
+
+def _may_leave(experiment: Experiment) -> bool:
+    """Whether the plan may move what only updates need: it is open, and is not in host memory anyhow."""
+    offload = experiment.training.offload
+    return offload.while_sampling == "auto" and not offload.optimizer and not offload.parameters
+
+
+def _responses(experiment: Experiment) -> str:
+    return f"{in_flight(experiment)} responses under way"
+
+
+def _reason(experiment: Experiment, way: _Turns, cache: float, room: float) -> str:
+    turns = "the engine sleeps while the learner trains" if way.sleep else "engine and learner have room side by side"
+    leaves = ", and the update's state is in host memory meanwhile" if way.away else ""
+    lacks = f", of which {max(0.0, room) / GIB:.0f} fit" if room < cache else ""
+    return f"{_responses(experiment)} want a cache of {cache / GIB:.0f} GiB{lacks}; {turns}{leaves}"

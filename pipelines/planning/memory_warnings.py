@@ -1,0 +1,69 @@
+"""Warnings of a run that does not fit its device, with what helps."""
+
+from dataclasses import replace
+
+from pipelines.planning.device import KNOWN_GPUS, NAMED_BY_SPEC, Device, device_of
+from pipelines.planning.gpu_sharing import planned_on
+from pipelines.planning.memory import GIB, MemoryEstimate, memory_estimate
+from pipelines.planning.model_shape import model_shape
+from rpg.base.shape import ModelShape
+from specs.errors import Issue
+from specs.schema.experiment import Experiment
+from specs.schema.rollout import Rollout
+
+
+def memory_warnings(experiment: Experiment) -> list[Issue]:
+    """A warning where the estimate exceeds the device's memory, see `device_of`."""
+    shape = model_shape(experiment)
+    device = device_of(experiment, shape) if shape else None
+    if shape is None or device is None or _fits(experiment, shape, device):
+        return []
+    estimate = memory_estimate(planned_on(experiment, shape, device), shape)
+    largest = f"largest part: {_largest_part(estimate, experiment.rollout)}{_gain_while_sampling(estimate, experiment)}"
+    if device.name == NAMED_BY_SPEC:
+        on, hint = "", largest
+    else:
+        fitting = [gpu.name for gpu in KNOWN_GPUS if _fits(experiment, shape, gpu)]
+        on = f" {device.name}"
+        hint = f"{largest}; it fits {' and '.join(fitting) or 'no GPU that is known here'}"
+        hint += "; resources.memory_gib says what yours have"
+    return [
+        Issue(
+            f"the estimate of {estimate.total / GIB:.1f} GiB a rank does not fit{on}",
+            path=("resources", "memory_gib"),
+            given=f"{device.memory_gib:g}",
+            hint=hint,
+        )
+    ]
+
+
+def _fits(experiment: Experiment, shape: ModelShape, device: Device) -> bool:
+    return memory_estimate(planned_on(experiment, shape, device), shape).total <= device.memory_gib * GIB
+
+
+def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:
+    remedies = {
+        "weights": "training.zero_stage: 3 divides them among the ranks",
+        "gradients": "training.zero_stage: 2 divides them among the ranks",
+        "buckets": "training.zero_stage: 0 adds them up where they are",
+        "optimizer": "training.zero_stage: 1 divides it, training.offload.optimizer moves it to the host",
+        "reference": "reference.source: behaviour needs no second model, training.zero_stage: 3 divides it",
+        "sampler": "below training.zero_stage: 3, with rollout.max_staleness: 0, sampling needs no second model",
+        "scoring": "a smaller memory_fraction of the judge, or its model behind an `endpoint`",
+        "gathered": "below training.zero_stage: 3 nothing is gathered",
+        "activations": "a smaller training.microbatch_tokens, training.gradient_checkpointing: selective or true, or "
+        "training.sequence_parallel_size: 2 and more, by which ranks share a sequence",
+        "logits": "a smaller vocabulary",
+        "kv_cache": rollout.smaller_cache,
+    }
+    name = max(remedies, key=lambda part: getattr(estimate, part))
+    return f"{name} with {getattr(estimate, name) / GIB:.1f} GiB; {remedies[name]}"
+
+
+def _gain_while_sampling(estimate: MemoryEstimate, experiment: Experiment) -> str:
+    """A further remedy where sampling needs more than training; empty where it gains next to nothing."""
+    gain = estimate.total - replace(estimate, away=estimate.only_for_updates).total
+    offload = experiment.training.offload
+    if gain < GIB / 10 or offload.optimizer or offload.parameters or experiment.resources.device == "cpu":
+        return ""
+    return f"; training.offload.while_sampling: true takes {gain / GIB:.1f} GiB off"

@@ -1,0 +1,62 @@
+"""The server of a command as a fork of it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+FORKED = """\
+import os, sys, time
+from pathlib import Path
+from pipelines.home.home import Home
+from pipelines.prefect_server.api import EmbeddedServer
+from pipelines.prefect_server.client import prefect_client
+from pipelines.processes.own_fork import OwnFork
+
+home = Home(Path(sys.argv[1]))
+server = EmbeddedServer(home, forks=True)
+opened = open(sys.argv[0])
+server.start()
+try:
+    server.wait()
+    assert isinstance(server._process, OwnFork), server._process
+    with prefect_client(home, server.url) as client:
+        assert client.read_flows() == []
+    print(server._process.pid, flush=True)
+    sys.stdin.readline()
+finally:
+    server.stop()
+print(server._process.returncode)
+"""
+
+
+def a_command(directory: Path) -> tuple[subprocess.Popen[str], psutil.Process]:
+    """A command that has a forked server which answers with the home's password, and the server's process."""
+    program = directory / "command.py"
+    program.write_text(FORKED)
+    pipe = subprocess.PIPE
+    command = subprocess.Popen([sys.executable, program, directory / "home"], stdin=pipe, stdout=pipe, text=True)
+    said = command.stdout.readline()
+    assert said, (directory / "home" / "logs" / "prefect-server.log").read_text()
+    return command, psutil.Process(int(said))
+
+
+def test_a_forked_server_answers_in_a_group_of_its_own_and_holds_no_file_of_its_command(tmp_path):
+    command, server = a_command(tmp_path)
+    with command:
+        assert os.getpgid(server.pid) == server.pid
+        names = {file.path for file in server.open_files()}
+        assert not [name for name in names if name.endswith((".py", ".lock"))]
+        assert str(tmp_path / "home" / "logs" / "prefect-server.log") in names
+        said, _ = command.communicate("\n")
+    assert (command.returncode, said.strip()) == (0, str(-signal.SIGTERM))
+
+
+def test_a_forked_server_dies_with_its_command(tmp_path):
+    command, server = a_command(tmp_path)
+    with command:
+        command.kill()
+    server.wait(60)
