@@ -73,7 +73,7 @@ def test_a_child_that_ignores_the_request_is_killed_after_the_grace(tmp_path):
     started = time.monotonic()
     with pytest.raises(StageStoppedError):
         supervise(job, stop=when_ready(job.log, 0.5), tick=never)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30  # it would go on for a minute
 
 
 def test_a_time_limit_ends_the_child(tmp_path):

@@ -147,7 +147,7 @@ def test_a_holder_of_another_host_holds_its_run_while_its_heart_beats(
 def test_a_heartbeat_of_another_host_whose_clock_is_off_is_watched_before_its_run_is_taken(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "STILL_SECONDS", 3.0)
+    monkeypatch.setattr(leases, "STILL_SECONDS", 60.0)
     with acquire(run):
         rewrite(run, host="elsewhere", at=LONG_AGO)
         beating = threading.Timer(0.2, rewrite, (run,), {"beat": 1, "at": LONG_AGO})
@@ -159,7 +159,7 @@ def test_a_heartbeat_of_another_host_whose_clock_is_off_is_watched_before_its_ru
         given_back.start()
         started = time.monotonic()
         with acquire(run) as second:
-            assert time.monotonic() - started < 2.0, "nothing is left to watch"
+            assert time.monotonic() - started < 30.0, "nothing is left to watch"
             assert not second.is_takeover
         given_back.join()
 
