@@ -170,10 +170,11 @@ _LACKING = "which fetches a kernel of a Hub: uninstall the package kernels, or i
 def _falls_back(implementation: Any) -> bool:
     """Whether the attention is a flash attention that is not installed. `paged|flash_attention_2` is one too."""
     named = re.search(r"flash_attention_(\d)", implementation) if isinstance(implementation, str) else None
-    return named is not None and not _installed(_FLASH_ATTENTION.get(named[1], ""))
+    return named is not None and not is_installed(_FLASH_ATTENTION.get(named[1], ""))
 
 
-def _installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
+    """Whether a module is there, without importing more of it than the packages that hold it."""
     try:
         return bool(module) and find_spec(module) is not None
     except ModuleNotFoundError:  # the package that holds it

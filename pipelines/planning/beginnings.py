@@ -4,30 +4,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.planning.fingerprint import Identity
-from specs.schema.schedule import ValueSchedule, largest
-
-SCHEDULABLE = (
-    "objective.kl_coef",
-    "objective.clip.low",
-    "objective.clip.high",
-    "reference.update.every_steps",
-    "training.optimizer.learning_rate",
-)
-"""Fields that take a schedule, and whose value at a step acts on that step and no earlier one."""
+from specs.schema.schedule import SCHEDULABLE, ValueSchedule, largest
 
 
 def shared_steps(one: Identity, other: Identity, steps: int) -> int:
     """Number of steps, from the first on, that two trainings of so many steps have in common.
 
+    They may differ in fields that have a schedule in both. What has one in one of them alone is on record at each step
+    there, and not in the other, so that such runs share none.
+
     Example: the second one parts from the first after two steps.
-        >>> shared_steps(
-        ...     {"objective.kl_coef": 0.1},
-        ...     {"objective.kl_coef.schedule.0.0": 1, "objective.kl_coef.schedule.0.1": 0.1,
-        ...      "objective.kl_coef.schedule.1.0": 3, "objective.kl_coef.schedule.1.1": 0.2,
-        ...      "objective.kl_coef.between": "step"},
-        ...     6,
-        ... )
-        2
+        >>> field = "objective.kl_coef"
+        >>> first = {f"{field}.schedule.0.0": 1, f"{field}.schedule.0.1": 0.1, f"{field}.between": "step"}
+        >>> second = first | {f"{field}.schedule.1.0": 3, f"{field}.schedule.1.1": 0.2}
+        >>> shared_steps(first, second, 6), shared_steps(first, {field: 0.1}, 6)
+        (2, 0)
     """
     changed = {path for path in one.keys() | other.keys() if one.get(path, ...) != other.get(path, ...)}
     fields = {field for field in SCHEDULABLE if any(_is_inside(path, field) for path in changed)}
@@ -54,9 +45,7 @@ def _is_inside(path: str, field: str) -> bool:
 
 
 def _schedule(identity: Mapping[str, Any], field: str) -> ValueSchedule | None:
-    """The values that a field of a flat identity has over training; None where it has none."""
-    if field in identity:
-        return ValueSchedule(schedule=((1, float(identity[field])),)) if identity[field] is not None else None
+    """The schedule that a field has in a flat identity; None where it has none."""
     points: dict[int, dict[str, Any]] = {}
     for path, value in identity.items():
         if path.startswith(f"{field}.schedule."):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from specs.schema.experiment import Experiment
 
-_OF_TRAINING = (
+TRAINING = (
     "rpg.learner.deepspeed_imported",
     "rpg.components",
     "rpg.run_recorder.recorder",
@@ -16,8 +16,8 @@ _OF_LOOK = ("specs.document", "rpg.preflight", "transformers.modeling_utils", "t
 _OF_STAGE = {
     "data": ("specs.document", "rpg.data.staging"),
     # With training's, where it follows: what an optimizer imports as it is made is imported once for both.
-    "base": (*_OF_BASE, *_OF_TRAINING),
-    "train": _OF_TRAINING,
+    "base": (*_OF_BASE, *TRAINING),
+    "train": TRAINING,
     "evaluate": ("specs.document", "rpg.evaluation.stage"),
 }
 """None is itself a program that a process runs, and none of them computes anything as it is imported."""

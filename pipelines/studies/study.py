@@ -19,6 +19,7 @@ from pipelines.studies.answers.results import StudyRecord
 from pipelines.studies.execution import Execute, Result, StudyInterruptedError, Task, run_task
 from pipelines.studies.ledger import TrialLedger
 from pipelines.studies.record import Confirming, study_record
+from pipelines.studies.samplers import population
 from pipelines.studies.storage import open_storage
 from pipelines.studies.trials import ForeignResult, Score, Trial, Work, Worker, seconds_left, signs_of_life
 from pipelines.studies.warm_start import foreign_results
@@ -130,7 +131,10 @@ class _StudyWorker:
         if trial := self.ledger.to_take_up(trials):
             # To the step that it was to reach: evaluated there, but not yet paused, it has not earned the next one.
             return Task(self.ledger.claim(trial, trial.work.until))
-        if promotion := rungs.promotion(self.study, trials):
+        # A newcomer of a population begins at a checkpoint which its parent leaves behind as it goes on.
+        if self.study.sampler.type == "population" and self._may_begin(trials):
+            return Task(self._begin(trials))
+        if promotion := rungs.promotion(self.study, trials, self.horizon):
             return Task(self.ledger.claim(promotion.trial, promotion.until))
         if self._may_begin(trials):
             return Task(self._begin(trials))
@@ -159,12 +163,15 @@ class _StudyWorker:
                 return False
         if len(trials) >= self.study.trials:
             return False
-        return not proposals.is_exhausted(self.study, trials)
+        return not proposals.is_exhausted(self.study, trials, self.horizon)
 
     def _begin(self, trials: Sequence[Trial]) -> Trial:
         proposal = proposals.propose(self.study, trials, self.foreign, horizon=self.horizon)
         bracket = rungs.bracket_of(self.study, len(trials))
-        return self.ledger.add_trial(proposal, until=rungs.first_step(self.study, bracket), bracket=bracket)
+        until = rungs.first_step(self.study, bracket)
+        if self.study.sampler.type == "population":
+            until = population.next_step(self.study, proposal.sampler_notes.get(population.BORN, 0), self.horizon)
+        return self.ledger.add_trial(proposal, until=until, bracket=bracket)
 
     def _decide_confirmation(self, trials: Sequence[Trial]) -> Task | Literal["wait"] | None:
         """The next unit of the confirmation. A round that has ended is looked at here, by whoever comes first."""
@@ -280,11 +287,14 @@ class _StudyWorker:
         if not result.values:
             return self._tell_failure(trial, result, attempts=task.trial.attempts + 1)
         if result.paused_at:
-            return self._tell_rung(trial, result.paused_at, result.values[0])
+            return self._tell_rung(ledger.reread(trial), result.paused_at, result.values[0])
         ledger.finish(trial, result.values)
         return f"  {'  '.join(_shown(scored) for scored in result.values)}"
 
     def _tell_rung(self, trial: Trial, step: int, scored: Score) -> str:
+        if self.study.constraints:
+            kept = {**trial.about.get("kept", {}), str(step): confirmation.is_feasible(self.study, trial)}
+            self.ledger.note(trial, kept=kept)
         current = self.ledger.note_rung(trial, step, scored)
         verdict, why = rungs.verdict(self.study, current, self.ledger.trials())
         if verdict == "stop":

@@ -4,6 +4,7 @@ All else in a decoder works on single tokens, so that a row of sequences laid en
 a prompt that several responses continue costs its tokens once.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -17,11 +18,21 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
+from rpg.pretrained import is_installed
+
 ATTENTION = "rpg_packed"
 """The name under which transformers models find it."""
 LONG = 512
 """Queries of a response from which on a causal kernel, which passes over keys that no query sees, saves more time than
 the zero queries that stand in for the prompt's cost it."""
+
+
+NEWER_FLASH = {"FA3": ("flash_attn_interface", (9,)), "FA4": ("flash_attn.cute.interface", (9, 10))}
+"""Names that torch has for newer flash attentions -> the module that computes it, and the major compute capabilities of
+the GPUs on which it does. The first one is taken."""
+_LARGEST_ERROR = 0.05
+"""Largest accepted difference of attention and its gradient from those of PyTorch's kernel, in their norm. Rounding to
+bfloat16 makes 0.01."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +247,49 @@ def _flash(
     )
     assert isinstance(output, Tensor)
     return output[None]
+
+
+def newer_flash(major: int) -> str:
+    """Name of the newer flash attention that is installed and runs on GPUs of a major compute capability; empty: there
+    is none."""
+    fitting = (name for name, (module, majors) in NEWER_FLASH.items() if major in majors and is_installed(module))
+    return next(fitting, "")
+
+
+@cache
+def use_newer_flash(device: torch.device) -> None:
+    """Has PyTorch's kernel for sequences of unequal length, and its attention at large, be computed by FlashAttention 3
+    or 4 (Shah 2024, arXiv:2407.08608) where one is installed and right."""
+    if device.type == "cuda" and (name := newer_flash(torch.cuda.get_device_capability(device)[0])):
+        activate_if_right(name, device, torch.bfloat16)
+
+
+def activate_if_right(name: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Activates it in this process, unless it fails or a small row has another attention or gradient with it."""
+    expected = _small_row(device, dtype)
+    try:
+        torch.nn.attention.activate_flash_attention_impl(name)
+        pairs = zip(_small_row(device, dtype), expected, strict=True)
+        error = max(float((found - right).norm() / right.norm()) for found, right in pairs)
+        if error < _LARGEST_ERROR:
+            return True
+        why = f"a gradient or result is off by {error:.2g}"
+    except Exception as failure:  # whatever the package lacks on this machine
+        why = str(failure)
+    torch.nn.attention.restore_flash_attention_impl()
+    logging.getLogger(__name__).warning("%s is installed and not used: %s", name, why)
+    return False
+
+
+def _small_row(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    """Attention of two responses to a prompt behind another sequence, and its gradient, in float32."""
+    packing = Packing(((24,), (40, 64, 24)), device)
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1, heads, 152, 64) for heads in (4, 2, 2)]
+    query, key, value = (torch.randn(shape, generator=generator).to(device, dtype).requires_grad_() for shape in shapes)
+    result = packing.attend(query, key, value, None, None)
+    gradients = torch.autograd.grad(result.float().square().sum(), [query, key, value])
+    return [each.detach().float() for each in (result, *gradients)]
 
 
 @cache

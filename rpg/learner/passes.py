@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from rpg.batches.batch import Microbatch
-from rpg.learner.packing import Packing
+from rpg.learner.packing import Packing, use_newer_flash
 from rpg.learner.packing_trial import PackingTrial, try_packing
 from rpg.learner.sequence_parallel import SequenceGroup
 from specs.errors import Issue, SpecError
@@ -37,6 +37,8 @@ class Passes:
             self._sequence_group = SequenceGroup(training.sequence_parallel_size, config)
         self.packing_trial: PackingTrial | None = None
         """Whether the model can be given packed rows; None where the spec wants none."""
+        if training.packing and training.precision == "bfloat16" and training.attention == "auto":
+            use_newer_flash(device)
         if training.packing:
             self.packing_trial = try_packing(self._packed, config, device, precision=training.precision)
         if self._sequence_group and not self.packs:

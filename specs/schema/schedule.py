@@ -16,6 +16,15 @@ from specs.errors import Issue, IssueError
 from specs.schema.base import Spec
 from specs.schema.fields import SIGNS, describe, number
 
+SCHEDULABLE = (
+    "objective.kl_coef",
+    "objective.clip.low",
+    "objective.clip.high",
+    "reference.update.every_steps",
+    "training.optimizer.learning_rate",
+)
+"""Fields that take a schedule. Their value at a step acts on that step and no earlier one."""
+
 
 class ValueSchedule(Spec):
     """A value that changes over training. It depends on the step alone, so that a resumed run goes on as it was."""

@@ -189,6 +189,10 @@ class Training(Spec):
     write memory less often (the extra `liger`; on GPUs, for models of type llama, qwen2 and qwen3). auto: Liger's where
     they are installed, know the model, and give a tiny one the gradient that PyTorch gives it, which is tried at the
     start; else PyTorch's, and always on a CPU."""
+    attention: Literal["auto", "torch"] = execution("auto")
+    """What computes the attention of packed rows in bfloat16 on a GPU. torch: PyTorch's own kernel. auto:
+    FlashAttention 3 on Hopper GPUs, or 4 on these and Blackwell's, where the package is installed and gives a small row
+    the attention and gradient of PyTorch's kernel, which is tried at the start; else PyTorch's. No effect elsewhere."""
     gradient_checkpointing: bool | Literal["selective"] = execution(False)
     """Recompute activations in the backward pass, for a third more arithmetic. selective: all but the results of matrix
     products and attention, for hardly any more. No effect on the gradient."""

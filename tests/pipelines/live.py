@@ -1,5 +1,6 @@
 """Real runs of a tiny experiment through the command line, and looking at what they leave."""
 
+import json
 import os
 import shutil
 import signal
@@ -13,9 +14,11 @@ from typing import Any
 import psutil
 import torch
 from safetensors.torch import load_file
+from waiting import wait_for
 
 from pipelines.home.home import Home
 from specs.machine.files import read_json
+from specs.machine.liveness import FINAL
 from storage import Store
 
 COMMAND = "from pipelines.cli import main; main()"
@@ -111,6 +114,26 @@ class Lab:
 
     def state(self, run_id: str) -> dict[str, Any]:
         return read_json(self.home.run(run_id) / "state.json")
+
+    def wait_until(self, run_id: str, status: str, *, timeout: float = 120) -> None:
+        """Waits for a status of a run; tells what the run says of itself where it comes to another end, or to none."""
+
+        def has_come() -> bool:
+            now = self.state(run_id)["status"]
+            assert now == status or now not in FINAL, self.account(run_id)
+            return bool(now == status)
+
+        try:
+            wait_for(has_come, timeout=timeout, what=f"{run_id} to be {status}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.account(run_id)}") from None
+
+    def account(self, run_id: str) -> str:
+        """What a run's files say of it, its processes, and the ends of the logs around it."""
+        processes = [f"{each.pid} {each.status()} {' '.join(each.cmdline())[:150]}" for each in self.processes()]
+        logs = [*self.home.run(run_id).glob("logs/*"), *self.home.prefect.glob("*.log")]
+        tails = [f"== {log.name}\n{log.read_text(errors='replace')[-2000:]}" for log in logs if log.is_file()]
+        return "\n".join([json.dumps(self.state(run_id)), *processes, *tails])
 
     def training_pid(self) -> int:
         """The process that the supervisor started for training; 0 while there is none."""

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.launchers.local import local_command
 from tests.rpg.checkpoints.test_resume import wait_for_step
 from tests.rpg.checkpoints.test_trained_weights import furthest, logprobs_of
 from tests.rpg.rollouts.test_staleness import STEPS, same_training
-from tests.rpg.tiny_run import finish, free_port, make_inputs, make_run, rows, start, train
+from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start, train
 
 LORA = {"lora": {"rank": 4, "alpha": 8.0}}
 FREE = {"optimizer": {"type": "schedule_free_adamw", "learning_rate": 0.03}}
@@ -122,7 +121,7 @@ def test_two_ranks_have_an_engine_each_that_samples_ahead(tmp_path: Path) -> Non
     make_inputs(tmp_path, head_dim=32)
     training, rollout = TRAINING | {"steps": 4, "ranks": 2}, ROLLOUT | {"max_staleness": 1}
     run_dir = make_run(tmp_path, tmp_path / "run", training=training, rollout=rollout)
-    finish(start(local_command(run_dir, 2, free_port())))
+    train(run_dir, ranks=2)
     versions = {(row["step"], row["policy_version"]) for row in rows(run_dir, "rollouts")}
     assert versions == {(step, sampling_version(step, 1)) for step in range(1, 5)}
     check_sampled(run_dir, 4, version=2)

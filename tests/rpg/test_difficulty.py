@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from pipelines.launchers.local import local_command
 from pipelines.planning.fingerprint import train_identity
 from specs import Experiment, SpecError, load_experiment
 from tests.rpg.test_pause import assert_trained_alike, set_inputs
-from tests.rpg.tiny_run import SPEC, finish, free_port, make_run, rows, start, train
+from tests.rpg.tiny_run import SPEC, make_run, rows, train
 
 DATA = {"order": {"type": "difficulty", "explore": 0.5}}
 TRAINING = {"steps": 8, "checkpoint": {"every_steps": 3}}
@@ -45,7 +44,7 @@ def test_the_order_is_another_than_the_shuffled_one_once_groups_differ(
 def test_two_ranks_draw_what_one_does(inputs: Path, straight: Any, tmp_path: Path) -> None:
     changes = straight[1] | {"training": {**TRAINING, "ranks": 2}}
     run_dir = make_run(inputs, tmp_path / "two", **changes)
-    finish(start(local_command(run_dir, 2, free_port())))
+    train(run_dir, ranks=2)
     # Sums of floats differ between numbers of ranks, and with them in time a sampled token: the first steps agree.
     assert drawn(run_dir, 3) == drawn(straight[0], 3)
 

@@ -14,10 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
-from pipelines.launchers.local import local_command
 from specs.machine.exit_cause import STOPPED
 from tests.rpg.stage_jobs import run_stage
-from tests.rpg.tiny_run import PROBLEMS, finish, free_port, make_inputs, make_run, rows, start, train
+from tests.rpg.tiny_run import PROBLEMS, finish, make_inputs, make_run, rows, start, start_anew, train
 
 STEPS = 8
 SAMPLES = 4
@@ -149,7 +148,7 @@ def test_killed_while_it_evaluates_a_run_goes_on_with_every_row_once(
     many = {"evaluation": {**EVERY_TWO["evaluation"], "samples_per_problem": samples}}
     run_dir = new_run(inputs, tmp_path / "run", **CHANGES | many)
     for lines in (2, 5):
-        process = start([sys.executable, "-m", "rpg.train", str(run_dir)])
+        process = start_anew([sys.executable, "-m", "rpg.train", str(run_dir)])
         assert process.stdout is not None
         answered = (line for line in process.stdout if "problems answered" in line)
         for _ in range(lines):
@@ -247,7 +246,7 @@ def plain(row: dict[str, Any]) -> dict[str, Any]:
 def test_two_ranks_share_the_problems_and_train_as_if_they_did_not(inputs: Path, tmp_path: Path) -> None:
     runs = [new_run(inputs, tmp_path / name / "run", **changes) for name, changes in TWO_RANKS.items()]
     for run_dir in runs:
-        finish(start(local_command(run_dir, 2, free_port())))
+        train(run_dir, ranks=2)
     assert_trained_alike(*runs)
     assert evaluated(runs[0]) == {}
     assert evaluated(runs[1]) == dict.fromkeys((2, 4, 6), 5 * SAMPLES)

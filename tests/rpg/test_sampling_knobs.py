@@ -10,9 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pipelines.launchers.local import local_command
 from rpg.learner.deepspeed import Policy
-from tests.rpg.tiny_run import finish, free_port, make_run, rows, start, train
+from tests.rpg.tiny_run import make_run, rows, train
 
 SHORT: dict[str, Any] = {"steps": 4, "schedule": {"type": "constant"}}
 
@@ -52,7 +51,7 @@ def test_dynamic_sampling_trains_on_groups_that_vary_and_counts_the_others(dynam
 def test_two_ranks_choose_the_groups_that_one_chooses(inputs: Path, dynamic: Path, tmp_path: Path) -> None:
     rollout = {"dynamic_sampling": {"max_batches": 4}}
     run_dir = make_run(inputs, tmp_path / "two", rollout=rollout, training={**SHORT, "steps": 1, "ranks": 2})
-    finish(start(local_command(run_dir, 2, free_port())))
+    train(run_dir, ranks=2)
     assert sampled(run_dir) == [row for row in sampled(dynamic) if row[0] == 1]
     one, two = (
         {key: value for key, value in figures(run).items() if key[0] == 1 and key[1].startswith("dynamic_sampling/")}

@@ -8,9 +8,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from pipelines.launchers.local import local_command
 from rpg.advantages import with_signal
-from tests.rpg.tiny_run import finish, free_port, make_run, rows, start, train
+from tests.rpg.tiny_run import make_run, rows, train
 
 NO_DIVERGENCE = {
     "objective": {"type": "rpg", "divergence": "none"},
@@ -77,7 +76,7 @@ def test_tokens_that_are_skipped_have_no_logprobs_and_their_share_is_told(traine
 @pytest.mark.long
 def test_two_ranks_skip_together(inputs: Path, tmp_path: Path, trained: dict[str, Path]) -> None:
     run_dir = new_run(inputs, tmp_path / "ranks", {"skip_zero_advantage": True, "ranks": 2}, {})
-    finish(start(local_command(run_dir, 2, free_port())))
+    train(run_dir, ranks=2)
     same_first_step(trained["plain"], run_dir, "loss", "grad_norm", "reward/mean")
     same_first_step(trained["skipping"], run_dir, "trained_fraction", "entropy", "ratio/mean")
 

@@ -20,12 +20,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from pipelines.launchers.local import local_command
 from rpg.objectives import token_losses
 from rpg.preflight import examine
 from specs import Experiment, SpecError, load_experiment, parse_objective
 from tests.rpg.test_pause import assert_trained_alike, set_inputs
-from tests.rpg.tiny_run import SPEC, TOKENS, finish, free_port, make_inputs, make_run, rows, start, train
+from tests.rpg.tiny_run import SPEC, TOKENS, make_inputs, make_run, rows, train
 
 TRAINING = {"steps": 8, "checkpoint": {"every_steps": 3}}
 
@@ -153,7 +152,7 @@ def test_ranks_that_hold_shards_of_the_teacher_find_the_logprobs_of_one_that_hol
 ) -> None:
     changes = taught(inputs) | {"training": {**TRAINING, "steps": 1, "ranks": 2, "zero_stage": 3}}
     run_dir = make_run(inputs, tmp_path / "two", **changes)
-    finish(start(local_command(run_dir, 2, free_port())))
+    train(run_dir, ranks=2)
     one, two = (
         {(row["rollout_id"], row["position"]): row["ref_logprob"] for row in rows(run, "tokens") if row["step"] == 1}
         for run in (distilled, run_dir)

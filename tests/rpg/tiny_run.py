@@ -1,22 +1,22 @@
 """A run small enough for a test: problems of two digits, a model of some thousand parameters, a run's directory."""
 
-import atexit
-import functools
 import json
 import os
-import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.processes.forking import ForkedProcess, fork
+from pipelines.running.fork_imports import TRAINING
 from specs.machine.launch import KEY, new_key
 from specs.schema.experiment import Experiment
 
@@ -47,6 +47,14 @@ SPEC: dict[str, Any] = {
 }
 
 
+FORKED = ("rpg.train", "rpg.stage", *(f"tests.rpg.{each}_worker" for each in ("learner", "layout", "shares", "train")))
+"""Programs that may be forks. None of them reads the environment while it is imported."""
+IMPORTS = ("specs.document", *TRAINING, "rpg.evaluation.stage")
+FIRST_ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+"""That of what the forks are forks of."""
+READ_LATE = {KEY, "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_SIZE"}
+"""Environment variables that nothing reads while it is imported."""
+SET_BY_IMPORTS = {"TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK", "_MLFLOW_TELEMETRY_SESSION_ID"}
 STEADY = {"learning_rate": 0.01, "epsilon": 1e-6}
 """An optimizer for runs whose weights are compared: a rounding of a gradient that is nearly zero becomes no step."""
 
@@ -110,13 +118,79 @@ def make_run(inputs: Path, run_dir: Path, **changes: dict[str, Any]) -> Path:
     return run_dir
 
 
-def start(command: list[str], environment: dict[str, str] | None = None) -> "subprocess.Popen[str]":
-    """A trainer, or a rank of one, with its words captured."""
-    whole = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
-    return subprocess.Popen(command, env=whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def start(command: list[str], environment: dict[str, str] | None = None) -> "subprocess.Popen[str] | Fork":
+    """A trainer, a rank of one or a worker of the tests, with its words captured.
+
+    A `python -m` is a fork of a process with torch and DeepSpeed imported, where what it has in its environment is read
+    by nothing that is imported, unless `fork` refuses: the imports take longer than a tiny run.
+    """
+    wanted = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+    of_no_import = SET_BY_IMPORTS | {"PYTEST_CURRENT_TEST"}
+    changes = {
+        name: value
+        for name, value in wanted.items()
+        if FIRST_ENVIRONMENT.get(name) != value and name not in of_no_import
+    }
+    is_late = changes.keys() <= READ_LATE and FIRST_ENVIRONMENT.keys() <= wanted.keys()
+    if command[:2] == [sys.executable, "-m"] and command[2] in FORKED and is_late:
+        output = tempfile.TemporaryFile()  # noqa: SIM115 (it is read when the fork has ended)
+        forked = fork(command[2:], IMPORTS, output, inherited=FIRST_ENVIRONMENT, environment=changes)
+        if forked is not None:
+            return Fork(forked, output)
+        output.close()
+    return start_anew(command, environment)
 
 
-def finish(*processes: "subprocess.Popen[str]", expect: int = 0, seconds: float = 240) -> str:
+def start_anew(command: list[str], environment: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+    """A process that imports for itself, with a pipe of its words."""
+    wanted = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+    return subprocess.Popen(command, env=wanted, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+class Fork:
+    """A fork, with what of `subprocess.Popen` the tests use."""
+
+    def __init__(self, process: ForkedProcess, output: BinaryIO) -> None:
+        self._process = process
+        self._output = output
+        self._said = ""
+        self.pid = process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self._process.wait(timeout)
+
+    def send_signal(self, number: int) -> None:
+        if self._process.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """All that it has said, once it has ended."""
+        self._process.wait(timeout)
+        if not self._output.closed:
+            with self._output:
+                self._output.seek(0)
+                self._said = self._output.read().decode(errors="replace")
+        return self._said, None
+
+
+Started = subprocess.Popen[str] | Fork
+"""What `start` gives."""
+
+
+def finish(*processes: Started, expect: int = 0, seconds: float = 240) -> str:
     """Waits for processes that must all end with one code; returns what the first one printed. Leaves none behind."""
     try:
         outputs = [process.communicate(timeout=seconds)[0] for process in processes]
@@ -128,41 +202,11 @@ def finish(*processes: "subprocess.Popen[str]", expect: int = 0, seconds: float 
     return outputs[0]
 
 
-def train(run_dir: Path, *, expect: int = 0) -> str:
-    """Trains until the process ends; returns what it printed.
-
-    The process is a fork of one that has imported what a trainer needs and waits for the next run: several_runs.
-    """
-    variables = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    trainers = _trainers(json.dumps(variables))
-    assert trainers.stdin
-    assert trainers.stdout
-    with tempfile.NamedTemporaryFile("r") as printed:
-        try:
-            print(json.dumps([os.getcwd(), str(run_dir), printed.name]), file=trainers.stdin, flush=True)
-            assert select.select([trainers.stdout], [], [], 240)[0], "the run takes longer than 240 s"
-            code = trainers.stdout.readline()
-            assert code, "the process that trainers are forks of has ended"
-        except BaseException:  # also when the test's time is up: the next run must not be given this one's answer
-            trainers.kill()
-            _trainers.cache_clear()
-            raise
-        output = printed.read()
-    assert code == f"{expect}\n", f"exit code {code}\n{output}"
-    return output
-
-
-@functools.cache
-def _trainers(_variables: str) -> "subprocess.Popen[str]":
-    """Trainers that begin with these environment variables. They end with this process."""
-    command = [sys.executable, "-m", "tests.rpg.several_runs"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    root = Path(__file__).parents[2]
-    trainers = subprocess.Popen(
-        command, cwd=root, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    atexit.register(trainers.communicate)  # no more runs
-    return trainers
+def train(run_dir: Path, *, expect: int = 0, ranks: int = 1) -> str:
+    """Trains until the processes end; returns what the first rank printed. Several ranks meet without a launcher."""
+    command = [sys.executable, "-m", "rpg.train", str(run_dir)]
+    environments = group_of(ranks) if ranks > 1 else [{}]
+    return finish(*[start(command, environment) for environment in environments], expect=expect)
 
 
 def free_port() -> int:

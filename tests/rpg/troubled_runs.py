@@ -1,6 +1,6 @@
 """`python -m tests.rpg.troubled_runs TROUBLE:RUN_DIR...`: trainers that meet trouble, one after another.
 
-Each is a fork, as in several_runs. It leaves its words in RUN_DIR/TROUBLE.txt, its exit code in TROUBLE.code and what
+Each is a fork of this process. It leaves its words in RUN_DIR/TROUBLE.txt, its exit code in TROUBLE.code and what
 it noted of its end in TROUBLE.exits. A trouble is one of `TROUBLES`, or set_back. Under DeepSpeed's launcher, with one
 run, the last rank alone meets it.
 """

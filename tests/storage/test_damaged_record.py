@@ -141,7 +141,7 @@ def test_an_index_that_is_a_directory_is_made_again_and_the_directory_kept(home:
     assert [path.name for path in home.glob("experiments.duckdb.*.directory/*")] == ["mine"]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_a_flipped_bit_of_the_index_changes_no_answer_or_is_named(home: Path, seed: int) -> None:
     expected, draws = everything(home), random.Random(seed)
     whole = database_path(home).read_bytes()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.studies.answers.results import StudyRecord, Trial
+from pipelines.studies.answers.results import StudyRecord, Trial, last_value
 
 PERMUTATIONS = 400
 LEVEL = 0.05
@@ -88,6 +88,7 @@ def _cells_of(values: Sequence[Any], searched: Mapping[str, Any]) -> tuple[NDArr
     if "choice" in searched or "cases" in searched:
         names = list(searched.get("choice") or searched["cases"])
         return np.array([names.index(value) for value in values]), len(names)
+    values = [last_value(value) for value in values]
     ends = searched.get("float") or searched["int"]
     # A range may have been narrowed since a trial was drawn from it.
     low, high = min(ends[0], *values), max(ends[1], *values)

@@ -14,7 +14,7 @@ from pipelines.report.figures import Figure
 from pipelines.report.plots import IntervalChart, Mark, ParallelAxis, bar_chart, for_every_width, parallel_chart
 from pipelines.studies.answers.answer import ArmResult, amount, answer
 from pipelines.studies.answers.importances import Importance
-from pipelines.studies.answers.results import StudyRecord, Trial, pareto_front
+from pipelines.studies.answers.results import StudyRecord, Trial, last_value, pareto_front
 
 _PRUNED, _BASELINE = 7, 1
 """Colours."""
@@ -258,9 +258,11 @@ def _scale(searched: Searched) -> Scale:
 
 
 def _place(value: Any, searched: Searched) -> float:
-    """Where a value lies: the logarithm to base 10 of a logarithmic range, the position of a choice."""
+    """Where a value lies: the logarithm to base 10 of a logarithmic range, the position of a choice. A schedule lies at
+    its last value."""
     if names := _names(searched):
         return float(names.index(value))
+    value = last_value(value)
     return math.log10(value) if searched.get("log") else float(value)
 
 

@@ -88,6 +88,10 @@ class Trial:
     """Whether it keeps the constraints."""
     reason: str
     """Why it was pruned or failed."""
+    parent: int | None
+    """The trial of a population whose checkpoint it has taken over; None: it has taken none."""
+    parent_step: int | None
+    """The step of that checkpoint."""
     tokens: float
     """Response tokens sampled for training, over its seeds."""
     gpu_hours: float
@@ -129,11 +133,18 @@ class Trial:
             constraints={name: at for name, at in (data.get("constraints") or {}).items() if at is not None},
             feasible=data.get("feasible") is not False,
             reason=data.get("reason") or "",
+            parent=data.get("parent"),
+            parent_step=data.get("parent_step"),
             tokens=float(data.get("tokens") or 0),
             gpu_hours=float(data.get("gpu_hours") or 0),
             seconds=float(data.get("seconds") or 0),
             attempts=int(data.get("attempts") or 0),
         )
+
+
+def last_value(param: Any) -> Any:
+    """A param as a number that a chart can place: of a schedule its last value."""
+    return param["schedule"][-1][1] if isinstance(param, dict) and "schedule" in param else param
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
     wait_for(lambda: f"{linked(first)} | running |" in page(), timeout=30, what="the page of the experiment")
     state = {"type": "CANCELLING", "name": "Cancelling"}
     call(f"{api}/flow_runs/{first['flow_run_id']}/set_state", {"state": state}, home=lab.home)
-    wait_for(lambda: lab.state(first["run_id"])["status"] == "cancelled", timeout=30, what="the run's end")
+    lab.wait_until(first["run_id"], "cancelled", timeout=30)
     assert lab.training_pid() == 0
     wait_for(
         lambda: call(f"{api}/flow_runs/{first['flow_run_id']}", home=lab.home)["state"]["type"] == "CANCELLED",
@@ -86,7 +86,7 @@ def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
 
     # A run to its end, by the worker; after that the same spec here reports to the same server and finds it done.
     (short,) = json.loads(lab.rpg("submit", str(lab.spec), "--json").out)
-    wait_for(lambda: lab.state(short["run_id"])["status"] == "finished", timeout=180, what="the submitted run")
+    lab.wait_until(short["run_id"], "finished", timeout=180)
     wait_for(lambda: f"{linked(short)} | finished |" in page(), timeout=30, what="the page of the experiment")
     here = lab.rpg("run", str(lab.spec))
     assert here.code == 0, here.err
@@ -257,7 +257,7 @@ def test_a_run_that_was_scheduled_by_an_earlier_version_runs_after_the_upgrade(s
     (submitted,) = json.loads(lab.rpg("submit", str(lab.spec), "--json").out)
     write_as_before(lab, api)
     assert lab.rpg("up").code == 0
-    wait_for(lambda: lab.state(submitted["run_id"])["status"] == "finished", timeout=240, what="the submitted run")
+    lab.wait_until(submitted["run_id"], "finished", timeout=240)
 
 
 def write_as_before(lab: Lab, api: str) -> dict[str, str]:

@@ -201,7 +201,7 @@ def test_a_client_with_a_home_of_its_own_stops_a_worker_elsewhere_and_a_guard_th
         assert result.code == 0, result.err
         assert "is cancelled; submitted again, it goes on from its last checkpoint" in result.err
         assert server.flow_run(run["flow_run_id"])["state_type"] == "CANCELLED"
-        wait_for(lambda: machine.state(run["run_id"])["status"] == "cancelled", timeout=30, what="the record")
+        machine.wait_until(run["run_id"], "cancelled", timeout=30)
         assert machine.training_pid() == 0
         assert client.state(run["run_id"])["status"] == "cancelled"
         row = f"| [{run['run_id']}](/v2/runs/flow-run/{run['flow_run_id']}) | cancelled | 0 |"

@@ -458,7 +458,7 @@ def test_passwords_are_changed_while_a_run_trains_and_nothing_of_it_is_lost(up: 
     wait_for(lambda: up.lab.progress(run["run_id"]) >= 1, timeout=240, what="a step in the worker")
     assert up.lab.rpg("up", "--new-password").code == 0
     assert rows("`rpg up`, training", listeners(up.lab, "trainer")) == rows_on_page("`rpg up`, training")
-    wait_for(lambda: up.lab.state(run["run_id"])["status"] == "finished", timeout=400, what="the run's end")
+    up.lab.wait_until(run["run_id"], "finished", timeout=400)
     flow_run = {"id": run["flow_run_id"]}
     wait_for(lambda: up.state_of(flow_run)["type"] == "COMPLETED", timeout=60, what="its end on the server")
     keys = {artifact["key"] for artifact in up.call("/artifacts/filter", {"limit": 200})}

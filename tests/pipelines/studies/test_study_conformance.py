@@ -38,7 +38,8 @@ from specs.study_space import holds, is_active
 STEPPED: dict[str, Any] = {LOW: {"float": [0.1, 0.4], "step": 0.1}, SCALE: {"choice": ["none", "group_std"]}}
 SPACES = {"cma": NUMBERS, "grid": {**STEPPED, DUAL: {"int": [2, 3], "when": {SCALE: "none"}}}}
 """Spaces of the samplers that do not take every space."""
-SAMPLERS: tuple[str, ...] = get_args(SearchSampler.model_fields["type"].annotation)
+SAMPLERS = tuple(name for name in get_args(SearchSampler.model_fields["type"].annotation) if name != "population")
+"""All but the one whose trials are schedules: samplers/test_population.py."""
 MODELS = ("auto", "noisy_gp", "tpe", "gp", "cma")
 RUNGS = [2, 4]
 PRUNERS: list[dict[str, Any]] = [

@@ -521,6 +521,6 @@ def test_the_curve_grows_while_a_run_trains_and_the_dashboard_cancels_it(
         page.reload()
         expect(page.get_by_text("Cancelled", exact=True).first).to_be_visible()
         assert visited.elsewhere == []
-    wait_for(lambda: lab.state(run["run_id"])["status"] == "cancelled", timeout=30, what="the record")
+    lab.wait_until(run["run_id"], "cancelled", timeout=30)
     assert lab.training_pid() == 0
     assert list(lab.home.run(run["run_id"]).glob("checkpoints/step-*"))

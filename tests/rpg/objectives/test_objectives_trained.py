@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.launchers.local import local_command
-from tests.rpg.tiny_run import finish, free_port, make_run, rows, start, train
+from tests.rpg.tiny_run import make_run, rows, train
 
 
 def test_rloo_trains_on_rewards_less_the_recorded_divergence_from_the_initial_policy(
@@ -45,7 +44,7 @@ def test_reinforce_plus_plus_whitens_over_all_tokens_of_all_ranks_and_the_refere
         reference={"source": "snapshot", "update": {"ema_decay": 0.5}},
         training={"steps": 2, "ranks": 2},
     )
-    finish(start(local_command(run_dir, 2, free_port())))
+    train(run_dir, ranks=2)
     rollouts = [row for row in rows(run_dir, "rollouts") if row["step"] == 2]
     total = sum(row["advantage"] * row["num_tokens"] for row in rollouts)
     assert abs(total) < 1e-3

@@ -12,12 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from stage_jobs import SPEC, run_stage
 
-from pipelines.launchers.local import local_command
 from rpg.recording.segments import schema_of
 from specs.loader import load_evaluation
 from specs.records import EvaluationSampleRow
 from tests.rpg.checkpoints.test_resume import same_rows, wait_for_step
-from tests.rpg.tiny_run import finish, free_port, make_run, rows, start, train
+from tests.rpg.tiny_run import finish, make_run, rows, start, train
 
 EXACT = {"type": "exact_match"}
 TWICE: dict[str, Any] = {
@@ -101,7 +100,7 @@ def test_two_ranks_score_as_one(mixed: Path, tmp_path: Path) -> None:
         make_run(mixed, tmp_path / str(ranks), data=DATA, training={"steps": 1, "ranks": ranks}) for ranks in (1, 2)
     ]
     train(runs[0])
-    finish(start(local_command(runs[1], 2, free_port())))
+    train(runs[1], ranks=2)
     assert scored(runs[0]) == scored(runs[1])
     assert {of_set(row) for row in rows(runs[1], "rollouts")} == {"once", "twice"}
     of_sets = [

@@ -17,13 +17,12 @@ from places import PACKAGES
 from transformers import AutoModelForCausalLM
 
 from pipelines.home.home import Home
-from pipelines.launchers.local import local_command
 from pipelines.replay.objectives import alternatives
 from pipelines.replay.run import replay_run
 from storage import Store
 from tests.rpg.checkpoints.test_resume import same_rows, wait_for_step
 from tests.rpg.rollouters.test_tools_trained import tokens_of
-from tests.rpg.tiny_run import TOKENS, finish, free_port, make_run, rows, start, train
+from tests.rpg.tiny_run import TOKENS, finish, make_run, rows, start, train
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 ROLLOUTER: dict[str, Any] = {
@@ -122,7 +121,7 @@ def test_two_ranks_give_the_tokens_of_one(inputs: Path, tmp_path: Path) -> None:
         for ranks in (1, 2)
     )
     train(one)
-    finish(start(local_command(two, 2, free_port())))
+    train(two, ranks=2)
     assert tokens_of(two) == tokens_of(one)
     restarts = [{(row["rollout_id"], row["turn"]): row["restart"] for row in rows(run, "turns")} for run in (one, two)]
     assert restarts[0] == restarts[1]

@@ -21,7 +21,6 @@ from places import PACKAGES
 from transformers import AutoModelForCausalLM
 
 from pipelines.home.home import Home
-from pipelines.launchers.local import local_command
 from pipelines.replay.gradients import Moment
 from pipelines.replay.objectives import alternatives
 from pipelines.replay.run import RunReplay, replay_run
@@ -38,7 +37,7 @@ from specs.schema.experiment import Experiment
 from storage import Store
 from tests.rpg.batches.test_batch import example, two_turns
 from tests.rpg.checkpoints.test_resume import same_rows, wait_for_step
-from tests.rpg.tiny_run import PROBLEMS, SPEC, TOKENS, finish, free_port, make_run, rows, start, train
+from tests.rpg.tiny_run import PROBLEMS, SPEC, TOKENS, finish, make_run, rows, start, train
 
 GIVEN = [TOKENS.index("0"), TOKENS.index("=")]
 TWO_TURNS: dict[str, Any] = {"rollouter": {"type": "check_again", "question": "0="}, "max_response_length": 12}
@@ -171,7 +170,7 @@ def test_a_replay_gives_back_what_training_recorded(home: Home, run: str) -> Non
 @pytest.mark.long
 def test_two_ranks_sample_and_learn_the_same(home: Home, inputs: Path, tmp_path: Path) -> None:
     two = make_run(inputs, tmp_path / "two", rollout=TWO_TURNS, training={"steps": 1, "ranks": 2})
-    finish(start(local_command(two, 2, free_port())))
+    train(two, ranks=2)
     one = home.run("turns")
     by_place = itemgetter("rollout_id", "position")  # each rank writes the rows of the responses that it holds
     responses = [sorted((row for row in rows(run, "tokens") if row["step"] == 1), key=by_place) for run in (one, two)]

@@ -16,12 +16,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pipelines.home.home import Home
-from pipelines.launchers.local import local_command
 from pipelines.replay.objectives import alternatives
 from pipelines.replay.run import replay_run
 from storage import Store
 from tests.rpg.checkpoints.test_resume import same_rows, wait_for_step
-from tests.rpg.tiny_run import STEADY, TOKENS, finish, free_port, make_run, rows, start, train
+from tests.rpg.tiny_run import STEADY, TOKENS, finish, make_run, rows, start, train
 
 ROLLOUTER: dict[str, Any] = {
     "type": "tools",
@@ -156,7 +155,7 @@ def test_a_stream_gives_the_tokens_of_rounds(inputs: Path, tmp_path: Path) -> No
 
 def test_two_ranks_give_the_tokens_of_one(home: Home, inputs: Path, tmp_path: Path) -> None:
     two = make_run(inputs, tmp_path / "two", rollout=TOOLS, training={"steps": 1, "ranks": 2})
-    finish(start(local_command(two, 2, free_port())))
+    train(two, ranks=2)
     assert tokens_of(two) == tokens_of(home.run("calls"))
     turns = [
         sorted((row["rollout_id"], row["turn"], row["text"]) for row in rows(run, "turns") if row["step"] == 1)
@@ -202,7 +201,7 @@ def test_turns_answer_for_their_returns_over_two_ranks_as_over_one(inputs: Path,
         for ranks in (1, 2)
     )
     train(one)
-    finish(start(local_command(two, 2, free_port())))
+    train(two, ranks=2)
     for step in (1, 2):
         assert tokens_of(one, step) == tokens_of(two, step)
     for table, names in (("rollouts", ("reward", "advantage")), ("turns", ("reward",)), ("tokens", ("logprob",))):

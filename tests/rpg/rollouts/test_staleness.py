@@ -102,7 +102,7 @@ def same_training(run_dir: Path, other: Path) -> None:
 @pytest.mark.long
 def test_two_ranks_train_on_the_rollouts_of_one(inputs: Path, tmp_path: Path, whole: dict[int, Path]) -> None:
     run_dir = make_run(inputs, tmp_path / "ranks", training={"steps": 3, "ranks": 2}, rollout={"max_staleness": 1})
-    finish(start(local_command(run_dir, 2, free_port())))
+    train(run_dir, ranks=2)
     alone, together = (
         {(row["step"], row["rollout_id"]): row for row in rows(run, "rollouts")} for run in (whole[1], run_dir)
     )

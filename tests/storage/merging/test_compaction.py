@@ -178,7 +178,7 @@ def test_a_run_that_cannot_be_merged_keeps_no_other_one_from_it(tmp_path: Path, 
     assert everything(tmp_path) == before
 
 
-@pytest.mark.parametrize("after", [0, 3, 6, 11])
+@pytest.mark.parametrize("after", [3, *(pytest.param(after, marks=pytest.mark.long) for after in (0, 6, 11))])
 def test_a_compaction_killed_at_any_call_loses_and_doubles_nothing(
     tmp_path: Path, run: RecordedRun, after: int
 ) -> None:

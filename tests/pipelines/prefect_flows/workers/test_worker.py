@@ -152,7 +152,7 @@ def test_the_dashboard_suspends_a_run_resumes_it_and_cancels_it_even_after_the_a
     run_id, flow_run_id = cluster.submit("training.steps=2000")
     wait_for_step(lab, run_id, 2)
     cluster.set_state(flow_run_id, "PAUSED", "Suspended")
-    wait_for(lambda: lab.state(run_id)["status"] == "pending", timeout=30, what="the run's end")
+    lab.wait_until(run_id, "pending", timeout=30)
     assert lab.state(run_id)["reason"] == "suspended on the server"
     stood_at = lab.progress(run_id)
     wait_for(lambda: not list(lab.home.prefect.glob("flows/*.json")), timeout=30, what="the flow's end")
@@ -165,7 +165,7 @@ def test_the_dashboard_suspends_a_run_resumes_it_and_cancels_it_even_after_the_a
     cluster.server.wait()
     wait_for_step(lab, run_id, lab.progress(run_id) + 2)
     cluster.set_state(flow_run_id, "CANCELLING", "Cancelling")
-    wait_for(lambda: lab.state(run_id)["status"] == "cancelled", timeout=30, what="the run's end")
+    lab.wait_until(run_id, "cancelled", timeout=30)
     wait_for(lambda: cluster.state(flow_run_id) == "CANCELLED", timeout=30, what="the dashboard")
     assert lab.training_pid() == 0
 
@@ -179,7 +179,7 @@ def test_what_happens_while_the_server_is_away_is_shown_when_it_is_back(cluster:
     (note,) = lab.home.prefect.glob("embedded-*.json")
     server = psutil.Process(json.loads(note.read_text())["pid"])
     server.suspend()
-    wait_for(lambda: lab.state(run_id)["status"] == "finished", timeout=300, what="the run's end")
+    lab.wait_until(run_id, "finished", timeout=300)
     # The flow waits for the server for some seconds, then ends.
     wait_for(lambda: not list(lab.home.prefect.glob("flows/*.json")), timeout=60, what="the flow's end")
     assert worker.poll() is None
