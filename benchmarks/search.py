@@ -1,12 +1,15 @@
 """What studies find at equal cost: simulated studies over surfaces whose true values are known.
 
     python benchmarks/search.py [--repetitions 8] [--budgets 15 33 100] [--lucks 0 2 4] [--surfaces smooth ...]
+    python benchmarks/search.py --recorded [--repetitions 40]
     python benchmarks/search.py --confirmations 2000
 
 The proposals, rungs, ranking, rounds of confirmation and verdicts are the product's own; only the training is replaced,
 by a surface of gains over the baseline in points. A run's value has the luck of its seed; half-way it has come nearer
 to its end at a pace of its own, so that curves cross. Cost is counted in steps, in units of one whole run, with the
-baseline's and the confirmation's. The repetitions of all methods are paired: trial n of repetition r has the same luck.
+baseline's and the confirmation's. With --recorded a run is looked up instead: a real one, of the cell nearest to its
+values and of a random one of the cell's seeds, as benchmarks/recorded_training.py has trained it; its true value is the
+mean over the cell's seeds. The repetitions of all methods are paired: trial n of repetition r has the same luck.
 
 Printed: the mean true gain of what each method recommends, in points, and its standard error over repetitions; where
 nothing has an effect, the share of studies that claim something; else the shares of right and of false claims.
@@ -19,9 +22,11 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.studies import confirmation, proposals, rungs
@@ -196,6 +201,51 @@ class World:
         risen = (1 - math.exp(-share / pace)) / (1 - math.exp(-1 / pace))
         value = START + (true + self._luck * 0.8 * seed - START) * risen
         return float(value + self._luck * 0.6 * evaluation)
+
+
+class RecordedRuns:
+    """Real runs of benchmarks/recorded_training.py: the accuracy of each cell and seed after some steps, in points."""
+
+    def __init__(self, file: Path) -> None:
+        rows = [row for row in pq.read_table(file).to_pylist() if row["accuracy"] is not None]
+        of_cell: dict[tuple[float, ...], dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+        for row in rows:
+            of_cell[row["low"], row["high"], row["kl"]][row["seed"]][row["step"]] = 100 * row["accuracy"]
+        self.curves = [[by_step for _, by_step in sorted(seeds.items())] for seeds in of_cell.values()]
+        """Cell -> its seeds' accuracy by step."""
+        self._cells = np.log(np.array(list(of_cell)))
+        self._span = np.ptp(self._cells, axis=0)
+
+    def cell(self, params: Mapping[str, Any]) -> int:
+        """The cell nearest to a trial's values, on logarithmic axes of equal length."""
+        place = np.log([params[LOW], params[HIGH], params[KL]])
+        return int((((self._cells - place) / self._span) ** 2).sum(axis=1).argmin())
+
+    def worth(self, params: Mapping[str, Any]) -> float:
+        """The mean over the seeds of the nearest cell, at the end."""
+        return float(np.mean([curve[STEPS] for curve in self.curves[self.cell(params)]]))
+
+    def surface(self) -> Surface:
+        """The space that was recorded, with the spec's own values as the baseline."""
+        own = {LOW: 0.2, HIGH: 0.28, KL: 1e-2}
+        ends = {LOW: [0.05, 0.6], HIGH: [0.05, 3.0], KL: [1e-3, 0.3]}
+        return Surface(
+            "recorded", {path: {"float": range_, "log": True} for path, range_ in ends.items()}, own, self.worth
+        )
+
+
+class RecordedWorld(World):
+    """Recorded runs, of one repetition."""
+
+    def __init__(self, runs: RecordedRuns, surface: Surface, repetition: int) -> None:
+        super().__init__(surface, 0.0, repetition)
+        self._runs, self._own = runs, runs.worth(surface.baseline)
+
+    def run(self, params: Mapping[str, Any], number: int, until: int = 0, *, fresh: bool = False) -> float:
+        """See `World.run`: one of the recorded seeds, the same at every step of a trial."""
+        curves = self._runs.curves[self._runs.cell(params)]
+        seed = int(np.random.default_rng([self._repetition, number, fresh, 17]).integers(len(curves)))
+        return curves[seed][until or STEPS] - self._own
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +440,8 @@ METHODS: dict[str, Method] = {
     "gp": _method(sampler={"type": "gp", "startup_trials": 5}),
     "auto": _method(),
     "auto asha": _method(pruner=ASHA),
+    "random asha": _method(sampler={"type": "random"}, pruner=ASHA),
+    "tpe asha": _method(sampler={"type": "tpe", "startup_trials": 5}, pruner=ASHA),
     "auto confirmed": _confirmed(),
     "auto asha confirmed": _confirmed(pruner=ASHA),
     "tpe asha 1x5": _method(
@@ -412,6 +464,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1])
     parser.add_argument("--surfaces", nargs="+", default=list(SURFACES), choices=list(SURFACES))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--recorded", action="store_true", help="look real runs up instead of simulating them")
     parser.add_argument("--confirmations", type=int, default=0, help="simulate the confirmation alone, so many times")
     arguments = parser.parse_args()
     if arguments.confirmations:
@@ -420,10 +473,48 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
     repetitions = range(arguments.first, arguments.first + arguments.repetitions)
+    if arguments.recorded:
+        print_recorded(arguments.methods, arguments.budgets, repetitions)
+        return
     for workers in arguments.workers:
         for budget in arguments.budgets:
             for luck in arguments.lucks:
                 _table_of(arguments.surfaces, arguments.methods, budget, luck, workers, repetitions, time.process_time)
+
+
+RECORD = Path(__file__).with_name("recorded_training.parquet")
+
+
+def print_recorded(methods: Sequence[str], budgets: Sequence[int], repetitions: Sequence[int]) -> None:
+    """Prints what each method gains where the runs are real ones, and what there is to gain."""
+    runs = RecordedRuns(RECORD)
+    surface = runs.surface()
+    final = [[curve[STEPS] for curve in curves] for curves in runs.curves]
+    means, own = np.array([np.mean(values) for values in final]), runs.worth(surface.baseline)
+    luck = math.sqrt(np.mean([np.var(values, ddof=1) for values in final if len(values) > 1]))
+    gains = means - own
+    print(f"{len(final)} cells, {sum(map(len, final))} runs; luck of a seed {luck:.1f} points. Against the own values:")
+    print(f"the best cell {gains.max():+.1f}, the worst {gains.min():+.1f}, a random one {gains.mean():+.1f}")
+    for budget in budgets:
+        print(f"\n{budget} whole runs, {len(repetitions)} repetitions; then the paired difference from the first")
+        first = None
+        for method in methods:
+            endings = [
+                METHODS[method](surface, RecordedWorld(runs, surface, number), budget, 1, number)
+                for number in repetitions
+            ]
+            gains = np.array([ending.gain for ending in endings])
+            first = gains if first is None else first
+            error, paired = (_error(values) for values in (gains, gains - first))
+            claims = f"; right {_share(endings, 'right')}, false {_share(endings, 'false')}"
+            cost = np.mean([ending.cost for ending in endings])
+            ahead = f"  {(gains - first).mean():+.2f} ({paired:.2f})"
+            print(f"  {method:22}{gains.mean():6.2f} ({error:.2f})  cost {cost:5.1f}{claims}{ahead}", flush=True)
+
+
+def _error(values: Array) -> float:
+    """Standard error of the mean; 0 of one value."""
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def _table_of(

@@ -58,7 +58,12 @@ class Learner:
         self.balancing = balancing_weight(training, model.config)
         """Weight of the loss that balances the load of experts; 0: it is not in the loss."""
         check_balancing(training, model)
-        self.policy = Policy(model, temperature=temperature, entropy_gradient=training.entropy_coef > 0)
+        self.policy = Policy(
+            model,
+            temperature=temperature,
+            entropy_gradient=training.entropy_coef > 0,
+            balances=self.balancing > 0,
+        )
         self.attention_share = attention_share(model)
         """The work of a sequence of n tokens is n + attention_share n^2, in units of a token's without attention."""
         self.device = device

@@ -22,7 +22,10 @@ from specs.schema.training import Training
 class Policy(nn.Module):
     """The model as the objective sees it: tokens in, logprobs and entropies of chosen tokens out, never full logits."""
 
-    def __init__(self, model: PreTrainedModel, *, temperature: float, entropy_gradient: bool = False) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, temperature: float, entropy_gradient: bool = False, balances: bool = False
+    ) -> None:
+        """`entropy_gradient`, `balances`: whether entropies, and the probabilities in `routing`, are differentiable."""
         super().__init__()
         self.model = model
         self.temperature = temperature
@@ -30,6 +33,7 @@ class Policy(nn.Module):
         self.routing: Routing | None = None
         """Routing of the last pass; None: the model has no routers that show their choice."""
         self._routed_experts = routed_experts(model)
+        self._balances = balances
 
     def forward(
         self,
@@ -52,6 +56,8 @@ class Policy(nn.Module):
         shown = {"output_router_logits": True} if self._routed_experts else {}
         outputs = self.model.base_model(input_ids=input_ids, use_cache=False, **shown, **packed)
         logits = getattr(outputs, "router_logits", None)
+        if logits and not self._balances:  # else each layer's probabilities would be kept until the next pass
+            logits = tuple(each.detach() for each in logits)
         self.routing = routing_of(logits, sources, self._routed_experts) if logits else None
         head: Any = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         chosen = outputs.last_hidden_state.flatten(0, 1).index_select(0, sources)

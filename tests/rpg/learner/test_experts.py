@@ -46,7 +46,7 @@ def tiny(**settings: object) -> Policy:
     experts = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 16}
     torch.manual_seed(0)
     config = Qwen3MoeConfig(vocab_size=16, intermediate_size=48, **shape, **experts, **settings)  # type: ignore[arg-type]
-    return Policy(Qwen3MoeForCausalLM(config), temperature=1.0)
+    return Policy(Qwen3MoeForCausalLM(config), temperature=1.0, balances=True)
 
 
 def test_the_balancing_loss_of_all_tokens_is_that_of_transformers_forward() -> None:
@@ -69,6 +69,14 @@ def test_routing_counts_a_token_as_often_as_it_predicts_one() -> None:
     assert policy.routing is not None
     assert policy.routing.counts.sum(1).tolist() == [6.0, 6.0]
     assert torch.allclose(policy.routing.probabilities.sum(1), torch.tensor(3.0))
+
+
+def test_a_pass_keeps_no_probabilities_of_routers_where_nothing_is_balanced() -> None:
+    policy = Policy(tiny().model, temperature=1.0)
+    logprobs, _ = policy(torch.zeros(1, 4, dtype=torch.int64), torch.arange(4), torch.arange(4))
+    assert policy.routing is not None
+    assert not policy.routing.probabilities.requires_grad
+    assert logprobs.requires_grad
 
 
 def training(**changes: object) -> Training:
