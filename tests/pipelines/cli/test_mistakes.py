@@ -43,9 +43,10 @@ MISTAKES: dict[str, tuple[Files, str, str]] = {
         """\
 spec.yaml:70: training.step: unknown field
     70 |   step: 40                  # batches of prompts_per_step x group_size responses
-  allowed: checkpoint, entropy_coef, epochs, export_every_steps, gradient_checkpointing, gradient_reduction, \
-group_size, guards, kernels, lora, mask_truncated, microbatch_tokens, minibatches, offload, on_not_finite, optimizer, \
-packing, precision, prompts_per_step, ranks, schedule, sequence_parallel_size, skip_zero_advantage, steps, zero_stage
+  allowed: attention, checkpoint, entropy_coef, epochs, export_every_steps, gradient_checkpointing, \
+gradient_reduction, group_size, guards, kernels, lora, mask_truncated, microbatch_tokens, minibatches, offload, \
+on_not_finite, optimizer, packing, precision, prompts_per_step, ranks, router_aux_loss_coef, schedule, \
+sequence_parallel_size, skip_zero_advantage, steps, zero_stage
   hint: did you mean `steps`?
 1 error; nothing was run
 """,
@@ -119,7 +120,8 @@ spec.yaml:70: training.steps: must be a whole number
 spec.yaml:74: training.optimizer.learning_rate: must be a number
     74 |   optimizer: {learning_rate: "1e-4"}
   given: "1e-4"    allowed: a number, greater than 0
-  hint: Peak learning rate.
+  hint: Peak learning rate. Of a schedule the value at a step holds for all of its updates; `schedule.type` and the \
+warm-up scale it.
 1 error; nothing was run
 """,
     ),
@@ -473,9 +475,10 @@ study.yaml:3: parameters[objective.clip.low]: the lower end must come first
         "run spec.yaml --set training.stepz=3",
         """\
 --set training.stepz=3: training.stepz: unknown field
-  allowed: checkpoint, entropy_coef, epochs, export_every_steps, gradient_checkpointing, gradient_reduction, \
-group_size, guards, kernels, lora, mask_truncated, microbatch_tokens, minibatches, offload, on_not_finite, optimizer, \
-packing, precision, prompts_per_step, ranks, schedule, sequence_parallel_size, skip_zero_advantage, steps, zero_stage
+  allowed: attention, checkpoint, entropy_coef, epochs, export_every_steps, gradient_checkpointing, \
+gradient_reduction, group_size, guards, kernels, lora, mask_truncated, microbatch_tokens, minibatches, offload, \
+on_not_finite, optimizer, packing, precision, prompts_per_step, ranks, router_aux_loss_coef, schedule, \
+sequence_parallel_size, skip_zero_advantage, steps, zero_stage
   hint: did you mean `steps`?
 1 error; nothing was run
 """,
