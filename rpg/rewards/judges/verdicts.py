@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from specs.machine.files import DiskError, create_json, read_json
@@ -58,7 +59,8 @@ class KeptReplies:
     def __init__(self, directory: Path | None) -> None:
         """`directory`: None keeps nothing."""
         self._directory = directory
-        self._told = False
+        self._untold = Lock()
+        """Held for good by whoever says that replies are not kept: many threads ask a judge at once."""
 
     def read(self, asked: dict[str, Any]) -> Reply | None:
         """The reply to what was asked; None where there is none."""
@@ -87,9 +89,8 @@ class KeptReplies:
                 return kept
             file.unlink(missing_ok=True)  # damaged: the next one is kept
         except (OSError, DiskError, ValueError) as error:
-            if not self._told:
+            if self._untold.acquire(blocking=False):
                 print(f"verdicts are not kept: {self._directory}: {error}", file=sys.stderr, flush=True)
-            self._told = True
         return reply
 
     def _file(self, asked: dict[str, Any]) -> Path:
