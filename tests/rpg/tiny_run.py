@@ -50,11 +50,8 @@ SPEC: dict[str, Any] = {
 FORKED = ("rpg.train", "rpg.stage", *(f"tests.rpg.{each}_worker" for each in ("learner", "layout", "shares", "train")))
 """Programs that may be forks. None of them reads the environment while it is imported."""
 IMPORTS = ("specs.document", *TRAINING, "rpg.evaluation.stage")
-FIRST_ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-"""That of what the forks are forks of."""
 READ_LATE = {KEY, "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_SIZE"}
 """Environment variables that nothing reads while it is imported."""
-SET_BY_IMPORTS = {"TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK", "_MLFLOW_TELEMETRY_SESSION_ID"}
 STEADY = {"learning_rate": 0.01, "epsilon": 1e-6}
 """An optimizer for runs whose weights are compared: a rounding of a gradient that is nearly zero becomes no step."""
 
@@ -121,20 +118,15 @@ def make_run(inputs: Path, run_dir: Path, **changes: dict[str, Any]) -> Path:
 def start(command: list[str], environment: dict[str, str] | None = None) -> "subprocess.Popen[str] | Fork":
     """A trainer, a rank of one or a worker of the tests, with its words captured.
 
-    A `python -m` is a fork of a process with torch and DeepSpeed imported, where what it has in its environment is read
-    by nothing that is imported, unless `fork` refuses: the imports take longer than a tiny run.
+    A `python -m` is a fork of a process with this environment and torch and DeepSpeed imported, unless `fork` refuses
+    or an import may read a variable of its own: the imports take longer than a tiny run.
     """
-    wanted = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
-    of_no_import = SET_BY_IMPORTS | {"PYTEST_CURRENT_TEST"}
-    changes = {
-        name: value
-        for name, value in wanted.items()
-        if FIRST_ENVIRONMENT.get(name) != value and name not in of_no_import
-    }
-    is_late = changes.keys() <= READ_LATE and FIRST_ENVIRONMENT.keys() <= wanted.keys()
-    if command[:2] == [sys.executable, "-m"] and command[2] in FORKED and is_late:
+    own = environment or {}
+    if command[:2] == [sys.executable, "-m"] and command[2] in FORKED and own.keys() <= READ_LATE:
+        shared = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+        shared["OMP_NUM_THREADS"] = "1"
         output = tempfile.TemporaryFile()  # noqa: SIM115 (it is read when the fork has ended)
-        forked = fork(command[2:], IMPORTS, output, inherited=FIRST_ENVIRONMENT, environment=changes)
+        forked = fork(command[2:], IMPORTS, output, inherited=shared, environment=own)
         if forked is not None:
             return Fork(forked, output)
         output.close()
