@@ -29,6 +29,8 @@ NEW = {
     "trials.posterior_mean",
     "trials.posterior_deviation",
     "trials.chance_of_best",
+    "trials.parent",
+    "trials.parent_step",
 }
 """Columns that the version of today has and the last of these has not, or the other way round."""
 SPEC = """\
