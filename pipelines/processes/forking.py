@@ -79,7 +79,7 @@ def fork(
 class ForkedProcess:
     """A fork, with what of `subprocess.Popen` the supervisor uses."""
 
-    def __init__(self, server: "_Server", pid: int, started: str) -> None:
+    def __init__(self, server: "Server", pid: int, started: str) -> None:
         """
         Args:
             started: what `specs.machine.liveness.start_of` says of it. Its server waits for it, after which nobody can
@@ -107,7 +107,20 @@ class ForkedProcess:
         return self.returncode
 
 
-class _Server:
+def _begin(theirs: socket.socket, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts a server that is asked through the other end of a socket."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipelines.processes.fork_server", ROOM_FOR_TITLE],
+        stdin=theirs.fileno(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**environment, "PYTHONUNBUFFERED": "1", "DS_ACCELERATOR": "cpu"},
+        start_new_session=True,
+        preexec_fn=partial(die_with_parent, os.getpid()),
+    )
+
+
+class Server:
     """The process whose forks are asked for, as this one sees it."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -117,15 +130,7 @@ class _Server:
         self._answers: list[dict[str, Any]] = []
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipelines.processes.fork_server", ROOM_FOR_TITLE],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={**environment, "PYTHONUNBUFFERED": "1", "DS_ACCELERATOR": "cpu"},
-                start_new_session=True,
-                preexec_fn=partial(die_with_parent, os.getpid()),
-            )
+            self._process = _begin(theirs, environment)
 
     @property
     def alive(self) -> bool:
@@ -175,17 +180,17 @@ class _Server:
         self._forks.clear()
 
 
-_servers: list[_Server] = []
+_servers: list[Server] = []
 """The one that this process keeps, once it has asked for a fork."""
 
 
-def _server_for(environment: Mapping[str, str]) -> _Server:
+def _server_for(environment: Mapping[str, str]) -> Server:
     """The server that began with this environment; one that began with another is ended."""
     if _servers and _servers[0].owner == os.getpid():
         if _servers[0].alive and _servers[0].environment == environment:
             return _servers[0]
         _servers[0].end()
-    _servers[:] = [_Server(environment)]
+    _servers[:] = [Server(environment)]
     return _servers[0]
 
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -260,7 +261,7 @@ def scratch_config(spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase") -> 
             hint=nearest(key, known) if key not in _FROM_TOKENIZER else "leave it out",
         )
         for key, value in spec.config.items()
-        if key not in known or key in _FROM_TOKENIZER
+        if key in _FROM_TOKENIZER or not (key in known or _is_read(defaults, key))
     ]
     if issues:
         raise SpecError(*issues)
@@ -275,6 +276,14 @@ def scratch_config(spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase") -> 
         )
     except Exception as error:  # transformers checks types and values, each architecture in its own way
         raise cannot_build(spec, error) from error
+
+
+def _is_read(config: "PretrainedConfig", key: str) -> bool:
+    """Whether the architecture reads a setting that its config does not declare, as Qwen3-MoE's does `head_dim`."""
+    module = find_spec(type(config).__module__.replace("configuration_", "modeling_"))
+    if module is None or module.origin is None:
+        return False
+    return f'getattr(config, "{key}"' in Path(module.origin).read_text()
 
 
 def cannot_build(spec: ScratchModel, error: Exception) -> SpecError:

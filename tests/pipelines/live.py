@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from pipelines.home.home import Home
 from specs.machine.files import read_json
 from specs.machine.liveness import FINAL
 from storage import Store
+from tests.forks import Fork, fork
 
 COMMAND = "from pipelines.cli import main; main()"
 """The command line, as a program for `python -c`."""
+COMMAND_IMPORTS = ("tests.pipelines.command_imports",)
 SPEC = """\
 name: tiny
 question: Does a run survive what is done to it?
@@ -70,6 +73,8 @@ one all weights are those of the base model, whatever is done to a run."""
 ELSEWHERE = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$0" "$@"')
 """The prefix of a command that runs on this machine under another host's name."""
 
+Started = subprocess.Popen[str] | Fork
+
 
 @dataclass
 class Lab:
@@ -77,18 +82,33 @@ class Lab:
 
     root: Path
     spec: Path
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    started: list[Started] = field(default_factory=list)
 
     @property
     def home(self) -> Home:
         return Home(self.root)
 
-    def start(
-        self, *arguments: str, overrides: tuple[str, ...] = (), prefix: tuple[str, ...] = ()
-    ) -> subprocess.Popen[str]:
-        """`rpg ...` in the background, in a session of its own."""
-        sets = [word for override in overrides for word in ("--set", override)]
-        return self.start_program(COMMAND, *arguments, *sets, prefix=prefix)
+    def start(self, *arguments: str, overrides: tuple[str, ...] = (), prefix: tuple[str, ...] = ()) -> Started:
+        """`rpg ...` in the background, in a session of its own. A fork, where nothing says that it may not be."""
+        words = [*arguments, *(word for override in overrides for word in ("--set", override))]
+        forked = None if prefix else self._fork(words)
+        return forked or self.start_program(COMMAND, *words, prefix=prefix)
+
+    def _fork(self, words: list[str]) -> Fork | None:
+        environment = {**os.environ, "RPG_HOME": str(self.root), "OMP_NUM_THREADS": "1"}
+        ignored = [number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_IGN]
+        output, errors = (tempfile.NamedTemporaryFile() for _ in range(2))  # noqa: SIM115 (read when it has ended)
+        asked = {"output": output.name, "errors": errors.name, "environment": environment, "ignored": ignored}
+        request = tempfile.NamedTemporaryFile("w", suffix=".json", delete=False)  # noqa: SIM115 (the fork reads it)
+        with request:
+            json.dump({**asked, "words": words}, request)
+        program = ["tests.pipelines.forked_command", request.name]
+        forked = fork(program, COMMAND_IMPORTS, output, environment)
+        if forked is None:
+            return None
+        command = Fork(forked, output, errors)
+        self.started.append(command)
+        return command
 
     def start_program(self, program: str, *arguments: str, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
         """A Python program in the background, in a session of its own. `prefix`: a command that runs it."""
@@ -197,7 +217,7 @@ class Finished:
     err: str
 
 
-def finished(process: subprocess.Popen[str], timeout: float = 240) -> Finished:
+def finished(process: Started, timeout: float = 240) -> Finished:
     out, err = process.communicate(timeout=timeout)
     return Finished(process.returncode, out, err)
 

@@ -2,23 +2,22 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.processes.forking import ForkedProcess, fork
 from pipelines.running.fork_imports import TRAINING
 from specs.machine.launch import KEY, new_key
 from specs.schema.experiment import Experiment
+from tests.forks import Fork, fork
 
 if TYPE_CHECKING:
     import torch
@@ -118,15 +117,14 @@ def make_run(inputs: Path, run_dir: Path, **changes: dict[str, Any]) -> Path:
 def start(command: list[str], environment: dict[str, str] | None = None) -> "subprocess.Popen[str] | Fork":
     """A trainer, a rank of one or a worker of the tests, with its words captured.
 
-    A `python -m` is a fork of a process with this environment and torch and DeepSpeed imported, unless `fork` refuses
+    A `python -m` is a fork of a process with this environment and torch and DeepSpeed imported, unless that is refused
     or an import may read a variable of its own: the imports take longer than a tiny run.
     """
     own = environment or {}
     if command[:2] == [sys.executable, "-m"] and command[2] in FORKED and own.keys() <= READ_LATE:
         shared = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-        shared["OMP_NUM_THREADS"] = "1"
         output = tempfile.TemporaryFile()  # noqa: SIM115 (it is read when the fork has ended)
-        forked = fork(command[2:], IMPORTS, output, inherited=shared, environment=own)
+        forked = fork(command[2:], IMPORTS, output, {**shared, "OMP_NUM_THREADS": "1"}, late=own)
         if forked is not None:
             return Fork(forked, output)
         output.close()
@@ -137,45 +135,6 @@ def start_anew(command: list[str], environment: dict[str, str] | None = None) ->
     """A process that imports for itself, with a pipe of its words."""
     wanted = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
     return subprocess.Popen(command, env=wanted, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-class Fork:
-    """A fork, with what of `subprocess.Popen` the tests use."""
-
-    def __init__(self, process: ForkedProcess, output: BinaryIO) -> None:
-        self._process = process
-        self._output = output
-        self._said = ""
-        self.pid = process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.returncode
-
-    def poll(self) -> int | None:
-        return self._process.poll()
-
-    def wait(self, timeout: float | None = None) -> int:
-        return self._process.wait(timeout)
-
-    def send_signal(self, number: int) -> None:
-        if self._process.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
-        """All that it has said, once it has ended."""
-        self._process.wait(timeout)
-        if not self._output.closed:
-            with self._output:
-                self._output.seek(0)
-                self._said = self._output.read().decode(errors="replace")
-        return self._said, None
 
 
 Started = subprocess.Popen[str] | Fork

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file
 from stage_jobs import SPEC
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -125,6 +126,14 @@ def test_other_architectures_can_be_made(tmp_path: Path, model_type: str, config
     heads = {"num_attention_heads": 2, "num_hidden_layers": 1}
     summary = made(tmp_path / "a", experiment({"model_type": model_type, "config": {**heads, **config}}))
     assert summary["model_type"] == model_type
+
+
+def test_a_setting_that_an_architecture_reads_but_does_not_declare_shapes_its_model(tmp_path: Path) -> None:
+    small = {"hidden_size": 32, "moe_intermediate_size": 16, "num_experts": 2, "num_experts_per_tok": 1}
+    config = {**small, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 24}
+    made(tmp_path / "a", experiment({"model_type": "qwen3_moe", "config": config}))
+    weights = load_file(tmp_path / "a" / "model.safetensors")
+    assert weights["model.layers.0.self_attn.k_proj.weight"].shape == (24, 32)
 
 
 def test_a_trained_tokenizer_is_trained_on_the_training_set(tmp_path: Path, data: Path) -> None:

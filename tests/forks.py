@@ -1,0 +1,118 @@
+"""Processes of the tests whose imports are there already: forks of one process that this one keeps.
+
+Torch, transformers and Prefect take longer to import than a tiny run takes. The product forks its stages for the same
+reason; the tests fork trainers, ranks and commands from a server of the product's own kind.
+"""
+
+import atexit
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO
+
+from pipelines.processes.forking import ForkedProcess, Server, may_fork
+
+ROOM = "x" * 400
+"""What stands for a home's path in the environment that others see of the server."""
+READ_LATE = ("RPG_", "PREFECT_", "PYTEST_", "TMPDIR")
+"""Beginnings of names of variables that nothing reads while it is imported."""
+
+
+class Fork:
+    """A fork, with what of `subprocess.Popen` the tests use."""
+
+    def __init__(self, process: ForkedProcess, output: BinaryIO, errors: BinaryIO | None = None) -> None:
+        """
+        Args:
+            output: a file of its stdout; of its stderr too, where there is none for that.
+        """
+        self._process = process
+        self._files = [output] if errors is None else [output, errors]
+        self._said = ["", ""]
+        self.pid = process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self._process.wait(timeout)
+
+    def send_signal(self, number: int) -> None:
+        if self._process.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """All that it has said, once it has ended."""
+        self._process.wait(timeout)
+        for which, file in enumerate(self._files):
+            if not file.closed:
+                with file:
+                    file.seek(0)
+                    self._said[which] = file.read().decode(errors="replace")
+        return self._said[0], self._said[1]
+
+
+_server: list[tuple[Server, list[ForkedProcess]]] = []
+"""The one that this process keeps, with its forks."""
+
+
+def fork(
+    program: Sequence[str],
+    imports: Sequence[str],
+    output: BinaryIO,
+    environment: Mapping[str, str],
+    *,
+    late: Mapping[str, str] | None = None,
+) -> ForkedProcess | None:
+    """`python -m PROGRAM` with modules imported; None where it has to begin anew.
+
+    Args:
+        environment: its variables. What is imported sees those that are not `READ_LATE`.
+        late: further ones, which what is imported does not see.
+    """
+    steady = {name: value for name, value in environment.items() if not name.startswith(READ_LATE)}
+    if not may_fork() or (server := _server_for(steady)) is None:
+        return None
+    asked: dict[str, Any] = {
+        "program": list(program),
+        "imports": list(imports),
+        "directory": os.getcwd(),
+        "environment": {name: value for name, value in environment.items() if name not in steady} | dict(late or {}),
+    }
+    process = server.fork(asked, output.fileno())
+    if process is None:
+        end_server()
+    else:
+        _server[0][1].append(process)
+    return process
+
+
+def _server_for(steady: Mapping[str, str]) -> Server | None:
+    """None: forks of a server that began with another environment still run."""
+    wanted = {**steady, "RPG_HOME": ROOM}
+    if _server and _server[0][0].owner == os.getpid():
+        server, forks = _server[0]
+        if server.alive and server.environment == wanted:
+            return server
+        if any(process.poll() is None for process in forks):
+            return None
+        server.end()
+    _server[:] = [(Server(wanted), [])]
+    return _server[0][0]
+
+
+@atexit.register
+def end_server() -> None:
+    """Ends the server that this process keeps, if it does."""
+    if _server and _server[0][0].owner == os.getpid():
+        _server.pop()[0].end()

@@ -1,0 +1,124 @@
+"""`rpg ...` as a fork of a process that has imported what commands, their API and their stages need.
+
+    python -m tests.pipelines.forked_command REQUEST
+
+To import Prefect, torch and transformers takes longer than a tiny run does. A command of the tests is otherwise what it
+is everywhere: it has a session, an environment and signal handlers of its own, and begins processes of its own. Two
+things it finds there already: Prefect, of which it reads the settings anew, and a process from which its stages are
+forked (`pipelines.processes.forking`), which is a fork as well.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.processes import fork_server, forking
+from pipelines.processes.own_fork import OwnFork
+from specs.machine.parent import die_with_parent
+from tests.forks import READ_LATE, ROOM
+
+_LONGEST = 1 << 16
+
+
+def main() -> None:
+    """Runs the command; in a fork of its server, that fork's program."""
+    asked = json.loads(Path(sys.argv[1]).read_text())
+    Path(sys.argv[1]).unlink()
+    for descriptor, name in ((1, "output"), (2, "errors")):
+        opened = os.open(asked[name], os.O_WRONLY | os.O_APPEND)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    _show_home(os.environ["RPG_HOME"])
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        signal.signal(number, signal.SIG_IGN if number in asked["ignored"] else usual)
+    _use_prefect()
+    if _keep_server():
+        sys.argv = ["-c", *asked["words"]]
+        from pipelines.cli import main as rpg
+
+        rpg()
+
+
+def _show_home(home: str) -> None:
+    """Writes the home where `psutil` reads the environment of this process and of its forks: over the placeholder with
+    which the first of them was started."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = int(fields[47]), int(fields[48])
+    place = ctypes.string_at(begin, end - begin).index(b"RPG_HOME=" + ROOM.encode())
+    told = f"RPG_HOME={home}\0REST=".encode()
+    ctypes.memmove(begin + place, told.ljust(len("RPG_HOME=" + ROOM), b"x"), len("RPG_HOME=" + ROOM))
+
+
+def _use_prefect() -> None:
+    """Has Prefect read its settings at the moment at which it would be imported."""
+    from prefect.context import refresh_global_settings_context
+    from prefect.logging.configuration import setup_logging
+
+    from pipelines.home.home import Home
+    from pipelines.prefect_server import api
+    from pipelines.prefect_server.settings import client_environment
+
+    is_read = False
+
+    def read_settings(home: Home, url: str) -> None:
+        nonlocal is_read
+        if not is_read:
+            os.environ.update(client_environment(home, url) | api._SILENT)
+            refresh_global_settings_context()
+            setup_logging()
+            is_read = True
+
+    api._import_prefect = read_settings
+
+
+def _keep_server() -> bool:
+    """Forks the process from which stages are forked, and has it taken where one would be started. Returns False in
+    a fork of that process, once it has run its program."""
+    environment = dict(os.environ)
+    channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    if (pid := os.fork()) == 0:
+        channel.close()
+        _serve(parent, theirs)
+        return False
+    theirs.close()
+    begin_anew = forking._begin
+    kept = [OwnFork(pid)]
+
+    def begin(asked_through: socket.socket, wanted: Mapping[str, str]) -> Any:
+        differing = {name for name, _ in wanted.items() ^ environment.items()}
+        if not kept or kept[0].poll() is not None or not all(name.startswith(READ_LATE) for name in differing):
+            return begin_anew(asked_through, wanted)
+        socket.send_fds(channel, [json.dumps(dict(wanted)).encode()], [asked_through.fileno()])
+        return kept.pop()
+
+    forking._begin = begin
+    return True
+
+
+def _serve(parent: int, theirs: socket.socket) -> None:
+    os.setsid()
+    die_with_parent(parent)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nothing, standard)
+    message, descriptors, _, _ = socket.recv_fds(theirs, _LONGEST, 1)
+    if not message:
+        os._exit(0)
+    os.dup2(descriptors[0], 0)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.environ.clear()
+    os.environ.update(json.loads(message) | {"PYTHONUNBUFFERED": "1", "DS_ACCELERATOR": "cpu"})
+    fork_server.main()
+
+
+if __name__ == "__main__":
+    main()
