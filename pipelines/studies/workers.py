@@ -19,7 +19,7 @@ from pipelines.processes.stop import GIVEN_BACK, GRACE_SECONDS, Stop, StopReques
 from pipelines.running.progress import RunsReporter
 from pipelines.studies.answers.dashboard import publish_study
 from pipelines.studies.answers.results import StudyRecord
-from pipelines.studies.execution import StudyInterruptedError
+from pipelines.studies.trials import StudyInterruptedError
 from pipelines.studies.study import run_study
 from specs.document import Document
 from specs.errors import RpgError, SpecError, render
