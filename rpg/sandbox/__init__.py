@@ -7,11 +7,12 @@ it. *Sealed*, it runs in bubblewrap: without a network, with no file of the mach
 """
 
 from rpg.sandbox.bubblewrap import missing
-from rpg.sandbox.process import Confined, Limits, start, watched
+from rpg.sandbox.process import SYSTEM_PATH, Confined, Limits, start, watched
 from rpg.sandbox.room import Program, Sandbox, SandboxError, Session
 from rpg.sandbox.seal import Outcome
 
 __all__ = [
+    "SYSTEM_PATH",
     "Confined",
     "Limits",
     "Outcome",
