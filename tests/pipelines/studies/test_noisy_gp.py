@@ -11,7 +11,7 @@ from tiny_trials import HIGH, LOW, MIXED, NUMBERS, measured, search, study_docum
 from pipelines.home.home import Home
 from pipelines.studies import confirmation, noisy_gp, proposals
 from pipelines.studies.answers.answer import answer
-from pipelines.studies.answers.results import best_trial, read_study
+from pipelines.studies.answers.results import Goal, best_trial, read_study
 from pipelines.studies.ledger import TrialLedger
 from pipelines.studies.samplers.surrogate import Observations, Surrogate, spread_out
 from pipelines.studies.trials import Score, Trial, Work
@@ -166,6 +166,40 @@ def test_what_the_model_says_of_trials_is_in_the_record_and_in_sql(
     assert best is not None
     assert best.number == max(range(12), key=lambda number: rows[number][0])
     assert f"the best with a chance of {100 * best.chance:.0f} % (not confirmed)" in answer(home, record).sentence
+
+
+def test_what_the_model_expects_stays_within_what_the_goal_can_be(
+    monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path
+) -> None:
+    """Of three equal values the model knows no scale; and of nearly perfect ones it may expect more than all."""
+    equal = measured(lambda *_: 0.028)
+    (first, *_) = search(monkeypatch, study_document(tmp_path / "specs", trials=3), home, equal)
+    assert first["posterior_mean"] - 1.96 * first["posterior_deviation"] < 0
+    assert "mean@8 on two-terms 2.8 % [0.0, 100.0] is expected" in answer(home, read_study(home, "quick")).sentence
+
+    standings = {number: noisy_gp.Standing(1.01 + 0.01 * number, 0.1, 0.2 + 0.1 * number) for number in range(3)}
+    monkeypatch.setattr(confirmation, "standings", lambda *_, **__: standings)
+    trials = search(monkeypatch, study_document(tmp_path / "high", name="high", trials=3), home, equal)
+    assert [trial["posterior_mean"] for trial in trials] == [1.0] * 3
+    record = read_study(home, "high")
+    assert [trial.expected and trial.expected.high for trial in record.trials] == [1.0] * 3
+    best = best_trial(record)
+    assert best is not None
+    assert best.number == 2, "the one of the highest mean, as before it is cut"
+
+
+@pytest.mark.parametrize(
+    ("goal", "values", "shown"),
+    [
+        (Goal("held_out", "pass@4", "maximize"), (-0.5, 0.5, 1.5), (0.0, 0.5, 1.0)),
+        (Goal("held_out", "score@4", "maximize", least=-1.0), (-2.0, 0.5, 3.0), (-1.0, 0.5, 3.0)),
+        (Goal("held_out", "score@4", "maximize"), (-2.0, 0.5, 3.0), (-2.0, 0.5, 3.0)),
+        (Goal("", "entropy", "minimize"), (-2.0, 0.5, 3.0), (0.0, 0.5, 3.0)),
+        (Goal("", "reward/mean", "maximize"), (-2.0, 0.5, 3.0), (-2.0, 0.5, 3.0)),
+    ],
+)
+def test_each_goal_says_what_its_values_can_be(goal: Goal, values: tuple[float, ...], shown: tuple[float, ...]) -> None:
+    assert tuple(map(goal.possible, values)) == shown
 
 
 def test_a_study_of_the_version_before_goes_on_with_tpe_where_its_file_names_no_sampler(
