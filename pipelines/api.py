@@ -323,14 +323,15 @@ class Outcome:
 
     @cached_property
     def figures(self) -> "dict[str, Figure]":
-        """All figures by name."""
+        """All figures by name, those of metrics that never change too."""
         from pipelines.report.evidence import study_groups
         from pipelines.report.figures import figures_of
         from pipelines.studies.answers.pictures import study_figures
 
         if not self.run_ids:
-            return study_figures(self.home, self._study) | figures_of(self.home, study_groups(self.home, self.name), [])
-        return figures_of(self.home, self._groups, [self._version])
+            runs = figures_of(self.home, study_groups(self.home, self.name), [], constant=True)
+            return study_figures(self.home, self._study) | runs
+        return figures_of(self.home, self._groups, [self._version], constant=True)
 
     @cached_property
     def _study(self) -> "StudyRecord":

@@ -57,19 +57,21 @@ def run_here(
     from pipelines.prefect_flows.experiment import execute_plan, is_all_done, recall
     from pipelines.prefect_server.api import Api, running_services
     from pipelines.processes.reap import reap
+    from pipelines.running.gpu_slots import asking_once, runs_at_once
     from pipelines.running.progress import ConsoleProgress, Silent
 
     for orphan in reap(home):
         print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
-    plan = _planned(document, home)
+    plan, ask = _planned(document, home), asking_once()
     if not only:
-        refuse_what_a_stage_would(document, plan.runs, home, quiet=quiet)
+        refuse_what_a_stage_would(document, plan.runs, home, quiet=quiet, ask=ask)
     home.create()
     if running_services(home) is None and is_all_done(plan, home):  # no dashboard shows that it was asked for again
         shown = Silent() if quiet else ConsoleProgress()
         return execute_plan(plan, home, lambda runs: recall(runs, shown), only=only)
     with Api(home, forks=own_process) as api, api.connected():
-        return _run_plan(plan, home, only, _count(plan, parallel), api.url, quiet=quiet)
+        at_once = min(len(plan.runs), runs_at_once(plan.runs, ask) if parallel == "auto" else int(parallel))
+        return _run_plan(plan, home, only, at_once, api.url, quiet=quiet)
 
 
 def run_study_here(
@@ -113,12 +115,6 @@ def _planned(document: Document, home: Home) -> Plan:
     if document.warnings:
         print(render(document.warnings, noun="warning"), file=sys.stderr)
     return make_plan(document, home)
-
-
-def _count(plan: Plan, parallel: str) -> int:
-    from pipelines.running.gpu_slots import runs_at_once
-
-    return min(len(plan.runs), runs_at_once(plan.runs) if parallel == "auto" else int(parallel))
 
 
 def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str, *, quiet: bool) -> tuple[RunOutcome, ...]:

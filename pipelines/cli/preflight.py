@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from pipelines.home.home import Home
     from pipelines.planning.plan import RunPlan
+    from pipelines.running.gpu_slots import AskRoom
     from specs.document import Cell, Document
     from specs.schema.experiment import Experiment
 
@@ -27,7 +28,12 @@ _READERS = ("data", "base", "train")
 
 
 def refuse_what_a_stage_would(
-    document: Document, runs: Sequence[RunPlan], home: Home | None, *, quiet: bool = False
+    document: Document,
+    runs: Sequence[RunPlan],
+    home: Home | None,
+    *,
+    quiet: bool = False,
+    ask: AskRoom | None = None,
 ) -> None:
     """Raises SpecError with what is wrong with the data and the models of runs that are still to train, or where a
     package is missing that a sink needs; what is odd about data and models goes to stderr. Looking takes seconds.
@@ -36,11 +42,12 @@ def refuse_what_a_stage_would(
         home: of the runs, where this machine is to execute them: it must then have what they ask for. None: another
             one does.
         quiet: it is not said that looking takes a while.
+        ask: as for `missing_for`.
     """
     to_do = unfinished(runs)
     missing: list[Issue] = []
     if home is not None:
-        missing = [*missing_for_sinks(document, runs), *missing_for(document, to_do), *unscorable(document, to_do)]
+        missing = [*missing_for_sinks(document, runs), *missing_for(document, to_do, ask), *unscorable(document, to_do)]
     if to_do and home is not None:
         home.check_space()
     if to_do and not quiet:
@@ -66,28 +73,21 @@ def missing_for_sinks(document: Document, runs: Sequence[RunPlan]) -> list[Issue
     return [document.locate(issue) for issue in missing_packages(document.experiment.sinks)]
 
 
-def missing_for(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
-    """Needs of a document's runs that the machine which executes them, this one, lacks, each at its place."""
-    from pipelines.running.gpu_slots import missing_here
+def missing_for(document: Document, runs: Sequence[RunPlan], ask: AskRoom | None = None) -> list[Issue]:
+    """Needs of a document's runs that the machine which executes them, this one, lacks, each at its place.
+
+    Args:
+        ask: asks the launcher; None: anew.
+    """
+    from pipelines.running.gpu_slots import ask_room, asked_of_machines, missing_here
 
     # Most cells of a matrix ask the same of machines.
     distinct = {asked_of_machines(run.experiment): run for run in runs}.values()
     return in_file_order(
-        document.locate(issue, run.values) for run in distinct for issue in missing_here(run.experiment)
+        document.locate(issue, run.values)
+        for run in distinct
+        for issue in missing_here(run.experiment, ask or ask_room)
     )
-
-
-def asked_of_machines(experiment: Experiment) -> Hashable:
-    """What `missing_for` depends on."""
-    from pipelines.launchers import launcher_of
-
-    ranks, rollout = experiment.training.ranks, experiment.rollout
-    sections: list[object] = [experiment.launcher, experiment.resources, experiment.warm_up is None]
-    if launcher_of(experiment).ranks_run_here:
-        sections.append(rollout)
-    else:  # a cluster is asked for places alone
-        sections += [rollout.samplers(ranks), rollout.gpus_per_sampler, experiment.gpus_beside(ranks)]
-    return ranks, *map(repr, sections)
 
 
 def unscorable(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:

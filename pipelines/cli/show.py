@@ -136,8 +136,8 @@ def print_run(run: dict[str, Any], *, whole: bool = False) -> None:
     if run["answer"]:
         print(f"\n{run['answer']}")
     for finding in run["diagnosis"]:
-        said = "" if finding["sentence"] in run["answer"] else f"{finding['sentence']} "
-        print(f"\nDiagnosis: {said}{finding['remedy']}")
+        if unsaid := [finding[part] for part in ("sentence", "remedy") if finding[part] not in run["answer"]]:
+            print(f"\nDiagnosis: {' '.join(unsaid)}")
     if whole:
         _print_whole(run)
     else:

@@ -23,18 +23,23 @@ def most_points(drawn: Sequence[DrawnGroup]) -> int:
     return _POINTS_IN_A_CROWD if len(drawn) > _CROWD else 0
 
 
-def learning_curves(drawn: Sequence[DrawnGroup], curves: Curves, *, confidence: float) -> tuple[list[Chart], list[str]]:
-    """The charts of the metrics that change, and a note (`learning_rate 0.0001`) on each that never does."""
-    charts, constant = [], []
+def learning_curves(
+    drawn: Sequence[DrawnGroup], curves: Curves, *, confidence: float
+) -> tuple[list[Chart], dict[str, Chart]]:
+    """The charts of the metrics that change, and by a note (`learning_rate 0.0001`) that of each that never does."""
+    charts, constant = [], {}
     for metric in CHARTED:
         by_run = curves.get(metric.name, {})
         values = np.concatenate([np.empty(0), *(curve[:, 1] for curve in by_run.values())])
         values = values[np.isfinite(values)]
-        if values.size and values.min() == values.max():
-            constant.append(f"{metric.name} {number(float(values[0]))}")
-        elif values.size:
-            lines = [line for each in drawn for line in _lines(each, metric, by_run, confidence, most_points(drawn))]
-            charts.append(Chart(metric.name, metric.heading, lines))
+        if not values.size:
+            continue
+        lines = [line for each in drawn for line in _lines(each, metric, by_run, confidence, most_points(drawn))]
+        chart = Chart(metric.name, metric.heading, lines)
+        if values.min() == values.max():
+            constant[f"{metric.name} {number(float(values[0]))}"] = chart
+        else:
+            charts.append(chart)
     return charts, constant
 
 

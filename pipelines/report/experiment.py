@@ -130,7 +130,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         last_steps=LAST_STEPS,
         least_seeds=LEAST_SEEDS,
         charts=[line_chart(each.lines, title=each.title, behind=marks.draw) for each in (*on_the_way, *charts)],
-        flat=flat,
+        flat=list(flat),
         legend=[(each.group.label, each.color) for each in drawn if not each.pale],
         num_pale=len(groups) - len(colored),
         legend_notes=[

@@ -110,11 +110,14 @@ class Figure:
         return 0.6 + 0.34 * len(self.chart.rows)
 
 
-def figures_of(home: Home, groups: Sequence[Group], names: Sequence[str]) -> dict[str, Figure]:
+def figures_of(
+    home: Home, groups: Sequence[Group], names: Sequence[str], *, constant: bool = False
+) -> dict[str, Figure]:
     """The figures of groups of seeds by name: accuracies before and after, accuracies on the way, training metrics.
 
     Args:
         names: of the experiments that are asked about.
+        constant: with the metrics that never change, as a level line each, at the end.
     """
     run_ids = [run.run_id for group in groups for run in group.runs]
     confidence = confidence_of(groups)
@@ -126,8 +129,9 @@ def figures_of(home: Home, groups: Sequence[Group], names: Sequence[str]) -> dic
     results = outcomes_of(found)
     drawn = drawn_groups(groups, results)
     by_step = accuracies_by_step(groups, evaluated, confidence=confidence, clusters=clusters_of(found), graded=graded)
-    charts, _ = learning_curves(drawn, curves, confidence=confidence)
+    charts, flat = learning_curves(drawn, curves, confidence=confidence)
     every: list[Chart | IntervalChart] = [*answer_charts(results, drawn), *accuracy_curves(by_step, drawn), *charts]
+    every += flat.values() if constant else ()
     return {chart.name: Figure(chart) for chart in every}
 
 

@@ -1,10 +1,10 @@
 """The GPU slots of this machine that a stage's process may use, leased while it runs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pipelines.launchers import launcher_of
+from pipelines.launchers import Room, launcher_of
 from pipelines.processes.supervisor import StageError, StageStoppedError
 from specs.errors import Issue, SpecError
 from specs.machine.gpu_slots import OF_RUN, TooFewSlotsError, free_slots, leased, slots_here, slots_wanted
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pipelines.planning.plan import RunPlan
     from pipelines.running.run import RunExecution
 
+AskRoom = Callable[[Experiment], Room]
 ON_A_GPU = ("base", "train", "evaluate")
 """Stages that compute with the model."""
 
@@ -83,13 +84,42 @@ def _too_few(experiment: Experiment, stage: str, slots: Sequence[str]) -> Issue 
     return Issue("too many for this machine", ("training", "ranks"), given, hint=hint)
 
 
-def missing_here(experiment: Experiment) -> Iterator[Issue]:
+def ask_room(experiment: Experiment) -> Room:
+    """The launcher's answer, from the machines that it is given."""
+    return launcher_of(experiment).room(experiment)
+
+
+def asked_of_machines(experiment: Experiment) -> Hashable:
+    """What `missing_here` depends on."""
+    ranks, rollout = experiment.training.ranks, experiment.rollout
+    sections: list[object] = [experiment.launcher, experiment.resources, experiment.warm_up is None]
+    if launcher_of(experiment).ranks_run_here:
+        sections.append(rollout)
+    else:  # a cluster is asked for places alone
+        sections += [rollout.samplers(ranks), rollout.gpus_per_sampler, experiment.gpus_beside(ranks)]
+    return ranks, *map(repr, sections)
+
+
+def asking_once() -> AskRoom:
+    """`ask_room` that has what it was told before by the same machines for the same: asking a cluster takes seconds."""
+    told: dict[Hashable, Room] = {}
+
+    def ask(experiment: Experiment) -> Room:
+        asked = asked_of_machines(experiment)
+        if asked not in told:
+            told[asked] = ask_room(experiment)
+        return told[asked]
+
+    return ask
+
+
+def missing_here(experiment: Experiment, ask: AskRoom = ask_room) -> Iterator[Issue]:
     """Needs of the spec that the machine which executes it, this one, lacks: the launcher's package, machines that can
     hold the ranks, and where these compute here, GPUs and the sampler's package."""
     if issue := package_missing(experiment.launcher):
         yield issue
         return
-    yield from launcher_of(experiment).room(experiment).obstacles
+    yield from ask(experiment).obstacles
     if not launcher_of(experiment).ranks_run_here:
         return
     if issue := not_installed(experiment.rollout):
@@ -106,12 +136,12 @@ def missing_here(experiment: Experiment) -> Iterator[Issue]:
             yield issue
 
 
-def runs_at_once(runs: "Sequence[RunPlan]") -> int:
+def runs_at_once(runs: "Sequence[RunPlan]", ask: AskRoom = ask_room) -> int:
     """For how many of the runs there is room at this moment, at least 1: in free slots of this machine, or where the
     launcher puts them; 1 where they need none."""
     first = runs[0].experiment
     if not launcher_of(first).ranks_run_here:
-        return max(1, min(len(runs), launcher_of(first).room(first).launches))
+        return max(1, min(len(runs), ask(first).launches))
     wanted = max(_slots_wanted(run.experiment, stage) for run in runs for stage in ON_A_GPU)
     return max(1, min(len(runs), len(free_slots()) // wanted)) if wanted else 1
 

@@ -16,6 +16,8 @@ from rpg.sandbox import enter
 from rpg.sandbox.bubblewrap import sealing
 from rpg.sandbox.filter import program
 
+SYSTEM_PATH = "/usr/bin:/bin"
+"""PATH of a confined process that is given no other."""
 _PASSED_ON = (
     *("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH"),
     *("PYTHONPATH", "PYTHONUTF8", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
@@ -149,7 +151,7 @@ def start(
     else:
         inside = enter.entered(command, _rlimits(limits, 0))
         names = (*_PASSED_ON, *_OF_USER, *variables)
-    environment = {"PATH": "/usr/bin:/bin", **_passed_on(names), **_FIXED, **(_OF_KEEPER if keeps else {})}
+    environment = {"PATH": SYSTEM_PATH, **_passed_on(names), **_FIXED, **(_OF_KEEPER if keeps else {})}
     environment |= settings or {}
     # bubblewrap too: one that is killed while it begins leaves a process behind.
     watched = enter.entered(inside, {}, watched_by=os.getpid())

@@ -15,13 +15,13 @@ Rate = Annotated[float | ValueSchedule, Schedulable(gt=0)]
 
 class Optimizer(Spec):
     """AdamW, or Schedule-Free AdamW (Defazio 2024, arXiv:2405.15682): the policy is then an average over the updates,
-    and gradients are taken between it and the newest iterate."""
+    and gradients are taken between it and the newest iterate. A learning rate by steps holds for all updates of a
+    step."""
 
     type: Literal["adamw", "schedule_free_adamw"] = "adamw"
     """schedule_free_adamw takes schedule.warmup_updates and no decay."""
     learning_rate: Rate = 1e-6
-    """Peak learning rate. Of a schedule the value at a step holds for all of its updates; `schedule.type` and the
-    warm-up scale it."""
+    """Peak learning rate; `schedule.type` and the warm-up scale it."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Decay of the first and second moment, each in [0, 1). Schedule-free has no first moment: its first beta, above 0,
     is the share of the average in the point where gradients are taken."""

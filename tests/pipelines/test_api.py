@@ -131,6 +131,18 @@ def test_an_outcome_has_verdict_runs_table_and_figures(root: Path, spec: dict[st
     assert [row["step"] for row in outcome.figure("reward/mean").rows()][:3] == [1.0, 2.0, 3.0]
 
 
+def test_a_metric_that_never_changes_has_a_figure_too(root: Path, spec: dict[str, Any]) -> None:
+    job = load(spec)
+    (run,) = job.plan().plan.runs
+    recorded = RecordedRun(root, run.run_id, seed=0, experiment="tiny")
+    recorded.start(1)
+    recorded.steps(1, 3, reward=0.0)
+    write_json(root / "experiments" / "tiny" / "experiment.json", {"runs": [run.run_id]})
+    figure = job.outcome().figure("reward/mean")
+    assert [row["value"] for row in figure.rows()] == [0.0, 0.0, 0.0]
+    assert figure.svg().count("<svg") == 1
+
+
 def test_a_figure_is_written_at_a_papers_widths(tmp_path: Path) -> None:
     from pipelines.report.charts import Chart, Line
     from pipelines.report.figures import Figure, palette, save_figures

@@ -67,7 +67,7 @@ def report(
         run_ids = study_runs(home, name) if is_study else [run_id for group in groups for run_id in group.run_ids]
         record.refresh(TABLES, only=[f"runs/{run_id}" for run_id in run_ids])
         if figures is not None or kind is not None:
-            _for_papers(home, name, figures, kind)
+            _for_papers(home, name, figures, kind, is_study=is_study)
             return
         if is_study:
             page = write_study_report(home, name, output)
@@ -81,15 +81,22 @@ def report(
         typer.echo(page)
 
 
-def _for_papers(home: Home, name: str, figures: Path | None, kind: TableFormat | None) -> None:
+def _for_papers(
+    home: Home, name: str, figures: Path | None, kind: TableFormat | None, *, is_study: bool = False
+) -> None:
     from pipelines.cli.output import print_json
     from pipelines.cli.verbs.compare import result_text
+    from pipelines.cli.verbs.study import print_study_table
     from pipelines.home.versions import is_experiment
     from pipelines.report.compare import compare
     from pipelines.report.evidence import find_groups
     from pipelines.report.figures import figures_of, save_figures
+    from pipelines.studies.answers.pictures import study_figures
+    from pipelines.studies.answers.results import read_study
 
-    if kind is not None:
+    if kind is not None and is_study:
+        print_study_table(home, name, kind)
+    elif kind is not None:
         comparison = compare(home, [name])
         if kind is TableFormat.json:
             print_json(comparison.to_json())
@@ -98,6 +105,8 @@ def _for_papers(home: Home, name: str, figures: Path | None, kind: TableFormat |
             typer.echo(result_text(comparison, shown), nl=False)
     if figures is not None:
         found = figures_of(home, find_groups(home, name), [name] if is_experiment(home, name) else [])
+        if is_study:
+            found = study_figures(home, read_study(home, name)) | found
         for path in save_figures(list(found.values()), figures):
             typer.echo(path)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, assert_never
 
 import typer
 
@@ -120,20 +120,30 @@ def report(
 
     With --format it prints the arms on fresh seeds with their intervals, before there are any the trials.
     """
-    from pipelines.cli.output import as_objects, print_json, print_table, table_for_papers
     from pipelines.home.home import Home
-    from pipelines.studies.answers.report import study_table, write_study_report
+    from pipelines.studies.answers.report import write_study_report
 
     if kind is not None:
-        columns, rows = study_table(Home.from_environment(), _name(name))
-        if kind is TableFormat.json:
-            print_json(as_objects(columns, rows))
-        elif kind is TableFormat.table:
-            print_table(columns, rows)
-        else:
-            typer.echo(table_for_papers(columns, rows, kind), nl=False)
+        print_study_table(Home.from_environment(), _name(name), kind)
         return
     typer.echo(write_study_report(Home.from_environment(), _name(name), output))
+
+
+def print_study_table(home: Home, name: str, kind: TableFormat) -> None:
+    """Prints a study's results, also for `rpg report`."""
+    from pipelines.cli.output import as_objects, print_json, print_table, table_for_papers
+    from pipelines.studies.answers.report import study_table
+
+    columns, rows = study_table(home, name)
+    match kind:
+        case TableFormat.json:
+            print_json(as_objects(columns, rows))
+        case TableFormat.table:
+            print_table(columns, rows)
+        case TableFormat.latex | TableFormat.markdown | TableFormat.csv:
+            typer.echo(table_for_papers(columns, rows, kind), nl=False)
+        case _:
+            assert_never(kind)
 
 
 @group.command()

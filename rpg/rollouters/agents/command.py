@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,9 +15,9 @@ from pydantic import Field
 from rpg import sandbox
 from rpg.rollouters.agent import AgentProgram, Running
 from rpg.rollouters.endpoint import endpoint
-from rpg.sandbox import Confined, Limits, start
+from rpg.sandbox import SYSTEM_PATH, Confined, Limits, interpreters, start
 from rpg.types import Problem
-from specs.errors import Issue
+from specs.errors import Issue, IssueError
 from specs.schema.base import execution, names_path
 
 _LIMITS = Limits(memory_bytes=1 << 40, processes=0, file_bytes=1 << 40, open_files=4096)
@@ -26,10 +27,11 @@ _PROCESSES = 4096
 _SEALED_FILE_BYTES = 64 << 20
 _TRIES = """
 import os, sys
-ways = [os.X_OK] + [os.R_OK] * len(sys.argv)
-print(next((n for n, path in enumerate(sys.argv[1:]) if not os.access(path, ways[n])), ""), end="")
+run, *paths = sys.argv[1:]
+ways = [os.X_OK] * int(run) + [os.R_OK] * len(paths)
+print(next((n for n, path in enumerate(paths) if not os.access(path, ways[n])), ""), end="")
 """
-"""Writes which of the paths a sealed process may not run (the first) or read."""
+"""Writes which of the paths a sealed process may not run (as many as its first argument says) or read."""
 _MOST_WRITTEN = 16 << 20
 """Bytes that a program may write on standard output."""
 _MOST_OF_AN_ERROR = 500
@@ -87,15 +89,24 @@ class Command(AgentProgram):
         if not self._program:
             hint = "write its whole path, or put it on the PATH of this machine"
             return Issue("no such program", ("command", 0), given=self.command[0], hint=hint)
-        return self._unseen() if self.sealed else None
+        found = SYSTEM_PATH if self.sealed and "PATH" not in self.environment else os.environ.get("PATH", os.defpath)
+        try:
+            programs = [self._program, *interpreters(self._program, found)]
+        except IssueError as error:
+            return replace(error.issue, path=("command", 0))
+        return self._unseen(programs) if self.sealed else None
 
-    def _unseen(self) -> Issue | None:
-        """What the sandbox does not show of what the command needs, tried in it."""
-        named: list[tuple[tuple[str | int, ...], str]] = [(("command", 0), self._program or "")]
+    def _unseen(self, programs: list[str]) -> Issue | None:
+        """What the sandbox does not show of what the command needs, tried in it.
+
+        Args:
+            programs: the command's and its interpreters.
+        """
+        named: list[tuple[tuple[str | int, ...], str]] = [(("command", 0), program) for program in programs]
         named += [(("file",), self._whole_file)] if self.file else []
         named += [(("readable", number), path) for number, path in enumerate(self.readable)]
         tried = start(
-            [sys.executable, "-I", "-S", "-c", _TRIES, *(path for _, path in named)],
+            [sys.executable, "-I", "-S", "-c", _TRIES, str(len(programs)), *(path for _, path in named)],
             sealed=True,
             readable=self._shown,
             stdin=subprocess.DEVNULL,

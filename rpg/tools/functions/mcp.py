@@ -1,11 +1,14 @@
 """Tools of an MCP server."""
 
+import os
 import shutil
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from pydantic import Field
 
+from rpg.sandbox import interpreters
 from rpg.tools.tool import Tool, ToolSession
 from specs.errors import Issue, IssueError
 from specs.schema.base import execution
@@ -28,9 +31,14 @@ class Mcp(Tool):
         if find_spec("mcp") is None:
             hint = 'pip install "rpg-experiments[mcp]"'
             return Issue("the package mcp is not installed", ("type",), given="mcp", hint=hint)
-        if shutil.which(self.command[0]) is None:
+        program = shutil.which(self.command[0])
+        if program is None:
             hint = "name a program on the PATH, or by its whole path"
             return Issue("there is no such program", ("command", 0), given=self.command[0], hint=hint)
+        try:
+            interpreters(os.path.abspath(program), os.environ.get("PATH", os.defpath))
+        except IssueError as error:
+            return replace(error.issue, path=("command", 0))
         return None
 
     def offered(self) -> "tuple[Tool, ...]":

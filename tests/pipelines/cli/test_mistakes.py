@@ -120,8 +120,7 @@ spec.yaml:70: training.steps: must be a whole number
 spec.yaml:74: training.optimizer.learning_rate: must be a number
     74 |   optimizer: {learning_rate: "1e-4"}
   given: "1e-4"    allowed: a number, greater than 0
-  hint: Peak learning rate. Of a schedule the value at a step holds for all of its updates; `schedule.type` and the \
-warm-up scale it.
+  hint: Peak learning rate; `schedule.type` and the warm-up scale it.
 1 error; nothing was run
 """,
     ),

@@ -8,14 +8,16 @@ import pytest
 from live import SPEC
 
 from pipelines.cli.follow import print_logs
+from pipelines.cli.preflight import missing_for
 from pipelines.cli.reading import Reading
 from pipelines.home.home import Home
-from pipelines.launchers import passed_on
+from pipelines.launchers import Room, passed_on
 from pipelines.launchers.local import LocalRanks
+from pipelines.launchers.ray import RayRanks
 from pipelines.planning.plan import make_plan
 from pipelines.processes.stop import request_cancel
 from pipelines.processes.supervisor import StageError, StageStoppedError
-from pipelines.running.gpu_slots import missing_here, runs_at_once, slot_environment, stage_slots
+from pipelines.running.gpu_slots import asking_once, missing_here, runs_at_once, slot_environment, stage_slots
 from pipelines.running.run import RunExecution
 from specs.errors import SpecError
 from specs.loader import load_document
@@ -159,3 +161,17 @@ def test_the_logs_of_all_machines_belong_to_the_stage(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[::2] == ["==> train <==", "==> train-0-gpu_1 <==", "==> train-1-gpu_2 <=="]
     assert lines[1::2] == ["written in train", "written in train-0-gpu_1", "written in train-1-gpu_2"]
+
+
+def test_a_cluster_is_asked_once_by_the_look_and_the_count_of_a_command(tmp_path, monkeypatch):
+    (tmp_path / "tiny.yaml").write_text(SPEC)
+    document = load_document(tmp_path / "tiny.yaml", ("seeds=[0,1,2]", "launcher.type=ray", "launcher.nodes=1"))
+    runs = make_plan(document, Home(tmp_path / "home")).runs
+    asked = []
+    monkeypatch.setattr(RayRanks, "room", lambda _ranks, experiment: asked.append(experiment) or Room(launches=2))
+    ask = asking_once()
+    assert missing_for(document, runs, ask) == []
+    assert runs_at_once(runs, ask) == 2
+    assert len(asked) == 1
+    assert asking_once()(runs[0].experiment).launches == 2
+    assert len(asked) == 2, "another command asks again"

@@ -201,6 +201,17 @@ def test_the_page_and_show_say_the_diagnosis_and_an_experiments_page_for_whom_it
     assert (finding["kind"], finding["metric"], finding["step"]) == ("truncated", "truncated_fraction", 1)
 
 
+def test_show_says_a_remedy_that_its_answer_has_once(
+    home: Home, call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = bare_run(home)
+    record_curves(home, run_id, zero_std_fraction=[1.0] * STEPS, reward_of_mean=[0.0] * STEPS)
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    shown = call("show", run_id)[1]
+    assert shown.count("There was nothing to learn from") == 1
+    assert shown.count("A larger training.group_size or rollout.temperature lets responses differ.") == 1
+
+
 def test_healthy_runs_have_no_diagnosis(home: Home, tmp_path: Path) -> None:
     assert [found(home, run_id) for run_id in record_two_cells(home)] == [[]] * 6
     unpack(tmp_path / "earlier")

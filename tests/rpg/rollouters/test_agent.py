@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import socket
 import tempfile
 import threading
@@ -25,7 +26,7 @@ from rpg.rollouters.agents.function import Function
 from rpg.rollouters.endpoint import _endpoint
 from rpg.rollouters.environments.agent import Agent
 from rpg.types import Rollout, Sampling
-from specs.errors import SpecError
+from specs.errors import Issue, SpecError
 from specs.schema.model import ByteTokenizer
 from specs.schema.rollout import Answering
 from tests.rpg.rollouters.test_tools import TEMPLATE
@@ -515,3 +516,29 @@ def test_a_program_or_a_path_that_the_sandbox_does_not_show_is_named(tmp_path: P
     of_python = Command(type="command", command=("python", "{file}"), file=str(program))
     issue = of_python.lacks()
     assert (issue.path if issue else None) == (("file",) if os.geteuid() == 0 else None)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_the_interpreter_of_a_program_that_is_a_script_is_looked_for(sealed: bool, tmp_path: Path) -> None:
+    if sealed and sandbox.missing():
+        pytest.skip("this machine can seal nothing")
+    (tmp_path / "bin").mkdir()
+    program, own = tmp_path / "bin" / "agent", tmp_path / "own" / "sh"
+    own.parent.mkdir()
+    shutil.copy("/bin/sh", own)
+    command = Command(type="command", command=(str(program),), sealed=sealed, readable=(str(program.parent),))
+    program.touch()
+    program.chmod(0o755)
+
+    def lacks(first_line: str, **changes: Any) -> Issue | None:
+        program.write_text(f"{first_line}\n")
+        return command.model_copy(update=changes).lacks()
+
+    assert lacks("#!/bin/sh") is None
+    assert lacks("#!/usr/bin/env sh") is None
+    issue = lacks("#!/usr/bin/env no-such-python")
+    assert issue
+    assert (issue.path, issue.given) == (("command", 0), f"{program} begins with #!/usr/bin/env no-such-python")
+    issue = lacks(f"#!{own}")
+    assert (issue and (issue.path, issue.given)) == ((("command", 0), str(own)) if sealed else None)
+    assert lacks(f"#!{own}", readable=(str(program.parent), str(own.parent))) is None

@@ -153,13 +153,24 @@ def test_a_server_without_a_command_is_said_at_its_line(
     assert "spec.yaml:13" in found
 
 
-def test_a_program_that_is_not_here_is_said_at_its_line_where_it_is_to_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("first_line", "said"),
+    [
+        (None, "there is no such program"),
+        ("#!/no/such/python", "server begins with #!/no/such/python"),
+        ("#!/usr/bin/env no-such-python", "a program on the PATH that it finds"),
+    ],
+)
+def test_a_server_whose_program_or_interpreter_is_not_here_is_said_at_its_line(
+    first_line: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    document = load_document(write(with_tool("{type: mcp, command: [no-such-program-here]}")))
+    if first_line:
+        (tmp_path / "server").write_text(f"{first_line}\n")
+        (tmp_path / "server").chmod(0o755)
+    document = load_document(write(with_tool(f"{{type: mcp, command: [{tmp_path / 'server'}]}}")))
     found = render([document.locate(issue) for issue in refusals(document.experiment)])
-    assert "there is no such program" in found
+    assert said in found
     assert "spec.yaml:13" in found
 
 

@@ -1,0 +1,84 @@
+"""Interpreters of scripts, as their first lines name them: `#!/bin/sh`, `#!/usr/bin/env NAME`."""
+
+import os
+import shlex
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from specs.errors import Issue, IssueError
+
+_READ_BYTES = 256
+"""Bytes of a script that the kernel reads for its first line."""
+
+
+def interpreters(program: str, search: str) -> list[str]:
+    """Paths of the programs that run a script: its interpreter, what `env` then begins, and theirs where these are
+    scripts too. Empty for a program that is no script.
+
+    Args:
+        program: its whole path.
+        search: the PATH on which `env` looks.
+    Raises:
+        IssueError: one of them is not on this machine. The path of the issue is empty.
+    """
+    found: list[str] = []
+    scripts = [program]
+    while scripts:
+        named = _named(scripts.pop(), search)
+        new = [each for each in named if each not in found]
+        found += new
+        scripts += new
+    return found
+
+
+def _named(script: str, search: str) -> list[str]:
+    """What the first line of one script names: an interpreter, and what `env` begins."""
+    line = _first_line(script)
+    if line is None:
+        return []
+    interpreter, _, argument = line.replace("\t", " ").strip(" ").partition(" ")
+    if not os.path.isabs(interpreter) or not _may_run(interpreter):
+        raise _absent(script, line, interpreter, "a program that is on this machine, by its whole path")
+    name = _begun_by_env(argument.strip(" ")) if os.path.basename(interpreter) == "env" else ""
+    if not name:
+        return [interpreter]
+    begun = shutil.which(name, path=search)
+    if not begun:
+        raise _absent(script, line, name, f"a program on the PATH that it finds, {search}")
+    return [interpreter, os.path.abspath(begun)]
+
+
+def _first_line(script: str) -> str | None:
+    """What stands behind `#!`; None: it is no script, or cannot be read."""
+    with suppress(OSError), Path(script).open("rb") as file:
+        start = file.read(_READ_BYTES)
+        if start.startswith(b"#!"):
+            return start[2:].split(b"\n")[0].decode(errors="replace")
+    return None
+
+
+def _begun_by_env(argument: str) -> str:
+    """Name of the program that `env` begins; empty where its options leave that open."""
+    words = [argument]
+    for option in ("-S", "--split-string="):
+        if argument.startswith(option):
+            with suppress(ValueError):  # a quotation that does not end, at which env ends too
+                words = shlex.split(argument.removeprefix(option))
+    name = next((word for word in words if "=" not in word), "")
+    return "" if name.startswith("-") else name
+
+
+def _may_run(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def _absent(script: str, line: str, name: str, allowed: str) -> IssueError:
+    if line.endswith("\r"):
+        hint = "save the script with the line ends of Unix: the carriage return at the end counts as part of the name"
+    elif " " in name:
+        hint = f"env takes all that follows for one name; write #!/usr/bin/env -S {name}"
+    else:
+        hint = "install it, mend the script's first line, or write the interpreter before the script in the command"
+    shown = f"{script} begins with #!{line}".replace("\r", "\\r")
+    return IssueError(Issue("the script's interpreter is not here", (), shown, allowed, hint=hint))
