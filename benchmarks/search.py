@@ -16,6 +16,7 @@ nothing has an effect, the share of studies that claim something; else the share
 """
 
 import argparse
+import functools
 import heapq
 import math
 import warnings
@@ -417,6 +418,35 @@ def optuna_loop(surface: Surface, world: World, budget: int, workers: int, seed:
     return Ending(surface.gain(best[1]), budget)
 
 
+def smac_loop(surface: Surface, world: World, budget: int, _workers: int, seed: int, *, facade: str) -> Ending:
+    """SMAC's own loop with a facade's defaults, one run at a time: its incumbent is recommended. It repeats promising
+    points with other seeds by itself. Needs `pip install smac`, and a space without `when`."""
+    import tempfile
+
+    import smac
+    from ConfigSpace import Categorical, ConfigurationSpace, Float, Integer
+    from smac.runhistory.dataclasses import TrialValue
+
+    every: list[Any] = []
+    for path, searched in surface.parameters.items():
+        if "choice" in searched:
+            every.append(Categorical(path, searched["choice"]))
+        else:
+            made, ends = (Float, searched["float"]) if "float" in searched else (Integer, searched["int"])
+            every.append(made(path, tuple(ends), log=searched.get("log", False)))
+    configurations = ConfigurationSpace(seed=seed)
+    configurations.add(every)
+    with tempfile.TemporaryDirectory() as directory:
+        scenario = smac.Scenario(configurations, n_trials=budget, seed=seed, output_directory=Path(directory))
+        loop = getattr(smac, facade)(scenario, lambda *_, **__: 0.0, logging_level=False, overwrite=True)
+        for number in range(budget):
+            asked = loop.ask()
+            value = world.run(dict(asked.config), number + 1)
+            loop.tell(asked, TrialValue(cost=-START if math.isnan(value) else -value))
+        (best, *_) = loop.intensifier.get_incumbents()
+    return Ending(surface.gain(dict(best)), budget)
+
+
 ASHA = {"type": "asha", "rungs": [6, 12], "eta": 3}
 Method = Callable[[Surface, World, int, int, int], Ending]
 
@@ -436,6 +466,8 @@ def _confirmed(**options: Any) -> Method:
 
 METHODS: dict[str, Method] = {
     "optuna": optuna_loop,
+    "smac": functools.partial(smac_loop, facade="HyperparameterOptimizationFacade"),
+    "smac gp": functools.partial(smac_loop, facade="BlackBoxFacade"),
     "random": _method(sampler={"type": "random"}),
     "gp": _method(sampler={"type": "gp", "startup_trials": 5}),
     "auto": _method(),
@@ -448,6 +480,8 @@ METHODS: dict[str, Method] = {
         sampler={"type": "tpe", "startup_trials": 5}, pruner=ASHA, confirm={"candidates": 1, "seeds": 5}
     ),
 }
+_OWN = [name for name in METHODS if not name.startswith("smac")]
+"""Methods that need nothing beside the product."""
 
 
 def main() -> None:
@@ -463,7 +497,7 @@ def main() -> None:
     parser.add_argument("--lucks", type=float, nargs="+", default=[2.0])
     parser.add_argument("--workers", type=int, nargs="+", default=[1])
     parser.add_argument("--surfaces", nargs="+", default=list(SURFACES), choices=list(SURFACES))
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--methods", nargs="+", default=_OWN, choices=list(METHODS))
     parser.add_argument("--recorded", action="store_true", help="look real runs up instead of simulating them")
     parser.add_argument("--confirmations", type=int, default=0, help="simulate the confirmation alone, so many times")
     arguments = parser.parse_args()
