@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.studies import space
+from pipelines.studies import noisy_gp, space
 from pipelines.studies.answers.results import COSTS, Goal
 from pipelines.studies.confirmation import Arm, Progress, is_feasible
-from pipelines.studies.noisy_gp import Standing
 from pipelines.studies.samplers import population
 from pipelines.studies.trials import Trial
 from specs.machine.files import now
@@ -37,7 +36,7 @@ def study_record(
     status: str,
     seeds: Sequence[int],
     confirming: Confirming,
-    standings: Mapping[int, Standing],
+    standings: Mapping[int, noisy_gp.Standing],
     created_at: str,
 ) -> dict[str, Any]:
     """The record of a study.
@@ -84,7 +83,7 @@ def study_record(
     }
 
 
-def _trial(study: Study, trial: Trial, standing: Standing | None, goal: Goal) -> dict[str, Any]:
+def _trial(study: Study, trial: Trial, standing: noisy_gp.Standing | None, goal: Goal) -> dict[str, Any]:
     about = trial.about
     return {
         "number": trial.number,
@@ -98,6 +97,7 @@ def _trial(study: Study, trial: Trial, standing: Standing | None, goal: Goal) ->
         "posterior_mean": standing and goal.possible(standing.mean),
         "posterior_deviation": standing and standing.deviation,
         "chance_of_best": standing and standing.chance,
+        "expected_gain": trial.sampler_notes.get(noisy_gp.GAIN),
         "baseline": trial.baseline,
         "params": trial.params,
         "rung": trial.rung or None,

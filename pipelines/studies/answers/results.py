@@ -93,6 +93,8 @@ class Trial:
     values can be; None without a model."""
     chance: float
     """Chance that it is the best of the study's, by that model; NaN without one."""
+    gain: float | None
+    """By how much the best posterior mean was expected to rise by it when it was proposed; None: no model chose it."""
     rung: int | None
     """The last rung that it reached, a step."""
     rungs: dict[int, Interval]
@@ -143,6 +145,7 @@ class Trial:
             interval=None if value is None else _interval(value, data.get("value_low"), data.get("value_high")),
             expected=_expected(data, goal),
             chance=math.nan if data.get("chance_of_best") is None else float(data["chance_of_best"]),
+            gain=data.get("expected_gain"),
             rung=data.get("rung"),
             rungs=dict(sorted((int(step), _rung(rung)) for step, rung in (data.get("rungs") or {}).items())),
             constraints={name: at for name, at in (data.get("constraints") or {}).items() if at is not None},
