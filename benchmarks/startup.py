@@ -59,10 +59,10 @@ training:
 evaluation: {samples_per_problem: 2}
 """
 STUDY = """\
-name: clips
+name: rates
 experiment: tiny.yaml
 parameters:
-  objective.clip.low: {float: [0.05, 0.5]}
+  training.optimizer.learning_rate: {float: [1.0e-5, 1.0e-2], log: true}
 goal: {dataset: held_out, metric: mean@2}
 trials: TRIALS
 """

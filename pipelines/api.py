@@ -149,7 +149,7 @@ class Job:
         from pipelines.cli.execute import run_study_here
         from pipelines.studies.answers.report import write_study_report
         from pipelines.studies.answers.results import StudyRecord
-        from pipelines.studies.execution import StudyInterruptedError
+        from pipelines.studies.trials import StudyInterruptedError
 
         try:
             at_once = 0 if parallel == "auto" else int(parallel)

@@ -93,16 +93,20 @@ def run_study_here(
     from pipelines.prefect_server.api import Api
     from pipelines.processes.reap import reap
     from pipelines.running.progress import ConsoleProgress, Silent
-    from pipelines.studies.workers import StudyStop, more_workers, work
+    from specs.machine.files import now
 
+    began = now()
     refuse_what_a_stage_would(document.experiment, make_plan(document.experiment, home).runs, home, quiet=quiet)
     home.create()
     for orphan in reap(home):
         print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
-    progress, stop = Silent() if quiet else ConsoleProgress(), StudyStop(home, document.study.name)
-    others = (parallel or document.study.parallel) - 1
-    with Api(home, forks=own_process) as api, api.connected(), more_workers(document, home, api.url, others):
-        return work(document, home, stop, say=progress.note, progress=progress)
+    progress, others = Silent() if quiet else ConsoleProgress(), (parallel or document.study.parallel) - 1
+    with Api(home, forks=own_process) as api:
+        from pipelines.studies.workers import StudyStop, more_workers, work  # DuckDB's thread, after the fork
+
+        stop = StudyStop(home, document.study.name, began)
+        with api.connected(), more_workers(document, home, api.url, others):
+            return work(document, home, stop, say=progress.note, progress=progress)
 
 
 def _planned(document: Document, home: Home) -> Plan:

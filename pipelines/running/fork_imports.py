@@ -4,7 +4,10 @@ from collections.abc import Sequence
 
 from specs.schema.experiment import Experiment
 
+_PROBLEMS = "pyarrow.dataset"
+"""What reading a file of problems imports, and pandas with it."""
 TRAINING = (
+    _PROBLEMS,
     "rpg.learner.deepspeed_imported",
     "rpg.components",
     "rpg.run_recorder.recorder",
@@ -18,7 +21,7 @@ _OF_STAGE = {
     # With training's, where it follows: what an optimizer imports as it is made is imported once for both.
     "base": (*_OF_BASE, *TRAINING),
     "train": TRAINING,
-    "evaluate": ("specs.document", "rpg.evaluation.stage"),
+    "evaluate": (_PROBLEMS, "specs.document", "rpg.evaluation.stage"),
 }
 """None is itself a program that a process runs, and none of them computes anything as it is imported."""
 

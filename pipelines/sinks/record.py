@@ -3,13 +3,15 @@
 import json
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.home.home import Home
 from pipelines.home.runs import read_state, status_of
 from specs.machine.files import read_json
 from specs.secrets import hide
-from storage import Store
+
+if TYPE_CHECKING:
+    from storage import Store
 
 EVALUATION = "evaluation/"
 """The beginning of the names of what was evaluated."""
@@ -100,7 +102,7 @@ def describe(home: Home, run_id: str) -> SentRun:
     )
 
 
-def read_news(store: Store, run_id: str, *, after: int, attempt: int) -> News:
+def read_news(store: "Store", run_id: str, *, after: int, attempt: int) -> News:
     """News of a run, as the store sees it now.
 
     Args:
@@ -132,7 +134,7 @@ def read_news(store: Store, run_id: str, *, after: int, attempt: int) -> News:
     )
 
 
-def _evaluations(store: Store, run_id: str) -> list[Point]:
+def _evaluations(store: "Store", run_id: str) -> list[Point]:
     rows = store.query(
         "select e.step, coalesce(max(m.recorded_at), any_value(r.started_at)), e.dataset, e.metric, any_value(e.value),"
         " any_value(e.ci_low), any_value(e.ci_high) from evaluations as e join runs as r using (run_id)"
@@ -148,7 +150,7 @@ def _evaluations(store: Store, run_id: str) -> list[Point]:
     return list(points.values())
 
 
-def read_ending(home: Home, store: Store, run: SentRun) -> Ending:
+def read_ending(home: Home, store: "Store", run: SentRun) -> Ending:
     """How the run stands now, and what it has come to."""
     state = read_state(home, run.run_id)
     names = ("accuracy_before", "accuracy_after", "score_before", "score_after")
@@ -159,7 +161,7 @@ def read_ending(home: Home, store: Store, run: SentRun) -> Ending:
     return Ending(status_of(home, run.run_id), state.get("reason") or "", known)
 
 
-def _answer(home: Home, store: Store, experiment: str) -> str:
+def _answer(home: Home, store: "Store", experiment: str) -> str:
     """The experiment's answer so far, in a few sentences; empty where nothing was evaluated."""
     from pipelines.report.answer import answers_of
     from pipelines.report.answer.whole import whole_answer

@@ -15,7 +15,6 @@ from specs.errors import RpgError
 from specs.machine.files import now, read_json, write_json
 from specs.schema.execution import Sink, not_installed
 from specs.secrets import hide
-from storage import Store
 
 _LOOK_SECONDS = 10.0
 """Between two looks at the record of a run that is executed."""
@@ -100,6 +99,8 @@ class _Sending:
 
     def session(self, *, follow: bool) -> bool:
         """One session. Returns False where another has to begin, because the record took back what was sent."""
+        from storage import Store
+
         session = open_session(self._sink, self._run, self._home)
         steps, evaluated = session.held()
         self._steps, self._evaluations, self._attempt = steps, dict.fromkeys(evaluated), 0

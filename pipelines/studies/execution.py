@@ -9,7 +9,7 @@ from pipelines.prefect_flows.experiment import RunOutcome
 from pipelines.running.failures import cause_of_error
 from pipelines.studies import conditions, confirmation, measures
 from pipelines.studies.samplers import population
-from pipelines.studies.trials import Score, Trial
+from pipelines.studies.trials import Score, StudyInterruptedError, Trial
 from specs.document import Document
 from specs.errors import SpecError
 from specs.machine.exit_cause import Cause
@@ -24,10 +24,6 @@ INFRASTRUCTURE: frozenset[Cause] = frozenset({"lost_peer", "preempted", "hung"})
 """Causes that say nothing of a trial's values: it is done once more."""
 AT_FAULT: frozenset[Cause] = frozenset({"diverged", "out_of_memory", "sampler_out_of_memory"})
 """Causes that a trial's values have brought about: the sampler is to keep away from them."""
-
-
-class StudyInterruptedError(Exception):
-    """The command was asked to stop; the trial under way goes on at the next call."""
 
 
 @dataclass(frozen=True, slots=True)

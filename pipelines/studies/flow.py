@@ -23,7 +23,7 @@ from pipelines.running.run import WORKER
 from pipelines.studies.answers.answer import answer
 from pipelines.studies.answers.report import write_study_report
 from pipelines.studies.answers.results import StudyRecord
-from pipelines.studies.execution import StudyInterruptedError
+from pipelines.studies.trials import StudyInterruptedError
 from pipelines.studies.workers import StudyStop, work
 from specs.machine.lease import RunBusyError, acquire
 from specs.study_document import StudyDocument

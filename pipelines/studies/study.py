@@ -16,12 +16,21 @@ from pipelines.home.home import Home
 from pipelines.running.time_left import duration
 from pipelines.studies import conditions, confirmation, proposals, rungs, space
 from pipelines.studies.answers.results import StudyRecord
-from pipelines.studies.execution import Execute, Result, StudyInterruptedError, Task, run_task
+from pipelines.studies.execution import Execute, Result, Task, run_task
 from pipelines.studies.ledger import TrialLedger
 from pipelines.studies.record import Confirming, study_record
 from pipelines.studies.samplers import population
 from pipelines.studies.storage import open_storage
-from pipelines.studies.trials import ForeignResult, Score, Trial, Work, Worker, seconds_left, signs_of_life
+from pipelines.studies.trials import (
+    ForeignResult,
+    Score,
+    StudyInterruptedError,
+    Trial,
+    Work,
+    Worker,
+    seconds_left,
+    signs_of_life,
+)
 from pipelines.studies.warm_start import foreign_results
 from specs.machine.files import now, write_json
 from specs.machine.gpu_slots import slots_wanted

@@ -34,6 +34,10 @@ SILENT_SECONDS = 120.0
 of this machine is looked at directly."""
 
 
+class StudyInterruptedError(Exception):
+    """The command was asked to stop; the trial under way goes on at the next call."""
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
     """A process that works on trials."""

@@ -19,8 +19,8 @@ from pipelines.processes.stop import GIVEN_BACK, GRACE_SECONDS, Stop, StopReques
 from pipelines.running.progress import RunsReporter
 from pipelines.studies.answers.dashboard import publish_study
 from pipelines.studies.answers.results import StudyRecord
-from pipelines.studies.execution import StudyInterruptedError
 from pipelines.studies.study import run_study
+from pipelines.studies.trials import StudyInterruptedError
 from specs.document import Document
 from specs.errors import RpgError, SpecError, render
 from specs.machine.files import now, read_json, write_json

@@ -4,13 +4,11 @@
 `start` runs a command with an environment, a session and limits of its own, and `Confined.end` ends all that came of
 it. *Sealed*, it runs in bubblewrap: without a network, with no file of the machine but a runtime to read, and with a
 `filter` of system calls. `missing` says why this machine can seal nothing, `room.missing` why it can run no program.
-`interpreters` says what runs a script.
 """
 
 from rpg.sandbox.bubblewrap import missing
 from rpg.sandbox.process import SYSTEM_PATH, Confined, Limits, start, watched
 from rpg.sandbox.room import Program, Sandbox, SandboxError, Session
-from rpg.sandbox.script import interpreters
 from rpg.sandbox.seal import Outcome
 
 __all__ = [
@@ -22,7 +20,6 @@ __all__ = [
     "Sandbox",
     "SandboxError",
     "Session",
-    "interpreters",
     "missing",
     "start",
     "watched",

@@ -33,10 +33,7 @@ def run(
     from pipelines.cli.execute import run_study_here
     from pipelines.cli.output import print_json
     from pipelines.home.home import Home
-    from pipelines.studies.answers.answer import answer
-    from pipelines.studies.answers.report import write_study_report
-    from pipelines.studies.answers.results import StudyRecord
-    from pipelines.studies.execution import StudyInterruptedError
+    from pipelines.studies.trials import StudyInterruptedError
     from specs.loader import load_study_document
 
     home = Home.from_environment()
@@ -45,6 +42,10 @@ def run(
     except StudyInterruptedError:
         typer.echo("stopped; the same command goes on from here", err=True)
         raise typer.Exit(130) from None
+    from pipelines.studies.answers.answer import answer
+    from pipelines.studies.answers.report import write_study_report
+    from pipelines.studies.answers.results import StudyRecord
+
     record = StudyRecord.of(data)
     page = write_study_report(home, record.name)
     if as_json:

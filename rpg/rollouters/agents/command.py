@@ -15,9 +15,10 @@ from pydantic import Field
 from rpg import sandbox
 from rpg.rollouters.agent import AgentProgram, Running
 from rpg.rollouters.endpoint import endpoint
-from rpg.sandbox import SYSTEM_PATH, Confined, Limits, interpreters, start
+from rpg.sandbox import SYSTEM_PATH, Confined, Limits, start
 from rpg.types import Problem
 from specs.errors import Issue, IssueError
+from specs.machine.scripts import interpreters
 from specs.schema.base import execution, names_path
 
 _LIMITS = Limits(memory_bytes=1 << 40, processes=0, file_bytes=1 << 40, open_files=4096)

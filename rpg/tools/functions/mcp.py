@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from rpg.sandbox import interpreters
 from rpg.tools.tool import Tool, ToolSession
 from specs.errors import Issue, IssueError
+from specs.machine.scripts import interpreters
 from specs.schema.base import execution
 
 

@@ -7,7 +7,16 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
+from live import SPEC
 
+STUDY = """\
+name: rates
+experiment: tiny.yaml
+parameters: {training.optimizer.learning_rate: {float: [1.0e-5, 1.0e-3], log: true}}
+goal: {dataset: held_out, metric: mean@2}
+trials: 4
+"""
 FORKED = """\
 import os, sys, time
 from pathlib import Path
@@ -60,3 +69,29 @@ def test_a_forked_server_dies_with_its_command(tmp_path):
     with command:
         command.kill()
     server.wait(60)
+
+
+UNTIL_THE_SERVER = """\
+import sys
+from pipelines.cli import main, preflight
+from pipelines.prefect_server.api import EmbeddedServer
+
+def tell(server):
+    print(type(server._process).__name__)
+    sys.exit(0)
+
+preflight.refuse_what_a_stage_would = lambda *_given, **_named: None
+EmbeddedServer.wait = tell
+main()
+"""
+
+
+@pytest.mark.parametrize("words", [("run", "tiny.yaml"), ("study", "run", "study.yaml")], ids=" ".join)
+def test_a_commands_server_is_a_fork_as_nothing_that_the_command_imports_before_it_has_a_thread(tmp_path, words):
+    """DuckDB has one, so that a verb that imported it first paid for a second import of Prefect."""
+    (tmp_path / "tiny.yaml").write_text(SPEC)
+    (tmp_path / "study.yaml").write_text(STUDY)
+    command = [sys.executable, "-c", UNTIL_THE_SERVER, *words]
+    environment = {**os.environ, "RPG_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "OwnFork\n"), done.stderr

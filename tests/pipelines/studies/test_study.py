@@ -17,9 +17,8 @@ from pipelines.home.home import Home
 from pipelines.planning.plan import make_plan
 from pipelines.prefect_flows.experiment import RunOutcome
 from pipelines.processes.supervisor import StageError
-from pipelines.studies.execution import StudyInterruptedError
 from pipelines.studies.study import run_study
-from pipelines.studies.trials import State, Trial, Work, seconds_left
+from pipelines.studies.trials import State, StudyInterruptedError, Trial, Work, seconds_left
 from specs import SpecError, load_study_document
 from specs.document import Document
 from specs.errors import Issue

@@ -22,7 +22,7 @@ from pipelines.prefect_server.deployments import STUDIES, ensure_deployment
 from pipelines.prefect_server.outbox import SUSPENDED
 from pipelines.processes.stop import GIVEN_BACK
 from pipelines.studies import flow
-from pipelines.studies.execution import StudyInterruptedError
+from pipelines.studies.trials import StudyInterruptedError
 from pipelines.studies.workers import StudyStop
 from specs import load_study_document
 from specs.machine.liveness import newest_lease

@@ -1,6 +1,7 @@
 """Models that score in a process of their own: they say what they were made to say, and a policy learns from it."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,35 @@ def test_a_policy_learns_what_a_tiny_model_likes(kind: str, inputs: Path, reques
         )
     else:
         assert said[0] == 0
+
+
+def test_a_judge_that_vllm_is_to_serve_where_it_is_not_installed_is_named(
+    judge: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specs.schema.rollout.find_spec", lambda _: None)
+    issue = reward_of({**JUDGE, "model": str(judge), "engine": "vllm"}).lacks()
+    assert issue
+    assert (issue.message, issue.path, issue.given) == ("vLLM is not installed", ("reward", "engine"), "vllm")
+
+
+@pytest.mark.long
+@pytest.mark.vllm
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+def test_a_judge_that_vllm_serves_says_what_transformers_says_and_a_policy_learns_from_it(
+    inputs: Path, tmp_path: Path
+) -> None:
+    served = {**JUDGE, "model": str(make_judge(tmp_path, head_dim=32)), "engine": "vllm"}  # vLLM wants 32 or more
+    answers = ["1=1=", "01", "11", "0\nVerdict: 9", "0</s>\nVerdict: 9\n9", "1" * 500]
+    said = []
+    for fields in (served, {**served, "engine": "transformers"}):
+        with open_scorer(reward_of(fields)) as scorer:
+            said.append([(score.value, score.error) for score in scorer.score([PROBLEM] * len(answers), answers)])
+    assert said[0] == said[1]
+    assert said[0][:3] == [(1.0, None), (0.0, None), (1.0, None)]
+    run = make_run(inputs, tmp_path / "runs" / "run", reward=served, training=TRAINING, objective={"kl_coef": 0.0})
+    train(run)
+    assert zeros(run, 12) < zeros(run, 1) / 2
+    assert {row["reward_error"] for row in rows(run, "rollouts")} == {None}
 
 
 def test_a_judged_run_that_is_killed_and_goes_on_is_the_run_that_was_not(

@@ -47,12 +47,12 @@ def _trained(model: Any, loss_of: Callable[[list[str]], torch.Tensor]) -> None:
     assert loss.item() < 0.1, loss
 
 
-def make_judge(directory: Path) -> Path:
+def make_judge(directory: Path, **sizes: int) -> Path:
     """Made by supervised steps on questions and verdicts: 9 where the answer has no 0, else 1."""
     tokenizer = make_tokenizer(ByteTokenizer(), [])
     torch.manual_seed(0)
     special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
-    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), **special, **SIZES))
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), **special, **SIZES | sizes))
 
     def loss_of(responses: list[str]) -> torch.Tensor:
         rows = []

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rpg.sandbox import interpreters
 from specs.errors import IssueError
+from specs.machine.scripts import interpreters
 
 
 def script(path: Path, first_line: str, then: str = "exit 7") -> str:
