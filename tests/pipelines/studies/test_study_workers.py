@@ -142,6 +142,7 @@ def test_a_killed_workers_trial_is_taken_up_by_another(home: Home, tmp_path: Pat
     assert_whole(home, 6)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("kept")
 def test_workers_of_which_one_is_killed_breed_the_population_that_one_worker_does(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
