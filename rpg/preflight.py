@@ -95,21 +95,28 @@ def _overlap(data: Data) -> list[Issue]:
 
 
 def _not_here(experiment: Experiment) -> list[Issue]:
-    """Data or model that must be downloaded and cannot be: HF_HUB_OFFLINE forbids it, or the Hub does not answer."""
-    missing = list[tuple[str, Path, str]]()
+    """Data or model that is not here, and cannot be downloaded: HF_HUB_OFFLINE forbids it, the Hub does not answer, or
+    it is a directory by its name."""
+    missing, directories = list[tuple[str, Path, str]](), list[Issue]()
     models = {("model", "path"): experiment.model, ("reference", "path"): experiment.reference.teacher}
     for path, model in models.items():
-        if isinstance(model, PretrainedModel) and not FilePath(model.path).is_dir() and downloaded(model) is None:
+        if not isinstance(model, PretrainedModel) or FilePath(model.path).is_dir():
+            continue
+        if model.path.count("/") > 1:
+            hint = "make it first, where the spec file says; a Hub id is an owner and a name"
+            directories.append(Issue("no such model directory", path, model.path, hint=hint))
+        elif downloaded(model) is None:
             missing.append(("model", path, model.path))
     for split in SPLITS:
         for index, source in enumerate(getattr(experiment.data, split)):
             if isinstance(source, HubSource) and not source.is_here():
                 missing.append(("dataset", ("data", split, index, "path"), source.path))
     if not missing or not (why := _why_no_download()):
-        return []
+        return directories
     hint = "download it where there is a network, or give the directory of a copy"
-    return [
-        Issue(f"the {what} is not on this machine, and {why}", path, given, hint=hint) for what, path, given in missing
+    message = "the {what} is not on this machine, and {why}"
+    return directories + [
+        Issue(message.format(what=what, why=why), path, given, hint=hint) for what, path, given in missing
     ]
 
 

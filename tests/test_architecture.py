@@ -254,6 +254,7 @@ def test_objectives_know_nothing_of_ours_but_the_schema() -> None:
             f"import {', '.join(name for name in MODULES if name.startswith(GROUND))}",
             {"torch", "prefect", "pydantic", "duckdb", "optuna", "transformers", "pyarrow", "numpy", "rpg", "storage"},
         ),
+        ("import rpg.sandbox.keeper", {"specs", "storage", "pipelines", "pydantic"}),  # a seal shows this package alone
         # What runs on the nodes of a cluster, beside the trainer.
         ("import pipelines.launchers.hosts.node", {"torch", "prefect", "pydantic", "duckdb", "rpg", "storage"}),
         ("import pipelines.launchers.slurm.node", {"torch", "prefect", "pydantic", "duckdb", "rpg", "storage"}),

@@ -106,9 +106,13 @@ def _config_file(model: PretrainedModel) -> Path | None:
         return local
     try:
         from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
     except ImportError:
         return None
-    cached = try_to_load_from_cache(model.path, "config.json", revision=model.revision)
+    try:
+        cached = try_to_load_from_cache(model.path, "config.json", revision=model.revision)
+    except HFValidationError:  # a directory that is not there
+        return None
     return Path(cached) if isinstance(cached, str) else None
 
 

@@ -90,6 +90,15 @@ def test_what_would_have_to_be_fetched_is_named_while_offline(tmp_path: Path, mo
     assert findings.errors == []
 
 
+def test_a_model_that_can_only_be_a_directory_is_not_looked_for_at_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    model = "model={source: pretrained, path: teacher/weights/step-000010}"
+    (issue,) = looked_at(tmp_path, "", rows(0, 20), model).absent
+    assert (issue.message, issue.path) == ("no such model directory", ("model", "path"))
+
+
 OF_THE_HUB = ("model={source: pretrained, path: nobody/model}", "data.train=[{source: hub, path: nobody/data}]")
 
 

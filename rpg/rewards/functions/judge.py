@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -22,6 +23,7 @@ from specs.machine.content import directory_digest
 from specs.schema.base import PathKind, Spec, execution, names_path
 from specs.schema.notify import SecretReference
 from specs.schema.reward import Reward
+from specs.schema.rollout import VllmRollout, not_installed
 
 _AT_ONCE_TOKENS = 16
 """Tokens of a verdict without reasons."""
@@ -162,6 +164,8 @@ class Judge(Reward):
         elif not os.path.isfile(os.path.join(self.model, "config.json")):
             hint = "a judge behind an address has an `endpoint`; a model of the Hub is fetched by `hf download`"
             return Issue("the directory holds no model", ("reward", "model"), self.model, hint=hint)
+        elif self.engine == "vllm" and (issue := not_installed(VllmRollout())):
+            return replace(issue, path=("reward", "engine"), allowed="auto, transformers")
         return None
 
     def open(self, place: Place) -> JudgeScorer:

@@ -139,14 +139,15 @@ def test_what_builds_no_model_has_no_shape(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (None, "the model's config is not on this machine yet"),
+        ("nobody/model", "the model's config is not on this machine yet"),
+        ("not/made/yet", "the model's config is not on this machine yet"),
         ({"model_type": "of-nobody"}, "transformers builds no model of its config"),
     ],
 )
-def test_a_plan_says_why_it_estimates_no_memory(config: dict[str, Any] | None, why: str, tmp_path: Path) -> None:
-    if config:
+def test_a_plan_says_why_it_estimates_no_memory(config: dict[str, Any] | str, why: str, tmp_path: Path) -> None:
+    path = config if isinstance(config, str) else str(tmp_path)
+    if isinstance(config, dict):
         (tmp_path / "config.json").write_text(json.dumps(config))
-    path = str(tmp_path) if config else "nobody/model"
     spec = tmp_path / "spec.yaml"
     spec.write_text(SPEC.format(paths=json.dumps([path]), first=path))
     made = make_plan(load_document(spec), Home(tmp_path / "home"))

@@ -102,6 +102,15 @@ def test_a_policy_learns_what_a_tiny_model_likes(kind: str, inputs: Path, reques
         assert said[0] == 0
 
 
+def test_a_judge_that_vllm_is_to_serve_where_it_is_not_installed_is_named(
+    judge: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specs.schema.rollout.find_spec", lambda _: None)
+    issue = reward_of({**JUDGE, "model": str(judge), "engine": "vllm"}).lacks()
+    assert issue
+    assert (issue.message, issue.path, issue.given) == ("vLLM is not installed", ("reward", "engine"), "vllm")
+
+
 @pytest.mark.long
 @pytest.mark.vllm
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")

@@ -126,3 +126,27 @@ def test_two_ranks_give_the_tokens_of_one(inputs: Path, tmp_path: Path) -> None:
     restarts = [{(row["rollout_id"], row["turn"]): row["restart"] for row in rows(run, "turns")} for run in (one, two)]
     assert restarts[0] == restarts[1]
     assert any(restarts[0].values())
+
+
+def test_a_policy_learns_to_call_for_what_its_agent_can_do(inputs: Path, tmp_path: Path) -> None:
+    rollouter = {**ROLLOUTER, "program": "helpful", "answer": "returned", "max_turns": 2}
+    training = {"steps": 12, "optimizer": {"learning_rate": 0.02}, "checkpoint": {"every_steps": 12}}
+    run = make_run(
+        inputs,
+        tmp_path / "run",
+        rollout={**AGENT, "rollouter": rollouter},
+        training=training,
+        objective={"kl_coef": 0.0},
+    )
+    train(run)
+    (first, _), (last, calls) = (share_right(run, step) for step in (1, 12))
+    assert first < 0.5
+    assert last > 0.8
+    assert calls > 0.7, "the answers are the agent's"
+
+
+def share_right(run: Path, step: int) -> tuple[float, float]:
+    """Mean reward of a step, and share of its responses that call."""
+    responses = [row for row in rows(run, "rollouts") if row["step"] == step]
+    calls = sum(row["response"].startswith("1") for row in responses)
+    return sum(row["reward"] for row in responses) / len(responses), calls / len(responses)
