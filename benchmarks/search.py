@@ -3,6 +3,7 @@
     python benchmarks/search.py [--repetitions 8] [--budgets 15 33 100] [--lucks 0 2 4] [--surfaces smooth ...]
     python benchmarks/search.py --recorded [--repetitions 40]
     python benchmarks/search.py --confirmations 2000
+    python benchmarks/search.py --proposals 100 1000 10000
 
 The proposals, rungs, ranking, rounds of confirmation and verdicts are the product's own; only the training is replaced,
 by a surface of gains over the baseline in points. A run's value has the luck of its seed; half-way it has come nearer
@@ -16,8 +17,10 @@ nothing has an effect, the share of studies that claim something; else the share
 """
 
 import argparse
+import functools
 import heapq
 import math
+import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +32,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipelines.studies import confirmation, proposals, rungs
+from pipelines.studies import confirmation, noisy_gp, proposals, rungs
 from pipelines.studies.trials import Score, Trial, Work
 from rpg.statistics import Verdict, level, verdict
 from specs.schema.study import Study
@@ -393,6 +396,26 @@ def print_confirmations(repetitions: int) -> None:
             )
 
 
+def print_proposals(counts: Sequence[int]) -> None:
+    """Prints CPU seconds of the next proposal, and of ranking the candidates, after so many finished trials."""
+    print("CPU seconds of a proposal and of ranking the candidates, by trials that have finished")
+    for name in ("smooth", "six", "kinds"):
+        surface = SURFACES[name]
+        study = study_of(surface, 2 * max(counts), sampler={"type": "noisy_gp"})
+        encoding, rng = noisy_gp.Encoding(study.parameters), np.random.default_rng(0)
+        trials = []
+        for number, place in enumerate(rng.random((max(counts), len(study.parameters)))):
+            params = encoding.decode(place)
+            value = surface.gain(params) + 2 * rng.standard_normal()
+            trials.append(Trial(number, number, "finished", params, False, Work(), {}, (float(value),), {}, {}))
+        for count in counts:
+            started = time.process_time()
+            proposals.propose(study, trials[:count], horizon=STEPS)
+            proposed = time.process_time()
+            confirmation.ranked(study, trials[:count], horizon=STEPS)
+            print(f"  {name:8}{count:7}  {proposed - started:5.2f}  {time.process_time() - proposed:5.2f}", flush=True)
+
+
 def optuna_loop(surface: Surface, world: World, budget: int, workers: int, seed: int) -> Ending:
     """Optuna's own loop with its defaults: all is spent on the search, and the best value is recommended."""
     import optuna
@@ -417,6 +440,41 @@ def optuna_loop(surface: Surface, world: World, budget: int, workers: int, seed:
     return Ending(surface.gain(best[1]), budget)
 
 
+def smac_loop(surface: Surface, world: World, budget: int, _workers: int, seed: int, *, facade: str) -> Ending:
+    """SMAC's own loop with a facade's defaults, one run at a time: its incumbent is recommended. It repeats promising
+    points with other seeds by itself. Needs `pip install smac`, and a space without `when` that has
+    more points than runs."""
+    import tempfile
+
+    import smac
+    from ConfigSpace import Categorical, ConfigurationSpace, Float, Integer
+    from smac.runhistory.dataclasses import TrialValue
+
+    every: list[Any] = []
+    for path, searched in surface.parameters.items():
+        if "choice" in searched:
+            every.append(Categorical(path, searched["choice"]))
+        else:
+            made, ends = (Float, searched["float"]) if "float" in searched else (Integer, searched["int"])
+            every.append(made(path, tuple(ends), log=searched.get("log", False)))
+    configurations = ConfigurationSpace(seed=seed)
+    configurations.add(every)
+    with tempfile.TemporaryDirectory() as directory:
+        scenario = smac.Scenario(configurations, n_trials=budget, seed=seed, output_directory=Path(directory))
+        loop = getattr(smac, facade)(scenario, _never_called, logging_level=False, overwrite=True)
+        for number in range(budget):
+            asked = loop.ask()
+            value = world.run(dict(asked.config), number + 1)
+            loop.tell(asked, TrialValue(cost=-START if math.isnan(value) else -value))
+        (best, *_) = loop.intensifier.get_incumbents()
+    return Ending(surface.gain(dict(best)), budget)
+
+
+def _never_called(_config: Any, seed: int) -> float:
+    """What SMAC would call, were it not asked and told."""
+    raise AssertionError(seed)
+
+
 ASHA = {"type": "asha", "rungs": [6, 12], "eta": 3}
 Method = Callable[[Surface, World, int, int, int], Ending]
 
@@ -436,6 +494,8 @@ def _confirmed(**options: Any) -> Method:
 
 METHODS: dict[str, Method] = {
     "optuna": optuna_loop,
+    "smac": functools.partial(smac_loop, facade="HyperparameterOptimizationFacade"),
+    "smac gp": functools.partial(smac_loop, facade="BlackBoxFacade"),
     "random": _method(sampler={"type": "random"}),
     "gp": _method(sampler={"type": "gp", "startup_trials": 5}),
     "auto": _method(),
@@ -448,12 +508,12 @@ METHODS: dict[str, Method] = {
         sampler={"type": "tpe", "startup_trials": 5}, pruner=ASHA, confirm={"candidates": 1, "seeds": 5}
     ),
 }
+_OWN = [name for name in METHODS if not name.startswith("smac")]
+"""Methods that need nothing beside the product."""
 
 
 def main() -> None:
     """Prints the table."""
-    import time
-
     import optuna
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -463,10 +523,14 @@ def main() -> None:
     parser.add_argument("--lucks", type=float, nargs="+", default=[2.0])
     parser.add_argument("--workers", type=int, nargs="+", default=[1])
     parser.add_argument("--surfaces", nargs="+", default=list(SURFACES), choices=list(SURFACES))
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--methods", nargs="+", default=_OWN, choices=list(METHODS))
     parser.add_argument("--recorded", action="store_true", help="look real runs up instead of simulating them")
     parser.add_argument("--confirmations", type=int, default=0, help="simulate the confirmation alone, so many times")
+    parser.add_argument("--proposals", type=int, nargs="+", default=[], help="time proposals after so many trials")
     arguments = parser.parse_args()
+    if arguments.proposals:
+        print_proposals(arguments.proposals)
+        return
     if arguments.confirmations:
         print_confirmations(arguments.confirmations)
         return

@@ -119,9 +119,15 @@ def parallel_chart(parallel_axes: Sequence[ParallelAxis], shades: Sequence[float
             f"{x:.1f},{foot - up.places[path] * (foot - top):.1f}" for x, up in zip(across, parallel_axes, strict=True)
         )
         drawn.append(f'<polyline class="path" style="--shade:{shade:.2f}" points="{pixels}"/>')
-    for x, up in zip(across, parallel_axes, strict=True):
+    last = len(parallel_axes) - 1
+    for index, (x, up) in enumerate(zip(across, parallel_axes, strict=True)):
         drawn.append(f'<line class="upright" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{foot}"/>')
-        drawn.append(f'<text class="name" x="{x:.1f}" y="{top - 12}" text-anchor="middle">{escape(up.name)}</text>')
+        # A long name stays on the picture at either end, and clear of its neighbours.
+        start, anchor = (8.0, "start") if index == 0 else (WIDTH - 8.0, "end") if index == last else (x, "middle")
+        height_of_name = top - 12 - 14 * (index % 2)
+        drawn.append(
+            f'<text class="name" x="{start:.1f}" y="{height_of_name}" text-anchor="{anchor}">{escape(up.name)}</text>'
+        )
         for place, text in up.marks:
             y = foot - place * (foot - top) + 4
             drawn.append(f'<text class="mark halo" x="{x + 6:.1f}" y="{y:.1f}">{escape(text)}</text>')

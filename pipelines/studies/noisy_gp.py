@@ -244,23 +244,28 @@ def _one_value(known: Known, rng: np.random.Generator) -> Array:
 # The next trial.
 
 
+GAIN = "noisy_gp:expected_gain"
+"""Name of a trial's note: by how much the best posterior mean was expected to rise by it, when it was proposed."""
+
+
 def propose(
     study: Study, trials: Sequence[Trial], foreign: Sequence[ForeignResult] = (), *, horizon: int = 0
-) -> Params:
-    """The next trial's params."""
+) -> tuple[Params, dict[str, float]]:
+    """The next trial's params, and its note; of several goals, and before there is a model, it has none."""
     encoding, number = Encoding(study.parameters), len(trials)
     rng = np.random.default_rng([study.sampler.seed, number])
     known = Known.of(study, trials, foreign, horizon)
     place = sum(not trial.baseline for trial in trials)
     if place + len(foreign) < study.sampler.startup_trials or len({*known.trials}) < 2:
-        return encoding.decode(_sequence(len(study.parameters), study.sampler.seed, place + 1)[place])
+        return encoding.decode(_sequence(len(study.parameters), study.sampler.seed, place + 1)[place]), {}
     seen = known.observations(encoding, _one_value(known, rng))
     model = Surrogate(seen, encoding.groups, luck=known.luck)
     tried = _unique([known.params[index] for index in spread_out(seen, MOST)])
     mean, _ = model.marginal(encoding.encode(encoding.places(tried)))
     leading = [tried[index] for index in np.argsort(-mean, kind="stable")[:_LEADING]]
     begun = {text_of(trial.params) for trial in trials}
-    return _Search(encoding, known, model, leading, begun).best(rng)
+    params, worth = _Search(encoding, known, model, leading, begun).best(rng)
+    return params, {GAIN: worth} if len(study.targets) == 1 else {}
 
 
 def _sequence(dimensions: int, seed: int, count: int) -> Array:
@@ -286,24 +291,28 @@ class _Search:
     begun: set[str]
     """Params that are trials already: once more they would be no new run."""
 
-    def best(self, rng: np.random.Generator) -> Params:
-        """Its params."""
+    def best(self, rng: np.random.Generator) -> tuple[Params, float]:
+        """Its params and its worth."""
         space, encoding = self.encoding.space, self.encoding
         if all(map(num_candidates, space.values())) and num_combinations(space) <= _OPTIONS:
             places = encoding.places(list(combinations(space)))
-            return encoding.decode(self._best_of(places, places))
+            place, worth = self._best_of(places, places)
+            return encoding.decode(place), worth
         options = _sequence(len(space), int(rng.integers(2**31)), _OPTIONS)
         tried = encoding.places(self.leading)
         options = np.concatenate([options, *(self._near(leader, rng, 0.12) for leader in tried[:3])])
         points = np.concatenate([options, tried])
-        first = self._best_of(options, points)
-        return encoding.decode(self._best_of(np.concatenate([first[None], self._near(first, rng, 0.05)]), points))
+        first, _ = self._best_of(options, points)
+        place, worth = self._best_of(np.concatenate([first[None], self._near(first, rng, 0.05)]), points)
+        return encoding.decode(place), worth
 
-    def _best_of(self, options: Array, points: Array) -> Array:
-        """The place that is worth most of those that are no trial yet; where all are, of all."""
-        ranked = options[np.argsort(-self._worth(options, points), kind="stable")]
-        new = (place for place in ranked if text_of(self.encoding.decode(place)) not in self.begun)
-        return next(new, ranked[0])
+    def _best_of(self, options: Array, points: Array) -> tuple[Array, float]:
+        """The place that is worth most of those that are no trial yet, and its worth; where all are, of all."""
+        worth = self._worth(options, points)
+        ranked = np.argsort(-worth, kind="stable")
+        new = (index for index in ranked if text_of(self.encoding.decode(options[index])) not in self.begun)
+        chosen = next(new, ranked[0])
+        return options[chosen], float(worth[chosen])
 
     def _near(self, place: Array, rng: np.random.Generator, width: float) -> Array:
         """Places around one: its numbers moved, now and then another candidate of a choice."""

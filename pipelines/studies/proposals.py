@@ -56,7 +56,7 @@ def propose(
     if study.sampler.type == "grid":
         return Proposal(next(_left_of_grid(study, trials)), {})
     if study.sampler.type == "noisy_gp" or (study.sampler.type == "auto" and automatic(study) == "noisy_gp"):
-        return Proposal(noisy_gp.propose(study, trials, foreign, horizon=horizon), {})
+        return Proposal(*noisy_gp.propose(study, trials, foreign, horizon=horizon))
     if study.sampler.type == "population" and (new := population.newcomer(study, trials, horizon)):
         notes = {
             population.PARENT: new.parent.number,

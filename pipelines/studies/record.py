@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.studies import space
-from pipelines.studies.answers.results import COSTS
+from pipelines.studies import noisy_gp, space
+from pipelines.studies.answers.results import COSTS, Goal
 from pipelines.studies.confirmation import Arm, Progress, is_feasible
-from pipelines.studies.noisy_gp import Standing
 from pipelines.studies.samplers import population
 from pipelines.studies.trials import Trial
 from specs.machine.files import now
@@ -37,7 +36,7 @@ def study_record(
     status: str,
     seeds: Sequence[int],
     confirming: Confirming,
-    standings: Mapping[int, Standing],
+    standings: Mapping[int, noisy_gp.Standing],
     created_at: str,
 ) -> dict[str, Any]:
     """The record of a study.
@@ -52,11 +51,12 @@ def study_record(
     """
     study = document.study
     experiment = document.experiment.experiment
-    goals = [
+    goals: list[dict[str, Any]] = [
         goal.model_dump(mode="json")
         | ({"least": experiment.reward_on(goal.dataset).worst_value()} if goal.metric.startswith("score@") else {})
         for goal in study.targets
     ]
+    first = Goal.of(goals[0])
     return {
         "name": study.name,
         "question": study.question,
@@ -78,12 +78,12 @@ def study_record(
         "warm_start": study.warm_start.model_dump(mode="json"),
         "created_at": created_at,
         "updated_at": now(),
-        "trials": [_trial(study, trial, standings.get(trial.number)) for trial in trials],
+        "trials": [_trial(study, trial, standings.get(trial.number), first) for trial in trials],
         "confirmation": _confirmation(study, arms, units, confirming) if study.confirm and arms else None,
     }
 
 
-def _trial(study: Study, trial: Trial, standing: Standing | None) -> dict[str, Any]:
+def _trial(study: Study, trial: Trial, standing: noisy_gp.Standing | None, goal: Goal) -> dict[str, Any]:
     about = trial.about
     return {
         "number": trial.number,
@@ -94,9 +94,10 @@ def _trial(study: Study, trial: Trial, standing: Standing | None) -> dict[str, A
         "values": list(trial.values) if trial.values else None,
         "value_low": about.get("value_low"),
         "value_high": about.get("value_high"),
-        "posterior_mean": standing and standing.mean,
+        "posterior_mean": standing and goal.possible(standing.mean),
         "posterior_deviation": standing and standing.deviation,
         "chance_of_best": standing and standing.chance,
+        "expected_gain": trial.sampler_notes.get(noisy_gp.GAIN),
         "baseline": trial.baseline,
         "params": trial.params,
         "rung": trial.rung or None,

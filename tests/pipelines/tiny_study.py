@@ -18,6 +18,7 @@ from pipelines.studies.study import run_study
 from specs import load_study_document
 from specs.document import Document
 from specs.schema.experiment import Experiment
+from specs.schema.schedule import ValueSchedule
 
 EXPERIMENT = """\
 # Can it add?
@@ -94,6 +95,12 @@ def write_study(directory: Path, *changes: tuple[str, str]) -> Path:
     return path
 
 
+def clip_high(experiment: Experiment, step: int) -> float:
+    """The upper clip at a step."""
+    high: Any = experiment.objective.clip.high  # type: ignore[union-attr]
+    return float(high.at(step) if isinstance(high, ValueSchedule) else high)
+
+
 class Evaluator:
     """Records each run of a trial as trained and evaluated, its accuracy highest where the clip is widest."""
 
@@ -112,8 +119,7 @@ class Evaluator:
 
     def accuracy(self, experiment: Experiment, step: int) -> float:
         """After `step` steps of training."""
-        clip: Any = experiment.objective.clip  # type: ignore[union-attr]
-        return 0.5 + 0.3 * clip.high * step / self.steps
+        return 0.5 + 0.3 * clip_high(experiment, step) * step / self.steps
 
     def __call__(self, document: Document, until: int = 0) -> tuple[RunOutcome, ...]:
         runs = make_plan(document, self.home).runs
@@ -127,8 +133,7 @@ class Evaluator:
             if before < step:
                 shutil.rmtree(note.parent, ignore_errors=True)
                 after = self.accuracy(run.experiment, step)
-                high = run.experiment.objective.clip.high  # type: ignore[union-attr]
-                luck = f"{self.luck} {high:.6f}"
+                luck = f"{self.luck} {clip_high(run.experiment, step):.6f}"
                 settings: Any = {"seed": run.seed, "steps": step, "problems": 20, "experiment": "clips"}
                 record_run(self.home, run.run_id, after=after, luck=luck, **settings)
                 note.write_text(str(step))

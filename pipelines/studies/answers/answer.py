@@ -176,6 +176,11 @@ def amount(goal: Goal, value: float) -> str:
     return figure(value, share=goal.is_share)
 
 
+def rise(goal: Goal, value: float) -> str:
+    """A difference without an interval: of shares in points."""
+    return f"{100 * value:.1f} points" if goal.is_share else f"{value:.3g}"
+
+
 def difference(goal: Goal, interval: Interval) -> str:
     """A difference with its interval: of shares in points."""
     return change(interval, share=goal.is_share)

@@ -11,7 +11,7 @@ from pipelines.report.charts import number
 from pipelines.report.evidence import show
 from pipelines.report.page import publish, render
 from pipelines.studies.answers import pictures
-from pipelines.studies.answers.answer import answer, difference, study_best, with_interval
+from pipelines.studies.answers.answer import answer, difference, rise, study_best, with_interval
 from pipelines.studies.answers.importances import Importance, importances
 from pipelines.studies.answers.results import COSTS, Best, StudyRecord, Trial, cost_words, pareto_front, read_study
 from specs.machine.files import read_json
@@ -78,6 +78,7 @@ def write_study_report(home: Home, name: str, path: Path | None = None) -> Path:
         stopped=[trial for trial in shown if trial.state in ("pruned", "failed")],
         importances=pictures.importance_chart(ranked),
         chance=_chance(ranked),
+        gain=_gain(record),
         slices=pictures.slice_charts(record, shown),
         modelled=record.has_model,
         surface=pictures.surface(record, shown, ranked),
@@ -141,6 +142,22 @@ def _chance(ranked: Sequence[Importance]) -> str:
     if len(hidden) == len(ranked):
         return "Nothing above chance: no parameter decides more than values dealt at random would seem to."
     return f"Not above chance, and not shown: {', '.join(hidden)}." if hidden else ""
+
+
+def _gain(record: StudyRecord) -> str:
+    """What the newest trial is expected to tell, or was, beside the first that the model chose."""
+    chosen = [(trial, trial.gain) for trial in record.trials if trial.gain is not None]
+    if not chosen:
+        return ""
+    (first, most), (last, least) = chosen[0], chosen[-1]
+    tense = "was" if last.state in ("finished", "pruned", "failed") else "is"
+    before = f"; of trial {first.number}, the first that the model chose, it was {rise(record.first, most)}" * (
+        first != last
+    )
+    return (
+        f"Trial {last.number}, the newest, {tense} expected to raise the best posterior mean by"
+        f" {rise(record.first, least)}{before}. Far below what matters to you, further trials tell little."
+    )
 
 
 @dataclass(frozen=True, slots=True)

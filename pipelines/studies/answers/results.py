@@ -14,6 +14,7 @@ from pipelines.report.charts import number
 from pipelines.report.statistics import Interval
 from specs.documents.reading import read_checked
 from specs.errors import Issue, SpecError
+from specs.metrics import BY_NAME
 from specs.schema.study import measure_label
 
 Params = dict[str, Any]
@@ -53,9 +54,22 @@ class Goal:
             return 1.0 if self.is_share else None
         return 0.0 if self.is_share else self.least
 
+    def possible(self, value: float) -> float:
+        """The value, or the end of what the goal's values can be where it lies beyond."""
+        if self.is_share:
+            return min(max(value, 0.0), 1.0)
+        if (known := BY_NAME.get(self.metric)) and not self.dataset:
+            return min(max(value, known.least), known.most)
+        return value if self.least is None else max(value, self.least)
+
     def better(self, value: float) -> float:
         """The value with the sign that makes the better of two the larger."""
         return value if self.direction == "maximize" else -value
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "Goal":
+        """The goal of a record's entry."""
+        return cls(data.get("dataset") or "", data["metric"], data["direction"], data.get("least"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +89,12 @@ class Trial:
     interval: Interval | None
     """Interval of the first goal's value."""
     expected: Interval | None
-    """Posterior mean of the first goal's value by the sampler's model, with its central 95 %; None without a model."""
+    """Posterior mean of the first goal's value by the sampler's model, with its central 95 %, as far as the goal's
+    values can be; None without a model."""
     chance: float
     """Chance that it is the best of the study's, by that model; NaN without one."""
+    gain: float | None
+    """By how much the best posterior mean was expected to rise by it when it was proposed; None: no model chose it."""
     rung: int | None
     """The last rung that it reached, a step."""
     rungs: dict[int, Interval]
@@ -115,8 +132,8 @@ class Trial:
         return self.interval or (self.rungs[max(self.rungs)] if self.rungs else None)
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> "Trial":
-        """The trial of a record's entry."""
+    def of(cls, data: Mapping[str, Any], goal: Goal) -> "Trial":
+        """The trial of a record's entry, in a study whose first goal this is."""
         value = data.get("value")
         return cls(
             number=data["number"],
@@ -126,8 +143,9 @@ class Trial:
             run_ids=tuple(data.get("run_ids") or ()),
             values=tuple(data.get("values") or (() if value is None else (value,))),
             interval=None if value is None else _interval(value, data.get("value_low"), data.get("value_high")),
-            expected=_expected(data),
+            expected=_expected(data, goal),
             chance=math.nan if data.get("chance_of_best") is None else float(data["chance_of_best"]),
+            gain=data.get("expected_gain"),
             rung=data.get("rung"),
             rungs=dict(sorted((int(step), _rung(rung)) for step, rung in (data.get("rungs") or {}).items())),
             constraints={name: at for name, at in (data.get("constraints") or {}).items() if at is not None},
@@ -359,7 +377,8 @@ class StudyRecord:
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "StudyRecord":
         """The record that study.json holds."""
-        trials = tuple(Trial.of(trial) for trial in data.get("trials") or ())
+        goals = _goals(data)
+        trials = tuple(Trial.of(trial, goals[0]) for trial in data.get("trials") or ())
         wanted, confirmation = int(data.get("trials_wanted") or 0), data.get("confirmation")
         ended = sum(trial.state in _ENDED for trial in trials)
         spent = data.get("spent") or {}
@@ -368,7 +387,7 @@ class StudyRecord:
             question=data.get("question") or "",
             experiment=data["experiment"],
             goal=data["goal"],
-            goals=_goals(data),
+            goals=goals,
             constraints=tuple(data.get("constraints") or ()),
             sampler=data.get("sampler") or "",
             pruner=data.get("pruner") or {"type": "none"},
@@ -424,7 +443,7 @@ def best_of(record: StudyRecord, better: Sequence[Arm] = ()) -> Best | None:
 
 def best_trial(record: StudyRecord) -> Trial | None:
     """The finished trial that keeps the constraints and is best at the first goal, by the posterior mean where the
-    sampler has a model, else by its own value; the first of equals."""
+    sampler has a model, else by its own value; of equals the likeliest to be best, then the first."""
     eligible = _eligible(record)
     # A baseline outside the ranges is no point of the model's space.
     rated = [trial for trial in eligible if trial.expected is not None or trial.baseline]
@@ -432,8 +451,11 @@ def best_trial(record: StudyRecord) -> Trial | None:
     def merit(trial: Trial) -> float:
         return record.first.better(trial.expected.value if trial.expected else trial.value)
 
+    def place(trial: Trial) -> tuple[float, ...]:
+        return merit(trial), 0.0 if math.isnan(trial.chance) else trial.chance, -trial.number
+
     has_model = any(trial.expected for trial in rated)
-    return max(rated if has_model else eligible, key=lambda trial: (merit(trial), -trial.number), default=None)
+    return max(rated if has_model else eligible, key=place, default=None)
 
 
 def pareto_front(record: StudyRecord) -> list[Trial]:
@@ -486,9 +508,7 @@ def _eligible(record: StudyRecord) -> list[Trial]:
 
 def _goals(data: Mapping[str, Any]) -> tuple[Goal, ...]:
     if goals := data.get("goals"):
-        return tuple(
-            Goal(goal.get("dataset") or "", goal["metric"], goal["direction"], goal.get("least")) for goal in goals
-        )
+        return tuple(map(Goal.of, goals))
     direction, _, measure = data["goal"].partition(" ")
     metric, _, dataset = measure.partition(" on ")
     return (Goal(dataset, metric, direction),)
@@ -517,11 +537,12 @@ def _rung(data: Mapping[str, Any]) -> Interval:
     return _interval(math.nan if value is None else value, data.get("low"), data.get("high"))
 
 
-def _expected(data: Mapping[str, Any]) -> Interval | None:
+def _expected(data: Mapping[str, Any], goal: Goal) -> Interval | None:
     mean, deviation = data.get("posterior_mean"), data.get("posterior_deviation")
-    return (
-        None if mean is None or deviation is None else Interval(mean, mean - 1.96 * deviation, mean + 1.96 * deviation)
-    )
+    if mean is None or deviation is None:
+        return None
+    value, low, high = (goal.possible(mean + steps * deviation) for steps in (0.0, -1.96, 1.96))
+    return Interval(value, low, high)
 
 
 def _interval(value: float, low: float | None, high: float | None) -> Interval:

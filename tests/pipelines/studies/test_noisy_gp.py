@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_trials import HIGH, LOW, MIXED, NUMBERS, measured, search, study_document, widest_is_best
+from tiny_trials import GOAL, HIGH, LOW, MIXED, NUMBERS, measured, search, study_document, widest_is_best
 
 from pipelines.home.home import Home
 from pipelines.studies import confirmation, noisy_gp, proposals
 from pipelines.studies.answers.answer import answer
-from pipelines.studies.answers.results import best_trial, read_study
+from pipelines.studies.answers.report import write_study_report
+from pipelines.studies.answers.results import Goal, best_trial, read_study
 from pipelines.studies.ledger import TrialLedger
 from pipelines.studies.samplers.surrogate import Observations, Surrogate, spread_out
 from pipelines.studies.trials import Score, Trial, Work
@@ -116,10 +117,10 @@ def test_the_spread_of_seeds_says_how_noisy_a_trial_is(tmp_path: Path) -> None:
 def test_a_trial_under_way_is_not_proposed_again(tmp_path: Path) -> None:
     document = study_document(tmp_path / "specs")
     trials = along(16, luck=0.3)
-    alone = noisy_gp.propose(document.study, trials, horizon=HORIZON)
+    alone, _ = noisy_gp.propose(document.study, trials, horizon=HORIZON)
     running = Trial(16, 16, "running", alone, False, Work(), {}, None, {}, {})
     fewer = document.study.model_copy(update={"trials": 40})
-    beside = noisy_gp.propose(fewer, [*trials, running], horizon=HORIZON)
+    beside, _ = noisy_gp.propose(fewer, [*trials, running], horizon=HORIZON)
     assert max(abs(beside[LOW] - alone[LOW]) / 0.45, abs(beside[HIGH] - alone[HIGH]) / 0.95) > 0.03
 
 
@@ -136,7 +137,7 @@ def test_a_study_of_ten_thousand_trials_proposes_within_two_seconds(tmp_path: Pa
     document = study_document(tmp_path / "specs", trials=20_000)
     trials = along(10_000, luck=0.5)
     started = time.process_time()
-    proposed = noisy_gp.propose(document.study, trials, horizon=HORIZON)
+    proposed, _ = noisy_gp.propose(document.study, trials, horizon=HORIZON)
     assert time.process_time() - started < 2.0
     assert abs(proposed[LOW] - 0.275) < 0.1
 
@@ -166,6 +167,62 @@ def test_what_the_model_says_of_trials_is_in_the_record_and_in_sql(
     assert best is not None
     assert best.number == max(range(12), key=lambda number: rows[number][0])
     assert f"the best with a chance of {100 * best.chance:.0f} % (not confirmed)" in answer(home, record).sentence
+
+
+def test_each_trial_that_the_model_chose_says_what_it_was_expected_to_tell(
+    monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path
+) -> None:
+    sampler = {"type": "auto", "startup_trials": 4}
+    document = study_document(tmp_path / "specs", sampler=sampler, trials=24)
+    trials = search(monkeypatch, document, home, measured(widest_is_best))
+    gains = [trial["expected_gain"] for trial in trials]
+    assert gains[:5] == [None] * 5
+    assert all(gain > 0 for gain in gains[5:])
+    assert np.mean(gains[-4:]) < 0.2 * np.mean(gains[5:9]), "the more is known the less one more trial tells"
+    page = write_study_report(home, "quick").read_text()
+    assert (
+        f"Trial 23, the newest, was expected to raise the best posterior mean by {100 * gains[23]:.1f} points; of trial"
+        f" 5, the first that the model chose, it was {100 * gains[5]:.1f} points."
+    ) in page
+
+    goals = {"goal": None, "goals": [GOAL, {"metric": "kl/reverse", "direction": "minimize"}]}
+    several = study_document(tmp_path / "several", name="several", sampler=sampler, trials=7, **goals)
+    outcome = measured(widest_is_best, lambda *_: 0.1)
+    assert {trial["expected_gain"] for trial in search(monkeypatch, several, home, outcome)} == {None}
+
+
+def test_what_the_model_expects_stays_within_what_the_goal_can_be(
+    monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path
+) -> None:
+    """The model knows no scale where three values are equal, and may expect more than all where they are near it."""
+    equal = measured(lambda *_: 0.028)
+    (first, *_) = search(monkeypatch, study_document(tmp_path / "specs", trials=3), home, equal)
+    assert first["posterior_mean"] - 1.96 * first["posterior_deviation"] < 0
+    assert "mean@8 on two-terms 2.8 % [0.0, 100.0] is expected" in answer(home, read_study(home, "quick")).sentence
+
+    standings = {number: noisy_gp.Standing(1.01 + 0.01 * number, 0.1, 0.2 + 0.1 * number) for number in range(3)}
+    monkeypatch.setattr(confirmation, "standings", lambda *_, **__: standings)
+    trials = search(monkeypatch, study_document(tmp_path / "high", name="high", trials=3), home, equal)
+    assert [trial["posterior_mean"] for trial in trials] == [1.0] * 3
+    record = read_study(home, "high")
+    assert [trial.expected and trial.expected.high for trial in record.trials] == [1.0] * 3
+    best = best_trial(record)
+    assert best is not None
+    assert best.number == 2, "the one of the highest mean, as before it is cut"
+
+
+@pytest.mark.parametrize(
+    ("goal", "values", "shown"),
+    [
+        (Goal("held_out", "pass@4", "maximize"), (-0.5, 0.5, 1.5), (0.0, 0.5, 1.0)),
+        (Goal("held_out", "score@4", "maximize", least=-1.0), (-2.0, 0.5, 3.0), (-1.0, 0.5, 3.0)),
+        (Goal("held_out", "score@4", "maximize"), (-2.0, 0.5, 3.0), (-2.0, 0.5, 3.0)),
+        (Goal("", "entropy", "minimize"), (-2.0, 0.5, 3.0), (0.0, 0.5, 3.0)),
+        (Goal("", "reward/mean", "maximize"), (-2.0, 0.5, 3.0), (-2.0, 0.5, 3.0)),
+    ],
+)
+def test_each_goal_says_what_its_values_can_be(goal: Goal, values: tuple[float, ...], shown: tuple[float, ...]) -> None:
+    assert tuple(map(goal.possible, values)) == shown
 
 
 def test_a_study_of_the_version_before_goes_on_with_tpe_where_its_file_names_no_sampler(

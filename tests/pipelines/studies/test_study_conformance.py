@@ -42,6 +42,9 @@ SAMPLERS = tuple(name for name in get_args(SearchSampler.model_fields["type"].an
 """All but the one whose trials are schedules: samplers/test_population.py."""
 MODELS = ("auto", "noisy_gp", "tpe", "gp", "cma")
 RUNGS = [2, 4]
+ASHA = {"type": "asha", "rungs": RUNGS}
+POPULATION = {"type": "population", "members": 2, "exploit_every": 4}
+LONG = pytest.mark.long
 PRUNERS: list[dict[str, Any]] = [
     {"type": "none"},
     {"type": "asha", "rungs": RUNGS},
@@ -399,19 +402,21 @@ class Killed(BaseException):
     """The process ends here."""
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"sampler": {"type": "qmc"}, "pruner": ASHA}, id="qmc"),
+        pytest.param({"sampler": {"type": "auto", "startup_trials": 2}, "pruner": ASHA}, id="auto", marks=LONG),
+        pytest.param({"sampler": POPULATION}, id="population", marks=LONG),
+    ],
+)
 def test_a_worker_killed_at_any_write_loses_doubles_and_promotes_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fields: Mapping[str, Any]
 ) -> None:
     """Whatever is written next, it is the last thing written; then another worker does what is left."""
     from optuna.storages import JournalStorage
 
-    document = study_document(
-        tmp_path / "specs",
-        trials=4,
-        sampler={"type": "qmc"},
-        pruner={"type": "asha", "rungs": RUNGS},
-        confirm={"candidates": 1, "seeds": 4},
-    )
+    document = study_document(tmp_path / "specs", trials=4, confirm={"candidates": 1, "seeds": 4}, **fields)
 
     monkeypatch.setattr(stored_trials, "_lives", lambda *_: False)
     whole = told(search(monkeypatch, document, Home(tmp_path / "whole"), WORTH)), rounds_of(Home(tmp_path / "whole"))
@@ -448,7 +453,8 @@ def test_a_worker_killed_at_any_write_loses_doubles_and_promotes_nothing(
 
 
 def told(trials: list[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    return [(t["number"], t["state"], t["value"], t["params"], t["rungs"], t["attempts"]) for t in trials]
+    keys = ("number", "state", "value", "params", "rungs", "attempts", "parent", "parent_step")
+    return [tuple(trial[key] for key in keys) for trial in trials]
 
 
 def rounds_of(home: Home) -> tuple[Any, ...]:

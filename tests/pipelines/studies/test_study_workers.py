@@ -49,6 +49,10 @@ with more_workers(load_study_document(sys.argv[1]), Home(Path(sys.argv[2])), "ht
 """
 """Starts a second worker, prints its number, and waits."""
 ONE_SEED = ("trials: 8", "seeds_per_trial: 1\nsampler: {type: random}\ntrials: 16")
+POPULATION = (
+    ("sampler: {startup_trials: 3}", "sampler: {type: population, members: 4, exploit_every: 1}\nseeds_per_trial: 1"),
+    ("  reference.update.every_steps: {int: [1, 2]}\n  advantage.scale: {choice: [none, group_std]}\n", ""),
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +79,8 @@ def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
-def study(directory: Path, trials: int = 16, *more: tuple[str, str]) -> Path:
-    text = ONE_SEED[1].replace("trials: 16", f"trials: {trials}")
+def study(directory: Path, trials: int = 16, *more: tuple[str, str], sampler: str = "random") -> Path:
+    text = ONE_SEED[1].replace("trials: 16", f"trials: {trials}").replace("random", sampler)
     path = write_study(directory, (ONE_SEED[0], text), *more)
     path.write_text(path.read_text().replace("sampler: {startup_trials: 3}\n", ""))
     return path
@@ -116,8 +120,9 @@ def assert_whole(home: Home, trials: int) -> None:
 
 
 @pytest.mark.usefixtures("kept")
-def test_workers_share_a_study(home: Home, tmp_path: Path) -> None:
-    path = study(tmp_path / "specs", 12)
+@pytest.mark.parametrize("sampler", ["random", "auto"])
+def test_workers_share_a_study(home: Home, tmp_path: Path, sampler: str) -> None:
+    path = study(tmp_path / "specs", 12, sampler=sampler)
     printed = wait([worker(path, home, 0.2) for _ in range(3)])
     assert_whole(home, 12)
     begun = [line.split()[1] for out in printed for line in out.splitlines() if line.startswith("trial ")]
@@ -135,6 +140,29 @@ def test_a_killed_workers_trial_is_taken_up_by_another(home: Home, tmp_path: Pat
     end(killed)
     wait([worker(path, home)])
     assert_whole(home, 6)
+
+
+@pytest.mark.usefixtures("kept")
+def test_workers_of_which_one_is_killed_breed_the_population_that_one_worker_does(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, alone = write_study(tmp_path / "specs", *POPULATION), Home(tmp_path / "alone")
+    with monkeypatch.context() as patch:
+        patch.delenv(storage.URL, raising=False)
+        run_study(load_study_document(path), alone, Evaluator(alone))
+    killed, *others = [worker(path, home, 0.5) for _ in range(3)]
+    assert killed.stdout is not None
+    assert killed.stdout.readline().startswith("trial "), SEED
+    time.sleep(random.Random(SEED).uniform(0, 2))
+    end(killed)
+    wait(others)
+    keys = ("params", "state", "value", "rungs", "parent", "parent_step", "reason")
+    bred, expected = (
+        [[trial[key] for key in keys] for trial in read_json(each.study("clips") / "study.json")["trials"]]
+        for each in (home, alone)
+    )
+    assert bred == expected, SEED
+    assert [trial[4] is not None for trial in bred] == [False] * 5 + [True]
 
 
 @pytest.mark.usefixtures("kept")
@@ -181,7 +209,8 @@ def test_a_worker_has_a_session_of_its_own_and_dies_with_the_one_that_started_it
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("repetition", range(5))
 def test_workers_are_killed_again_and_again(home: Home, tmp_path: Path, repetition: int) -> None:
-    path, moments = study(tmp_path / "specs", 12), random.Random(SEED + repetition)
+    sampler = "auto" if repetition % 2 else "random"
+    path, moments = study(tmp_path / "specs", 12, sampler=sampler), random.Random(SEED + repetition)
     running = [worker(path, home, 0.3) for _ in range(2)]
     for _ in range(4):
         time.sleep(moments.uniform(1, 4))

@@ -1,7 +1,9 @@
 """A population: who begins, who goes on, who takes over what, and what comes of a kill."""
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +139,30 @@ def test_a_population_that_is_killed_at_every_second_piece_of_work_comes_out_the
             continue
         break
 
-    def kept(trials: list[Mapping[str, Any]]) -> list[Any]:
-        return [[trial[key] for key in ("params", "state", "value", "rungs", "parent", "reason")] for trial in trials]
-
     assert kept(broken) == kept(whole)
+
+
+def test_workers_that_share_a_population_come_out_as_one_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Which member ends first depends on chance, and who takes over whom does not."""
+    document = document_of(tmp_path / "specs")
+    whole = search(monkeypatch, document, Home(tmp_path / "whole"), WORTH)
+    done: list[tuple[int, int]] = []
+
+    def noted(trial: Trial, step: int) -> Result:
+        time.sleep(0.02 * (trial.number % 3))
+        done.append((trial.number, step))
+        return WORTH(trial, step)
+
+    shared = Home(tmp_path / "shared")
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: search(monkeypatch, document, shared, noted), range(3)))
+    trials = json.loads((shared.study("quick") / "study.json").read_text())["trials"]
+    assert kept(trials) == kept(whole)
+    assert len(done) == len(set(done)), "no member was trained to the same step twice"
+
+
+def kept(trials: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [[trial[key] for key in ("params", "state", "value", "rungs", "parent", "reason")] for trial in trials]
 
 
 def test_members_that_fail_or_break_a_constraint_are_replaced_and_not_taken_over(
