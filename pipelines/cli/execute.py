@@ -102,7 +102,9 @@ def run_study_here(
         print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
     progress, others = Silent() if quiet else ConsoleProgress(), (parallel or document.study.parallel) - 1
     with Api(home, forks=own_process) as api:
-        from pipelines.studies.workers import StudyStop, more_workers, work  # DuckDB's thread, after the fork
+        # After the fork, which would lack DuckDB's thread; with what is told at the end, when files may have changed.
+        import pipelines.studies.answers.report  # noqa: F401
+        from pipelines.studies.workers import StudyStop, more_workers, work
 
         stop = StudyStop(home, document.study.name, began)
         with api.connected(), more_workers(document, home, api.url, others):

@@ -300,6 +300,32 @@ def test_a_notebook_shows_progress_and_its_stop_button_saves(lab: Lab) -> None:
         assert "RESUME" in notebook.cell("print(job.plan())")
 
 
+def test_the_notebook_pages_cells_run_in_a_kernel(root: Path, tmp_path: Path) -> None:
+    from notebook import Notebook
+
+    (tmp_path / "specs").symlink_to(ROOT / "specs")
+    run = RecordedRun(root, "quickstart-s0-aaaa1111", experiment="quickstart")
+    run.start(1)
+    run.steps(1, 3)
+    page = [block for block in blocks() if block.page.name == "notebooks.md" and block.language == "python"]
+    shown = {}
+    with Notebook(root) as notebook:
+        for block in page:
+            if not block.not_run:
+                shown[block.text] = notebook.cell(block.text)
+    assert len(shown) >= 4
+    assert not [text for text in shown.values() if "Traceback" in text or "Error: " in text]
+    asked = next(text for code, text in shown.items() if "open_record" in code)
+    assert asked.startswith("[(1, 0.5), (2, 0.5), (3, 0.5)]")
+    assert "reward: double" in asked
+    assert "clip_fraction" in next(text for code, text in shown.items() if "nlargest" in code)
+
+
+def test_a_job_is_handed_to_no_server_where_there_is_none(spec: dict[str, Any]) -> None:
+    with pytest.raises(RpgError, match="rpg up"):
+        load(spec).submit()
+
+
 @pytest.mark.long
 def test_the_ten_variants_of_the_page_run(tmp_path: Path) -> None:
     page = "\n".join(block.text for block in blocks() if block.page.name == "scripts.md" and block.language == "python")

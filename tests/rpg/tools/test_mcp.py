@@ -210,4 +210,4 @@ def test_a_training_calls_the_tools_of_a_server_which_ends_with_it(inputs: Path,
     assert len({row["text"] for row in answers}) > 3
     assert all(set(row["text"]) <= set("01=") for row in answers)
     (pid,) = pids.iterdir()
-    assert not psutil.pid_exists(int(pid.name))
+    wait_for(lambda: not psutil.pid_exists(int(pid.name)), what="the server's end")
