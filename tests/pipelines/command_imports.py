@@ -16,10 +16,8 @@ with tempfile.TemporaryDirectory() as _home:
     os.environ.update(_before)
 _OURS = (
     "pipelines.cli.execute",
-    "pipelines.prefect_flows.flow",
     "pipelines.prefect_flows.parallel",
     "pipelines.prefect_server.api_process",
-    "pipelines.report.experiment",
     "rpg.data.staging",
     "rpg.evaluation.stage",
     "specs.loader",
