@@ -7,6 +7,7 @@ reason; the tests fork trainers, ranks and commands from a server of the product
 import atexit
 import os
 import signal
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -81,7 +82,9 @@ def fork(
         late: further ones, which what is imported does not see.
     """
     steady = {name: value for name, value in environment.items() if not name.startswith(READ_LATE)}
-    if not may_fork() or (server := _server_for(steady)) is None:
+    if not may_fork() or threading.current_thread() is not threading.main_thread():
+        return None
+    if (server := _server_for(steady)) is None:
         return None
     asked: dict[str, Any] = {
         "program": list(program),
@@ -89,7 +92,11 @@ def fork(
         "directory": os.getcwd(),
         "environment": {name: value for name, value in environment.items() if name not in steady} | dict(late or {}),
     }
-    process = server.fork(asked, output.fileno())
+    try:
+        process = server.fork(asked, output.fileno())
+    except BaseException:  # its answer would be taken for that to the next request
+        end_server()
+        raise
     if process is None:
         end_server()
     else:

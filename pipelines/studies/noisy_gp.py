@@ -244,6 +244,8 @@ def _one_value(known: Known, rng: np.random.Generator) -> Array:
 # The next trial.
 
 
+_NOTHING = 1e-300
+"""Worth of a trial that tells nothing: above 0, so that of such trials the likeliest to count comes first."""
 GAIN = "noisy_gp:expected_gain"
 """Name of a trial's note: by how much the best posterior mean was expected to rise by it, when it was proposed."""
 
@@ -265,7 +267,7 @@ def propose(
     leading = [tried[index] for index in np.argsort(-mean, kind="stable")[:_LEADING]]
     begun = {text_of(trial.params) for trial in trials}
     params, worth = _Search(encoding, known, model, leading, begun).best(rng)
-    return params, {GAIN: worth} if len(study.targets) == 1 else {}
+    return params, {GAIN: worth if worth > _NOTHING else 0.0} if len(study.targets) == 1 else {}
 
 
 def _sequence(dimensions: int, seed: int, count: int) -> Array:
@@ -330,7 +332,7 @@ class _Search:
         targets = targets[allowed] if allowed.any() else targets
         pending = self.encoding.encode(self.encoding.places(self.known.pending))
         worth = self.model.knowledge_gradient(encoded, targets, runs=float(np.median(self.known.runs)), pending=pending)
-        return np.asarray(np.maximum(worth, 1e-300) * self._counts(encoded))
+        return np.asarray(np.maximum(worth, _NOTHING) * self._counts(encoded))
 
     def _counts(self, encoded: Array) -> Array:
         """Chance that a trial neither fails for its values nor breaks a constraint."""

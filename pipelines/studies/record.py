@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.studies import noisy_gp, space
-from pipelines.studies.answers.results import COSTS, Goal
+from pipelines.studies.answers.results import COSTS
 from pipelines.studies.confirmation import Arm, Progress, is_feasible
 from pipelines.studies.samplers import population
 from pipelines.studies.trials import Trial
@@ -51,12 +51,11 @@ def study_record(
     """
     study = document.study
     experiment = document.experiment.experiment
-    goals: list[dict[str, Any]] = [
+    goals = [
         goal.model_dump(mode="json")
         | ({"least": experiment.reward_on(goal.dataset).worst_value()} if goal.metric.startswith("score@") else {})
         for goal in study.targets
     ]
-    first = Goal.of(goals[0])
     return {
         "name": study.name,
         "question": study.question,
@@ -78,12 +77,12 @@ def study_record(
         "warm_start": study.warm_start.model_dump(mode="json"),
         "created_at": created_at,
         "updated_at": now(),
-        "trials": [_trial(study, trial, standings.get(trial.number), first) for trial in trials],
+        "trials": [_trial(study, trial, standings.get(trial.number)) for trial in trials],
         "confirmation": _confirmation(study, arms, units, confirming) if study.confirm and arms else None,
     }
 
 
-def _trial(study: Study, trial: Trial, standing: noisy_gp.Standing | None, goal: Goal) -> dict[str, Any]:
+def _trial(study: Study, trial: Trial, standing: noisy_gp.Standing | None) -> dict[str, Any]:
     about = trial.about
     return {
         "number": trial.number,
@@ -94,7 +93,7 @@ def _trial(study: Study, trial: Trial, standing: noisy_gp.Standing | None, goal:
         "values": list(trial.values) if trial.values else None,
         "value_low": about.get("value_low"),
         "value_high": about.get("value_high"),
-        "posterior_mean": standing and goal.possible(standing.mean),
+        "posterior_mean": standing and standing.mean,
         "posterior_deviation": standing and standing.deviation,
         "chance_of_best": standing and standing.chance,
         "expected_gain": trial.sampler_notes.get(noisy_gp.GAIN),

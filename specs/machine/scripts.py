@@ -66,7 +66,8 @@ def _begun_by_env(argument: str) -> str:
             with suppress(ValueError):  # a quotation that does not end, at which env ends too
                 words = shlex.split(argument.removeprefix(option))
     name = next((word for word in words if "=" not in word), "")
-    return "" if name.startswith("-") else name
+    is_open = name.startswith("-") or any(word.startswith("PATH=") or "$" in word or "\\" in word for word in words)
+    return "" if is_open else name
 
 
 def _may_run(path: str) -> bool:

@@ -6,14 +6,6 @@ import tempfile
 
 from pipelines.running.fork_imports import TRAINING
 
-with tempfile.TemporaryDirectory() as _home:
-    _before = dict(os.environ)
-    os.environ |= {"PREFECT_HOME": _home, "PREFECT_PROFILES_PATH": f"{_home}/profiles.toml"}
-    import prefect.main
-    import prefect.server.api.server  # noqa: F401
-
-    os.environ.clear()
-    os.environ.update(_before)
 _OURS = (
     "pipelines.cli.execute",
     "pipelines.prefect_flows.parallel",
@@ -22,5 +14,17 @@ _OURS = (
     "rpg.evaluation.stage",
     "specs.loader",
 )
+"""None imports DuckDB, which has a thread that no fork would have."""
+
+with tempfile.TemporaryDirectory() as _home:
+    _there = {"PREFECT_HOME": _home, "PREFECT_PROFILES_PATH": f"{_home}/profiles.toml"}
+    os.environ |= _there
+    import prefect.main
+    import prefect.server.api.server  # noqa: F401
+
+    # One by one: setproctitle finds the place of a title by the first variable, which has to stay where it is.
+    for _name in _there:
+        del os.environ[_name]
+tempfile.tempdir = None
 for _name in (*_OURS, *TRAINING):
     importlib.import_module(_name)

@@ -29,7 +29,7 @@ def prepared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not (directory / "made").exists():
             lab.spec.write_text(SPEC)
             try:
-                result = lab.rpg("run", str(lab.spec), timeout=500)
+                result = lab.rpg("run", str(lab.spec), anew=True, timeout=500)
             finally:
                 lab.clean_up()
             assert result.code == 0, result.err

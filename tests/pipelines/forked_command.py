@@ -34,6 +34,8 @@ def main() -> None:
         opened = os.open(asked[name], os.O_WRONLY | os.O_APPEND)
         os.dup2(opened, descriptor)
         os.close(opened)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 (both stay open)
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(asked["environment"])
     _show_home(os.environ["RPG_HOME"])
@@ -41,6 +43,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN if number in asked["ignored"] else usual)
     _use_prefect()
     if _keep_server():
+        fork_server.show_as(" ".join(["rpg", *asked["words"]]))
         sys.argv = ["-c", *asked["words"]]
         from pipelines.cli import main as rpg
 
@@ -52,9 +55,11 @@ def _show_home(home: str) -> None:
     which the first of them was started."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = int(fields[47]), int(fields[48])
-    place = ctypes.string_at(begin, end - begin).index(b"RPG_HOME=" + ROOM.encode())
+    room = f"RPG_HOME={ROOM}".encode()
+    place = ctypes.string_at(begin, end - begin).index(room)
     told = f"RPG_HOME={home}\0REST=".encode()
-    ctypes.memmove(begin + place, told.ljust(len("RPG_HOME=" + ROOM), b"x"), len("RPG_HOME=" + ROOM))
+    assert len(told) <= len(room), home
+    ctypes.memmove(begin + place, told.ljust(len(room), b"x"), len(room))
 
 
 def _use_prefect() -> None:

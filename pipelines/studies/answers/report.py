@@ -155,7 +155,7 @@ def _gain(record: StudyRecord) -> str:
         first != last
     )
     return (
-        f"Trial {last.number}, the newest, {tense} expected to raise the best posterior mean by"
+        f"Trial {last.number}, the newest, {tense} expected to improve the best posterior mean by"
         f" {rise(record.first, least)}{before}. Far below what matters to you, further trials tell little."
     )
 

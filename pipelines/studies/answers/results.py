@@ -88,9 +88,10 @@ class Trial:
     """One a goal; empty where the trial has not finished."""
     interval: Interval | None
     """Interval of the first goal's value."""
+    posterior_mean: float | None
+    """Mean of the first goal's value by the sampler's model, which knows no bounds of it; None without one."""
     expected: Interval | None
-    """Posterior mean of the first goal's value by the sampler's model, with its central 95 %, as far as the goal's
-    values can be; None without a model."""
+    """That mean with its central 95 %, cut to what the goal's values can be."""
     chance: float
     """Chance that it is the best of the study's, by that model; NaN without one."""
     gain: float | None
@@ -143,6 +144,7 @@ class Trial:
             run_ids=tuple(data.get("run_ids") or ()),
             values=tuple(data.get("values") or (() if value is None else (value,))),
             interval=None if value is None else _interval(value, data.get("value_low"), data.get("value_high")),
+            posterior_mean=data.get("posterior_mean"),
             expected=_expected(data, goal),
             chance=math.nan if data.get("chance_of_best") is None else float(data["chance_of_best"]),
             gain=data.get("expected_gain"),
@@ -443,19 +445,16 @@ def best_of(record: StudyRecord, better: Sequence[Arm] = ()) -> Best | None:
 
 def best_trial(record: StudyRecord) -> Trial | None:
     """The finished trial that keeps the constraints and is best at the first goal, by the posterior mean where the
-    sampler has a model, else by its own value; of equals the likeliest to be best, then the first."""
+    sampler has a model, else by its own value; the first of equals."""
     eligible = _eligible(record)
     # A baseline outside the ranges is no point of the model's space.
     rated = [trial for trial in eligible if trial.expected is not None or trial.baseline]
 
     def merit(trial: Trial) -> float:
-        return record.first.better(trial.expected.value if trial.expected else trial.value)
-
-    def place(trial: Trial) -> tuple[float, ...]:
-        return merit(trial), 0.0 if math.isnan(trial.chance) else trial.chance, -trial.number
+        return record.first.better(trial.value if trial.posterior_mean is None else trial.posterior_mean)
 
     has_model = any(trial.expected for trial in rated)
-    return max(rated if has_model else eligible, key=place, default=None)
+    return max(rated if has_model else eligible, key=lambda trial: (merit(trial), -trial.number), default=None)
 
 
 def pareto_front(record: StudyRecord) -> list[Trial]:

@@ -360,7 +360,7 @@ def test_what_listens_of_rpg_up_is_what_the_page_says(up: Up) -> None:
 
 
 def test_what_listens_of_rpg_report_is_what_the_page_says(lab: Lab) -> None:
-    lab.start("report", "--serve")
+    lab.start("report", "--serve", anew=True)
     assert rows("`rpg report --serve`", listeners(lab, "report")) == rows_on_page("`rpg report --serve`")
 
 
@@ -369,7 +369,7 @@ def test_the_api_of_a_command_has_the_password_too_and_no_stage_gets_it(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, forks: str
 ) -> None:
     monkeypatch.setenv("RPG_FORK_STAGES", forks)
-    running = lab.start("run", str(lab.spec), overrides=("training.steps=2000",))
+    running = lab.start("run", str(lab.spec), overrides=("training.steps=2000",), anew=True)
     wait_for(lambda: lab.training_pid() and lab.progress(lab.run_ids()[0]) >= 1, what="the trainer")
     (record,) = lab.home.prefect.glob("embedded-*.json")
     url = read_json(record)["url"]

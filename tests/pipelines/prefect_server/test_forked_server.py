@@ -73,14 +73,13 @@ def test_a_forked_server_dies_with_its_command(tmp_path):
 
 UNTIL_THE_SERVER = """\
 import sys
-from pipelines.cli import main, preflight
+from pipelines.cli import main
 from pipelines.prefect_server.api import EmbeddedServer
 
 def tell(server):
     print(type(server._process).__name__)
     sys.exit(0)
 
-preflight.refuse_what_a_stage_would = lambda *_given, **_named: None
 EmbeddedServer.wait = tell
 main()
 """

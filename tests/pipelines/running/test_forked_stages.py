@@ -45,7 +45,7 @@ def test_forks_give_what_new_processes_give(lab: Lab, other: Lab, monkeypatch: p
     few = (*SIGNAL, "training.steps=2", "evaluation.checkpoints=final")
     for each, forks, seeds in ((lab, "1", "seeds=[0, 1]"), (other, "0", "seeds=[1]")):
         monkeypatch.setenv("RPG_FORK_STAGES", forks)
-        result = each.rpg("run", str(each.spec), overrides=(*few, seeds), timeout=1000)
+        result = each.rpg("run", str(each.spec), overrides=(*few, seeds), anew=True, timeout=1000)
         assert result.code == 0, result.err
         each.assert_trained(each.run_ids()[-1])
     assert lab.run_ids()[-1:] == other.run_ids()
@@ -56,7 +56,7 @@ def test_forks_give_what_new_processes_give(lab: Lab, other: Lab, monkeypatch: p
 
 
 def test_a_signal_ends_a_command_its_forks_and_what_they_are_forks_of(lab: Lab) -> None:
-    command = lab.start("run", str(lab.spec), overrides=("training.steps=100000",))
+    command = lab.start("run", str(lab.spec), overrides=("training.steps=100000",), anew=True)
     try:
         wait_for(lambda: [run for run in lab.run_ids() if lab.progress(run) > 1], timeout=400)
         words = [" ".join(process.cmdline()) for process in lab.processes()]

@@ -181,8 +181,8 @@ def test_each_trial_that_the_model_chose_says_what_it_was_expected_to_tell(
     assert np.mean(gains[-4:]) < 0.2 * np.mean(gains[5:9]), "the more is known the less one more trial tells"
     page = write_study_report(home, "quick").read_text()
     assert (
-        f"Trial 23, the newest, was expected to raise the best posterior mean by {100 * gains[23]:.1f} points; of trial"
-        f" 5, the first that the model chose, it was {100 * gains[5]:.1f} points."
+        f"Trial 23, the newest, was expected to improve the best posterior mean by {100 * gains[23]:.1f} points; of"
+        f" trial 5, the first that the model chose, it was {100 * gains[5]:.1f} points."
     ) in page
 
     goals = {"goal": None, "goals": [GOAL, {"metric": "kl/reverse", "direction": "minimize"}]}
@@ -200,12 +200,15 @@ def test_what_the_model_expects_stays_within_what_the_goal_can_be(
     assert first["posterior_mean"] - 1.96 * first["posterior_deviation"] < 0
     assert "mean@8 on two-terms 2.8 % [0.0, 100.0] is expected" in answer(home, read_study(home, "quick")).sentence
 
-    standings = {number: noisy_gp.Standing(1.01 + 0.01 * number, 0.1, 0.2 + 0.1 * number) for number in range(3)}
+    standings = {number: noisy_gp.Standing(1.01 + 0.01 * number, 0.1, 0.4 - 0.1 * number) for number in range(3)}
     monkeypatch.setattr(confirmation, "standings", lambda *_, **__: standings)
     trials = search(monkeypatch, study_document(tmp_path / "high", name="high", trials=3), home, equal)
-    assert [trial["posterior_mean"] for trial in trials] == [1.0] * 3
+    assert [trial["posterior_mean"] for trial in trials] == pytest.approx([1.01, 1.02, 1.03])
     record = read_study(home, "high")
-    assert [trial.expected and trial.expected.high for trial in record.trials] == [1.0] * 3
+    shown = [
+        (trial.expected.value, trial.expected.low, trial.expected.high) for trial in record.trials if trial.expected
+    ]
+    assert shown == [(1.0, pytest.approx(1.01 + 0.01 * number - 0.196), 1.0) for number in range(3)]
     best = best_trial(record)
     assert best is not None
     assert best.number == 2, "the one of the highest mean, as before it is cut"

@@ -109,7 +109,7 @@ def test_a_cancelled_study_saves_and_goes_on(lab: Lab, study: Path) -> None:
 
 @pytest.mark.long
 def test_two_trials_at_a_time_share_what_they_do_not_vary(lab: Lab, study: Path) -> None:
-    result = lab.rpg("study", "run", str(study), "--parallel", "2", overrides=("trials=4",), timeout=900)
+    result = lab.rpg("study", "run", str(study), "--parallel", "2", overrides=("trials=4",), anew=True, timeout=900)
     assert result.code == 0, (result.err, SEED)
     assert "[2] trial " in result.err, "the second worker did some"
     assert_goes_on(lab, study, trials=4)
@@ -201,7 +201,7 @@ def test_a_submitted_study_runs_in_the_worker(lab: Lab, study: Path) -> None:
 
 def kill_while_training(lab: Lab, study: Path, *, trials: int, seconds: float) -> None:
     """Starts the study, kills the command `seconds` after a training has begun, and sees everything end."""
-    command = lab.start("study", "run", str(study), overrides=(f"trials={trials}",))
+    command = lab.start("study", "run", str(study), overrides=(f"trials={trials}",), anew=True)
     wait_for(lambda: lab.training_pid() or command.poll() is not None, what="a training")
     time.sleep(seconds)
     kill(command.pid)

@@ -35,10 +35,12 @@ def runs(program: str, search: str) -> bool:
         ("#!/usr/bin/env -S A=1 sh -u", ["/usr/bin/env", "/usr/bin/sh"]),
         ("#!/usr/bin/env -Ssh -u", ["/usr/bin/env", "/usr/bin/sh"]),
         ("#!/usr/bin/env -S -i /bin/sh -u", ["/usr/bin/env"]),
+        ("#!/usr/bin/env -S PATH={dir} elsewhere", ["/usr/bin/env"]),
     ],
 )
 def test_the_interpreters_of_a_script_that_runs_are_named(line: str, named: list[str], tmp_path: Path) -> None:
-    script(tmp_path / "through-sh", "#!/bin/sh", 'exec /bin/sh "$@"')
+    for name in ("through-sh", "elsewhere"):
+        script(tmp_path / name, "#!/bin/sh", 'exec /bin/sh "$@"')
     program = script(tmp_path / "program", line.format(dir=tmp_path))
     search = f"/usr/bin:/bin:{tmp_path}"
     assert runs(program, search)

@@ -1,0 +1,33 @@
+"""A command of the tests that is a fork is to others what one that imports for itself is."""
+
+import os
+
+import pytest
+from live import Lab, finished
+
+from pipelines.processes.forking import may_fork
+from tests.forks import Fork
+
+needs_forks = pytest.mark.skipif(not may_fork(), reason="processes of this machine may not be forks")
+
+
+@needs_forks
+def test_a_forked_command_answers_as_one_that_begins_anew(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RPG_SQL_MEMORY", "1GB")
+    forked, new = lab.start("runs"), lab.start("runs", anew=True)
+    assert isinstance(forked, Fork)
+    assert not isinstance(new, Fork)
+    assert finished(forked) == finished(new)
+
+
+@needs_forks
+def test_a_forked_command_and_what_it_starts_show_their_home_and_their_words(lab: Lab) -> None:
+    command = lab.start("report", "--serve")
+    assert isinstance(command, Fork)
+    ours = {process.pid: process for process in lab.processes()}
+    assert "report --serve" in " ".join(ours[command.pid].cmdline())
+    assert len(ours) > 1, "the process that its stages would be forks of"
+    assert all(process.environ()["RPG_HOME"] == str(lab.root) for process in ours.values())
+    command.kill()
+    command.wait()
+    assert os.getpid() not in ours
