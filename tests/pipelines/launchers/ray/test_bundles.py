@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from pipelines.cli.preflight import asked_of_machines
 from pipelines.home.home import Home
 from pipelines.launchers.ray.cluster import bundles, in_words, lacking, launches, total
 from pipelines.launchers.ray.examination import examine_cluster
-from pipelines.running.gpu_slots import missing_here
+from pipelines.running.gpu_slots import asked_of_machines, missing_here
 from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import SPEC
 
