@@ -97,14 +97,14 @@ def _overlap(data: Data) -> list[Issue]:
 def _not_here(experiment: Experiment) -> list[Issue]:
     """Data or model that is not here, and cannot be downloaded: HF_HUB_OFFLINE forbids it, the Hub does not answer, or
     it is a directory by its name."""
-    missing, directories = list[tuple[str, Path, str]](), list[Issue]()
+    missing, issues = list[tuple[str, Path, str]](), list[Issue]()
     models = {("model", "path"): experiment.model, ("reference", "path"): experiment.reference.teacher}
     for path, model in models.items():
         if not isinstance(model, PretrainedModel) or FilePath(model.path).is_dir():
             continue
         if model.path.count("/") > 1:
             hint = "make it first, where the spec file says; a Hub id is an owner and a name"
-            directories.append(Issue("no such model directory", path, model.path, hint=hint))
+            issues.append(Issue("no such model directory", path, model.path, hint=hint))
         elif downloaded(model) is None:
             missing.append(("model", path, model.path))
     for split in SPLITS:
@@ -112,11 +112,10 @@ def _not_here(experiment: Experiment) -> list[Issue]:
             if isinstance(source, HubSource) and not source.is_here():
                 missing.append(("dataset", ("data", split, index, "path"), source.path))
     if not missing or not (why := _why_no_download()):
-        return directories
+        return issues
     hint = "download it where there is a network, or give the directory of a copy"
-    message = "the {what} is not on this machine, and {why}"
-    return directories + [
-        Issue(message.format(what=what, why=why), path, given, hint=hint) for what, path, given in missing
+    return issues + [
+        Issue(f"the {what} is not on this machine, and {why}", path, given, hint=hint) for what, path, given in missing
     ]
 
 

@@ -247,7 +247,7 @@ def _one_value(known: Known, rng: np.random.Generator) -> Array:
 _NOTHING = 1e-300
 """Worth of a trial that tells nothing: above 0, so that of such trials the likeliest to count comes first."""
 GAIN = "noisy_gp:expected_gain"
-"""Name of a trial's note: by how much the best posterior mean was expected to rise by it, when it was proposed."""
+"""Name of a trial's note: by how much it was expected to improve the best posterior mean when it was proposed."""
 
 
 def propose(

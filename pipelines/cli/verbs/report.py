@@ -81,9 +81,7 @@ def report(
         typer.echo(page)
 
 
-def _for_papers(
-    home: Home, name: str, figures: Path | None, kind: TableFormat | None, *, is_study: bool = False
-) -> None:
+def _for_papers(home: Home, name: str, figures: Path | None, kind: TableFormat | None, *, is_study: bool) -> None:
     from pipelines.cli.output import print_json
     from pipelines.cli.verbs.compare import result_text
     from pipelines.cli.verbs.study import print_study_table
@@ -91,8 +89,6 @@ def _for_papers(
     from pipelines.report.compare import compare
     from pipelines.report.evidence import find_groups
     from pipelines.report.figures import figures_of, save_figures
-    from pipelines.studies.answers.pictures import study_figures
-    from pipelines.studies.answers.results import read_study
 
     if kind is not None and is_study:
         print_study_table(home, name, kind)
@@ -106,6 +102,9 @@ def _for_papers(
     if figures is not None:
         found = figures_of(home, find_groups(home, name), [name] if is_experiment(home, name) else [])
         if is_study:
+            from pipelines.studies.answers.pictures import study_figures
+            from pipelines.studies.answers.results import read_study
+
             found = study_figures(home, read_study(home, name)) | found
         for path in save_figures(list(found.values()), figures):
             typer.echo(path)

@@ -151,13 +151,13 @@ def _gain(record: StudyRecord) -> str:
         return ""
     (first, most), (last, least) = chosen[0], chosen[-1]
     tense = "was" if last.state in ("finished", "pruned", "failed") else "is"
-    before = f"; of trial {first.number}, the first that the model chose, it was {rise(record.first, most)}" * (
-        first != last
-    )
-    return (
+    said = (
         f"Trial {last.number}, the newest, {tense} expected to improve the best posterior mean by"
-        f" {rise(record.first, least)}{before}. Far below what matters to you, further trials tell little."
+        f" {rise(record.first, least)}"
     )
+    if first != last:
+        said += f"; of trial {first.number}, the first that the model chose, it was {rise(record.first, most)}"
+    return f"{said}. Where that is far below what matters to you, further trials tell little."
 
 
 @dataclass(frozen=True, slots=True)

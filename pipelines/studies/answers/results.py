@@ -95,7 +95,7 @@ class Trial:
     chance: float
     """Chance that it is the best of the study's, by that model; NaN without one."""
     gain: float | None
-    """By how much the best posterior mean was expected to rise by it when it was proposed; None: no model chose it."""
+    """By how much it was expected to improve the best posterior mean when it was proposed; None: no model chose it."""
     rung: int | None
     """The last rung that it reached, a step."""
     rungs: dict[int, Interval]

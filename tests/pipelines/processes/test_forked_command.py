@@ -11,8 +11,7 @@ needs_forks = pytest.mark.skipif(not may_fork(), reason="processes of this machi
 
 
 @needs_forks
-def test_a_forked_command_answers_as_one_that_begins_anew(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RPG_SQL_MEMORY", "1GB")
+def test_a_forked_command_answers_as_one_that_begins_anew(lab: Lab) -> None:
     forked, new = lab.start("runs"), lab.start("runs", anew=True)
     assert isinstance(forked, Fork)
     assert not isinstance(new, Fork)

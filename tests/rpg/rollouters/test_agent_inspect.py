@@ -6,11 +6,11 @@ RPG_INSPECT_PYTHON names the interpreter of an environment with `inspect_ai` and
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from places import ROOT
 
+from tests.rpg.rollouters.agent_elsewhere import rollouter
 from tests.rpg.tiny_run import make_run, rows, train
 
 PYTHON = os.environ.get("RPG_INSPECT_PYTHON", "")
@@ -22,23 +22,13 @@ def test_a_solver_of_inspect_trains_over_the_endpoint(inputs: Path, tmp_path: Pa
     page = re.search(r"## Solvers of Inspect.*?```python\n(.*?)```", (ROOT / "docs/agents.md").read_text(), re.DOTALL)
     assert page
     (tmp_path / "task.py").write_text(page[1])
-    rollouter: dict[str, Any] = {
-        "type": "agent",
-        "program": {
-            "type": "command",
-            "command": [PYTHON, "{file}"],
-            "file": str(tmp_path / "task.py"),
-            "sealed": False,
-        },
-        "template": "{% for message in messages %}{{ message.content }}{% endfor %}",
-        "answer": "returned",
-        "turn_tokens": 4,
-        "programs_at_once": 2,
-    }
     run = make_run(
         inputs,
         tmp_path / "run",
-        rollout={"rollouter": rollouter, "max_response_length": 20},
+        rollout={
+            "rollouter": rollouter(PYTHON, tmp_path / "task.py", turn_tokens=4),
+            "max_response_length": 20,
+        },
         training={"steps": 1, "prompts_per_step": 2, "group_size": 2, "minibatches": 1},
     )
     train(run)

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,9 +19,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rpg.base.tokenization import make_tokenizer
 from specs.schema.model import ByteTokenizer
+from tests.rpg.rollouters.agent_elsewhere import rollouter
 from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start, train
 
 PYTHON = os.environ.get("RPG_VERIFIERS_PYTHON", "")
+UV = ("SSL_CERT_FILE",)
+"""Variables with which uv fetches what the harness needs."""
 TASKSETS = Path(__file__).with_name("verifiers_taskset")
 
 
@@ -41,23 +43,11 @@ def test_a_taskset_of_verifiers_trains_over_the_endpoint(tmp_path: Path, monkeyp
         for metadata in [f'{{"task": {task}}}']
     ]
     pq.write_table(pa.Table.from_pylist(tasks), tmp_path / "data/train.parquet")
-    rollouter: dict[str, Any] = {
-        "type": "agent",
-        "program": {
-            "type": "command",
-            "command": [PYTHON, "{file}"],
-            "file": str(program),
-            "sealed": False,
-            "environment": ["SSL_CERT_FILE"],  # with which uv fetches what the harness needs
-        },
-        "template": "{% for message in messages %}{{ message.content }}{% endfor %}",
-        "answer": "returned",
-        "programs_at_once": 2,
-    }
+    section = rollouter(PYTHON, program, environment=UV)
     run = make_run(
         tmp_path,
         tmp_path / "run",
-        rollout={"rollouter": rollouter, "max_response_length": 8},
+        rollout={"rollouter": section, "max_response_length": 8},
         training={"steps": 1, "prompts_per_step": 4, "group_size": 2, "minibatches": 1},
     )
     train(run)
@@ -115,25 +105,11 @@ def test_a_game_that_comes_with_verifiers_is_played_over_the_endpoint(
     assert "--env" not in named
     (tmp_path / "task.py").write_text(named)
     make_talker(tmp_path)
-    rollouter: dict[str, Any] = {
-        "type": "agent",
-        "program": {
-            "type": "command",
-            "command": [PYTHON, "{file}"],
-            "file": str(tmp_path / "task.py"),
-            "sealed": False,
-            "environment": ["SSL_CERT_FILE", "NLTK_DATA"],
-        },
-        "template": "{% for message in messages %}{{ message.content }}{% endfor %}",
-        "answer": "returned",
-        "turn_tokens": 4,
-        "max_turns": 20,
-        "programs_at_once": 2,
-    }
+    section = rollouter(PYTHON, tmp_path / "task.py", environment=(*UV, "NLTK_DATA"), turn_tokens=4, max_turns=20)
     run = make_run(
         tmp_path,
         tmp_path / "run",
-        rollout={"rollouter": rollouter, "max_response_length": 6000},
+        rollout={"rollouter": section, "max_response_length": 6000},
         training={"steps": 1, "prompts_per_step": 1, "group_size": 2, "minibatches": 1, "microbatch_tokens": 8000},
     )
     finish(start([sys.executable, "-m", "rpg.train", str(run)]), seconds=1200)
