@@ -33,6 +33,7 @@ check: .venv/.dev  ## what pre-commit and CI run first: style, types, architectu
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests/pipelines/door_script.py
 	$(BIN)/pytest -q tests/test_architecture.py
 
 test: export OMP_NUM_THREADS := 1

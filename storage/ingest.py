@@ -1,7 +1,7 @@
 """The ingester, of which one works at a time: it brings the index up to what the directories hold."""
 
 import contextlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,20 +74,21 @@ def ingest(
         filelock.Timeout: another ingester was at work all that time.
     """
     root = Path(home_root).absolute()
-    with _lock(root, wait_seconds):
+    with _lock(root, wait_seconds), _Index(root) as index:
         done = [compact_run(root, compact, whole=whole, keep_seconds=keep_seconds)] if compact else []
-        if whole and (left := _left_unmerged(root, but=compact)):
+        if whole and (left := index.left_unmerged(but=compact)):
             with contextlib.suppress(OSError):  # another's run may be of another user, or be deleted meanwhile
                 done.append(compact_run(root, left, whole=True, keep_seconds=keep_seconds))
-        _delete_merged(root, keep_seconds)
-        return _ingest(root, done, pack=whole, keep_seconds=keep_seconds)
+        for run_id in index.runs_with_merged():
+            delete_merged(root, run_id, keep_seconds)
+        return _ingest(root, index, done, pack=whole, keep_seconds=keep_seconds)
 
 
 def rebuild(home_root: Path) -> Ingested:
     """Makes the database again from the run directories. The old one serves readers until the new one is whole."""
     root = Path(home_root).absolute()
     with _lock(root, -1):
-        return _ingest(root, from_scratch=True, pack=True)
+        return _ingested(root, None, (), pack=True)
 
 
 def compact(home_root: Path, run_ids: Collection[str] = (), *, keep_seconds: float = KEEP_SECONDS) -> Ingested:
@@ -100,17 +101,15 @@ def compact(home_root: Path, run_ids: Collection[str] = (), *, keep_seconds: flo
     """
     root = Path(home_root).absolute()
     with _lock(root, -1):
-        _ingest(root)
-        connection = database.connect()
-        with connection:
-            database.attach(connection, root)
-            ended = connection.execute(f"SELECT run_id FROM store.recorded.runs WHERE status IN {_OVER}").fetchall()
-        done = [
-            compact_run(root, run_id, whole=True, keep_seconds=keep_seconds)
-            for (run_id,) in ended
-            if not run_ids or run_id in run_ids
-        ]
-        return _ingest(root, done, pack=True, keep_seconds=keep_seconds)
+        with _Index(root) as index:
+            _ingest(root, index)
+        with _Index(root) as index:
+            done = [
+                compact_run(root, run_id, whole=True, keep_seconds=keep_seconds)
+                for run_id in index.ended()
+                if not run_ids or run_id in run_ids
+            ]
+            return _ingest(root, index, done, pack=True, keep_seconds=keep_seconds)
 
 
 def _lock(root: Path, wait_seconds: float) -> FileLock:
@@ -121,29 +120,99 @@ def _lock(root: Path, wait_seconds: float) -> FileLock:
     return FileLock(path, timeout=wait_seconds)
 
 
+class _Index:
+    """The index as it is published, while an ingest makes the next: one connection for all that is asked of it.
+
+    One that is missing, damaged or of another version answers as one that holds nothing.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._connection = database.connect()
+        self._usable = database.attach(self._connection, root) is None
+
+    def __enter__(self) -> "_Index":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._connection.close()
+
+    def ended(self) -> list[str]:
+        """Runs that nobody executes."""
+        return self._texts(f"SELECT run_id FROM store.recorded.runs WHERE status IN {_OVER}")
+
+    def left_unmerged(self, but: str) -> str | None:
+        """A run that nobody executes and of which the index has segments to merge; None if there is none.
+
+        Any of them: one that cannot be merged keeps no other waiting.
+        """
+        left = self._texts(
+            "SELECT run_id FROM store.recorded.segments JOIN store.recorded.runs USING (run_id)"
+            f" WHERE status IN {_OVER} AND run_id <> {database.quoted(but)} AND problem IS NULL"
+            f" AND num_bytes < {LARGEST_BYTES} AND NOT contains(key, '/evaluate/')"
+            " GROUP BY run_id, table_name HAVING count(*) > 1 ORDER BY random() LIMIT 1"
+        )
+        return left[0] if left else None
+
+    def runs_with_merged(self) -> list[str]:
+        """Runs that have segments which were merged into others."""
+        return [unit.removeprefix("runs/") for unit in self._units_with_merged()]
+
+    def stamps(self) -> dict[str, str | None] | None:
+        """The units that the index has, and their stamps; None where it cannot be used.
+
+        A unit that had merged segments has none: they may have been deleted.
+        """
+        if not self._usable:
+            return None
+        try:
+            units = known_units(self._connection, "store.recorded")
+        except duckdb.Error:
+            return None
+        stamps = {unit: stamp for unit, (stamp, _) in units.items()}
+        return stamps | dict.fromkeys(self._units_with_merged())
+
+    def _units_with_merged(self) -> list[str]:
+        return self._texts("SELECT unit FROM store.recorded.units WHERE has_merged")
+
+    def _texts(self, sql: str) -> list[str]:
+        if self._usable:
+            with contextlib.suppress(duckdb.Error):
+                return [text for (text,) in self._connection.execute(sql).fetchall()]
+        return []
+
+
 def _ingest(
     root: Path,
+    index: _Index,
     compacted: Sequence[Compacted] = (),
     *,
-    from_scratch: bool = False,
     pack: bool = False,
     keep_seconds: float = KEEP_SECONDS,
 ) -> Ingested:
+    indexed = index.stamps()
     try:
-        return _ingested(root, compacted, from_scratch=from_scratch, pack=pack, keep_seconds=keep_seconds)
+        return _ingested(root, indexed, compacted, pack=pack, keep_seconds=keep_seconds)
     except duckdb.Error:
-        if from_scratch:
+        if indexed is None:
             raise
         # A block of the index is damaged, say: all that is in it can be read anew.
-        return _ingested(root, compacted, from_scratch=True, pack=pack, keep_seconds=keep_seconds)
+        return _ingested(root, None, compacted, pack=pack, keep_seconds=keep_seconds)
 
 
 def _ingested(
-    root: Path, compacted: Sequence[Compacted], *, from_scratch: bool, pack: bool, keep_seconds: float
+    root: Path,
+    indexed: Mapping[str, str | None] | None,
+    compacted: Sequence[Compacted],
+    *,
+    pack: bool,
+    keep_seconds: float = KEEP_SECONDS,
 ) -> Ingested:
+    """
+    Args:
+        indexed: the units that the index has, and their stamps; None: it is made from nothing.
+    """
     merged = sum(done.num_merged for done in compacted)
     damaged = {entry.segment.key: entry for done in compacted for entry in done.damaged}
-    indexed = None if from_scratch else _indexed_stamps(root)
     stamps = unit_stamps(root, indexed or {})
     again = {f"runs/{entry.segment.run_id}" for entry in damaged.values()}
     changed = {u: s for u, s in stamps.items() if indexed is None or u in again or indexed.get(u) != s}
@@ -179,50 +248,6 @@ def _ingested(
     return Ingested(len(read - known.keys()), len(left), merged, tuple(problems(entries)))
 
 
-def _left_unmerged(root: Path, but: str) -> str | None:
-    """A run that nobody executes and of which the index has segments to merge; None if there is none.
-
-    Any of them: one that cannot be merged keeps no other waiting.
-    """
-    with contextlib.suppress(duckdb.Error), database.connect() as connection:
-        if database.attach(connection, root):
-            return None
-        left = connection.execute(
-            "SELECT run_id FROM store.recorded.segments JOIN store.recorded.runs USING (run_id)"
-            f" WHERE status IN {_OVER} AND run_id <> ? AND problem IS NULL AND num_bytes < ?"
-            " AND NOT contains(key, '/evaluate/') GROUP BY run_id, table_name HAVING count(*) > 1"
-            " ORDER BY random() LIMIT 1",
-            [but, LARGEST_BYTES],
-        ).fetchone()
-        return left[0] if left else None
-    return None
-
-
-def _delete_merged(root: Path, keep_seconds: float) -> None:
-    """Deletes the segments that were merged, of the runs that have such as the index knows."""
-    runs: list[tuple[str]] = []
-    with contextlib.suppress(duckdb.Error), database.connect() as connection:
-        if database.attach(connection, root):
-            return
-        runs = connection.execute("SELECT unit FROM store.recorded.units WHERE has_merged").fetchall()
-    for (unit,) in runs:
-        delete_merged(root, unit.removeprefix("runs/"), keep_seconds)
-
-
-def _indexed_stamps(root: Path) -> dict[str, str | None] | None:
-    """The units that the index has, and their stamps; None where it cannot be used.
-
-    A unit that had merged segments has none: they may have been deleted.
-    """
-    with contextlib.suppress(duckdb.Error), database.connect() as connection:
-        if database.attach(connection, root):
-            return None
-        stamps = {unit: stamp for unit, (stamp, _) in known_units(connection, "store.recorded").items()}
-        had_merged = connection.execute("SELECT unit FROM store.recorded.units WHERE has_merged").fetchall()
-        return stamps | {unit: None for (unit,) in had_merged}
-    return None
-
-
 def _remove(connection: duckdb.DuckDBPyConnection, units: list[str]) -> None:
     for table in ("units", *catalogue.TABLES):
         connection.execute(f"DELETE FROM recorded.{table} WHERE unit IN (SELECT unnest({database.quoted_list(units)}))")
@@ -250,7 +275,7 @@ def _insert(connection: duckdb.DuckDBPyConnection, root: Path, units: list[Unit]
             continue  # deleted meanwhile
     for table, parts in copied.items():
         _insert_copied(connection, table, parts)
-    database.insert_rows(connection, f"recorded.{SUMMARY}", _rewards(root, units))
+    database.insert_rows(connection, f"recorded.{SUMMARY}", _rewards(connection, root, units))
     database.insert_rows(connection, "recorded.segments", [as_row(entry) for entry in entries])
     damaged = {f"runs/{entry.segment.run_id}" for entry in entries if entry.problem}
     read_as = [
@@ -274,13 +299,18 @@ def _insert_copied(connection: duckdb.DuckDBPyConnection, table: str, parts: lis
         connection.unregister("incoming")
 
 
-def _rewards(root: Path, units: list[Unit]) -> list[catalogue.Row]:
-    """The rows of the summary of runs. One whose metrics cannot be read has none: it is left to readers, who say so."""
+def _rewards(ingester: duckdb.DuckDBPyConnection, root: Path, units: list[Unit]) -> list[catalogue.Row]:
+    """The rows of the summary of runs. One whose metrics cannot be read has none: it is left to readers, who say so.
+
+    Made on a connection beside the ingester's, in a database in memory: an error would end the ingester's transaction.
+    """
     runs = [unit for unit in units if unit.path.startswith("runs/")]
-    with database.connect() as connection:  # an error would end the transaction on the ingester's own
+    if not runs:
+        return []
+    with ingester.cursor() as connection:
+        connection.execute("ATTACH OR REPLACE ':memory:' AS scratch; USE scratch")
         database.create_tables(connection, "recorded")
-        attempts = [row for unit in runs for row in unit.rows["attempts"]]
-        database.insert_rows(connection, "recorded.attempts", attempts)
+        database.insert_rows(connection, "recorded.attempts", [row for unit in runs for row in unit.rows["attempts"]])
         connection.execute(f"CREATE VIEW recorded.superseded AS {views()['recorded.superseded'].select}")
         try:
             return _rewards_of(connection, root, runs)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import fork_imports
+
 SLOWEST_FILES = 10
 """Files of tests that the end of a suite names."""
 
@@ -37,6 +39,14 @@ def signals_arrive() -> Iterator[None]:
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.fixture(autouse=True)
+def stages_imported(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands called in this process find the imports of their stages made: the process from which those are forked is
+    itself a fork. To begin one with nothing takes each test some seconds. What tests that process begins it so."""
+    if "test_fork" not in request.path.name:
+        monkeypatch.setattr("pipelines.processes.forking._begin", fork_imports)
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,23 @@ reason; the tests fork trainers, ranks and commands from a server of the product
 """
 
 import atexit
+import contextlib
+import json
 import os
 import signal
+import socket
+import subprocess
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
+from pipelines.processes import forking
 from pipelines.processes.forking import ForkedProcess, Server, may_fork
+
+COMMAND_IMPORTS = ("tests.pipelines.command_imports",)
+"""What commands, their API and their stages import."""
 
 ROOM = "x" * 400
 """What stands for a home's path in the environment that others see of the server."""
@@ -61,6 +71,24 @@ class Fork:
                     file.seek(0)
                     self._said[which] = file.read().decode(errors="replace")
         return self._said[0], self._said[1]
+
+
+_begin_anew = forking._begin
+_is_beginning = False
+"""Whether the server that this process keeps begins: that one has to do so anew."""
+
+
+def fork_imports(theirs: socket.socket, environment: Mapping[str, str]) -> "Fork | subprocess.Popen[bytes]":
+    """Stands in for `forking._begin`: a fork in place of a process that first imports everything."""
+    if _is_beginning:
+        return _begin_anew(theirs, environment)
+    with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as request:
+        json.dump(dict(environment), request)
+    with open(os.dup(theirs.fileno()), "wb", buffering=0) as channel:
+        if process := fork(["tests.forked_imports", request.name], COMMAND_IMPORTS, channel, environment):
+            return Fork(process, channel)
+    os.unlink(request.name)
+    return _begin_anew(theirs, environment)
 
 
 _server: list[tuple[Server, list[ForkedProcess]]] = []
@@ -114,7 +142,13 @@ def _server_for(steady: Mapping[str, str]) -> Server | None:
         if any(process.poll() is None for process in forks):
             return None
         server.end()
-    _server[:] = [(Server(wanted), [])]
+    global _is_beginning
+    _is_beginning = True
+    try:
+        with contextlib.chdir(Path(__file__).parents[1]):  # where it finds its modules
+            _server[:] = [(Server(wanted), [])]
+    finally:
+        _is_beginning = False
     return _server[0][0]
 
 

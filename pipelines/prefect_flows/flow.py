@@ -326,8 +326,13 @@ class _StageReporter:
         self._shown_at = now
         _show(self._execution, dashboard.publish_begin)
         self._execution.sinks.look()
-        if self._stage != "train":
-            return
+        if self._stage == "train":
+            self._tick_training(now)
+        elif now - self._ingested_at >= _INGEST_SECONDS:
+            self._ingest()
+            self._ingested_at = time.monotonic()
+
+    def _tick_training(self, now: float) -> None:
         progress = read_json(self._execution.directory / "progress.json")
         if progress.get("steps"):
             dashboard.publish_progress(self._execution, 100.0 * progress["step"] / progress["steps"])
@@ -350,10 +355,10 @@ class _StageReporter:
             self._tell_guards()
 
     def close(self, outcome: StageOutcome | Literal["paused"]) -> None:
-        """Shows on the dashboard what the stage recorded. What others than training have recorded is little, and the
-        report takes it into the database."""
+        """Shows on the dashboard what the stage recorded. It comes into the database with the report; of training that
+        pauses, which no report follows, at once."""
         if self._stage == "train":
-            if outcome != "cached":
+            if outcome == "paused":
                 self._ingest(whole=True)
             if outcome == "done":
                 dashboard.publish_progress(self._execution, 100.0)

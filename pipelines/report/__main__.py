@@ -10,5 +10,5 @@ from storage.ingest import ingest
 if __name__ == "__main__":
     die_with_parent()
     home = Home.from_environment()
-    ingest(home.root)
+    ingest(home.root, compact=sys.argv[1], whole=True)
     write_run_report(home, sys.argv[1])

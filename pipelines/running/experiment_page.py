@@ -25,13 +25,15 @@ def experiment_markdown(home: Home, experiment: str, record_url: str = "") -> st
     statuses = [status_of(home, run_id) for run_id in run_ids]
     trains = any(run.get("kind") != EVALUATION for run in runs)
     varied = list(dict.fromkeys(path for run in runs for path in run.get("values", {}))) if trains else []
-    accuracies = _accuracies(home, experiment)
+    is_over = not {"pending", "running"} & set(statuses)
+    with Store.open(home.root) as store:
+        accuracies = _accuracies(store, experiment)
+        answer = [_answer(home, store, experiment), ""] if is_over else []
     datasets = sorted({dataset for of_run in accuracies.values() for dataset in of_run})
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
     lines = [f"# {experiment}", "", *([record["question"], ""] if record.get("question") else [])]
     lines += [f"{len(run_ids)} runs: {counts}", ""]
-    if not {"pending", "running"} & set(statuses):
-        lines += [_answer(home, experiment), ""]
+    lines += answer
     if set(statuses) != {"pending"}:
         lines += [_report("Report of all runs", home.experiment(experiment), record_url), ""]
     headings = ["run", "status", *varied, "seed" if trains else "model", *datasets, "report"]
@@ -49,19 +51,18 @@ def experiment_markdown(home: Home, experiment: str, record_url: str = "") -> st
     return "\n".join(lines)
 
 
-def _answer(home: Home, experiment: str) -> str:
+def _answer(home: Home, store: Store, experiment: str) -> str:
     """Answer of the runs, which have all ended, together."""
     from pipelines.report.answer import answers_of, headline, note_looks
     from pipelines.report.evidence import experiment_groups
 
     groups = experiment_groups(home, experiment)
-    with Store.open(home.root) as store:
-        found = answers_of(home, store, groups, [experiment])
+    found = answers_of(home, store, groups, [experiment])
     note_looks(home, [experiment])
     return f"**{headline(found)}**"
 
 
-def _accuracies(home: Home, experiment: str) -> dict[str, dict[str, float]]:
+def _accuracies(store: Store, experiment: str) -> dict[str, dict[str, float]]:
     """Run -> evaluation set, with its metric -> the accuracy of the run's last weights that were measured."""
     sql = (
         "select run_id, metric || ' on ' || dataset, arg_max(value, step) from evaluations"
@@ -69,9 +70,8 @@ def _accuracies(home: Home, experiment: str) -> dict[str, dict[str, float]]:
         " and run_id in (select run_id from runs where experiment = ?) group by 1, 2"
     )
     accuracies: dict[str, dict[str, float]] = {}
-    with Store.open(home.root) as store:
-        for run_id, dataset, value in store.query(sql, (experiment,)).rows:
-            accuracies.setdefault(run_id, {})[dataset] = value
+    for run_id, dataset, value in store.query(sql, (experiment,)).rows:
+        accuracies.setdefault(run_id, {})[dataset] = value
     return accuracies
 
 

@@ -338,7 +338,7 @@ def _report(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     from pipelines.report import write_run_report
     from storage.ingest import ingest
 
-    ingest(execution.home.root)
+    ingest(execution.home.root, compact=execution.run_id, whole=True)
     write_run_report(execution.home, execution.run_id)
 
 

@@ -6,9 +6,10 @@ Written with each attempt of a run, since a run may go on elsewhere with somethi
 import hashlib
 import os
 import platform
+import re
 import subprocess
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution, distributions
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ DISTRIBUTION = "rpg-experiments"
 STEERING = ("RPG_", "CUDA_", "CUBLAS_", "NCCL_", "NVIDIA_", "OMP_", "MKL_", "TORCH", "PYTORCH_", "DS_", "VLLM_")
 """What the names of the recorded variables begin with."""
 _GIT_SECONDS = 20.0
+_FIELD = re.compile(r"^(Name|Version): *(.*\S)", re.MULTILINE)
 
 
 def provenance_of(experiment: Experiment) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def _process() -> dict[str, Any]:
         machine: python, platform, cpu, cpus and, where there are any, gpu, gpus, cuda and driver.
         environment: the variables whose names begin as `STEERING` says, secrets hidden.
     """
-    packages = sorted({f"{package.name}=={package.version}" for package in distributions()}, key=str.lower)
+    packages = sorted({_name_and_version(package) for package in distributions()}, key=str.lower)
     return {
         "code": _code(Path(__file__).parents[2]),
         "packages": packages,
@@ -46,6 +48,13 @@ def _process() -> dict[str, Any]:
         "machine": _machine(),
         "environment": steering_variables(dict(os.environ)),
     }
+
+
+def _name_and_version(package: Distribution) -> str:
+    """NAME==VERSION, from the head of the package's metadata: to parse the whole of each takes a good half second."""
+    text = package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
+    head = dict(_FIELD.findall(text.partition("\n\n")[0]))
+    return f"{head.get('Name') or package.name}=={head.get('Version') or package.version}"
 
 
 def steering_variables(environment: dict[str, str]) -> dict[str, str]:

@@ -11,7 +11,9 @@ _OURS = (
     "pipelines.prefect_flows.parallel",
     "pipelines.prefect_server.api_process",
     "rpg.data.staging",
+    "reasoning_gym",
     "rpg.evaluation.stage",
+    "rpg.preflight",
     "specs.loader",
 )
 """None imports DuckDB, which has a thread that no fork would have."""

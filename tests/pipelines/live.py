@@ -21,11 +21,10 @@ from pipelines.home.home import Home
 from specs.machine.files import read_json
 from specs.machine.liveness import FINAL
 from storage import Store
-from tests.forks import Fork, fork
+from tests.forks import COMMAND_IMPORTS, Fork, fork
 
 COMMAND = "from pipelines.cli import main; main()"
 """The command line, as a program for `python -c`."""
-COMMAND_IMPORTS = ("tests.pipelines.command_imports",)
 SPEC = """\
 name: tiny
 question: Does a run survive what is done to it?

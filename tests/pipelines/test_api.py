@@ -217,41 +217,6 @@ def test_importing_the_door_is_light() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
-SCRIPT = """\
-from pipelines import load
-
-spec: dict[str, object] = {"extends": "specs/experiments/quickstart.yaml"}
-
-
-def score(response: str, answer: str) -> float:
-    return float(response.strip() == answer)
-
-
-for rate in (1e-4, 1e-3):
-    spec |= {"reward": {"type": "mine"}, "training": {"optimizer": {"learning_rate": rate}}}
-    job = load(spec, set={"training.steps": 2}, rewards={"mine": score})
-    print(job.plan().data["runs"])
-    outcome = job.run(parallel="auto", progress=False)
-    best: str | None = outcome.verdict.best
-    for label, other, gap in outcome.verdict.differences:
-        print(label, other, gap.low)
-    print([run.status for run in outcome.runs], outcome.table().shape)
-    outcome.figure("reward/mean").save(f"{rate}.pdf")
-    for run_id, link in job.submit(profile=None):
-        print(run_id, link)
-"""
-
-
-def test_mypy_is_content_with_a_script_that_uses_the_door(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "mypy", "--strict", str(tmp_path / "script.py")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    (tmp_path / "script.py").write_text(SCRIPT.replace("best: str | None", "best: int"))
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert 'expression has type "str | None", variable has type "int"' in done.stdout
-
-
 def test_a_script_and_the_command_line_share_stages_and_record(lab: Lab, tmp_path: Path) -> None:
     """What a script has run, with a reward of its own, the command line knows, and takes as done."""
     script = tmp_path / "script.py"

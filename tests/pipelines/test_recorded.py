@@ -1,5 +1,6 @@
 """What a trainer records of its steps and of itself, as the spec's `record` says."""
 
+import importlib.metadata
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +14,7 @@ from pipelines.proof import _compare, _scratch
 from pipelines.replay.objectives import own_objective
 from pipelines.replay.rows import NothingToReplayError
 from pipelines.replay.run import replay_run
-from rpg.recording.provenance import steering_variables
+from rpg.recording.provenance import _process, steering_variables
 from specs.machine.files import digest
 from specs.schema.execution import Record
 from specs.schema.experiment import Experiment
@@ -152,3 +153,8 @@ def test_no_secret_is_among_the_noted_variables() -> None:
         "RPG_SECRETS": "RPG_WORD",
         "RPG_WORD": "(hidden)",
     }
+
+
+def test_the_recorded_packages_are_those_that_the_interpreter_lists() -> None:
+    listed = {f"{package.name}=={package.version}" for package in importlib.metadata.distributions()}
+    assert _process()["packages"] == sorted(listed, key=str.lower)
