@@ -217,6 +217,7 @@ def test_importing_the_door_is_light() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
+@pytest.mark.long
 def test_a_script_and_the_command_line_share_stages_and_record(lab: Lab, tmp_path: Path) -> None:
     """What a script has run, with a reward of its own, the command line knows, and takes as done."""
     script = tmp_path / "script.py"
@@ -249,6 +250,7 @@ def test_a_script_and_the_command_line_share_stages_and_record(lab: Lab, tmp_pat
 KERNEL_SPEC = {"training.steps": 400, "training.checkpoint.every_steps": 500}
 
 
+@pytest.mark.long
 def test_a_notebook_shows_progress_and_its_stop_button_saves(lab: Lab) -> None:
     """A real kernel: a cell that runs is interrupted after its first steps, and what it has done is on record."""
     from notebook import Notebook

@@ -1,13 +1,12 @@
 """Runs stages the way the supervisor does: a job file, a process, an exit code."""
 
 import json
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.rpg.tiny_run import start
 
 SPEC: dict[str, Any] = {
     "name": "tiny",
@@ -57,7 +56,7 @@ class Result:
     out: Path
     problems: list[dict[str, Any]]
     log: str
-    errors: str
+    """Its stdout and stderr."""
 
 
 def job_of(stage: str, directory: Path, spec: dict[str, Any], **inputs: Path) -> dict[str, Any]:
@@ -77,14 +76,8 @@ def run_stage(stage: str, directory: Path, spec: dict[str, Any], **inputs: Path)
     """`python -m rpg.stage` with a job made of these."""
     job, file = job_of(stage, directory, spec, **inputs), directory / f"{stage}-job.json"
     file.write_text(json.dumps(job))
-    process = subprocess.run(
-        [sys.executable, "-m", "rpg.stage", str(file)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    process = start([sys.executable, "-m", "rpg.stage", str(file)])
+    said, _ = process.communicate(timeout=240)
     problems = Path(job["problems"])
     found = json.loads(problems.read_text()) if problems.exists() else []
-    return Result(process.returncode, Path(job["out"]), found, process.stdout, process.stderr)
+    return Result(process.returncode, Path(job["out"]), found, said)

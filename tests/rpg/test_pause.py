@@ -229,7 +229,7 @@ def test_the_rows_are_those_of_the_evaluate_stage_for_the_same_weights(
     spec = json.loads((evaluating / "spec.json").read_text())
     spec["evaluation"]["checkpoints"] = "all"
     stage = run_stage("evaluate", tmp_path, spec, data=inputs / "data", base=inputs / "base", run=evaluating)
-    assert stage.code == 0, stage.errors
+    assert stage.code == 0, stage.log
     summary = json.loads((stage.out / "summary.json").read_text())["checkpoints"]
     assert [checkpoint["step"] for checkpoint in summary] == [0, 4, STEPS], "what every setting exports, not the best"
     for table in ("evaluations", "evaluation_samples"):

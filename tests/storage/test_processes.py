@@ -144,7 +144,8 @@ def everything(root: Path) -> dict[str, list[tuple[object, ...]]]:
         return {name: store.query(f"FROM {name} ORDER BY ALL").rows for (name,) in store.query("SHOW TABLES").rows}
 
 
-@pytest.mark.parametrize("queries", [6, pytest.param(300, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+@pytest.mark.long
+@pytest.mark.parametrize("queries", [6, pytest.param(300, marks=pytest.mark.timeout(3600))])
 def test_eight_readers_at_low_priority_see_whole_steps_while_two_trainers_write(
     tmp_path: Path, spawn: "multiprocessing.context.ForkServerContext", queries: int
 ) -> None:

@@ -176,6 +176,7 @@ def test_work_whose_terminal_is_closed_stops_and_saves(tmp_path):
     assert (tmp_path / "saved").read_text() == "interrupted by SIGHUP"
 
 
+@pytest.mark.long
 def test_a_tests_signals_arrive_where_the_tests_are_started_with_them_ignored():
     subject = f"{__file__}::{test_work_whose_terminal_is_closed_stops_and_saves.__name__}"
     ignoring = ["sh", "-c", 'trap \'\' INT HUP; exec "$0" "$@"']

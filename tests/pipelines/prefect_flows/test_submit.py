@@ -180,6 +180,7 @@ def test_the_entrypoint_of_a_deployment_is_the_flow_that_it_names(deployment: De
     assert getattr(importlib.import_module(module), function).name == deployment.flow
 
 
+@pytest.mark.long
 def test_a_deployment_of_an_earlier_version_is_renewed_and_one_of_this_version_keeps_its_schedules(stack) -> None:
     lab, api = stack
     made = write_as_before(lab, api)

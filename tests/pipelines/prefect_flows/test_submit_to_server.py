@@ -155,6 +155,7 @@ def test_a_prefect_profile_brings_its_password(
     assert submitted(client, "--profile", "team")
 
 
+@pytest.mark.long
 def test_a_flow_run_that_was_deleted_on_the_server_cannot_be_cancelled_and_says_so(client: Lab, server: Server) -> None:
     (run,) = submitted(client)
     server.call(f"/flow_runs/{run['flow_run_id']}", method="DELETE")
@@ -183,6 +184,7 @@ def test_a_run_that_has_ended_is_never_changed_by_a_cancel(client: Lab, server: 
     assert server.flow_run(run["flow_run_id"])["state_type"] == "COMPLETED"
 
 
+@pytest.mark.long
 def test_a_client_with_a_home_of_its_own_stops_a_worker_elsewhere_and_a_guard_that_acted_there_is_told(
     client: Lab, server: Server, receiver: Receiver, tmp_path: Path
 ) -> None:

@@ -364,7 +364,7 @@ def test_what_listens_of_rpg_report_is_what_the_page_says(lab: Lab) -> None:
     assert rows("`rpg report --serve`", listeners(lab, "report")) == rows_on_page("`rpg report --serve`")
 
 
-@pytest.mark.parametrize("forks", ["0", "1"])
+@pytest.mark.parametrize("forks", [pytest.param("0", marks=pytest.mark.long), "1"])
 def test_the_api_of_a_command_has_the_password_too_and_no_stage_gets_it(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, forks: str
 ) -> None:
@@ -400,6 +400,7 @@ def statuses(up: Up, shown: str) -> tuple[int, int]:
     return api, studies
 
 
+@pytest.mark.long
 def test_a_reader_reads_and_submits_nothing_and_sees_what_waits(
     up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

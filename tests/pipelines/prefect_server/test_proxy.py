@@ -98,6 +98,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Proxy, S
     proxy.close()
 
 
+@pytest.mark.long
 def test_the_dashboard_asks_the_proxys_address(proxied: tuple[Proxy, Server]) -> None:
     proxy, server = proxied
     status, page, headers = proxy.ask("/ui-settings", f"{NAME}:{proxy.port}")

@@ -221,6 +221,7 @@ def test_healthy_runs_have_no_diagnosis(home: Home, tmp_path: Path) -> None:
     assert len(runs) == 9
 
 
+@pytest.mark.long
 def test_a_real_run_that_learns_nothing_is_told_why(lab: Lab) -> None:
     fails_on_some = "def score(completions, **columns):\n    return [1 / 0 if completions[0][:1].isalpha() else 0]\n"
     (lab.spec.parent / "reward.py").write_text(fails_on_some)

@@ -155,6 +155,7 @@ def test_what_was_started_without_systemd_is_not_started_twice(tmp_path, monkeyp
     assert "enable" not in calls.read_text()
 
 
+@pytest.mark.long
 def test_with_a_manager_the_unit_is_started_and_stopped_through_it(lab, units, calls):
 
     def said() -> list[str]:

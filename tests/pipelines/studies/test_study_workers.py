@@ -120,7 +120,7 @@ def assert_whole(home: Home, trials: int) -> None:
 
 
 @pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize("sampler", ["random", "auto"])
+@pytest.mark.parametrize("sampler", [pytest.param("random", marks=pytest.mark.long), "auto"])
 def test_workers_share_a_study(home: Home, tmp_path: Path, sampler: str) -> None:
     path = study(tmp_path / "specs", 12, sampler=sampler)
     printed = wait([worker(path, home, 0.2) for _ in range(3)])
@@ -272,6 +272,7 @@ def outage(server: Postgres, seconds: float) -> None:
     server.start()
 
 
+@pytest.mark.long
 def test_a_killed_database_costs_no_trial(
     home: Home, tmp_path: Path, server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:

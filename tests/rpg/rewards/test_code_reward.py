@@ -360,7 +360,7 @@ def test_pass_at_k_of_programs_is_counted_as_that_of_answers(inputs: Path, tmp_p
     (tmp_path / "run" / "weights" / "step-000001").symlink_to(inputs / "base")
     (tmp_path / "run" / "train.json").write_text(json.dumps({"weights": {"1": "weights/step-000001"}}))
     left = run_stage("evaluate", tmp_path, spec, data=tmp_path / "data", base=inputs / "base", run=tmp_path / "run")
-    assert left.code == 0, left.errors
+    assert left.code == 0, left.log
     samples = pq.read_table(left.out / "segments" / "evaluation_samples").to_pylist()
     right = [sum(row["correct"] for row in samples if row["problem_id"] == each["problem_id"]) for each in rows]
     assert 0 < sum(right) < 4 * len(rows)

@@ -160,7 +160,7 @@ def test_rpg_evaluate_scores_each_set_by_its_own_reward(tmp_path: Path) -> None:
     made = {"data": run_stage("data", tmp_path, spec)}
     made["base"] = run_stage("base", tmp_path, spec, data=made["data"].out)
     left = run_stage("evaluate", tmp_path, spec, **{name: result.out for name, result in made.items()})
-    assert [result.code for result in (*made.values(), left)] == [0, 0, 0], left.errors
+    assert [result.code for result in (*made.values(), left)] == [0, 0, 0], left.log
     samples = pq.read_table(left.out / "segments" / "evaluation_samples", schema=schema_of(EvaluationSampleRow))
     scores = {(row["dataset"], row["score"]) for row in samples.to_pylist() if not row["correct"]}
     assert scores == {("held_out", 0.0), ("by_rule", -1.0)}

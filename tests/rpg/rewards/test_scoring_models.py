@@ -131,6 +131,7 @@ def test_a_judge_that_vllm_serves_says_what_transformers_says_and_a_policy_learn
     assert {row["reward_error"] for row in rows(run, "rollouts")} == {None}
 
 
+@pytest.mark.long
 def test_a_judged_run_that_is_killed_and_goes_on_is_the_run_that_was_not(
     judge: Path, inputs: Path, tmp_path: Path
 ) -> None:

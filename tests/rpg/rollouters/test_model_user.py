@@ -136,6 +136,7 @@ def test_what_is_wrong_with_the_model_is_said_at_its_line(
     assert "sk-123456789" not in found
 
 
+@pytest.mark.long
 def test_a_step_that_a_kill_interrupts_hears_the_same_words_again(inputs: Path, tmp_path: Path) -> None:
     digits, reached, go_on = random.Random(), threading.Event(), threading.Event()
     held_in = tmp_path / "run" / "answers" / "000006"

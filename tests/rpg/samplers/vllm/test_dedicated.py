@@ -54,6 +54,7 @@ sys.exit(train.main(pathlib.Path(sys.argv[1])))
 """
 
 
+@pytest.mark.long
 @pytest.mark.vllm
 def test_a_run_trains_with_a_dedicated_engine_and_stops_at_the_step_at_which_it_is_stale(tmp_path: Path) -> None:
     pytest.importorskip("vllm", exc_type=ImportError)
