@@ -12,7 +12,7 @@ from tests.rpg.tiny_run import make_inputs, make_run, rows, train
 
 @pytest.mark.vllm
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
-@pytest.mark.parametrize("experts", [None, {}], ids=["dense", "experts"])
+@pytest.mark.parametrize("experts", [None, pytest.param({}, marks=pytest.mark.long)], ids=["dense", "experts"])
 def test_each_step_is_sampled_with_the_weights_of_the_step_before(
     experts: dict[str, Any] | None, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def other(prepared_home: Path, lab: Lab, tmp_path: Path) -> Iterator[Lab]:
     other.clean_up()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_forks_give_what_new_processes_give(lab: Lab, other: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run that is compared is the second of its command, whose stages are forks after other forks."""

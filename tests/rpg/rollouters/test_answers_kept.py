@@ -46,6 +46,7 @@ def of_attempt(run: Path, table: str, step: int, attempt: int) -> list[dict[str,
     return [row for row in found if (row["step"], row["attempt"]) == (step, attempt)]
 
 
+@pytest.mark.long
 def test_a_step_that_a_kill_interrupts_hears_the_same_answers_again(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

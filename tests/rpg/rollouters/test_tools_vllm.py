@@ -11,6 +11,7 @@ from tests.rpg.tiny_run import make_inputs, make_run, rows, train
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")]
 
 
+@pytest.mark.long
 def test_turns_are_sampled_by_vllm_behind_all_that_stands_before_them_and_again_the_same(tmp_path: Path) -> None:
     make_inputs(tmp_path, head_dim=32)
     changes = {"rollout": {**TOOLS, "engine": "vllm"}, "training": {"steps": 2}}
