@@ -85,7 +85,13 @@ main()
 """
 
 
-@pytest.mark.parametrize("words", [("run", "tiny.yaml"), ("study", "run", "study.yaml")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("run", "tiny.yaml"), id="run"),
+        pytest.param(("study", "run", "study.yaml"), id="study", marks=pytest.mark.long),
+    ],
+)
 def test_a_commands_server_is_a_fork_as_nothing_that_the_command_imports_before_it_has_a_thread(tmp_path, words):
     """DuckDB has one, so that a verb that imported it first paid for a second import of Prefect."""
     (tmp_path / "tiny.yaml").write_text(SPEC)

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,15 @@ goal: {dataset: held_out, metric: mean@2}
 sampler: {startup_trials: 4}
 trials: 8
 """
-POPULATION = STUDY.replace(
+RATES = STUDY.replace(
+    "  reference.update.every_steps: {int: [1, 3]}\n",
+    "  training.optimizer.learning_rate: {float: [1.0e-4, 1.0e-2], log: true}\n",
+)
+"""Every trial has weights of its own; by other bounds of a clip that never acts it would not."""
+POPULATION = RATES.replace(
     "sampler: {startup_trials: 4}\ntrials: 8\n",
     "sampler: {type: population, members: 2, exploit_every: 2, perturb: 1.5}\n"
     "trials: 4\nconfirm: {candidates: 1, seeds: 2}\n",
-).replace(
-    "  reference.update.every_steps: {int: [1, 3]}\n",
-    "  training.optimizer.learning_rate: {float: [1.0e-4, 1.0e-2], log: true}\n",
 )
 SEED = int(os.environ.get("RPG_KILL_SEED", random.SystemRandom().randrange(2**31)))
 """Seed of the moments; a failing test names it, and setting it gives the same moments again."""
@@ -61,7 +64,7 @@ def test_a_killed_study_of_two_trials_goes_on_and_tells_each_once(lab: Lab, stud
 def test_a_study_of_eight_trials_survives_three_kills(lab: Lab, study: Path) -> None:
     moments = random.Random(SEED)
     for _ in range(3):
-        kill_while_training(lab, study, trials=8, seconds=moments.uniform(0, 60))
+        kill_while_training(lab, study, trials=8, seconds=moments.uniform(0, 12))
     assert_goes_on(lab, study, trials=8)
     again = lab.rpg("study", "run", str(study))
     assert again.code == 0, again.err
@@ -76,20 +79,20 @@ def test_a_study_of_eight_trials_survives_three_kills(lab: Lab, study: Path) -> 
 @pytest.mark.long
 def test_a_trial_goes_on_when_its_trainer_is_killed_again_and_again(lab: Lab, study: Path) -> None:
     moments = random.Random(SEED)
-    command = lab.start(
-        "study", "run", str(study), overrides=("trials=2", "overrides.stages.train.retry_delay_seconds=0")
-    )
+    lasting = ("trials=2", "overrides.stages.train.retry_delay_seconds=0", "overrides.training.steps=60")
+    command = lab.start("study", "run", str(study), overrides=lasting)
     killed: set[int] = set()
     while command.poll() is None and len(killed) < 5:
         trainer = lab.training_pid()
         if trainer and trainer not in killed:
-            time.sleep(moments.uniform(0, 6))
-            kill(trainer)
-            killed.add(trainer)
+            time.sleep(moments.uniform(0, 3))
+            with suppress(ProcessLookupError):  # it has ended
+                kill(trainer)
+                killed.add(trainer)
         time.sleep(0.1)
     assert len(killed) >= 3, SEED
     finished(command, timeout=600)
-    assert_goes_on(lab, study, trials=2)
+    assert_goes_on(lab, study, trials=2, overrides=lasting[1:])
 
 
 @pytest.mark.long
@@ -118,9 +121,7 @@ def test_two_trials_at_a_time_share_what_they_do_not_vary(lab: Lab, study: Path)
 @pytest.mark.long
 def test_promoted_trials_have_the_weights_of_uninterrupted_ones(lab: Lab, study: Path) -> None:
     pruned, whole = study.with_name("pruned.yaml"), study.with_name("whole.yaml")
-    text = (
-        study.read_text().replace("startup_trials: 4", "type: random").replace("training.steps: 4", "training.steps: 6")
-    )
+    text = RATES.replace("startup_trials: 4", "type: random").replace("training.steps: 4", "training.steps: 6")
     given = "".join(f"  {path}: {value}\n" for path, value in (each.split("=") for each in SIGNAL))
     text = text.replace("overrides:\n", f"overrides:\n{given}")
     pruned.write_text(text.replace("trials: 8", "trials: 5\npruner: {type: asha, rungs: [2, 4]}"))
@@ -209,9 +210,10 @@ def kill_while_training(lab: Lab, study: Path, *, trials: int, seconds: float) -
     wait_for(lambda: not lab.processes(), timeout=10, what="the end of all processes")
 
 
-def assert_goes_on(lab: Lab, study: Path, *, trials: int) -> None:
+def assert_goes_on(lab: Lab, study: Path, *, trials: int, overrides: tuple[str, ...] = ()) -> None:
     """The next call finishes; every trial is there once, told once, and its run recorded once."""
-    result = lab.rpg("study", "run", str(study), overrides=(f"trials={trials}",), timeout=500 + 60 * trials)
+    wanted = (f"trials={trials}", *overrides)
+    result = lab.rpg("study", "run", str(study), overrides=wanted, timeout=500 + 60 * trials)
     assert result.code == 0, (SEED, result.err)
     assert "mean@2 on held_out" in result.out
     assert f"report: {lab.home.study('clips') / 'report.html'}" in result.out

@@ -97,6 +97,7 @@ def test_each_token_is_trained_on_behind_what_it_was_sampled_behind(
     assert replayed["reproduced"]["loss"] < 1e-6
 
 
+@pytest.mark.long
 def test_a_run_whose_programs_go_in_step_goes_on_bit_for_bit_after_a_kill(inputs: Path, tmp_path: Path) -> None:
     in_step = {**AGENT, "rollouter": {**ROLLOUTER, "in_step": True}}
     changes: dict[str, Any] = {"rollout": {**in_step, "max_staleness": 1}, "training": {"steps": 5}}
