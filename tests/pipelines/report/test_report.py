@@ -27,7 +27,7 @@ from recorded_home import (
 )
 
 from pipelines.home.home import Home
-from pipelines.report import charts, evidence, write_experiment_report, write_run_report
+from pipelines.report import charts, evidence, page, write_experiment_report, write_run_report
 from pipelines.report.answer import accuracies_by_step, answers, headline, outcomes_of, points
 from pipelines.report.charts import Line, axis, line_chart, thin
 from pipelines.report.compare import compare
@@ -69,6 +69,16 @@ def test_a_process_of_its_own_writes_a_runs_page(home: Home) -> None:
     command = [sys.executable, "-m", "pipelines.report", "sums-wide-s1"]
     subprocess.run(command, env=os.environ | {"RPG_HOME": str(home.root)}, check=True, timeout=240)
     assert Page((home.run("sums-wide-s1") / "report.html").read_text()).charts
+
+
+def test_a_page_has_a_table_of_contents_whose_links_lead_to_its_headings_in_their_order(home: Home) -> None:
+    text = write_experiment_report(home, "sums").read_text()
+    contents = text.partition('<nav class="contents">')[2].partition("</nav>")[0]
+    links = re.findall(r'<a href="#([^"]+)">(.*?)</a>', contents)
+    assert len(links) >= 4
+    assert links == re.findall(r'<h2 id="([^"]+)">(.*?)</h2>', text, re.DOTALL)
+    assert text.index("</nav>") < text.index("<h2")
+    assert "<nav" not in page._with_contents("<header></header>" + 3 * "<h2>one</h2>"), "few need none"
 
 
 def test_an_experiments_page_answers_first_and_stands_alone(home: Home) -> None:
