@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipelines.home.home import Home
     from pipelines.planning.plan import RunPlan
     from pipelines.running.gpu_slots import AskRoom
-    from specs.document import Cell, Document
+    from specs.document import Document
     from specs.schema.experiment import Experiment
 
 
@@ -103,7 +103,7 @@ def unscorable(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
 
 
 def examined(
-    document: Document, runs: Sequence[RunPlan] | Sequence[Cell], *, executed_here: bool = False
+    document: Document, runs: Sequence[RunPlan], *, executed_here: bool = False
 ) -> tuple[list[Issue], list[Issue], list[Issue]]:
     """Findings about the data and models of a document's runs, each at its place, each once.
 
@@ -130,7 +130,7 @@ def _looked_at(experiment: Experiment) -> tuple[Hashable, ...]:
     return model, data, training.lora, training.sequence_parallel_size
 
 
-def _known_or_examined(run: RunPlan | Cell, executed_here: bool) -> tuple[list[Issue], list[Issue], list[Issue]]:
+def _known_or_examined(run: RunPlan, executed_here: bool) -> tuple[list[Issue], list[Issue], list[Issue]]:
     """Errors, what is absent, and warnings: of a look at a run's data and model, or of the look before it.
 
     The look imports transformers, and data and model may lie anywhere. Where both stages are done, and nothing but
@@ -153,12 +153,10 @@ def _known_or_examined(run: RunPlan | Cell, executed_here: bool) -> tuple[list[I
     return findings.errors, findings.absent, findings.warnings
 
 
-def _note_of_look(run: RunPlan | Cell) -> Path | None:
+def _note_of_look(run: RunPlan) -> Path | None:
     """File of what a look has found, by all that it depends on; None where data or model are not made yet, and where
     there is a teacher, which may lie anywhere and is never made."""
-    from pipelines.planning.plan import RunPlan
-
-    if not isinstance(run, RunPlan) or not run.experiment.trains or run.experiment.reference.teacher:
+    if not run.experiment.trains or run.experiment.reference.teacher:
         return None
     stages = [run.stage(name) for name in ("data", "base")]
     if any(stage.action != "CACHED" for stage in stages):
@@ -177,8 +175,6 @@ def _note_of_look(run: RunPlan | Cell) -> Path | None:
     return None
 
 
-def _is_made(run: RunPlan | Cell) -> bool:
+def _is_made(run: RunPlan) -> bool:
     """Whether the base model is there: then it could be made."""
-    from pipelines.planning.plan import RunPlan
-
-    return isinstance(run, RunPlan) and run.stage("base").action == "CACHED"
+    return run.stage("base").action == "CACHED"

@@ -65,13 +65,17 @@ def validate(
 
 
 def _looked_at(document: Document | StudyDocument) -> list[Issue]:
-    """Warnings about the data and the models of the file's runs. SpecError with what is wrong with them."""
+    """Warnings about the data and the models of the file's runs. SpecError with what is wrong with them.
+
+    The runs are planned, so that what this home has made, and a look has found right, is not looked at again."""
     from pipelines.cli.preflight import examined
-    from specs.document import Document, expand
+    from pipelines.home.home import Home
+    from pipelines.planning.plan import make_plan
+    from specs.document import Document
     from specs.errors import SpecError, in_file_order
 
     experiment = document if isinstance(document, Document) else document.experiment
-    errors, absent, warnings = examined(experiment, expand(experiment))
+    errors, absent, warnings = examined(experiment, make_plan(experiment, Home.from_environment()).runs)
     if errors := in_file_order([*errors, *absent]):
         raise SpecError(*errors)
     return warnings
