@@ -328,7 +328,7 @@ class _StageReporter:
         self._execution.sinks.look()
         if self._stage == "train":
             self._tick_training(now)
-        elif now - self._ingested_at >= _INGEST_SECONDS:
+        elif self._stage == "evaluate" and now - self._ingested_at >= _INGEST_SECONDS:
             self._ingest()
             self._ingested_at = time.monotonic()
 

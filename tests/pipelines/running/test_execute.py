@@ -73,10 +73,13 @@ def test_a_plan_loads_what_it_looks_at_and_no_more(lab, tmp_path, monkeypatch):
     loaded = {*planned.err.split()}
     assert "tokenizers" in loaded, "the prompts' lengths"
     assert not {"torch", "prefect", "duckdb", "optuna", "fsspec", "httpx"} & loaded
-    # The same look would find the same: the next plan takes that as known. A look at something else does not.
+    # The same look would find the same: what looks next takes that as known. A look at something else does not.
     again = finished(lab.start_program(program, "plan", str(lab.spec), "--json"))
     assert json.loads(again.out) == json.loads(planned.out)
-    assert not {"tokenizers", "transformers", "reasoning_gym"} & {*again.err.split()}
+    checked = finished(lab.start_program(program, "validate", "--deep", str(lab.spec)))
+    assert checked.out == f"{lab.spec}: experiment tiny: 1 run (1 seed)\n"
+    for each in (again, checked):
+        assert not {"tokenizers", "transformers", "reasoning_gym"} & {*each.err.split()}
     longer = finished(lab.start_program(program, "plan", str(lab.spec), "--set", "rollout.max_response_length=5"))
     assert "tokenizers" in longer.err.split()
 
