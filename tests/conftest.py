@@ -1,5 +1,6 @@
 """What tests of several packages begin with."""
 
+import gc
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
@@ -7,10 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from specs.machine.collecting import collect_rarely
 from tests.forks import fork_imports
 
 SLOWEST_FILES = 10
 """Files of tests that the end of a suite names."""
+
+
+def pytest_configure() -> None:
+    """The garbage collector looks as rarely as in a command: it would take a tenth of the tests' time."""
+    collect_rarely()
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now lives on: it is not looked through again."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
