@@ -21,7 +21,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now lives on: it is not looked through again."""
+    """Modules imported by now live on: they are not looked through again."""
     gc.freeze()
 
 
