@@ -33,6 +33,7 @@ from storage.units import (
 
 _UNITS_AT_ONCE = 256
 """Units whose rows are in memory together."""
+_WITH_MERGED = "SELECT unit FROM store.recorded.units WHERE has_merged"
 _OVER = (*FINAL, "crashed")
 """Statuses of a run that nobody executes; one that crashed may be resumed."""
 
@@ -155,24 +156,19 @@ class _Index:
 
     def runs_with_merged(self) -> list[str]:
         """Runs that have segments which were merged into others."""
-        return [unit.removeprefix("runs/") for unit in self._units_with_merged()]
+        return [unit.removeprefix("runs/") for unit in self._texts(_WITH_MERGED)]
 
     def stamps(self) -> dict[str, str | None] | None:
         """The units that the index has, and their stamps; None where it cannot be used.
 
         A unit that had merged segments has none: they may have been deleted.
         """
-        if not self._usable:
-            return None
-        try:
-            units = known_units(self._connection, "store.recorded")
-        except duckdb.Error:
-            return None
-        stamps = {unit: stamp for unit, (stamp, _) in units.items()}
-        return stamps | dict.fromkeys(self._units_with_merged())
-
-    def _units_with_merged(self) -> list[str]:
-        return self._texts("SELECT unit FROM store.recorded.units WHERE has_merged")
+        if self._usable:
+            with contextlib.suppress(duckdb.Error):
+                stamps = {unit: stamp for unit, (stamp, _) in known_units(self._connection, "store.recorded").items()}
+                had_merged = self._connection.execute(_WITH_MERGED).fetchall()
+                return stamps | {unit: None for (unit,) in had_merged}
+        return None
 
     def _texts(self, sql: str) -> list[str]:
         if self._usable:
