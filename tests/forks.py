@@ -85,14 +85,14 @@ def fork_imports(theirs: socket.socket, environment: Mapping[str, str]) -> "Fork
     with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as request:
         json.dump(dict(environment), request)
     with open(os.dup(theirs.fileno()), "wb", buffering=0) as channel:
-        if process := fork(["tests.forked_imports", request.name], COMMAND_IMPORTS, channel, environment):
+        if process := fork(["tests.forked_imports", request.name], COMMAND_IMPORTS, channel, environment, lasts=True):
             return Fork(process, channel)
     os.unlink(request.name)
     return _begin_anew(theirs, environment)
 
 
 _server: list[tuple[Server, list[ForkedProcess]]] = []
-"""The one that this process keeps, with its forks."""
+"""The one that this process keeps, with its forks, those aside that last as long as it does."""
 
 
 def fork(
@@ -102,12 +102,14 @@ def fork(
     environment: Mapping[str, str],
     *,
     late: Mapping[str, str] | None = None,
+    lasts: bool = False,
 ) -> ForkedProcess | None:
     """`python -m PROGRAM` with modules imported; None where it has to begin anew.
 
     Args:
         environment: its variables. What is imported sees those that are not `READ_LATE`.
         late: further ones, which what is imported does not see.
+        lasts: it ends when it is not needed, at the latest when a fork with another environment is asked for.
     """
     steady = {name: value for name, value in environment.items() if not name.startswith(READ_LATE)}
     if not may_fork() or threading.current_thread() is not threading.main_thread():
@@ -127,7 +129,7 @@ def fork(
         raise
     if process is None:
         end_server()
-    else:
+    elif not lasts:
         _server[0][1].append(process)
     return process
 
