@@ -47,7 +47,7 @@ training: {{steps: 3, prompts_per_step: 4, group_size: 2, minibatches: 2}}
 @pytest.fixture(autouse=True)
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Nothing has been counted yet."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     model_shape._kept_or_counted.cache_clear()
     return tmp_path / "assets"
 
