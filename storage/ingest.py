@@ -76,10 +76,12 @@ def ingest(
     """
     root = Path(home_root).absolute()
     with _lock(root, wait_seconds), _Index(root) as index:
-        done = [compact_run(root, compact, whole=whole, keep_seconds=keep_seconds)] if compact else []
-        if whole and (left := index.left_unmerged(but=compact)):
-            with contextlib.suppress(OSError):  # another's run may be of another user, or be deleted meanwhile
-                done.append(compact_run(root, left, whole=True, keep_seconds=keep_seconds))
+        done = []
+        for run_id in filter(None, [compact, index.left_unmerged(but=compact) if whole else None]):
+            # A full disk may take no second copy; another's run may be of another user, or be deleted meanwhile. What
+            # is not merged is whole as it is.
+            with contextlib.suppress(OSError):
+                done.append(compact_run(root, run_id, whole=whole, keep_seconds=keep_seconds))
         for run_id in index.runs_with_merged():
             delete_merged(root, run_id, keep_seconds)
         return _ingest(root, index, done, pack=whole, keep_seconds=keep_seconds)
@@ -271,7 +273,7 @@ def _insert(connection: duckdb.DuckDBPyConnection, root: Path, units: list[Unit]
             continue  # deleted meanwhile
     for table, parts in copied.items():
         _insert_copied(connection, table, parts)
-    database.insert_rows(connection, f"recorded.{SUMMARY}", _rewards(connection, root, units))
+    database.insert_rows(connection, f"recorded.{SUMMARY}", _rewards(root, units))
     database.insert_rows(connection, "recorded.segments", [as_row(entry) for entry in entries])
     damaged = {f"runs/{entry.segment.run_id}" for entry in entries if entry.problem}
     read_as = [
@@ -295,16 +297,12 @@ def _insert_copied(connection: duckdb.DuckDBPyConnection, table: str, parts: lis
         connection.unregister("incoming")
 
 
-def _rewards(ingester: duckdb.DuckDBPyConnection, root: Path, units: list[Unit]) -> list[catalogue.Row]:
-    """The rows of the summary of runs. One whose metrics cannot be read has none: it is left to readers, who say so.
-
-    Made on a connection beside the ingester's, in a database in memory: an error would end the ingester's transaction.
-    """
+def _rewards(root: Path, units: list[Unit]) -> list[catalogue.Row]:
+    """The rows of the summary of runs. One whose metrics cannot be read has none: it is left to readers, who say so."""
     runs = [unit for unit in units if unit.path.startswith("runs/")]
     if not runs:
         return []
-    with ingester.cursor() as connection:
-        connection.execute("ATTACH OR REPLACE ':memory:' AS scratch; USE scratch")
+    with database.connect() as connection:  # an error would end the transaction on the ingester's own
         database.create_tables(connection, "recorded")
         database.insert_rows(connection, "recorded.attempts", [row for unit in runs for row in unit.rows["attempts"]])
         connection.execute(f"CREATE VIEW recorded.superseded AS {views()['recorded.superseded'].select}")

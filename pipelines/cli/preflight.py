@@ -103,12 +103,13 @@ def unscorable(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
 
 
 def examined(
-    document: Document, runs: Sequence[RunPlan], *, executed_here: bool = False
+    document: Document, runs: Sequence[RunPlan], *, executed_here: bool = False, thorough: bool = False
 ) -> tuple[list[Issue], list[Issue], list[Issue]]:
     """Findings about the data and models of a document's runs, each at its place, each once.
 
     Args:
         executed_here: the runs follow in this process, whose stages import what the look does.
+        thorough: the model is looked at too where the base stage has made it and training asks nothing more of it.
     Returns:
         errors; what is not on this machine and cannot be fetched, an error where it is to execute the runs; warnings.
     """
@@ -116,7 +117,7 @@ def examined(
         return [], [], []
     # Most cells of a matrix have the same data and model.
     distinct = {(*_looked_at(run.experiment), _is_made(run)): run for run in runs}
-    findings = [(run.values, _known_or_examined(run, executed_here)) for run in distinct.values()]
+    findings = [(run.values, _known_or_examined(run, executed_here, thorough)) for run in distinct.values()]
     errors = [document.locate(issue, values) for values, (found, _, _) in findings for issue in found]
     absent = [document.locate(issue, values) for values, (_, found, _) in findings for issue in found]
     warnings = [document.locate(issue, values) for values, (_, _, found) in findings for issue in found]
@@ -125,12 +126,15 @@ def examined(
 
 def _looked_at(experiment: Experiment) -> tuple[Hashable, ...]:
     """Parts of the experiment that the findings depend on."""
-    training = experiment.training
+    training, teacher = experiment.training, experiment.reference.teacher
     data, model = experiment.data.model_dump_json(), experiment.model.model_dump_json()
-    return model, data, training.lora, training.sequence_parallel_size
+    asked = (training.lora, training.sequence_parallel_size, training.router_aux_loss_coef)
+    return model, data, *asked, teacher and teacher.model_dump_json()
 
 
-def _known_or_examined(run: RunPlan, executed_here: bool) -> tuple[list[Issue], list[Issue], list[Issue]]:
+def _known_or_examined(
+    run: RunPlan, executed_here: bool, thorough: bool
+) -> tuple[list[Issue], list[Issue], list[Issue]]:
     """Errors, what is absent, and warnings: of a look at a run's data and model, or of the look before it.
 
     The look imports transformers, and data and model may lie anywhere. Where both stages are done, and nothing but
@@ -139,23 +143,24 @@ def _known_or_examined(run: RunPlan, executed_here: bool) -> tuple[list[Issue], 
     from specs.errors import read_issue
     from specs.machine.files import DiskError, read_json, write_json
 
-    note = _note_of_look(run)
+    model = thorough or _asks_of_model(run)
+    note = _note_of_look(run, model)
     if note and (known := read_json(note)):
         return [], [], [read_issue(issue) for issue in known["warnings"]]
     from pipelines.running.look import look_in_fork
     from rpg.preflight import examine
 
-    findings = look_in_fork(run.experiment, model=not _is_made(run)) if executed_here else None
-    findings = findings or examine(run.experiment, model=not _is_made(run))
+    findings = look_in_fork(run.experiment, model=model) if executed_here else None
+    findings = findings or examine(run.experiment, model=model)
     if note and not findings.errors and not findings.absent:
         with suppress(OSError, DiskError):  # the next one looks again
             write_json(note, {"warnings": [asdict(issue) for issue in findings.warnings]})
     return findings.errors, findings.absent, findings.warnings
 
 
-def _note_of_look(run: RunPlan) -> Path | None:
-    """File of what a look has found, by all that it depends on; None where data or model are not made yet, and where
-    there is a teacher, which may lie anywhere and is never made."""
+def _note_of_look(run: RunPlan, model: bool) -> Path | None:
+    """File of what a look, at the model too or not, has found, by all that it depends on; None where data or model are
+    not made yet, and where there is a teacher, which may lie anywhere and is never made."""
     if not run.experiment.trains or run.experiment.reference.teacher:
         return None
     stages = [run.stage(name) for name in ("data", "base")]
@@ -169,10 +174,18 @@ def _note_of_look(run: RunPlan) -> Path | None:
     asked = [experiment.rollout.model_dump_json(), experiment.reward.model_dump_json(), str(_looked_at(experiment))]
     code = [MANIFEST.read_text(), Code().differing("rpg.preflight"), run.stage("train").code, version("transformers")]
     made = [stage.fingerprint for stage in stages]
-    digest = hashlib.sha256(json.dumps([made, asked, code], sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([made, asked, code, model], sort_keys=True).encode()).hexdigest()
     with suppress(OSError):
         return cached_assets_path("rpg", "planning", "looks") / f"{digest[:32]}.json"
     return None
+
+
+def _asks_of_model(run: RunPlan) -> bool:
+    """Whether the model has to be looked at: it is not made yet, or training asks for what a base model that is there
+    need not have."""
+    training = run.experiment.training
+    asked = training.lora or training.router_aux_loss_coef is not None or run.experiment.reference.teacher
+    return not _is_made(run) or bool(asked) or training.sequence_parallel_size > 1
 
 
 def _is_made(run: RunPlan) -> bool:

@@ -263,6 +263,7 @@ def run_stage(execution: RunExecution, stage: StagePlan) -> "State[Any]":
         return Cancelled(name="Superseded", message=str(superseded))
     except Exception as error:
         execution.error = error
+        reporter.give_up()
         execution.outbox.log(f"{stage.stage} failed: {error_text(error)}", level=logging.ERROR)
         return Failed(message=error_text(error), data=error)
     execution.error = None
@@ -366,6 +367,11 @@ class _StageReporter:
         elif self._stage == "evaluate":
             _show(self._execution, dashboard.publish_results)
 
+    def give_up(self) -> None:
+        """Brings what training has left into the database all the same, where no report follows."""
+        if self._stage == "evaluate":
+            self._ingest(whole=True)
+
     def _tell_guards(self) -> None:
         if self._guards is not None:
             _show(self._execution, self._guards.tell)
@@ -382,7 +388,8 @@ class _StageReporter:
         from storage.ingest import ingest
 
         try:
-            # What the trainer leaves is merged now or never: another ingester, who takes seconds, is waited for.
+            # What the trainer leaves is merged now, or perhaps much later: another ingester, who takes seconds, is
+            # waited for.
             wait_seconds = _LAST_INGEST_SECONDS if whole else 0.0
             ingest(self._execution.home.root, wait_seconds=wait_seconds, compact=self._execution.run_id, whole=whole)
         except (Timeout, OSError, duckdb.Error) as error:

@@ -331,14 +331,16 @@ def _forget_older_answers(kept: Path, since_ns: int) -> None:
 
 
 def _report(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
+    from storage.ingest import ingest
+
+    # Not under the page's time limit: the larger the run, the longer its files take to merge.
+    ingest(execution.home.root, compact=execution.run_id, whole=True)
     if execution.plan.experiment.stages.report.timeout_seconds:  # only a process can be ended
         command = [sys.executable, "-m", "pipelines.report", execution.run_id]
         _run_process(execution, stage, command, tick, environment={"RPG_HOME": str(execution.home.root)})
         return
     from pipelines.report import write_run_report
-    from storage.ingest import ingest
 
-    ingest(execution.home.root, compact=execution.run_id, whole=True)
     write_run_report(execution.home, execution.run_id)
 
 

@@ -77,7 +77,10 @@ def run_stage(stage: str, directory: Path, spec: dict[str, Any], **inputs: Path)
     job, file = job_of(stage, directory, spec, **inputs), directory / f"{stage}-job.json"
     file.write_text(json.dumps(job))
     process = start([sys.executable, "-m", "rpg.stage", str(file)])
-    said, _ = process.communicate(timeout=240)
+    try:
+        said, _ = process.communicate(timeout=240)
+    finally:
+        process.kill()
     problems = Path(job["problems"])
     found = json.loads(problems.read_text()) if problems.exists() else []
     return Result(process.returncode, Path(job["out"]), found, said)

@@ -154,6 +154,16 @@ def test_another_run_s_attempts_supersede_nothing(tmp_path: Path) -> None:
     assert seen(tmp_path, counts) == [("a-1", 6), ("a-2", 2)]
 
 
+def test_more_runs_than_are_read_at_once_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.ingest._UNITS_AT_ONCE", 1)
+    for name in ("a-1", "b-1", "c-1"):
+        run = RecordedRun(tmp_path, name)
+        run.start(1)
+        run.steps(1, 5)
+    assert len(seen(tmp_path)) == 15
+    assert seen(tmp_path, "select count(reward_last) from run_summary") == [(3,)]
+
+
 def test_rebuilding_gives_the_same(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path, "a-1")
     run.start(1)

@@ -67,7 +67,7 @@ def validate(
 def _looked_at(document: Document | StudyDocument) -> list[Issue]:
     """Warnings about the data and the models of the file's runs. SpecError with what is wrong with them.
 
-    The runs are planned, so that what this home has made, and a look has found right, is not looked at again."""
+    The runs are planned, so that what this home has made, and such a look has found right, is not looked at again."""
     from pipelines.cli.preflight import examined
     from pipelines.home.home import Home
     from pipelines.planning.plan import make_plan
@@ -75,7 +75,7 @@ def _looked_at(document: Document | StudyDocument) -> list[Issue]:
     from specs.errors import SpecError, in_file_order
 
     experiment = document if isinstance(document, Document) else document.experiment
-    errors, absent, warnings = examined(experiment, make_plan(experiment, Home.from_environment()).runs)
+    errors, absent, warnings = examined(experiment, make_plan(experiment, Home.from_environment()).runs, thorough=True)
     if errors := in_file_order([*errors, *absent]):
         raise SpecError(*errors)
     return warnings

@@ -400,7 +400,6 @@ def statuses(up: Up, shown: str) -> tuple[int, int]:
     return api, studies
 
 
-@pytest.mark.long
 def test_a_reader_reads_and_submits_nothing_and_sees_what_waits(
     up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,12 +76,26 @@ def test_a_plan_loads_what_it_looks_at_and_no_more(lab, tmp_path, monkeypatch):
     # The same look would find the same: what looks next takes that as known. A look at something else does not.
     again = finished(lab.start_program(program, "plan", str(lab.spec), "--json"))
     assert json.loads(again.out) == json.loads(planned.out)
-    checked = finished(lab.start_program(program, "validate", "--deep", str(lab.spec)))
-    assert checked.out == f"{lab.spec}: experiment tiny: 1 run (1 seed)\n"
-    for each in (again, checked):
-        assert not {"tokenizers", "transformers", "reasoning_gym"} & {*each.err.split()}
+    assert not {"tokenizers", "transformers", "reasoning_gym"} & {*again.err.split()}
     longer = finished(lab.start_program(program, "plan", str(lab.spec), "--set", "rollout.max_response_length=5"))
     assert "tokenizers" in longer.err.split()
+
+
+def test_a_deep_validation_looks_once_at_a_model_that_is_made_and_at_what_training_asks_of_it(
+    lab, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    program = f"import sys\ntry:\n    {COMMAND}\nfinally:\n    print(*sys.modules, file=sys.stderr)"
+    planned = lab.rpg("plan", str(lab.spec))
+    assert planned.code == 0, planned.err
+    first, second = (finished(lab.start_program(program, "validate", "--deep", str(lab.spec))) for _ in range(2))
+    assert first.out == second.out == f"{lab.spec}: experiment tiny: 1 run (1 seed)\n"
+    assert "torch" in first.err.split(), "the plan's look was at no model, since it is made"
+    assert not {"torch", "transformers", "reasoning_gym"} & {*second.err.split()}
+    for verb in (("validate", "--deep"), ("plan",)):
+        wrong = lab.rpg(*verb, str(lab.spec), overrides=("training.lora={target_modules: [c_attn]}",))
+        assert wrong.code == 2
+        assert "c_attn" in wrong.err
 
 
 def test_another_number_of_samples_evaluates_again_and_trains_nothing(done):
