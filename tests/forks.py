@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -74,13 +75,14 @@ class Fork:
 
 
 _begin_anew = forking._begin
+_PYTHON = sys.executable
 _is_beginning = False
 """Whether the server that this process keeps begins: that one has to do so anew."""
 
 
 def fork_imports(theirs: socket.socket, environment: Mapping[str, str]) -> "Fork | subprocess.Popen[bytes]":
     """Stands in for `forking._begin`: a fork in place of a process that first imports everything."""
-    if _is_beginning:
+    if _is_beginning or sys.executable != _PYTHON:  # a test has put a program of its own in its place
         return _begin_anew(theirs, environment)
     with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as request:
         json.dump(dict(environment), request)
