@@ -1,6 +1,7 @@
 """The ingester, of which one works at a time: it brings the index up to what the directories hold."""
 
 import contextlib
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from storage.units import (
     unit_stamps,
 )
 
+_log = logging.getLogger("storage")
 _UNITS_AT_ONCE = 256
 """Units whose rows are in memory together."""
 _WITH_MERGED = "SELECT unit FROM store.recorded.units WHERE has_merged"
@@ -67,7 +69,8 @@ def ingest(
 
     Args:
         wait_seconds: how long to wait for another ingester; -1: as long as it takes.
-        compact: a run whose segments are merged first, where they are many.
+        compact: a run whose segments are merged first, where they are many; a disk that takes no copy of them is
+            told of, and they stay as they are.
         whole: that run's trainer has ended: it is to have one file a table. One more run is merged so, if there is
             any whose own flow ended before it was. Where many small files are in no pack yet, they are packed.
         keep_seconds: how long merged segments and packs stay for readers that know nothing newer.
@@ -78,10 +81,11 @@ def ingest(
     with _lock(root, wait_seconds), _Index(root) as index:
         done = []
         for run_id in filter(None, [compact, index.left_unmerged(but=compact) if whole else None]):
-            # A full disk may take no second copy; another's run may be of another user, or be deleted meanwhile. What
-            # is not merged is whole as it is.
-            with contextlib.suppress(OSError):
+            try:
                 done.append(compact_run(root, run_id, whole=whole, keep_seconds=keep_seconds))
+            except OSError as error:  # another's run may be of another user, or be deleted meanwhile
+                if run_id == compact:
+                    _log.warning("the files of %s are whole, and are not merged: %s", run_id, error)
         for run_id in index.runs_with_merged():
             delete_merged(root, run_id, keep_seconds)
         return _ingest(root, index, done, pack=whole, keep_seconds=keep_seconds)

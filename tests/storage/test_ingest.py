@@ -1,5 +1,6 @@
 """What ends up in the database, and what a query sees of runs that were resumed, damaged, moved or removed."""
 
+import errno
 import os
 import random
 import re
@@ -162,6 +163,24 @@ def test_more_runs_than_are_read_at_once_are_all_there(tmp_path: Path, monkeypat
         run.steps(1, 5)
     assert len(seen(tmp_path)) == 15
     assert seen(tmp_path, "select count(reward_last) from run_summary") == [(3,)]
+
+
+def test_a_disk_that_takes_no_merged_file_costs_no_row_and_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 5)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("storage.merging.compaction.write_merged", refuse)
+        assert ingest(tmp_path, compact="a-1", whole=True).merged == 0
+    assert "the files of a-1 are whole, and are not merged: [Errno 28] No space left on device" in caplog.text
+    assert len(seen(tmp_path)) == 5
+    assert ingest(tmp_path, compact="a-1", whole=True).merged > 0
 
 
 def test_rebuilding_gives_the_same(tmp_path: Path) -> None:

@@ -67,7 +67,8 @@ def validate(
 def _looked_at(document: Document | StudyDocument) -> list[Issue]:
     """Warnings about the data and the models of the file's runs. SpecError with what is wrong with them.
 
-    The runs are planned, so that what this home has made, and such a look has found right, is not looked at again."""
+    The runs are planned, so that what this home has made, and such a look has found right, is not looked at again.
+    """
     from pipelines.cli.preflight import examined
     from pipelines.home.home import Home
     from pipelines.planning.plan import make_plan

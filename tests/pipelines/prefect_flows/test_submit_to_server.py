@@ -225,7 +225,6 @@ def pools(server: Server) -> list[str]:
     return [pool["name"] for pool in server.call("/work_pools/filter", {})]
 
 
-@pytest.mark.long
 def test_failures_and_completions_are_told_by_the_server(client: Lab, server: Server, receiver: Receiver) -> None:
     client.spec.write_text(SPEC.replace("name: tiny", "name: noticed") + NOTIFY)
     failing, finishing = submitted(client, overrides=("seeds=[1,2]",))

@@ -44,6 +44,7 @@ MODELS = ("auto", "noisy_gp", "tpe", "gp", "cma")
 RUNGS = [2, 4]
 ASHA = {"type": "asha", "rungs": RUNGS}
 POPULATION = {"type": "population", "members": 2, "exploit_every": 4}
+LONG = pytest.mark.long
 PRUNERS: list[dict[str, Any]] = [
     {"type": "none"},
     {"type": "asha", "rungs": RUNGS},
@@ -401,14 +402,12 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-@pytest.mark.long
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "fields",
     [
         pytest.param({"sampler": {"type": "qmc"}, "pruner": ASHA}, id="qmc"),
-        pytest.param({"sampler": {"type": "auto", "startup_trials": 2}, "pruner": ASHA}, id="auto"),
-        pytest.param({"sampler": POPULATION}, id="population"),
+        pytest.param({"sampler": {"type": "auto", "startup_trials": 2}, "pruner": ASHA}, id="auto", marks=LONG),
+        pytest.param({"sampler": POPULATION}, id="population", marks=LONG),
     ],
 )
 def test_a_worker_killed_at_any_write_loses_doubles_and_promotes_nothing(
