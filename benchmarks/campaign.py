@@ -11,10 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +34,7 @@ _SUBREAPER = 36
 """Linux's PR_SET_CHILD_SUBREAPER."""
 _CLEANING_SECONDS = 5.0
 """Part of a limit, for the end of a step's processes."""
+_POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,16 @@ class Step:
     name: str
     """No other step has it."""
     function: str
-    """`MODULE:FUNCTION`; it takes the kind of device, cpu or cuda, and the arguments, and returns figures by name."""
+    """`MODULE:FUNCTION`; it takes the kind of device, cpu or cuda, and the arguments, and returns figures by name. The
+    module's `prepare`, where it has one, is given the same before, and computes nothing on the device."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     package: str = ""
     """It needs this optional package."""
     needs_gpu: bool = False
+    memory_gib: float = 0.0
+    """It needs a GPU of so much memory, where it is made on one."""
+    alone: bool = True
+    """Nothing else computes meanwhile, so that its times count."""
 
     def lacks(self, device: str) -> str:
         """Why it cannot be made here; empty where it can."""
@@ -55,7 +62,19 @@ class Step:
             return "needs a GPU"
         if self.package and find_spec(self.package) is None:
             return f"{self.package} is not installed"
+        if device == "cuda" and self.memory_gib > (there := _memory_gib()):
+            return f"needs {self.memory_gib:g} GiB, the GPU has {there:.0f}"
         return ""
+
+
+@cache
+def _memory_gib() -> float:
+    """That of the smallest GPU here, from nvidia-smi; 0 where there is none."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    with suppress(OSError, subprocess.SubprocessError, ValueError):
+        listing = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        return min(float(line) for line in listing.split()) / 1024
+    return 0.0
 
 
 def rows_of(path: Path) -> dict[tuple[str, str], Row]:
@@ -68,92 +87,156 @@ def rows_of(path: Path) -> dict[tuple[str, str], Row]:
     return rows
 
 
-def run(steps: Sequence[Step], *, device: str, rows: Path, limit: float, again: bool = False) -> bool:
+def run(steps: Sequence[Step], *, device: str, rows: Path, limit: float, again: bool = False, at_once: int = 2) -> bool:
     """Makes the steps of which the file has no row, in their order. Returns whether none of all has failed.
 
-    For this process to end all that a step leaves, it becomes the parent of its orphans: it should have no children of
-    other kinds.
+    A step's process begins before its turn, so that it has imported what it needs when the device is free. For this
+    process to end all that a step leaves, it becomes the parent of its orphans: it should have no children of other
+    kinds.
 
     Args:
-        rows: JSON lines, written on. It is of one kind of GPU.
+        rows: JSON lines, written on. It is of one kind of GPU. What the steps print goes to a file beside it.
         limit: seconds that a step has, its end included.
         again: whether steps that failed are made again.
+        at_once: processes, of which all but one wait for their turn where a step needs the device for itself.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
     known = rows_of(rows)
-    passed = True
+    passed, waiting = True, deque[Step]()
     for step in steps:
         row = known.get((device, step.name))
-        if row is None or (again and "failed" in row):
-            if reason := step.lacks(device):
-                print(f"  {step.name}: not made, {reason}", flush=True)
-                continue
-            row = _made(step, device, limit)
-            _append(rows, row)
-            print(f"  {step.name}, {row['seconds']:.0f} s: {_said(row)}", flush=True)
-        passed &= "failed" not in row
+        if row is not None and not (again and "failed" in row):
+            passed &= "failed" not in row
+        elif reason := step.lacks(device):
+            print(f"  {step.name}: not made, {reason}", flush=True)
+        else:
+            waiting.append(step)
+    begun: list[_Process] = []
+    try:
+        while waiting or begun:
+            while waiting and len(begun) < at_once:
+                begun.append(_Process(waiting.popleft(), device, limit))
+            for process in begun:
+                if not process.has_turn and not _takes_turn(process, begun):
+                    break
+            for process in [each for each in begun if each.is_over()]:
+                begun.remove(process)
+                row, log = process.end()
+                passed &= "failed" not in row
+                _append(rows, json.dumps(row))
+                _append(rows.with_suffix(".log"), f"==== {row['step']}\n{log}")
+                print(f"  {row['step']}, {row['seconds']:.0f} s: {_said(row)}", flush=True)
+            time.sleep(_POLL_SECONDS)
+    finally:
+        for process in begun:
+            process.end()
+        _end(psutil.Process().children(recursive=True))
     return passed
 
 
-def _append(path: Path, row: Row) -> None:
-    """On the disk before the next step begins."""
+def _append(path: Path, text: str) -> None:
+    """Lines that are on the disk before the next step begins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+b") as file:
         cut_off = file.tell() and not path.read_bytes().endswith(b"\n")
-        file.write(b"\n" * bool(cut_off) + json.dumps(row).encode() + b"\n")
+        file.write(b"\n" * bool(cut_off) + text.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 
 
-def _made(step: Step, device: str, limit: float) -> Row:
-    """The row of a step."""
-    start = time.monotonic()
-    row: Row = {"step": step.name, "part": step.part, "device": device}
-    with tempfile.TemporaryDirectory(prefix="rpg-step-", ignore_cleanup_errors=True) as directory:
-        job, out, log = (Path(directory) / name for name in ("job.json", "figures.json", "log"))
-        work = {"function": step.function, "arguments": dict(step.arguments), "device": device, "out": str(out)}
+def _takes_turn(process: "_Process", begun: Sequence["_Process"]) -> bool:
+    """Lets the process go on, where those that measure now leave it the device."""
+    measuring = [each for each in begun if each.has_turn]
+    if measuring and (process.step.alone or any(each.step.alone for each in measuring)):
+        return False
+    process.go_on()
+    return True
+
+
+class _Process:
+    """The process of a step. All that descends from it has its directory as TMPDIR, by which it is known."""
+
+    def __init__(self, step: Step, device: str, limit: float) -> None:
+        self.step = step
+        self.has_turn = False
+        self._device, self._limit = device, limit
+        self._start = time.monotonic()
+        self._temporary = tempfile.TemporaryDirectory(prefix="rpg-step-", ignore_cleanup_errors=True)
+        job, self._out, self._log = (Path(self._temporary.name) / name for name in ("job.json", "figures.json", "log"))
+        work = {"function": step.function, "arguments": dict(step.arguments), "device": device, "out": str(self._out)}
         job.write_text(json.dumps(work))
-        with open(log, "wb") as output:
-            process = subprocess.Popen(
+        with open(self._log, "wb") as output:
+            self._process = subprocess.Popen(
                 [sys.executable, __file__, str(job)],
                 cwd=ROOT,
-                env={**os.environ, "TMPDIR": directory},
-                stdin=subprocess.DEVNULL,
+                env={**os.environ, "TMPDIR": self._temporary.name},
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=partial(die_with_parent, os.getpid()),
             )
-            try:
-                code = process.wait(max(1.0, limit - _CLEANING_SECONDS))
-                failure = f"exited with {code}"
-            except subprocess.TimeoutExpired:
-                failure = f"longer than {limit:g} s"
-            finally:
-                _end_descendants()
-        if out.exists():
-            row["figures"] = json.loads(out.read_text())
+
+    def go_on(self) -> None:
+        """Its time begins."""
+        self.has_turn = True
+        self._start = time.monotonic()
+        assert self._process.stdin
+        self._process.stdin.close()
+
+    def is_over(self) -> bool:
+        """Whether it has ended, or its time has."""
+        return self._process.poll() is not None or (self.has_turn and self._seconds() > self._limit - _CLEANING_SECONDS)
+
+    def end(self) -> tuple[Row, str]:
+        """Ends it with all that it has started. Returns its row, and what it has printed."""
+        code = self._process.poll()
+        _end(self._descendants())
+        self._process.wait()
+        row: Row = {"step": self.step.name, "part": self.step.part, "device": self._device}
+        log = self._log.read_bytes().decode(errors="replace").strip()
+        if self._out.exists():
+            row["figures"] = json.loads(self._out.read_text())
         else:
-            row |= {"failed": failure, "log": log.read_bytes()[-4000:].decode(errors="replace").strip()}
-    return {**row, "seconds": round(time.monotonic() - start, 1)}
+            why = f"longer than {self._limit:g} s" if code is None else f"exited with {code}"
+            row |= {"failed": why, "log": log[-4000:]}
+        self._temporary.cleanup()
+        return {**row, "seconds": round(self._seconds(), 1)}, log
 
+    def _seconds(self) -> float:
+        return time.monotonic() - self._start
 
-def _end_descendants() -> None:
-    """Kills all processes that descend from this one, orphans of sessions of their own among them."""
-    until = time.monotonic() + _CLEANING_SECONDS
-    while (left := psutil.Process().children(recursive=True)) and time.monotonic() < until:
-        for process in left:
+    def _descendants(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
+                if process.environ().get("TMPDIR") == self._temporary.name:
+                    found.append(process)
+        return found
+
+
+def _end(processes: Sequence[psutil.Process]) -> None:
+    """Kills them, and what they start meanwhile."""
+    until = time.monotonic() + _CLEANING_SECONDS
+    left = list(processes)
+    while left and time.monotonic() < until:
+        for process in list(left):
+            with suppress(psutil.Error):
+                left += process.children()
                 process.kill()
-        psutil.wait_procs(left, timeout=0.5)
+        left = psutil.wait_procs(left, timeout=0.5)[1]
 
 
 def make(job: Mapping[str, Any]) -> None:
-    """Makes one step in this process, and leaves its figures."""
+    """Makes one step in this process when its turn has come, and leaves its figures."""
     if job["device"] == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"  # which DeepSpeed reads as it is imported
-    module, _, name = job["function"].partition(":")
-    figures = getattr(import_module(module), name)(job["device"], **job["arguments"])
+    name, _, function = job["function"].partition(":")
+    module = import_module(name)
+    if hasattr(module, "prepare"):
+        module.prepare(job["device"], **job["arguments"])
+    sys.stdin.read()
+    figures = getattr(module, function)(job["device"], **job["arguments"])
     unfinished = Path(job["out"]).with_suffix(".part")
     unfinished.write_text(json.dumps(figures))
     unfinished.rename(job["out"])
@@ -207,6 +290,7 @@ def command_line(
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--rows", type=Path, default=Path("gpu-figures.jsonl"), help="where rows are kept")
     parser.add_argument("--step-limit", type=float, default=540.0, help="seconds that a step has")
+    parser.add_argument("--at-once", type=int, default=max(2, min(6, (os.cpu_count() or 2) // 2)), help="processes")
     parser.add_argument("--again", action="store_true", help="make steps that failed again")
     parser.add_argument("--show", action="store_true", help="print the tables of the rows, and measure nothing")
     parser.add_argument("--list", action="store_true", help="print the steps")
@@ -219,7 +303,8 @@ def command_line(
         return 0
     passed = True
     if not asked.show:
-        passed = run(chosen, device=asked.device, rows=asked.rows, limit=asked.step_limit, again=asked.again)
+        options = {"limit": asked.step_limit, "again": asked.again, "at_once": asked.at_once}
+        passed = run(chosen, device=asked.device, rows=asked.rows, **options)
     print("\n".join(tables(list(rows_of(asked.rows).values()), derive)))
     return int(not passed)
 

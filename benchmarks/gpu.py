@@ -4,18 +4,20 @@
 
 Parts, in the order in which the time is best spent:
 
-    correctness  checks of `rpg doctor --gpu`, and differences of logprobs: packed rows against each response alone,
-                 bfloat16 against float32, a head whose logits are rounded against one whose are not
+    correctness  checks of `rpg doctor --gpu`; differences of logprobs: packed rows against each response alone,
+                 bfloat16 against float32, a head whose logits are rounded against one whose are not; `rpg.train` on a
+                 tiny model: ZeRO 0 to 3, offloading, max_staleness, a kill
     learner      rates of products, attention and memory, and updates of 1.7 and 4 billion parameters: tokens/s, share
                  of the peak and of the rate of products that was measured, memory against the plan, passes against the
                  roofline, and where their time goes; how long the state of an update takes to leave and to come back
     sampler      the transformers engine: tokens/s by slots and by the kernels of attention
-    trainer      `rpg.train` on a tiny model: ZeRO 0 to 3, offloading, max_staleness, a kill; what a checkpoint costs;
-                 the output head by chunk and type of result; whole steps with the transformers engine
+    trainer      what a checkpoint costs; the output head by chunk and type of result; whole steps with the transformers
+                 engine
     vllm         engines of vLLM: asleep, transfer of weights, tokens/s, whole steps at 0.6 and 1.7 billion parameters
 
-Each step is a process of its own, which is ended within the limit with all that it has started. Its row is written when
-it is there, also why it failed, and a later call makes the steps that have no row: on another machine too, given the
+Each step is a process of its own, which is ended within the limit with all that it has started. It imports what it
+needs while another one measures; steps whose times do not count are made several at once. A row is written when it is
+there, also why a step failed, and a later call makes the steps that have no row: on another machine too, given the
 rows. Tables are printed at the end, and by `--show` from rows alone. It needs torch, transformers, DeepSpeed, Pydantic
 and PyArrow, and no network; what needs vLLM or Liger is left out where that is missing. With `--device cpu` the models
 are tiny: that shows only that everything runs.
@@ -31,19 +33,37 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.campaign import Row, Step, command_line
 
 
-def _step(part: str, name: str, function: str, *, package: str = "", needs_gpu: bool = False, **arguments: Any) -> Step:
-    return Step(part, name, "benchmarks.gpu_steps:on_bench", {"name": function, **arguments}, package, needs_gpu)
+def _step(
+    part: str,
+    name: str,
+    function: str,
+    *,
+    package: str = "",
+    needs_gpu: bool = False,
+    memory_gib: float = 0.0,
+    alone: bool = True,
+    **arguments: Any,
+) -> Step:
+    arguments = {"name": function, **arguments}
+    return Step(part, name, "benchmarks.gpu_steps:on_bench", arguments, package, needs_gpu, memory_gib, alone)
 
 
 def _doctor(part: str, check: str, **settings: Any) -> Step:
-    return _step(part, check, "doctor", check=check, **settings)
+    return _step(part, check, "doctor", check=check, alone=False, **settings)
 
 
 def _updates(size: str, recomputes: bool | str, name: str, **settings: Any) -> Step:
     return _step("learner", f"{size}, {name}", "update", size=size, recomputes=recomputes, **settings)
 
 
+def _trained(name: str, *, kills: bool = False, **changes: Any) -> Step:
+    return _step("correctness", name, "trained", kills=kills, alone=False, **changes)
+
+
 _LIGER = {"package": "liger_kernel", "kernels": "liger"}
+_LARGE = {"memory_gib": 100.0}
+"""Master weights, moments and gradients of 4 billion parameters are 64 GB: on smaller cards the optimizer goes to the
+host."""
 STEPS = (
     _doctor("correctness", "machine"),
     _doctor("correctness", "gradients"),
@@ -53,18 +73,23 @@ STEPS = (
     _doctor("correctness", "state_away"),
     _doctor("correctness", "sentinel"),
     _doctor("correctness", "train_and_resume", by_uuid=True),
-    _step("correctness", "noise, 1.7B", "noise", size="1.7B"),
+    _step("correctness", "noise, 1.7B", "noise", size="1.7B", alone=False),
+    *(_trained(f"ZeRO {stage}", training={"zero_stage": stage}) for stage in (0, 1, 2, 3)),
+    _trained("optimizer offloaded", training={"zero_stage": 2, "offload": {"optimizer": True}}),
+    _trained("all offloaded", training={"zero_stage": 3, "offload": {"optimizer": True, "parameters": True}}),
+    _trained("max_staleness 1", rollout={"max_staleness": 1}),
+    _trained("killed", kills=True),
     _step("learner", "rates", "products"),
-    _updates("1.7B", "selective", "recomputing some"),
     _updates("1.7B", "selective", "recomputing some, Liger", **_LIGER),
-    _updates("1.7B", "selective", "recomputing some, no kernel of the head", head_kernel=False),
-    _updates("1.7B", True, "recomputing all"),
-    _step("learner", "1.7B, state away", "state_away", size="1.7B"),
-    # Master weights, moments and gradients of 4 billion parameters are 64 GB: the optimizer goes to the host.
-    _updates("4B", "selective", "recomputing some, offloading", offloads=True),
-    _updates("4B", "selective", "recomputing some, offloading, Liger", offloads=True, **_LIGER),
-    _updates("1.7B", False, "recomputing nothing, offloading", offloads=True),
+    _updates("4B", "selective", "recomputing some, Liger", **_LARGE, **_LIGER),
     _updates("1.7B", False, "recomputing nothing, Liger", **_LIGER),
+    _updates("4B", False, "recomputing nothing, Liger, half a pass", tokens=8192, **_LARGE, **_LIGER),
+    _updates("1.7B", "selective", "recomputing some"),
+    _updates("1.7B", "selective", "recomputing some, no kernel of the head", head_kernel=False),
+    _step("learner", "1.7B, state away", "state_away", size="1.7B"),
+    _updates("4B", "selective", "recomputing some", **_LARGE),
+    _updates("4B", "selective", "recomputing some, offloading, Liger", offloads=True, **_LIGER),
+    _updates("1.7B", True, "recomputing all"),
     _updates("4B", True, "recomputing all, offloading", offloads=True),
     *(
         _step(
@@ -81,26 +106,6 @@ STEPS = (
             (256, False, 64),
         )
     ),
-    *(
-        _step("trainer", f"ZeRO {stage}", "trained", kills=False, training={"zero_stage": stage})
-        for stage in (0, 1, 2, 3)
-    ),
-    _step(
-        "trainer",
-        "optimizer offloaded",
-        "trained",
-        kills=False,
-        training={"zero_stage": 2, "offload": {"optimizer": True}},
-    ),
-    _step(
-        "trainer",
-        "all offloaded",
-        "trained",
-        kills=False,
-        training={"zero_stage": 3, "offload": {"optimizer": True, "parameters": True}},
-    ),
-    _step("trainer", "max_staleness 1", "trained", kills=False, rollout={"max_staleness": 1}),
-    _step("trainer", "killed", "trained", kills=True),
     _step("trainer", "pauses", "pauses"),
     *(
         _step("trainer", f"head, {chunk} tokens, {'float32' if exact else 'no float32'} results", "head", **settings)
@@ -109,7 +114,7 @@ STEPS = (
         for settings in ({"chunk": chunk, "exact": exact},)
     ),
     _step("trainer", "whole steps, 0.6B, transformers", "whole_steps", size="0.6B", engine="transformers"),
-    _step("trainer", "noise, 4B", "noise", size="4B"),
+    _step("trainer", "noise, 4B", "noise", size="4B", alone=False),
     _doctor("vllm", "asleep", package="vllm", needs_gpu=True),
     _doctor("vllm", "colocated", package="vllm"),
     _doctor("vllm", "dedicated", package="vllm"),

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -22,16 +23,23 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 """Calls of CUDA in which the host waits for the device, as a profile names them."""
 
 
-def on_bench(device: str, *, name: str, by_uuid: bool = False, **arguments: Any) -> Row:
-    """Figures of the function of that name here.
+def prepare(device: str, *, by_uuid: bool = False, **_: Any) -> None:
+    """Imports what steps need, and names the GPU.
 
     Args:
-        by_uuid: whether the GPU is named by its UUID, as it is where a run has leased it.
+        by_uuid: whether it is named by its UUID, as it is where a run has leased it.
     """
     if by_uuid and device == "cuda":
         from specs.machine.gpu_slots import slots_here
 
         os.environ["CUDA_VISIBLE_DEVICES"] = slots_here()[0]
+    for module in ("transformers.models.qwen3.modeling_qwen3", "rpg.learner.deepspeed_imported", "rpg.trainer"):
+        import_module(module)
+
+
+def on_bench(device: str, *, name: str, **arguments: Any) -> Row:
+    """Figures of the function of that name here."""
+    arguments.pop("by_uuid", None)
     with bench_on(device) as bench:
         figures: Row = globals()[name](bench, **arguments)
     return figures
@@ -144,9 +152,14 @@ def update(
     offloads: bool = False,
     kernels: str = "torch",
     head_kernel: bool = True,
+    tokens: int = 16384,
 ) -> Row:
-    """Updates of a model of random weights, in 14,592 tokens a pass or more; figures of time by kind are of the passes
-    of one update, in milliseconds. The roofline of its passes is that of this card, on a CPU of an H100."""
+    """Updates of a model of random weights; figures of time by kind are of the passes of one update, in milliseconds.
+    The roofline of its passes is that of this card, on a CPU of an H100.
+
+    Args:
+        tokens: of a pass, at most.
+    """
     import torch
 
     from pipelines.doctor.gpu_checks.models import BatchShape
@@ -158,7 +171,7 @@ def update(
     from specs.schema.training import Offload
 
     on_gpu = bench.device.type == "cuda"
-    shape = BatchShape(8, 8, 256, 1568, 16384) if on_gpu else BatchShape(2, 4, 16, 48, 512)
+    shape = BatchShape(4, 8, 256, 1568, tokens) if on_gpu else BatchShape(2, 4, 16, 48, 512)
     settings = training("bfloat16", zero_stage=2, shape=shape).model_copy(
         update={
             "gradient_checkpointing": recomputes,
@@ -175,11 +188,11 @@ def update(
     if card:
         length = shape.prompt_length + shape.response_length
         fused = Kernels(fused=kernels == "liger", head=head_kernel)
-        responses = shape.response_length / length
+        computed = float(figures["tokens_per_second"]) * float(figures["update_seconds"])
+        responses = shape.responses * shape.response_length / computed
         each = token_seconds(counted(config), length=length, responses=responses, kernels=fused, card=card)
         recomputed = {False: 0.0, True: each.recompute_all, "selective": each.recompute_some}[recomputes]
-        roofline = shape.responses * length * (each.forward + each.backward + recomputed)
-        figures |= {"roofline_seconds": roofline}
+        figures |= {"roofline_seconds": computed * (each.forward + each.backward + recomputed)}
     return {**figures, **times}
 
 
@@ -230,9 +243,13 @@ def profiled(device_type: str, times: Row) -> Iterator[None]:
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
         yield
     wall = (time.perf_counter() - start) * 1e3
+    averages = profiler.key_averages()
+    print(
+        averages.table(sort_by=f"self_{'cuda' if on_gpu else 'cpu'}_time_total", row_limit=40, max_name_column_width=70)
+    )
     waits = 0
     kinds = dict.fromkeys(("matrix_ms", "attention_ms", "other_ms", "head_ms"), 0.0)
-    for event in profiler.key_averages():
+    for event in averages:
         waits += event.count if event.key in WAITS else 0
         if "CPU" not in str(event.device_type):  # a kernel, which counts for the operation that has started it
             continue
