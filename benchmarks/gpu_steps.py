@@ -405,7 +405,7 @@ def sampled(bench: "Bench", size: str, slots: int, engine: str, cudnn: bool = Tr
     from specs.schema.rollout import TransformersRollout, VllmRollout
 
     on_gpu, kind = bench.device.type == "cuda", bench.device.type
-    prompt, response = (256, 768) if on_gpu else (16, 16)
+    prompt, response = (256, 512) if on_gpu else (16, 16)
     concurrent = slots if on_gpu else slots // 16
     torch.backends.cuda.enable_cudnn_sdp(cudnn)
     decoding._WIDTHS[kind] = multiple

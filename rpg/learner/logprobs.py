@@ -198,7 +198,7 @@ def multiplies_into_float32(device: torch.device) -> bool:
     try:
         total = torch.mm(one, one, out_dtype=torch.float32)
         torch.addmm(total, one, one, out_dtype=torch.float32, out=total)
-    except RuntimeError as error:  # no such kernel at all (NotImplementedError), or one that refuses these types
+    except (RuntimeError, TypeError) as error:  # no such kernel at all, or one that refuses these types
         if isinstance(error, torch.OutOfMemoryError) or "ALLOC_FAILED" in str(error):
             raise
         return False
