@@ -5,7 +5,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,7 +154,7 @@ def update(
     head_kernel: bool = True,
     tokens: int = 16384,
 ) -> Row:
-    """Updates of a model of random weights; figures of time by kind are of the passes of one update, in milliseconds.
+    """Updates of a model of random weights; figures of time by kind are of one pass, in milliseconds.
     The roofline of its passes is that of this card, on a CPU of an H100.
 
     Args:
@@ -401,13 +401,15 @@ def sampled(bench: "Bench", size: str, slots: int, engine: str, cudnn: bool = Tr
     from pipelines.doctor.gpu_checks.models import write_model
     from rpg.samplers import SamplerSettings, open_sampler
     from rpg.samplers.transformers import decoding
+    from rpg.samplers.transformers import sampler as sampler_of_transformers
     from rpg.types import Sampling
     from specs.schema.rollout import TransformersRollout, VllmRollout
 
     on_gpu, kind = bench.device.type == "cuda", bench.device.type
     prompt, response = (256, 512) if on_gpu else (16, 16)
     concurrent = slots if on_gpu else slots // 16
-    torch.backends.cuda.enable_cudnn_sdp(cudnn)
+    if cudnn:
+        sampler_of_transformers.without_plans = nullcontext
     decoding._WIDTHS[kind] = multiple
     precision = bench.precision
     config = config_of(bench, size)
@@ -441,7 +443,7 @@ def whole_steps(bench: "Bench", size: str, engine: str) -> Row:
     on_gpu = bench.device.type == "cuda"
     write_inputs(bench.directory, config_of(bench, size) if on_gpu else None)
     turns = engine == "vllm" and on_gpu
-    rollout: Row = {"engine": engine, "max_response_length": 768 if on_gpu else 8}
+    rollout: Row = {"engine": engine, "max_response_length": (768 if turns else 256) if on_gpu else 8}
     if engine == "vllm":
         rollout |= {"memory_fraction": 0.85, "sleep": turns, "cpu_cache_gib": 0.25}
     training = {"zero_stage": 2, "minibatches": 1, "offload": {"while_sampling": turns}}

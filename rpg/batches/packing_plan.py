@@ -3,8 +3,9 @@
 Everything here follows from the lengths alone and is the same on every rank, so that the ranks agree without talking.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +60,10 @@ def plan_padded(
     """
     counts = np.ones_like(lengths) if rows is None else rows
     work = [((index,), int(counts[index]) * _work(int(lengths[index]), attention)) for index in rollouts]
-    return _as_many([_fill_padded(lengths, counts, share, max_tokens) for share in _deal(work, ranks)])
+    return _evened(
+        [partial(_fill_padded, lengths, counts, share) for share in _deal(work, ranks)],
+        max_tokens,
+    )
 
 
 def plan_packed(
@@ -96,7 +100,7 @@ def plan_packed(
     whole = [(members, work(members)) for members in _members(groups, rollouts)]
     ways = (_deal(whole, ranks), _deal(singly, ranks))
     shares = min(ways, key=lambda way: max(map(work, way)))
-    return _as_many([_fill_packed(lengths, responses, _members(groups, share), max_tokens) for share in shares])
+    return _evened([partial(_fill_packed, lengths, responses, _members(groups, share)) for share in shares], max_tokens)
 
 
 def _work(tokens: int, attention: float, *, behind: int = 0) -> float:
@@ -144,10 +148,31 @@ def _fill_packed(lengths: Integers, responses: Integers, groups: list[Indices], 
     return [tuple(each) for each in passes]
 
 
-def _as_many(passes: list[list[Indices]]) -> list[list[Rows]]:
-    """Each rank's passes, and as many that do not count as it has fewer than another."""
-    most = max(map(len, passes))
-    return [[Rows(each) for each in of_rank] + [IDLE] * (most - len(of_rank)) for of_rank in passes]
+def _evened(fills: Sequence[Callable[[int], list[Indices]]], max_tokens: int) -> list[list[Rows]]:
+    """Each rank's passes, in the fewest that the busiest rank needs, and these as short as that allows: of a last pass
+    of a few responses a GPU makes little, since the host takes as long to start its kernels as those of a full one.
+
+    Args:
+        fills: of each rank, its passes by a bound on their tokens.
+    """
+    most = max(len(fill(max_tokens)) for fill in fills)
+    return [
+        [Rows(each) for each in passes] + [IDLE] * (most - len(passes))
+        for passes in (_shortest(fill, max_tokens, most) for fill in fills)
+    ]
+
+
+def _shortest(fill: Callable[[int], list[Indices]], max_tokens: int, most: int) -> list[Indices]:
+    """At most `most` passes by the smallest bound that gives no more, to a 64th of `max_tokens`."""
+    passes, low, high = fill(max_tokens), max_tokens // max(1, most + 1), max_tokens
+    while most > 1 and high - low > max(1, max_tokens // 64):
+        middle = (low + high) // 2
+        shorter = fill(middle)
+        if len(shorter) > most:
+            low = middle
+        else:
+            passes, high = shorter, middle
+    return passes
 
 
 def _members(groups: Integers, rollouts: Iterable[int]) -> list[Indices]:

@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ _DTYPES = {
     torch.bool: "BOOL",
 }
 _NOTES = "notes"
+_STRIP = 2**26
+"""Bytes that are copied from a device at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,39 @@ def _values_file(stem: str, rank: int | None = None) -> str:
 
 def _on_host(values: Tensor) -> Tensor:
     """A copy in host memory."""
-    return values.detach().to("cpu", copy=True)
+    values = values.detach()
+    if values.device.type != "cuda" or values.nbytes < _STRIP:
+        return values.to("cpu", copy=True)
+    found = torch.empty(values.shape, dtype=values.dtype)
+    staging = [torch.empty(_STRIP // values.element_size(), dtype=values.dtype, pin_memory=True) for _ in range(2)]
+    copy_in_strips(values, found, staging)
+    return found
+
+
+def copy_in_strips(source: Tensor, target: Tensor, staging: Sequence[Tensor]) -> None:
+    """Copies [n] from a device to the host by way of page-locked memory, a strip arriving as the one before is copied
+    on by all threads. A copy to pageable memory at once is one thread's, which waits for every new page.
+
+    Args:
+        staging: two, as long as a strip.
+    """
+    arrivals: list[tuple[Tensor, Tensor, torch.cuda.Event | None]] = []
+    for number, (strip, into) in enumerate(
+        zip(*(each.split(len(staging[0])) for each in (source, target)), strict=True)
+    ):
+        through = staging[number % 2][: len(strip)]
+        through.copy_(strip, non_blocking=True)
+        arrivals.append((through, into, torch.cuda.current_stream().record_event() if strip.is_cuda else None))
+        if len(arrivals) == 2:
+            _copy_on(*arrivals.pop(0))
+    for arrival in arrivals:
+        _copy_on(*arrival)
+
+
+def _copy_on(arrived: Tensor, into: Tensor, when: "torch.cuda.Event | None") -> None:
+    if when:
+        when.synchronize()
+    into.copy_(arrived)
 
 
 def _write(path: Path, blocks: Iterable[memoryview]) -> dict[str, Any]:

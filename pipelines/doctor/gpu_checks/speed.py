@@ -70,7 +70,7 @@ def measure_updates(
         config: of the model, see `models`.
         settings: prompts_per_step, group_size and microbatch_tokens are used as they are.
         shape: lengths of prompts and responses.
-        within: surrounds the passes of one more update, which is not timed, as a profiler does.
+        within: surrounds one more pass, which is not timed, as a profiler does.
     Returns:
         Seconds of an update and of its passes, tokens that this rank computes a second, and on a GPU the share of its
         peak in the whole update and in the passes alone (an optimizer on the host waits for it), the most memory that
@@ -95,7 +95,7 @@ def measure_updates(
         times.append((passed - start, _now(device) - start))
     if within:
         with within():
-            add_gradient(learner, passes, step)
+            add_gradient(learner, passes[:1], step)
     if not math.isfinite(norm):
         raise CheckFailedError(f"the gradient's norm is {norm}")
     tokens = sum(batch.input_ids.numel() for batch in passes if batch.counts)
