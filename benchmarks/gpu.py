@@ -48,8 +48,8 @@ def _step(
     return Step(part, name, "benchmarks.gpu_steps:on_bench", arguments, package, needs_gpu, memory_gib, alone)
 
 
-def _doctor(part: str, check: str, **settings: Any) -> Step:
-    return _step(part, check, "doctor", check=check, alone=False, **settings)
+def _doctor(part: str, check: str, *, alone: bool = False, **settings: Any) -> Step:
+    return _step(part, check, "doctor", check=check, alone=alone, **settings)
 
 
 def _updates(size: str, recomputes: bool | str, name: str, **settings: Any) -> Step:
@@ -85,6 +85,8 @@ STEPS = (
     _updates("1.7B", False, "recomputing nothing, Liger", **_LIGER),
     _updates("4B", False, "recomputing nothing, Liger, half a pass", tokens=8192, **_LARGE, **_LIGER),
     _updates("1.7B", "selective", "recomputing some"),
+    _doctor("learner", "step_zero_2", alone=True),
+    _doctor("learner", "step_zero_3", alone=True),
     _updates("1.7B", "selective", "recomputing some, no kernel of the head", head_kernel=False),
     _step("learner", "1.7B, state away", "state_away", size="1.7B"),
     _updates("4B", "selective", "recomputing some", **_LARGE),
