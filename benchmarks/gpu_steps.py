@@ -5,7 +5,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -401,15 +401,13 @@ def sampled(bench: "Bench", size: str, slots: int, engine: str, cudnn: bool = Tr
     from pipelines.doctor.gpu_checks.models import write_model
     from rpg.samplers import SamplerSettings, open_sampler
     from rpg.samplers.transformers import decoding
-    from rpg.samplers.transformers import sampler as sampler_of_transformers
     from rpg.types import Sampling
     from specs.schema.rollout import TransformersRollout, VllmRollout
 
     on_gpu, kind = bench.device.type == "cuda", bench.device.type
     prompt, response = (256, 512) if on_gpu else (16, 16)
     concurrent = slots if on_gpu else slots // 16
-    if cudnn:
-        sampler_of_transformers.without_plans = nullcontext
+    torch.backends.cuda.enable_cudnn_sdp(cudnn)
     decoding._WIDTHS[kind] = multiple
     precision = bench.precision
     config = config_of(bench, size)

@@ -16,12 +16,13 @@ from rpg.fused import lacks_kernels
 from specs.machine.cards import H100, Card
 from specs.schema.experiment import Experiment
 
-PRODUCTS = 0.627
-"""Share of a card's peak that products of large bfloat16 matrices reach: 620 of 989 TFLOP/s on an H100."""
-ATTENTION = (0.354, 0.263)
-"""Share of the peak in torch's attention for packed rows, forward and backward: 350 and 260 TFLOP/s."""
-BANDWIDTH = 0.836
-"""Share of the memory's bandwidth that elementwise operations reach: 2.8 of 3.35 TB/s."""
+PRODUCTS = 0.77
+"""Share of a card's peak that products of large bfloat16 matrices reach: 760 of 989 TFLOP/s in passes on an H200."""
+ATTENTION = (0.226, 0.203)
+"""Share of the peak in torch's attention for packed rows, forward and backward: 224 and 201 TFLOP/s on an H200."""
+BANDWIDTH = 0.58
+"""Share of the memory's bandwidth that all other operations of a pass reach, measured as above. A sum of two large
+tensors reaches 0.88; these work on smaller ones, and add up gradients."""
 BACKWARD_PAIRS = 2.5
 """Arithmetic of attention in a backward pass over that in a forward pass."""
 PASS_BYTES = 16

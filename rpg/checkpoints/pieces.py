@@ -164,10 +164,10 @@ def copy_in_strips(source: Tensor, target: Tensor, staging: Sequence[Tensor]) ->
     Args:
         staging: two, as long as a strip.
     """
+    length = len(staging[0])
     arrivals: list[tuple[Tensor, Tensor, torch.cuda.Event | None]] = []
-    for number, (strip, into) in enumerate(
-        zip(*(each.split(len(staging[0])) for each in (source, target)), strict=True)
-    ):
+    for number, start in enumerate(range(0, len(source), length)):
+        strip, into = source[start : start + length], target[start : start + length]
         through = staging[number % 2][: len(strip)]
         through.copy_(strip, non_blocking=True)
         arrivals.append((through, into, torch.cuda.current_stream().record_event() if strip.is_cuda else None))

@@ -168,7 +168,7 @@ class Training(Spec):
     gradient_reduction: Literal["auto", "float32"] = addition("auto")
     """Type in which ranks add up their gradients. auto: that of the passes, see `precision`. float32: float32, also
     where passes are in bfloat16: twice the bytes between ranks and of a bucket, and no rounding of the sum. What it
-    costs on GPUs is not measured."""
+    costs on several GPUs is not measured."""
     packing: bool = execution(True)
     """Lay the responses of a pass end to end instead of padding them, and compute a prompt once for those of its group
     that are in the pass, where the model's attention keeps them apart. No effect on the gradient."""

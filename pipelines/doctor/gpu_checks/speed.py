@@ -16,6 +16,8 @@ from pipelines.planning.memory import memory_estimate
 from rpg.base.shape import ModelShape, shape_of_config
 from rpg.batches.minibatches import cut, plan_step
 from rpg.learner.deepspeed import Learner
+from rpg.learner.kernels import kernels_for
+from rpg.pretrained import config_of
 from rpg.processes import ranks
 from specs.machine.cards import peak_flops
 from specs.schema.experiment import Experiment
@@ -74,7 +76,7 @@ def measure_updates(
     Returns:
         Seconds of an update and of its passes, tokens that this rank computes a second, and on a GPU the share of its
         peak in the whole update and in the passes alone (an optimizer on the host waits for it), the most memory that
-        torch allocated, and the estimate of `rpg plan`, GiB.
+        torch allocated, and the estimate of `rpg plan` for passes as long as the longest, GiB.
     """
     device, first = bench.device, ranks.rank() == 0
     if first:
@@ -116,7 +118,10 @@ def measure_updates(
             figures["share_of_peak"] = flops * rate / peak
             figures["share_of_peak_in_passes"] = flops / of_passes / peak
         figures["peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
-        figures["estimated_gib"] = estimated_bytes(model, settings, shape) / 2**30
+        kernels = kernels_for(settings, config_of(bench.directory), device)
+        longest = max(batch.input_ids.numel() for batch in passes)
+        known = settings.model_copy(update={"kernels": kernels, "microbatch_tokens": longest})
+        figures["estimated_gib"] = estimated_bytes(model, known, shape) / 2**30
     return figures
 
 

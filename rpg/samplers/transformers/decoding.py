@@ -1,7 +1,6 @@
 """One call of the transformers sampler: responses enter a slot of the cache, gain a token a step, leave at the end."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -22,20 +21,9 @@ _FIRST_CAPACITY = 64
 """Response positions that the cache has room for at first; it grows with what is sampled, not with the maximum."""
 
 _WIDTHS = {"cuda": 64}
-"""Kind of device -> keys that attention sees come in multiples of it, 1 where it is left out."""
-
-
-@contextmanager
-def without_plans() -> Iterator[None]:
-    """Attention without the kernels of cuDNN, which torch prefers on Hopper: they make a plan for each number of keys
-    and of rows, and both change all the time."""
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
-
+"""Kind of device -> keys that attention sees come in multiples of it, 1 where it is left out. Kernels of cuDNN, which
+torch prefers on Hopper, make a plan for each number of keys: some 30 ms, where a step takes 10. So they cost no more
+than others: on an H200 64 slots of a 1.7B model take a step in 36.6 ms with them and in 38.7 ms without."""
 
 WatchFn = Callable[[Sequence[int]], StopTextWatch]
 """Prompt token ids -> a watch for stop texts in one response to that prompt."""

@@ -20,7 +20,7 @@ from rpg.pretrained import model_of
 from rpg.samplers.base import AdmitMore, InProcessSampler, SamplerSettings, special_tokens
 from rpg.samplers.stop_texts import StopTextWatch, tokenizer_in
 from rpg.samplers.transformers.attention import ATTENTION
-from rpg.samplers.transformers.decoding import Decoding, WatchFn, without_plans
+from rpg.samplers.transformers.decoding import Decoding, WatchFn
 from rpg.types import OnResponse, Sampling
 from specs.schema.rollout import TransformersRollout
 
@@ -81,7 +81,7 @@ class TransformersSampler(InProcessSampler):
         admitted = admit("idle") if admit else len(prompts)
         if admitted is None:
             return 0
-        with _evaluating(self._model), torch.no_grad(), without_plans():
+        with _evaluating(self._model), torch.no_grad():
             decoding = Decoding(
                 self._model,
                 prompts,

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.roofline import LENGTH, MODELS, RESPONSES, TOKENS, WAYS
+from pipelines.planning import roofline
 from pipelines.planning.gpu_hours import gpu_hours
 from pipelines.planning.model_shape import model_shape, shape_of_settings
-from pipelines.planning.roofline import Kernels, step_seconds, token_seconds
+from pipelines.planning.roofline import BANDWIDTH, PASS_BYTES, Kernels, step_seconds, token_seconds
 from specs.machine.cards import CARDS, H100, peak_flops
 from tests.pipelines.planning.test_estimate import experiment
 
@@ -15,8 +16,13 @@ from tests.pipelines.planning.test_estimate import experiment
 @pytest.mark.parametrize(
     ("model", "plain_ms", "fused_ms"), [("0.6B", 347, 232), ("1.7B", 572, 415), ("4B, selective", 1260, 881)]
 )
-def test_a_pass_takes_what_was_worked_out_by_hand(model: str, plain_ms: float, fused_ms: float) -> None:
-    """14,592 tokens on an H100, from the sizes of each tensor that a layer reads and writes."""
+def test_a_pass_takes_what_was_worked_out_by_hand(
+    model: str, plain_ms: float, fused_ms: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """14,592 tokens on an H100, from the sizes of each tensor that a layer reads and writes; products at 620 TFLOP/s,
+    attention at 350 and 260, memory at 2.8 TB/s."""
+    for name, rate in {"PRODUCTS": 0.627, "ATTENTION": (0.354, 0.263), "BANDWIDTH": 0.836}.items():
+        monkeypatch.setattr(roofline, name, rate)
     settings, recomputes = MODELS[model]
     shape = shape_of_settings(settings)
     assert shape is not None
@@ -24,6 +30,28 @@ def test_a_pass_takes_what_was_worked_out_by_hand(model: str, plain_ms: float, f
         each = token_seconds(shape, length=LENGTH, responses=RESPONSES, kernels=kernels)
         milliseconds = TOKENS * (each.forward + each.backward + recomputes * each.recompute_some) * 1e3
         assert milliseconds == pytest.approx(expected, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("model", "fused", "milliseconds"),
+    [
+        ("1.7B", True, 311.4),
+        ("1.7B, selective", True, 319.9),
+        ("1.7B, selective", False, 509.2),
+        ("4B, selective", True, 697.5),
+    ],
+)
+def test_a_pass_takes_what_it_took_on_an_h200(model: str, fused: bool, milliseconds: float) -> None:
+    """8 responses of 1,568 tokens to a prompt of 256: what the GPU was busy for, docs/performance.md."""
+    settings, recomputes = MODELS[model]
+    shape = shape_of_settings(settings)
+    assert shape is not None
+    tokens, h200 = 256 + 8 * 1568, next(card for card in CARDS if card.part == "H200")
+    kernels = Kernels(fused=fused, head=True)
+    each = token_seconds(shape, length=1824, responses=8 * 1568 / tokens, kernels=kernels, card=h200)
+    seconds = tokens * (each.forward + each.backward + recomputes * each.recompute_some)
+    seconds += PASS_BYTES * shape.parameters / (BANDWIDTH * h200.bandwidth)
+    assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.05)
 
 
 def test_the_hours_of_training_are_those_of_logprobs_passes_and_updates(tmp_path: Path) -> None:

@@ -120,6 +120,27 @@ def test_a_long_prompt_is_not_put_before_more_responses_than_memory_has_its_keys
     assert [len(rows.rollouts) for rows in plan] == [5] * 6, "4 x 130 tokens hold 5 x 101"
 
 
+@settings(deadline=None)
+@given(count=st.integers(1, 60), length=st.integers(1, 40), room=st.integers(1, 9), packed=st.booleans())
+def test_passes_are_the_fewest_and_alike(count: int, length: int, room: int, packed: bool) -> None:
+    lengths, zeros = np.full(count, length), np.zeros(count, dtype=np.int64)
+    [plan] = (
+        plan_packed(zeros, lengths, np.arange(count), range(count), ranks=1, max_tokens=room * length)
+        if packed
+        else plan_padded(lengths, range(count), ranks=1, max_tokens=room * length)
+    )
+    fewest = -(-count // room)
+    assert len(plan) == fewest
+    assert max(len(rows.rollouts) for rows in plan) == -(-count // fewest)
+
+
+def test_no_short_pass_is_left_over() -> None:
+    count = 32
+    heads, responses, groups = np.full(count, 256), np.full(count, 1568), np.arange(count) // 8
+    [plan] = plan_packed(heads, responses, groups, range(count), ranks=1, max_tokens=16384)
+    assert [len(rows.rollouts) for rows in plan] == [8] * 4, "and not 10, 10, 10 and 2"
+
+
 def test_a_pass_predicts_each_response_token_from_the_position_before_it() -> None:
     step = example()
     batch = microbatch(step, Rows((0, 2, 1)), torch.device("cpu"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rpg.checkpoints.checkpoint import Checkpoints
-from rpg.checkpoints.pieces import Piece, PieceFiles, StateCopy
+from rpg.checkpoints.pieces import Piece, PieceFiles, StateCopy, copy_in_strips
 from rpg.checkpoints.retention import Means, Retention
 from rpg.run_recorder.state import random_states, restore_random_states
 from specs.machine.fence import Fence, SupersededError, lease_file
@@ -181,3 +181,10 @@ def test_a_checkpoint_that_got_its_name_after_the_run_was_taken_over_does_not_co
     third = Checkpoints(tmp_path / "checkpoints", Retention(last=9), Fence(tmp_path, 3))
     assert (third.latest(), third.latest(up_to=5)) == (6, 4)
     assert "step-000008 is broken (it is of a trainer from which the run was taken over)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", [1, 6, 7, 14, 40])
+def test_strips_arrive_in_their_places(count: int) -> None:
+    source, target = torch.randn(count), torch.full((count,), torch.nan)
+    copy_in_strips(source, target, [torch.empty(7), torch.empty(7)])
+    assert torch.equal(target, source)
