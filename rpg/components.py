@@ -122,6 +122,9 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
         lends_weights=spec.reference.source in ("initial", "snapshot"),
     )
 
+    if spec.rollout.replay_routing:
+        learner.replay_routing()
+
     def teacher() -> Passes:
         model = spec.reference.teacher
         assert model is not None, "the rules let no reference of source model be without a path"

@@ -113,7 +113,7 @@ class _Lent:
     @contextmanager
     def passes(self, learner: Passes) -> Iterator[Passes]:
         """The learner's, whose module holds the reference within the block."""
-        with self.in_place():
+        with self.in_place(), learner.choosing_experts():
             yield learner
 
 

@@ -1,15 +1,22 @@
-"""Routing of a mixture of experts: how many tokens its routers send to each expert, and the loss that evens that out.
+"""Routing of a mixture of experts: how many tokens its routers send to each expert, the loss that evens that out, and
+the sampler's choice replayed by the learner.
 
 The loss is that of Fedus 2021, arXiv:2101.03961, eq. 4 to 6, for several experts a token and over all layers at once,
-as transformers has it (`load_balancing_loss_func`).
+as transformers has it (`load_balancing_loss_func`). The replay is that of Ma 2025, arXiv:2510.11370: what an engine and
+the learner differ by in their arithmetic sends some tokens to other experts, and their logprobs far apart.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from rpg.pretrained import experts_per_token
 from specs.errors import Issue, SpecError
@@ -110,3 +117,111 @@ def _is_balanced_so(model: "PreTrainedModel") -> bool:
     sums = routing_of(logits, torch.arange(5), chosen)
     own: Tensor = _own_loss(model)(logits, experts, chosen)
     return torch.allclose(own, balancing_loss(sums.counts, sums.probabilities, 5))
+
+
+def routers_of(model: nn.Module) -> list[nn.Module]:
+    """The modules that choose the experts of a token, in the order of the layers."""
+    return [module for module in model.modules() if type(module).__name__.endswith("Router")]
+
+
+@contextmanager
+def choices_taken(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Within the block the experts that each router chooses are appended. [tokens, experts a token] each"""
+    taken: list[Tensor] = []
+
+    def take(_: nn.Module, __: Any, output: tuple[Tensor, ...]) -> None:
+        taken.append(next(each for each in output if each.dtype == torch.int64))
+
+    hooks = [router.register_forward_hook(take) for router in routers_of(model)]
+    try:
+        yield taken
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def pop_choices(taken: list[Tensor]) -> "np.ndarray[Any, np.dtype[np.int16]]":
+    """What one forward pass has appended, emptied. [tokens, layers, experts a token]"""
+    choices = torch.stack(taken, dim=1).to(torch.int16).cpu().numpy()
+    taken.clear()
+    return choices
+
+
+class ReplayedRouters:
+    """The routers of a model, which can be given the experts of each token. Weights of the given experts are taken from
+    the router's own probabilities, so that it is trained as ever."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.given: Tensor | None = None
+        """Experts of each token of this pass, and of its recomputation, for each router or each layer. None: the
+        routers choose. [tokens, layers, experts a token], any integer type"""
+        self._replayed: set[int] = set()
+        self._routers = routers_of(model)
+        names = [name for name, module in model.named_modules() if module in self._routers]
+        self._numbers = [int(next(filter(str.isdigit, name.split(".")), "0")) for name in names]
+        """Layer of each router, counted over those without one too."""
+        self._layers = int(getattr(getattr(model, "config", None), "num_hidden_layers", 0))
+        for layer, router in enumerate(self._routers):
+            router.forward = partial(self._routed, layer, router.forward)
+
+    def _routed(self, layer: int, forward: Any, *arguments: Any, **keywords: Any) -> Any:
+        if self.given is None:
+            return forward(*arguments, **keywords)
+        with _GivenChoice(self.given[:, self._column(layer)].long()) as choice:
+            output = forward(*arguments, **keywords)
+        if choice.times == 1:
+            self._replayed.add(layer)
+        return output
+
+    def _column(self, router: int) -> int:
+        """Where the choice of a router stands: among those of all routers, or of all layers, which vLLM tells."""
+        assert self.given is not None
+        told = self.given.shape[1]
+        if told == len(self._routers):
+            return router
+        if told != self._layers:
+            raise RuntimeError(f"the sampler told the experts of {told} layers; {len(self._routers)} have routers")
+        return self._numbers[router]
+
+    def replay(self, config: "PretrainedConfig") -> bool:
+        """Whether all routers of the model, which may be on meta tensors, take what they are given."""
+        text = config.get_text_config()
+        chosen = experts_per_token(text)
+        if not chosen or not self._routers:
+            return False
+        weight = next(self._routers[0].parameters())
+        self.given = torch.arange(chosen, device=weight.device).expand(3, len(self._routers), chosen)
+        for router in self._routers:
+            router(weight.new_zeros(3, text.hidden_size))
+        self.given = None
+        return len(self._replayed) == len(self._routers)
+
+
+class _GivenChoice(TorchFunctionMode):
+    """Has a `topk` of as many experts choose what is given."""
+
+    def __init__(self, chosen: Tensor) -> None:
+        super().__init__()
+        self.times = 0
+        self._chosen = chosen
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        result = function(*arguments, **(keywords or {}))
+        if function not in (torch.topk, Tensor.topk) or result.indices.shape != self._chosen.shape:
+            return result
+        self.times += 1
+        return torch.return_types.topk((arguments[0].gather(-1, self._chosen), self._chosen))
+
+
+def check_replay(config: "PretrainedConfig") -> None:
+    """Checks that a model's routers can be given the sampler's choice.
+
+    Raises:
+        SpecError: it has no experts, or chooses them in another way.
+    """
+    from rpg.pretrained import model_without_weights
+
+    if not ReplayedRouters(model_without_weights(config)).replay(config):
+        message = "this model has no experts whose choice can be replayed"
+        path = ("rollout", "replay_routing")
+        raise SpecError(Issue(message, path, f"true for {config.model_type}", hint="leave replay_routing out"))

@@ -176,7 +176,8 @@ class Trainer:
         plan = plan_step(
             rollouts, self.training, packed=self.components.packs, signal=signal, attention=learner.attention_share
         )
-        rollouts = hand_over(rollouts, plan.trainers(len(rollouts.lengths)))
+        trainers = plan.trainers(len(rollouts.lengths))
+        rollouts = hand_over(rollouts, trainers, experts=self.spec.rollout.replay_routing)
         minibatches = cut(rollouts, plan, self.components.device)
         own = torch.tensor([self.largest_pass, *(part.largest_pass for part in minibatches)]).max()
         self.largest_pass = int(ranks.largest(own))  # a rank that helps another has none of its own

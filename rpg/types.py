@@ -3,9 +3,13 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rpg.messages import message
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 FinishReason = Literal["stop", "length"]
 
@@ -111,6 +115,9 @@ class Rollout:
     max_response_length."""
     answer: str | None = None
     """Text that is scored, where its environment says it; None: that of the last sampled turn."""
+    experts: "npt.NDArray[np.integer[Any]] | None" = field(default=None, compare=False)
+    """Experts to which the engine sent each token of prompt and response but the last. None: it was not asked.
+    [prompt + response - 1, layers, experts a token]"""
 
     def __post_init__(self) -> None:
         """Raises ValueError where nothing was sampled."""

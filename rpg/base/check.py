@@ -67,15 +67,15 @@ def downloaded(model: PretrainedModel) -> Path | None:
 def check_training(experiment: Experiment) -> None:
     """Raises SpecError for what a rank would refuse of the model, as far as its config shows it.
 
-    That is logits that are scaled, experts whose load cannot be balanced, heads that ranks cannot share out, and
-    modules for adapters that there are not.
+    That is logits that are scaled, experts whose load cannot be balanced or whose choice cannot be replayed, heads that
+    ranks cannot share out, and modules for adapters that there are not.
 
     A model that is not on this machine, or whose config builds no model, is passed over.
     """
     from rpg.learner.adapters import check_targets
     from rpg.learner.policy import check_logits
     from rpg.learner.sequence_parallel import check_heads
-    from rpg.routing import balancing_weight, check_balancing
+    from rpg.routing import balancing_weight, check_balancing, check_replay
 
     config, training = config_of_model(experiment.model), experiment.training
     if config is None:
@@ -83,6 +83,8 @@ def check_training(experiment: Experiment) -> None:
     check_logits(config)
     if balancing_weight(training, config):
         check_balancing(training, pretrained.model_without_weights(config))
+    if experiment.rollout.replay_routing:
+        check_replay(config)
     text = config.get_text_config()
     if training.sequence_parallel_size > 1:
         heads = text.num_attention_heads

@@ -13,10 +13,11 @@ from torch import Tensor
 from rpg.batches.packing_plan import Integers, Rows
 from rpg.messages import message
 from rpg.rewards.score import Score
-from rpg.types import FinishReason, RecordedTurn, RolloutGroup, TurnCounts
+from rpg.types import FinishReason, RecordedTurn, Rollout, RolloutGroup, TurnCounts
 
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
+Experts = npt.NDArray[np.int16]
 
 
 @message
@@ -58,6 +59,9 @@ class StepRollouts:
     """The turns of each response that this rank holds; nothing where the environment gives no turn."""
     turn_counts: tuple[TurnCounts, ...] = ()
     """Counts of the turns of each response; nothing where the environment gives no turn. [B]"""
+    experts: Experts | None = None
+    """Experts of each token of prompt and response of the responses held here, end to end; those of a last token mean
+    nothing. None: the learner's routers choose. [tokens, layers, experts a token]"""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Metrics of how the batch came about."""
 
@@ -65,6 +69,11 @@ class StepRollouts:
     def held_lengths(self) -> Integers:
         """Tokens of each response held here. [b]"""
         return self.lengths[self.held]
+
+    @property
+    def held_sequence_lengths(self) -> Integers:
+        """Tokens of prompt and response of each response held here. [b]"""
+        return self.sequence_lengths[self.held]
 
     @property
     def held_num_sampled(self) -> Integers:
@@ -198,7 +207,14 @@ def collate(
         policy_version=groups[0].policy_version,
         turns=tuple(turns),
         turn_counts=tuple(map(counted, turns)),
+        experts=_experts(rollouts),
     )
+
+
+def _experts(rollouts: Sequence[Rollout]) -> Experts | None:
+    """Experts of all tokens end to end, a last token's those of the one before it."""
+    known = [rollout.experts.astype(np.int16) for rollout in rollouts if rollout.experts is not None]
+    return np.concatenate([part for each in known for part in (each, each[-1:])]) if known else None
 
 
 def counted(turns: Sequence[RecordedTurn]) -> TurnCounts:
@@ -236,7 +252,14 @@ def join(parts: Sequence[StepRollouts]) -> StepRollouts:
         policy_version=parts[0].policy_version,
         turns=tuple(turns for part in parts for turns in part.turns),
         turn_counts=tuple(counts for part in parts for counts in part.turn_counts),
+        experts=experts_of([part.experts for part in parts]),
     )
+
+
+def experts_of(parts: Sequence[Experts | None]) -> Experts | None:
+    """Those of all parts end to end, where there are any."""
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known) if known else None
 
 
 def select(step: StepRollouts, groups: Sequence[int]) -> StepRollouts:
@@ -261,6 +284,7 @@ def select(step: StepRollouts, groups: Sequence[int]) -> StepRollouts:
         policy_version=step.policy_version,
         turns=kept.turns,
         turn_counts=tuple(step.turn_counts[response] for response in index) if step.turn_counts else (),
+        experts=kept.experts,
     )
 
 
@@ -275,6 +299,7 @@ def keep(step: StepRollouts, places: Integers) -> StepRollouts:
         rollout_logprobs=step.rollout_logprobs[_places(step.held_num_sampled, places)],
         responses=tuple(step.responses[place] for place in places),
         turns=tuple(step.turns[place] for place in places) if step.turns else (),
+        experts=None if step.experts is None else step.experts[_places(step.held_sequence_lengths, places)],
     )
 
 
@@ -318,6 +343,9 @@ class Microbatch:
     """Logprobs of the sampled tokens by the engine that sampled them, nats. [n]"""
     counts: bool
     """False: its only token is none of the step's and weighs nothing, see Rows."""
+    experts: Tensor | None = None
+    """Experts that each of the flattened input ids is sent to. None: the routers choose. [b * L, layers, experts a
+    token]"""
 
     def look_up(self, values: Tensor) -> Tensor:
         """From [M] values of all sampled tokens held here, those of this pass, on its device; 0 where it does not
@@ -372,7 +400,7 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
     mask[cells] = 1.0
     sampled_tokens = step.sampled_places[tokens[sampled]]
 
-    def on_device(array: Integers | Floats) -> Tensor:
+    def on_device(array: Integers | Floats | Experts) -> Tensor:
         return torch.from_numpy(array).to(device)
 
     return Microbatch(
@@ -387,7 +415,21 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
         rollouts=torch.from_numpy(index),
         rollout_logprobs=on_device(step.rollout_logprobs[sampled_tokens]),
         counts=True,
+        experts=None if step.experts is None else on_device(_experts_of_ids(step, held, parts, layout)),
     )
+
+
+def _experts_of_ids(step: StepRollouts, held: Integers, parts: "_Parts", layout: "_Layout") -> Experts:
+    """Experts of the input ids of a pass; padding has those of the first token. A prompt has them from the first
+    response behind it. No response has a context of its own here."""
+    assert step.experts is not None
+    ends = np.cumsum(step.held_sequence_lengths)[held]
+    experts = np.repeat(step.experts[:1], layout.size, axis=0)
+    for number, (length, context) in enumerate(zip(parts.lengths.tolist(), parts.contexts.tolist(), strict=True)):
+        before = context if layout.context_owners[number] == number else 0
+        first, end = layout.first_tokens[number], ends[parts.responses[number]]
+        experts[first - before : first + length] = step.experts[end - length - before : end]
+    return experts
 
 
 _IDLE = StepRollouts(

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rpg.batches.batch import StepRollouts, keep
+from rpg.batches.batch import Experts, StepRollouts, experts_of, keep
 from rpg.batches.packing_plan import Integers
 from rpg.messages import decoded, encoded
 from rpg.processes import ranks
@@ -39,15 +39,17 @@ def holding(step: StepRollouts, shares: Sequence[StepRollouts]) -> StepRollouts:
         rollout_logprobs=np.concatenate([part.rollout_logprobs for part in parts]),
         responses=tuple(text for part in parts for text in part.responses),
         turns=tuple(turns for part in parts for turns in part.turns),
+        experts=experts_of([part.experts for part in parts]),
     )
     return keep(together, np.argsort(together.held))
 
 
-def hand_over(step: StepRollouts, trainers: Integers) -> StepRollouts:
+def hand_over(step: StepRollouts, trainers: Integers, *, experts: bool = False) -> StepRollouts:
     """The step with every response held by the rank that trains on it. All ranks call it.
 
     Args:
         trainers: of each response that rank; -1: none, so that it stays where it is. [B]
+        experts: whether the tokens' experts go along.
     """
     if ranks.world_size() == 1:
         return step
@@ -64,8 +66,14 @@ def hand_over(step: StepRollouts, trainers: Integers) -> StepRollouts:
         turns=tuple(
             turns for each in _bytes_to_all([[encoded(share.turns)] for share in shares]) for turns in decoded(each)
         ),
+        experts=_experts_to_all([share.experts for share in shares]) if experts else None,
     )
     return holding(step, [arrived])
+
+
+def _experts_to_all(shares: Sequence[Experts | None]) -> Experts | None:
+    """Experts of the tokens that all ranks have for this one."""
+    return experts_of([decoded(each) for each in _bytes_to_all([[encoded(share)] for share in shares])])
 
 
 def _bytes_to_all(contents: Sequence[Sequence[bytes]]) -> list[bytes]:

@@ -25,7 +25,7 @@ from rpg.learner.schedule_free import ScheduleFreeAdamW
 from rpg.learner.sharded_loading import shard
 from rpg.pretrained import config_of
 from rpg.processes import ranks
-from rpg.routing import Routing, balancing_weight, check_balancing
+from rpg.routing import ReplayedRouters, Routing, balancing_weight, check_balancing, check_replay
 from specs.schema.schedule import largest
 from specs.schema.training import Training
 
@@ -90,6 +90,15 @@ class Learner:
         if training.offload.leaves_while_sampling:
             self._update_state = UpdateState(self._engine, device)
             self._update_state.to_host()
+
+    def replay_routing(self) -> None:
+        """Has passes send tokens to the experts that a microbatch names.
+
+        Raises:
+            SpecError: the model has no experts, or chooses them in a way that cannot be replayed.
+        """
+        check_replay(self.model.config)
+        self.policy.routers = ReplayedRouters(self.model)
 
     @property
     def packs(self) -> bool:
@@ -173,6 +182,7 @@ class Learner:
         for group in zero.param_groups:
             group["lr"] = learning_rate
         self._engine.step()
+        self.policy.choose_experts()
         norm = self._norm if clips_itself(self._training) else float(self._engine.get_global_grad_norm())
         if not math.isfinite(norm) and self._training.deepspeed_stage == 2:
             # With the optimizer offloaded DeepSpeed keeps them, and would add all later ones to them.

@@ -1,6 +1,7 @@
 """Forward passes of a policy over microbatches: padded or packed, their rows perhaps shared by several ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class Passes:
         self._sequence_group: SequenceGroup | None = None
         if training.sequence_parallel_size > 1:
             self._sequence_group = SequenceGroup(training.sequence_parallel_size, config)
+        self._replays = True
         self.packing_trial: PackingTrial | None = None
         """Whether the model can be given packed rows; None where the spec wants none."""
         if training.packing and training.precision == "bfloat16" and training.attention == "auto":
@@ -61,8 +63,14 @@ class Passes:
         differentiable, and the entropies where there is an entropy bonus."""
         show_work()
         packing = Packing(batch.packed, self._device) if batch.packed else None
+        experts = batch.experts if self._replays else None
         logprobs, entropies = self._packed(
-            batch.input_ids, batch.sources, batch.targets, packing=packing, host_sources=batch.host_sources
+            batch.input_ids,
+            batch.sources,
+            batch.targets,
+            packing=packing,
+            host_sources=batch.host_sources,
+            experts=experts,
         )
         if self._sequence_group and not self._sequence_group.leads:
             # What was computed here is another rank's; its gradient comes this way, so the loss must hang on it.
@@ -78,6 +86,7 @@ class Passes:
         targets: Tensor,
         packing: Packing | None = None,
         host_sources: Tensor | None = None,
+        experts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See `Policy.forward`; a packed row is the group's where ranks share their rows. Without `host_sources`, which
         are the sources on the host, such a row waits for the device."""
@@ -86,5 +95,15 @@ class Passes:
             return self._sequence_group.logprobs(
                 self._policy, input_ids, sources, targets, packing=packing, host_sources=on_host
             )
-        logprobs, entropies = self._policy(input_ids, sources, targets, packing=packing)
+        replayed = {} if experts is None else {"experts": experts}
+        logprobs, entropies = self._policy(input_ids, sources, targets, packing=packing, **replayed)
         return logprobs, entropies
+
+    @contextmanager
+    def choosing_experts(self) -> Iterator[None]:
+        """Within the block routers choose by themselves, as those of another policy than the one that sampled do."""
+        self._replays = False
+        try:
+            yield
+        finally:
+            self._replays = True

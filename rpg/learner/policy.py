@@ -14,7 +14,7 @@ from rpg.learner.packing import ATTENTION, Packing
 from rpg.learner.recomputation import recompute_activations
 from rpg.learner.sharded_loading import read_on_first_rank
 from rpg.pretrained import config_of, model_of
-from rpg.routing import Routing, routed_experts, routing_of
+from rpg.routing import ReplayedRouters, Routing, routed_experts, routing_of
 from specs.errors import Issue, SpecError
 from specs.schema.training import Training
 
@@ -32,6 +32,8 @@ class Policy(nn.Module):
         self.entropy_gradient = entropy_gradient
         self.routing: Routing | None = None
         """Routing of the last pass; None: the model has no routers that show their choice."""
+        self.routers: ReplayedRouters | None = None
+        """Routers that are given the sampler's choice; None: none are."""
         self._routed_experts = routed_experts(model)
         self._balances = balances
 
@@ -42,6 +44,7 @@ class Policy(nn.Module):
         targets: Tensor,
         temperature: float | None = None,
         packing: Packing | None = None,
+        experts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies of `targets`, nats, float32. [n] each
 
@@ -51,10 +54,15 @@ class Policy(nn.Module):
             targets: token ids. [n]
             temperature: in place of the policy's own.
             packing: the sequences of a packed row; None: the rows are padded.
+            experts: of each of the flattened input ids; None: the routers choose. [b * L, layers, experts a token]
         """
+        if self.routers:
+            self.routers.given = experts
         packed: dict[str, Any] = {"packing": packing, "position_ids": packing.position_ids} if packing else {}
         shown = {"output_router_logits": True} if self._routed_experts else {}
         outputs = self.model.base_model(input_ids=input_ids, use_cache=False, **shown, **packed)
+        if not torch.is_grad_enabled():  # else layers may be computed again, with the same experts
+            self.choose_experts()
         logits = getattr(outputs, "router_logits", None)
         if logits and not self._balances:  # else each layer's probabilities would be kept until the next pass
             logits = tuple(each.detach() for each in logits)
@@ -69,6 +77,11 @@ class Policy(nn.Module):
             bias=getattr(head, "bias", None),
             entropy_gradient=self.entropy_gradient,
         )
+
+    def choose_experts(self) -> None:
+        """Has the routers choose by themselves from here on, in whichever pass comes next: a sampler may share them."""
+        if self.routers:
+            self.routers.given = None
 
 
 def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:

@@ -235,7 +235,29 @@ def idle_clip(experiment: Experiment) -> Iterator[Issue]:
     )
 
 
-RULES = (environment, dynamic_sampling, turns_without_rewards, overlong, mask_truncated, sampler_logprobs)
+def replayed_routing(experiment: Experiment) -> Iterator[Issue]:
+    """The experts of a response are those of one turn, in rows that ranks do not share."""
+    if not experiment.rollout.replay_routing:
+        return
+    path, hint = ("rollout", "replay_routing"), "leave replay_routing out"
+    if (kind := experiment.rollout.rollouter.type) != "single_turn":
+        yield Issue("a response of several turns has experts of each", path, f"true with rollouter {kind}", hint=hint)
+    if (size := experiment.training.sequence_parallel_size) > 1:
+        given = f"true with training.sequence_parallel_size {size}"
+        yield Issue("the routing is not replayed where ranks share sequences", path, given, hint=hint)
+    if experiment.rollout.engine == "vllm" and experiment.resources.device == "cpu":
+        yield Issue("vLLM tells the experts of a token on a GPU alone", path, "true with device cpu", hint=hint)
+
+
+RULES = (
+    environment,
+    dynamic_sampling,
+    turns_without_rewards,
+    overlong,
+    mask_truncated,
+    sampler_logprobs,
+    replayed_routing,
+)
 IDLE_KNOBS = (
     idle_dynamic_sampling,
     idle_oversampling,

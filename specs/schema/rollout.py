@@ -308,6 +308,11 @@ class SamplerSection(Spec):
     i - 1 - max_staleness, and old_logprobs are the sampler's own. Where that fails, the run ends after the step under
     way without a checkpoint of it, since only the sampler still had those weights; another attempt goes on from the one
     before. 0: under the weights that training on it begins from."""
+    replay_routing: bool = addition(False)
+    """For mixtures of experts, with rollouter single_turn: the learner sends each token to the experts that the sampler
+    sent it to, arXiv:2510.11370, and the reference policy to those of its own choice. Else what the two differ by in
+    their arithmetic sends some tokens elsewhere, and their logprobs far apart, which kl/rollout measures. vLLM tells
+    its choice on GPUs alone."""
     max_concurrent: int = execution(256, ge=1)
     """Responses in flight at once on a rank."""
 

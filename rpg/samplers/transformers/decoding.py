@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from rpg.routing import pop_choices
 from rpg.samplers.base import AdmitMore, pause_of
 from rpg.samplers.stop_texts import StopTextWatch
 from rpg.samplers.transformers.cache import KeptRows, KeysValues, ReturningContexts, SlotCache, laid_out
@@ -52,11 +53,13 @@ class Decoding:
         watch: WatchFn | None = None,
         open_ended: bool = False,
         max_length: int = 0,
+        taken: list[torch.Tensor] | None = None,
     ) -> None:
         """See Sampler. The first `admitted` of the prompts may begin at once; as many responses have a slot, and no
         more than `max_concurrent`. `open_ended`: prompts, seeds and limits are lists that grow during the call. Such a
         prompt may go on from a response that has ended, whose keys and values are kept while the slots leave room for
-        them: all together have `max_length` positions a slot."""
+        them: all together have `max_length` positions a slot. `taken`: where the experts of each pass are appended, see
+        `rpg.routing.choices_taken`; such prompts do not go on from responses."""
         self.model, self.device = model, model.device
         self.prompts, self.seeds, self.group_size, self.sampling = prompts, seeds, group_size, sampling
         self.pad_id, self.eos_ids = pad_id, np.array(eos_ids)
@@ -83,6 +86,12 @@ class Decoding:
         self.watch = watch
         """None where no text ends a response."""
         self.watches = np.empty(slots if watch else 0, dtype=object)
+        self.taken = taken
+        """None: nobody wants to know the experts of a token."""
+        self.experts = np.empty(slots if taken is not None else 0, dtype=object)
+        """Experts of the tokens that each slot has been fed, in parts. [tokens, layers, experts a token] each"""
+        self.prefilled_experts: list[NDArray[np.int16]] = []
+        """Experts of the prompts in `prefilled`, in the order of its rows."""
         self.active = 0
         self.tokens = np.empty((slots, longest), dtype=np.int64)
         self.logprobs = np.empty((slots, longest), dtype=np.float32)
@@ -134,7 +143,9 @@ class Decoding:
     def _rollout(self, slot: np.int64, *, stopped: bool) -> Rollout:
         count = self.counts[slot]
         tokens, logprobs = self.tokens[slot, :count].tolist(), self.logprobs[slot, :count].tolist()
-        return Rollout((Turn(tuple(tokens), tuple(logprobs)),), "stop" if stopped else "length")
+        experts = np.concatenate(self.experts[slot]) if self.taken is not None else None
+        turns = (Turn(tuple(tokens), tuple(logprobs)),)
+        return Rollout(turns, "stop" if stopped else "length", experts=experts)
 
     def _keep(self, slot: int) -> None:
         """Keeps what was computed of a response that has ended: its environment may go on from it."""
@@ -174,6 +185,9 @@ class Decoding:
             past_key_values=self.cache,
             use_cache=True,
         ).logits[:, -1]
+        if self.taken is not None:
+            for parts, own in zip(self.experts[:active], pop_choices(self.taken), strict=True):
+                parts.append(own[None])
         tokens, logprobs = draw(
             logits.float(),
             self._device(self.noise[np.arange(active), self.counts[:active] % BLOCK]),
@@ -226,6 +240,8 @@ class Decoding:
                 values[targets] = values[sources]
             if self.watch:
                 self.watches[targets] = self.watches[sources]
+            if self.taken is not None:
+                self.experts[targets] = self.experts[sources]
         self.active = remaining
 
     def _admit(self, free: NDArray[np.int64]) -> int:
@@ -255,6 +271,9 @@ class Decoding:
             self._renew_noise(int(slot))
             if self.watch:
                 self.watches[slot] = self.watch(self.prompts[self.responses[slot] // self.group_size])
+            if self.taken is not None:
+                row = self.prefilled_rows[self.responses[slot] // self.group_size - self.prefilled_range.start]
+                self.experts[slot] = [self.prefilled_experts[row]] if self.prefilled_experts else []
         self.entered += len(slots)
         longest = int(self.lengths[slots].max())
         if longest:
@@ -279,6 +298,7 @@ class Decoding:
                 kept.append(known)
             rows.append(len(block) - 1)
         self.prefilled, self.prefilled_range = [], range(first, first + len(rows))
+        self.prefilled_experts = []
         self.prefilled_rows = np.array(rows)
         if kept[0]:
             self.prefilled = self._gone_on(block, kept)
@@ -289,6 +309,9 @@ class Decoding:
             cache = DynamicCache()
             self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
             self.prefilled = [_states(layer) for layer in cache.layers]
+            if self.taken is not None:
+                of_rows = np.split(pop_choices(self.taken), len(block))
+                self.prefilled_experts = [own[: len(prompt) - 1] for own, prompt in zip(of_rows, block, strict=True)]
 
     def _gone_on(self, prompts: Sequence[Sequence[int]], kept: Sequence[KeptRows]) -> list[KeysValues]:
         """The keys and values of prompts whose beginnings are kept: the tokens behind them alone are computed."""

@@ -7,7 +7,7 @@ have 0.2 and 0.6 times this one's speed where lengths have a long tail, 0.7 and 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from rpg.pretrained import model_of
+from rpg.routing import choices_taken
 from rpg.samplers.base import AdmitMore, InProcessSampler, SamplerSettings, special_tokens
 from rpg.samplers.stop_texts import StopTextWatch, tokenizer_in
 from rpg.samplers.transformers.attention import ATTENTION
@@ -42,6 +43,7 @@ class TransformersSampler(InProcessSampler):
         max_length: int | None = None,
         shared: bool = False,
         tokenizer_dir: Path | None = None,
+        returns_experts: bool = False,
     ) -> None:
         """
         Args:
@@ -52,6 +54,7 @@ class TransformersSampler(InProcessSampler):
             max_length: tokens of prompt and response together at most; default, the model's context.
             shared: the model is the learner's own: loading weights then only counts the version.
             tokenizer_dir: the policy's tokenizer, which stop texts need.
+            returns_experts: whether responses tell the experts of their tokens, see `Rollout.experts`.
         """
         layers = DynamicCache(config=model.config).layers
         if any(type(layer) is not DynamicLayer for layer in layers):
@@ -65,6 +68,7 @@ class TransformersSampler(InProcessSampler):
         self._max_length = max_length or int(model.config.max_position_embeddings)
         self._shared = shared
         self._tokenizer_dir = tokenizer_dir
+        self._returns_experts = returns_experts
 
     def _sample(
         self,
@@ -81,7 +85,8 @@ class TransformersSampler(InProcessSampler):
         admitted = admit("idle") if admit else len(prompts)
         if admitted is None:
             return 0
-        with _evaluating(self._model), torch.no_grad():
+        takes = choices_taken(self._model) if self._returns_experts else nullcontext()
+        with _evaluating(self._model), torch.no_grad(), takes as taken:
             decoding = Decoding(
                 self._model,
                 prompts,
@@ -96,6 +101,7 @@ class TransformersSampler(InProcessSampler):
                 watch=self._watch(sampling.stop),
                 open_ended=open_ended,
                 max_length=self._max_length,
+                taken=taken,
             )
             return decoding.run(on_response, admit)
 
@@ -153,6 +159,7 @@ def open_sampler(rollout: TransformersRollout, settings: SamplerSettings) -> Tra
         max_length=settings.max_length,
         shared=settings.learner_model is not None,
         tokenizer_dir=settings.weights_dir,
+        returns_experts=rollout.replay_routing,
     )
 
 

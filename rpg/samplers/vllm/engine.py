@@ -59,6 +59,8 @@ class EngineSettings:
     sleeps: bool = False
     """Whether it gives a GPU's memory back after each call of `generate`."""
     transfer: Transfer = ""
+    returns_experts: bool = False
+    """Whether responses tell the experts of their tokens; on GPUs alone."""
 
 
 def start(settings: EngineSettings) -> "LLM":
@@ -125,6 +127,8 @@ def _device_settings(settings: EngineSettings) -> dict[str, Any]:
     chosen["kv_cache_dtype"] = settings.kv_cache
     if settings.sleeps:
         chosen["enable_sleep_mode"] = True
+    if settings.returns_experts:
+        chosen["enable_return_routed_experts"] = True
     if settings.transfer:
         chosen["weight_transfer_config"] = {"backend": settings.transfer}
     return chosen

@@ -42,6 +42,7 @@ def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
         prefix_caching=rollout.enable_prefix_caching,
         tensor_parallel_size=rollout.tensor_parallel_size,
         sleeps=rollout.sleeps and settings.beside_learner,
+        returns_experts=rollout.replay_routing,
     )
     if rollout.sleeps and device.type == "cpu":
         raise SpecError(
@@ -50,6 +51,11 @@ def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
     if rollout.kv_cache == "fp8" and device.type == "cpu":
         raise SpecError(
             Issue("a cache of eight bits needs a GPU", ("rollout", "kv_cache"), given="fp8", hint="leave kv_cache out")
+        )
+    if rollout.replay_routing and device.type == "cpu":
+        hint = "leave replay_routing out, or take engine: transformers"
+        raise SpecError(
+            Issue("vLLM tells the experts of a token on a GPU alone", ("rollout", "replay_routing"), "true", hint=hint)
         )
     with memory_of_sampler(rollout, device):
         if rollout.placement == "colocated":

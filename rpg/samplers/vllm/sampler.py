@@ -1,10 +1,12 @@
 """Sampling with a vLLM engine that lives in this process, so that new weights reach it without leaving memory."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rpg.processes.device_memory import peak_of_gpu
@@ -62,7 +64,10 @@ class VllmSampler(InProcessSampler):
             ]
 
         def finished(index: int, output: "RequestOutput") -> None:
-            on_response(index, _rollout(output, certain=sampling.temperature == 0))
+            rollout = _rollout(output, certain=sampling.temperature == 0)
+            if self._settings.returns_experts:
+                rollout = replace(rollout, experts=_experts(output))
+            on_response(index, rollout)
 
         return self._run(requests, len(prompts), finished, admit, open_ended=open_ended)
 
@@ -271,3 +276,18 @@ def _rollout(output: "RequestOutput", *, certain: bool) -> Rollout:
     logprobs = tuple(0.0 if certain else entry[token].logprob for token, entry in drawn)
     reason: FinishReason = "stop" if completion.finish_reason == "stop" else "length"
     return Rollout((Turn(tokens, logprobs),), reason)
+
+
+def _experts(output: "RequestOutput") -> NDArray[np.integer[Any]]:
+    """Experts of each token of prompt and response but the last. [prompt + response - 1, layers, experts a token]
+
+    Raises:
+        RuntimeError: the engine did not say.
+    """
+    completion, prompt = output.outputs[0], output.prompt_token_ids or []
+    count = len(prompt) + len(completion.token_ids) - 1
+    experts: NDArray[np.integer[Any]] | None = completion.routed_experts
+    if experts is None or len(experts) < count:
+        told = "none" if experts is None else str(len(experts))
+        raise RuntimeError(f"vLLM told the experts of {told} of {count} tokens")
+    return experts[:count]

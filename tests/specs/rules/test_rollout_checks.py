@@ -24,6 +24,22 @@ def test_the_logprobs_of_a_cut_distribution_cannot_stand_for_the_policys(name: s
     assert f"hint: leave {field} out, or leave out top_p and top_k\n" in text
 
 
+@pytest.mark.parametrize(
+    ("fields", "further", "expected"),
+    [
+        ("rollouter: {type: tools, tools: [{type: calculator}]}, ", "", "true with rollouter tools\n"),
+        ("", "  sequence_parallel_size: 2\n  ranks: 2\n", "true with training.sequence_parallel_size 2\n"),
+    ],
+)
+def test_a_choice_of_experts_is_replayed_for_single_turns_and_whole_rows_alone(
+    fields: str, further: str, expected: str
+) -> None:
+    text = message(with_rollout(f"{fields}replay_routing: true").replace("training:\n", f"training:\n{further}", 1))
+    assert "rollout.replay_routing: " in text
+    assert f"given: {expected}" in text
+    assert "hint: leave replay_routing out\n" in text
+
+
 def test_sampling_ahead_of_the_whole_training_is_named() -> None:
     assert warnings(with_rollout("max_staleness: 3")) == (
         "spec.yaml:11: rollout.max_staleness: every batch is sampled by the policy that training begins with\n"

@@ -24,6 +24,10 @@ def with_engine(fields: str) -> str:
         (", placement: dedicated, sleep: true", "rollout.sleep: a dedicated engine shares its memory with nobody"),
         (", sleep: true}\nresources: {device: cpu", "rollout.sleep: vLLM cannot sleep on a CPU"),
         (", kv_cache: fp8}\nresources: {device: cpu", "rollout.kv_cache: a cache of eight bits needs a GPU"),
+        (
+            ", replay_routing: true}\nresources: {device: cpu",
+            "rollout.replay_routing: vLLM tells the experts of a token on a GPU alone",
+        ),
         (", placement: dedicated, engine_gpus: [3, 3]", "rollout.engine_gpus.1: the GPU is given twice"),
         (
             ", placement: dedicated, tensor_parallel_size: 2, engine_gpus: [2, 3, 4]",

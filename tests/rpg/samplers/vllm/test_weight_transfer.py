@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from rpg.samplers.vllm import engine, weight_transfer
 from rpg.samplers.vllm.dedicated import EngineProcessError
 from rpg.samplers.vllm.engine import EngineSettings, Transfer
+from rpg.samplers.vllm.sampler import _experts
 from tests.rpg.tiny_engine import EOS, MAX_LENGTH, qwen3, save
 
 pytest.importorskip("vllm", exc_type=ImportError)
@@ -136,6 +138,30 @@ def test_an_engine_on_a_gpu_keeps_its_cache_in_the_type_that_the_spec_names(tmp_
 
     chosen = engine._device_settings(replace(settings(tmp_path, "nccl"), kv_cache=kept))
     assert CacheConfig(cache_dtype=chosen["kv_cache_dtype"]).cache_dtype == kept
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_engine_on_a_gpu_is_asked_for_experts_by_vllms_own_name(tmp_path: Path) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    chosen = engine._device_settings(replace(settings(tmp_path, "nccl"), returns_experts=True))
+    asked = EngineArgs(enable_return_routed_experts=chosen["enable_return_routed_experts"])
+    assert asked.aux_output_config.enable_return_routed_experts
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_experts_of_all_tokens_but_the_last_are_what_vllm_tells_of_them() -> None:
+    from vllm.outputs import CompletionOutput, RequestOutput
+
+    def told(experts: "np.ndarray[Any, Any] | None") -> RequestOutput:
+        response = CompletionOutput(0, "", [7, 8], None, None, routed_experts=experts)
+        return RequestOutput("0", None, [4, 5, 6], None, [response], finished=True)
+
+    experts = np.arange(5 * 2 * 3, dtype=np.uint8).reshape(5, 2, 3)
+    assert np.array_equal(_experts(told(experts)), experts[:4])
+    for missing, count in ((None, "none"), (experts[:3], "3")):
+        with pytest.raises(RuntimeError, match=f"the experts of {count} of 4 tokens"):
+            _experts(told(missing))
 
 
 def test_an_engine_that_dies_while_the_transfer_is_opened_is_named_at_once(
