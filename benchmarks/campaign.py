@@ -130,7 +130,7 @@ def run(steps: Sequence[Step], *, device: str, rows: Path, limit: float, again: 
     finally:
         for process in begun:
             process.end()
-        _end(psutil.Process().children(recursive=True))
+        _end(lambda: psutil.Process().children(recursive=True))
     return passed
 
 
@@ -154,7 +154,7 @@ def _takes_turn(process: "_Process", begun: Sequence["_Process"]) -> bool:
 
 
 class _Process:
-    """The process of a step. All that descends from it has its directory as TMPDIR, by which it is known."""
+    """The process of a step. What it starts has its directory as TMPDIR, by which orphans are known too."""
 
     def __init__(self, step: Step, device: str, limit: float) -> None:
         self.step = step
@@ -191,8 +191,7 @@ class _Process:
     def end(self) -> tuple[Row, str]:
         """Ends it with all that it has started. Returns its row, and what it has printed."""
         code = self._process.poll()
-        _end(self._descendants())
-        self._process.wait()
+        _end(self._descendants)
         row: Row = {"step": self.step.name, "part": self.step.part, "device": self._device}
         log = self._log.read_bytes().decode(errors="replace").strip()
         if self._out.exists():
@@ -207,24 +206,25 @@ class _Process:
         return time.monotonic() - self._start
 
     def _descendants(self) -> list[psutil.Process]:
-        found = []
+        found = set()
+        with suppress(psutil.Error):
+            step = psutil.Process(self._process.pid)
+            found = {step, *step.children(recursive=True)}
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
                 if process.environ().get("TMPDIR") == self._temporary.name:
-                    found.append(process)
-        return found
+                    found.add(process)
+        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def _end(processes: Sequence[psutil.Process]) -> None:
-    """Kills them, and what they start meanwhile."""
+def _end(left: Callable[[], Sequence[psutil.Process]]) -> None:
+    """Kills all that are left, until none is or the time is over."""
     until = time.monotonic() + _CLEANING_SECONDS
-    left = list(processes)
-    while left and time.monotonic() < until:
-        for process in list(left):
+    while (processes := left()) and time.monotonic() < until:
+        for process in processes:
             with suppress(psutil.Error):
-                left += process.children()
                 process.kill()
-        left = psutil.wait_procs(left, timeout=0.5)[1]
+        psutil.wait_procs(processes, timeout=0.5)
 
 
 def make(job: Mapping[str, Any]) -> None:

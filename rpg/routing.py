@@ -7,7 +7,7 @@ the learner differ by in their arithmetic sends some tokens to other experts, an
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -37,18 +37,21 @@ class Routing:
     """Probabilities of each expert, added up. Differentiable. [layers, experts], float32"""
 
 
-def routing_of(router_logits: tuple[Tensor, ...], sources: Tensor, chosen: int) -> Routing:
+def routing_of(
+    router_logits: tuple[Tensor, ...], sources: Tensor, chosen: int, given: Sequence[Tensor] | None = None
+) -> Routing:
     """Sums over the tokens at `sources`.
 
     Args:
         router_logits: of each layer with experts, [tokens, experts].
         sources: positions among the tokens; one may be there several times. [n]
         chosen: experts that a token is sent to.
+        given: which they are, of each layer, [tokens, chosen]; None: those of the highest logits.
     """
     counts, probabilities = [], []
-    for logits in router_logits:
+    for layer, logits in enumerate(router_logits):
         of_token = torch.softmax(logits.flatten(0, -2).index_select(0, sources).float(), dim=-1)
-        best = of_token.detach().topk(chosen, dim=-1).indices
+        best = given[layer][sources] if given else of_token.detach().topk(chosen, dim=-1).indices
         counts.append(torch.zeros_like(of_token).scatter_(1, best, 1.0).sum(0))
         probabilities.append(of_token.sum(0))
     return Routing(torch.stack(counts), torch.stack(probabilities))
@@ -130,7 +133,7 @@ def choices_taken(model: nn.Module) -> Iterator[list[Tensor]]:
     taken: list[Tensor] = []
 
     def take(_: nn.Module, __: Any, output: tuple[Tensor, ...]) -> None:
-        taken.append(next(each for each in output if each.dtype == torch.int64))
+        taken.append(_told(output))
 
     hooks = [router.register_forward_hook(take) for router in routers_of(model)]
     try:
@@ -138,6 +141,11 @@ def choices_taken(model: nn.Module) -> Iterator[list[Tensor]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _told(output: tuple[Tensor, ...]) -> Tensor:
+    """The experts in what a router returns; raises StopIteration where there are none."""
+    return next(each for each in output if each.dtype == torch.int64)
 
 
 def pop_choices(taken: list[Tensor]) -> "np.ndarray[Any, np.dtype[np.int16]]":
@@ -152,49 +160,60 @@ class ReplayedRouters:
     the router's own probabilities, so that it is trained as ever."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.given: Tensor | None = None
-        """Experts of each token of this pass, and of its recomputation, for each router or each layer. None: the
-        routers choose. [tokens, layers, experts a token], any integer type"""
-        self._replayed: set[int] = set()
+        self.given: list[Tensor] | None = None
+        """Experts of each token of this pass, and of its recomputation, for each router. None: the routers choose.
+        [tokens, experts a token] each"""
         self._routers = routers_of(model)
         names = [name for name, module in model.named_modules() if module in self._routers]
         self._numbers = [int(next(filter(str.isdigit, name.split(".")), "0")) for name in names]
         """Layer of each router, counted over those without one too."""
         self._layers = int(getattr(getattr(model, "config", None), "num_hidden_layers", 0))
-        for layer, router in enumerate(self._routers):
-            router.forward = partial(self._routed, layer, router.forward)
+        for number, router in enumerate(self._routers):
+            router.forward = partial(self._routed, number, router.forward)
 
-    def _routed(self, layer: int, forward: Any, *arguments: Any, **keywords: Any) -> Any:
+    def give(self, experts: Tensor | None) -> None:
+        """Has the next pass, and its recomputation, send tokens to these experts.
+
+        Args:
+            experts: for each router, or for each layer, as vLLM tells them; any integer type. None: the routers choose.
+                [tokens, routers or layers, experts a token]
+        Raises:
+            RuntimeError: they are of other layers than the model has.
+        """
+        if experts is None:
+            self.given = None
+            return
+        told = experts.shape[1]
+        if told not in (len(self._routers), self._layers):
+            raise RuntimeError(f"the sampler told the experts of {told} layers; {len(self._routers)} have routers")
+        columns = range(told) if told == len(self._routers) else self._numbers
+        self.given = [experts[:, column].long() for column in columns]
+
+    def _routed(self, router: int, forward: Any, *arguments: Any, **keywords: Any) -> Any:
         if self.given is None:
             return forward(*arguments, **keywords)
-        with _GivenChoice(self.given[:, self._column(layer)].long()) as choice:
+        with _GivenChoice(self.given[router]) as choice:
             output = forward(*arguments, **keywords)
-        if choice.times == 1:
-            self._replayed.add(layer)
+        if choice.times != 1:
+            raise RuntimeError(f"a router makes {choice.times} choices that could be of the experts of a token")
         return output
 
-    def _column(self, router: int) -> int:
-        """Where the choice of a router stands: among those of all routers, or of all layers, which vLLM tells."""
-        assert self.given is not None
-        told = self.given.shape[1]
-        if told == len(self._routers):
-            return router
-        if told != self._layers:
-            raise RuntimeError(f"the sampler told the experts of {told} layers; {len(self._routers)} have routers")
-        return self._numbers[router]
-
     def replay(self, config: "PretrainedConfig") -> bool:
-        """Whether all routers of the model, which may be on meta tensors, take what they are given."""
+        """Whether all routers of the model, which may be on meta tensors, take what they are given and tell it."""
         text = config.get_text_config()
         chosen = experts_per_token(text)
         if not chosen or not self._routers:
             return False
         weight = next(self._routers[0].parameters())
-        self.given = torch.arange(chosen, device=weight.device).expand(3, len(self._routers), chosen)
-        for router in self._routers:
-            router(weight.new_zeros(3, text.hidden_size))
-        self.given = None
-        return len(self._replayed) == len(self._routers)
+        self.give(torch.arange(chosen, device=weight.device).expand(3, len(self._routers), chosen))
+        hidden = weight.new_zeros(3, text.hidden_size)
+        try:
+            told = [_told(router(hidden)) for router in self._routers]
+        except Exception:  # it needs more than hidden states, tells no choice, or makes several
+            return False
+        finally:
+            self.give(None)
+        return all(each.shape == (3, chosen) for each in told)
 
 
 class _GivenChoice(TorchFunctionMode):

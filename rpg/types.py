@@ -61,6 +61,8 @@ class Sampling:
     """The likeliest tokens only, the nucleus taken of what is left; 0 is all."""
     stop: tuple[str, ...] = ()
     """Texts that end a response; the token that completes one is its last."""
+    tells_experts: bool = False
+    """Whether responses tell the experts of their tokens, see Rollout."""
 
 
 @message

@@ -214,6 +214,7 @@ def collate(
 def _experts(rollouts: Sequence[Rollout]) -> Experts | None:
     """Experts of all tokens end to end, a last token's those of the one before it."""
     known = [rollout.experts.astype(np.int16) for rollout in rollouts if rollout.experts is not None]
+    assert len(known) in (0, len(rollouts)), "all responses are sampled alike"
     return np.concatenate([part for each in known for part in (each, each[-1:])]) if known else None
 
 
@@ -344,8 +345,8 @@ class Microbatch:
     counts: bool
     """False: its only token is none of the step's and weighs nothing, see Rows."""
     experts: Tensor | None = None
-    """Experts that each of the flattened input ids is sent to. None: the routers choose. [b * L, layers, experts a
-    token]"""
+    """Experts that each of the flattened input ids is sent to, on the host. None: the routers choose. [b * L, layers,
+    experts a token]"""
 
     def look_up(self, values: Tensor) -> Tensor:
         """From [M] values of all sampled tokens held here, those of this pass, on its device; 0 where it does not
@@ -400,7 +401,7 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
     mask[cells] = 1.0
     sampled_tokens = step.sampled_places[tokens[sampled]]
 
-    def on_device(array: Integers | Floats | Experts) -> Tensor:
+    def on_device(array: Integers | Floats) -> Tensor:
         return torch.from_numpy(array).to(device)
 
     return Microbatch(
@@ -415,7 +416,7 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
         rollouts=torch.from_numpy(index),
         rollout_logprobs=on_device(step.rollout_logprobs[sampled_tokens]),
         counts=True,
-        experts=None if step.experts is None else on_device(_experts_of_ids(step, held, parts, layout)),
+        experts=None if step.experts is None else torch.from_numpy(_experts_of_ids(step, held, parts, layout)),
     )
 
 

@@ -20,6 +20,9 @@ In each layer every response has a copy of its prompt's keys and values, kept fo
 (with grouped queries) to 1/10 of what else a layer keeps of a token.
 """
 
+_MORE_TOKENS = 1.02
+"""Times as many tokens as passes that are as full as can be: so many passes that are alike may have."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -35,6 +38,7 @@ class Rows:
 
 
 IDLE = Rows(())
+_Fill = Callable[[int], list[Indices]]
 
 
 def plan_padded(
@@ -60,10 +64,12 @@ def plan_padded(
     """
     counts = np.ones_like(lengths) if rows is None else rows
     work = [((index,), int(counts[index]) * _work(int(lengths[index]), attention)) for index in rollouts]
-    return _evened(
-        [partial(_fill_padded, lengths, counts, share) for share in _deal(work, ranks)],
-        max_tokens,
-    )
+    fills = [partial(_fill_padded, lengths, counts, share) for share in _deal(work, ranks)]
+
+    def tokens(indices: Indices) -> int:
+        return int(counts[list(indices)].sum() * lengths[list(indices)].max())
+
+    return _evened(fills, tokens, max_tokens)
 
 
 def plan_packed(
@@ -100,7 +106,13 @@ def plan_packed(
     whole = [(members, work(members)) for members in _members(groups, rollouts)]
     ways = (_deal(whole, ranks), _deal(singly, ranks))
     shares = min(ways, key=lambda way: max(map(work, way)))
-    return _evened([partial(_fill_packed, lengths, responses, _members(groups, share)) for share in shares], max_tokens)
+    fills = [partial(_fill_packed, lengths, responses, _members(groups, share)) for share in shares]
+
+    def tokens(indices: Indices) -> int:
+        prompt_of_group = {int(groups[index]): int(prompts[index]) for index in indices}
+        return sum(prompt_of_group.values()) + int(responses[list(indices)].sum())
+
+    return _evened(fills, tokens, max_tokens)
 
 
 def _work(tokens: int, attention: float, *, behind: int = 0) -> float:
@@ -148,27 +160,30 @@ def _fill_packed(lengths: Integers, responses: Integers, groups: list[Indices], 
     return [tuple(each) for each in passes]
 
 
-def _evened(fills: Sequence[Callable[[int], list[Indices]]], max_tokens: int) -> list[list[Rows]]:
-    """Each rank's passes, in the fewest that the busiest rank needs, and these as short as that allows: of a last pass
-    of a few responses a GPU makes little, since the host takes as long to start its kernels as those of a full one.
+def _evened(fills: Sequence[_Fill], tokens: Callable[[Indices], int], max_tokens: int) -> list[list[Rows]]:
+    """Each rank's passes, in the fewest that the busiest rank needs, and these about alike: of a last pass of a few
+    responses a GPU makes little, since the host takes as long to start its kernels as those of a full one.
 
     Args:
         fills: of each rank, its passes by a bound on their tokens.
+        tokens: of a pass.
     """
     most = max(len(fill(max_tokens)) for fill in fills)
     return [
         [Rows(each) for each in passes] + [IDLE] * (most - len(passes))
-        for passes in (_shortest(fill, max_tokens, most) for fill in fills)
+        for passes in (_shortest(fill, tokens, max_tokens, most) for fill in fills)
     ]
 
 
-def _shortest(fill: Callable[[int], list[Indices]], max_tokens: int, most: int) -> list[Indices]:
-    """At most `most` passes by the smallest bound that gives no more, to a 64th of `max_tokens`."""
-    passes, low, high = fill(max_tokens), max_tokens // max(1, most + 1), max_tokens
+def _shortest(fill: _Fill, tokens: Callable[[Indices], int], max_tokens: int, most: int) -> list[Indices]:
+    """At most `most` passes, by the smallest bound that a bisection to a 64th of `max_tokens` finds. Groups that are
+    divided have their prompt several times: a plan with many more tokens is not taken."""
+    passes, low, high = fill(max_tokens), max_tokens // (most + 1), max_tokens
+    bearable = _MORE_TOKENS * sum(map(tokens, passes))
     while most > 1 and high - low > max(1, max_tokens // 64):
         middle = (low + high) // 2
         shorter = fill(middle)
-        if len(shorter) > most:
+        if len(shorter) > most or sum(map(tokens, shorter)) > bearable:
             low = middle
         else:
             passes, high = shorter, middle

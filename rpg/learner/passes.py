@@ -63,7 +63,7 @@ class Passes:
         differentiable, and the entropies where there is an entropy bonus."""
         show_work()
         packing = Packing(batch.packed, self._device) if batch.packed else None
-        experts = batch.experts if self._replays else None
+        experts = batch.experts.to(self._device) if self._replays and batch.experts is not None else None
         logprobs, entropies = self._packed(
             batch.input_ids,
             batch.sources,

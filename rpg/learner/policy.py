@@ -57,16 +57,17 @@ class Policy(nn.Module):
             experts: of each of the flattened input ids; None: the routers choose. [b * L, layers, experts a token]
         """
         if self.routers:
-            self.routers.given = experts
+            self.routers.give(experts)
         packed: dict[str, Any] = {"packing": packing, "position_ids": packing.position_ids} if packing else {}
         shown = {"output_router_logits": True} if self._routed_experts else {}
         outputs = self.model.base_model(input_ids=input_ids, use_cache=False, **shown, **packed)
-        if not torch.is_grad_enabled():  # else layers may be computed again, with the same experts
-            self.choose_experts()
         logits = getattr(outputs, "router_logits", None)
         if logits and not self._balances:  # else each layer's probabilities would be kept until the next pass
             logits = tuple(each.detach() for each in logits)
-        self.routing = routing_of(logits, sources, self._routed_experts) if logits else None
+        given = self.routers.given if self.routers else None
+        self.routing = routing_of(logits, sources, self._routed_experts, given) if logits else None
+        if not torch.is_grad_enabled():  # else layers may be computed again, with the same experts
+            self.choose_experts()
         head: Any = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         chosen = outputs.last_hidden_state.flatten(0, 1).index_select(0, sources)
         return token_logprobs(
@@ -81,7 +82,7 @@ class Policy(nn.Module):
     def choose_experts(self) -> None:
         """Has the routers choose by themselves from here on, in whichever pass comes next: a sampler may share them."""
         if self.routers:
-            self.routers.given = None
+            self.routers.give(None)
 
 
 def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:

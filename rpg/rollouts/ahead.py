@@ -133,6 +133,8 @@ def _plain(rollouts: StepRollouts) -> dict[str, Any]:
         del values["sampled"]
     if len(rollouts.held) == len(rollouts.lengths):  # as in those of before each rank held a share
         del values["held"], values["num_sampled"]
+    if rollouts.experts is None:  # as in those of before a sampler told experts
+        del values["experts"]
     if not rollouts.turn_counts:
         del values["turns"], values["turn_counts"]
     else:

@@ -57,7 +57,12 @@ class RolloutSource:
         self._training = components.spec.training
         rollout = components.spec.rollout
         self._sampling = Sampling(
-            rollout.temperature, rollout.top_p, rollout.max_response_length, rollout.top_k, rollout.stop
+            rollout.temperature,
+            rollout.top_p,
+            rollout.max_response_length,
+            rollout.top_k,
+            rollout.stop,
+            tells_experts=rollout.replay_routing,
         )
         self._dynamic = rollout.dynamic_sampling
         self._by_term = components.spec.advantage.rewards == "normalized_each"

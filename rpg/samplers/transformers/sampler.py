@@ -43,7 +43,6 @@ class TransformersSampler(InProcessSampler):
         max_length: int | None = None,
         shared: bool = False,
         tokenizer_dir: Path | None = None,
-        returns_experts: bool = False,
     ) -> None:
         """
         Args:
@@ -54,7 +53,6 @@ class TransformersSampler(InProcessSampler):
             max_length: tokens of prompt and response together at most; default, the model's context.
             shared: the model is the learner's own: loading weights then only counts the version.
             tokenizer_dir: the policy's tokenizer, which stop texts need.
-            returns_experts: whether responses tell the experts of their tokens, see `Rollout.experts`.
         """
         layers = DynamicCache(config=model.config).layers
         if any(type(layer) is not DynamicLayer for layer in layers):
@@ -68,7 +66,6 @@ class TransformersSampler(InProcessSampler):
         self._max_length = max_length or int(model.config.max_position_embeddings)
         self._shared = shared
         self._tokenizer_dir = tokenizer_dir
-        self._returns_experts = returns_experts
 
     def _sample(
         self,
@@ -85,7 +82,7 @@ class TransformersSampler(InProcessSampler):
         admitted = admit("idle") if admit else len(prompts)
         if admitted is None:
             return 0
-        takes = choices_taken(self._model) if self._returns_experts else nullcontext()
+        takes = choices_taken(self._model) if sampling.tells_experts else nullcontext()
         with _evaluating(self._model), torch.no_grad(), takes as taken:
             decoding = Decoding(
                 self._model,
@@ -159,7 +156,6 @@ def open_sampler(rollout: TransformersRollout, settings: SamplerSettings) -> Tra
         max_length=settings.max_length,
         shared=settings.learner_model is not None,
         tokenizer_dir=settings.weights_dir,
-        returns_experts=rollout.replay_routing,
     )
 
 

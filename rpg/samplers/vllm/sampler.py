@@ -65,7 +65,7 @@ class VllmSampler(InProcessSampler):
 
         def finished(index: int, output: "RequestOutput") -> None:
             rollout = _rollout(output, certain=sampling.temperature == 0)
-            if self._settings.returns_experts:
+            if sampling.tells_experts:
                 rollout = replace(rollout, experts=_experts(output))
             on_response(index, rollout)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rpg.batches.batch import StepRollouts, collate, join, microbatch, select
 from rpg.batches.minibatches import cut, plan_step
-from rpg.batches.packing_plan import IDLE, Rows, plan_packed, plan_padded
+from rpg.batches.packing_plan import IDLE, Rows, _fill_packed, plan_packed, plan_padded
 from rpg.rewards.score import Score
 from rpg.types import Rollout, RolloutGroup, Turn
 from specs.schema.training import Training
@@ -132,6 +132,28 @@ def test_passes_are_the_fewest_and_alike(count: int, length: int, room: int, pac
     fewest = -(-count // room)
     assert len(plan) == fewest
     assert max(len(rows.rollouts) for rows in plan) == -(-count // fewest)
+
+
+@settings(deadline=None)
+@given(prompts=st.lists(st.integers(50, 8000), min_size=2, max_size=12), group_size=st.integers(2, 8), data=st.data())
+def test_passes_that_are_alike_have_hardly_more_tokens_than_full_ones(
+    prompts: list[int], group_size: int, data: st.DataObject
+) -> None:
+    count = len(prompts) * group_size
+    responses = np.array(data.draw(st.lists(st.integers(10, 3000), min_size=count, max_size=count)))
+    groups = np.repeat(np.arange(len(prompts)), group_size)
+    heads = np.array(prompts)[groups]
+    [plan] = plan_packed(heads, responses, groups, range(count), ranks=1, max_tokens=16384)
+    members = [tuple(np.flatnonzero(groups == group).tolist()) for group in range(len(prompts))]
+    full = _fill_packed(heads + responses, responses, members, 16384)
+
+    def tokens(passes: list[tuple[int, ...]]) -> int:
+        return sum(
+            responses[list(each)].sum() + sum(prompts[group] for group in set(groups[list(each)])) for each in passes
+        )
+
+    assert len(plan) == len(full)
+    assert tokens([rows.rollouts for rows in plan]) <= 1.02 * tokens(full)
 
 
 def test_no_short_pass_is_left_over() -> None:

@@ -37,6 +37,7 @@ from tests.rpg.tiny_run import (
     make_run,
     rows,
     start,
+    start_anew,
     train,
     weights,
 )
@@ -214,7 +215,7 @@ def test_given_experts_weigh_what_their_router_gives_them() -> None:
     block: Any = policy.model.model.layers[1].mlp
     given = torch.tensor([[0, 5], [1, 2], [4, 3], [2, 0], [5, 1]])
     assert policy.routers is not None
-    policy.routers.given = given[:, None].expand(5, 2, 2)
+    policy.routers.give(given[:, None].expand(5, 2, 2))
     found = block(hidden)[0]
     policy.choose_experts()
     probabilities = torch.softmax(hidden[0] @ block.gate.weight.T, dim=-1).gather(1, given)
@@ -260,11 +261,9 @@ def test_a_choice_told_for_layers_without_experts_too_is_the_same() -> None:
 
 def test_the_sampler_tells_the_experts_that_one_pass_over_the_response_has() -> None:
     policy = tiny()
-    sampler = TransformersSampler(
-        policy.model, eos_id=1, pad_id=0, max_concurrent=3, max_length=64, returns_experts=True
-    )
+    sampler = TransformersSampler(policy.model, eos_id=1, pad_id=0, max_concurrent=3, max_length=64)
     prompts = [[3, 4, 5], [6], [2, 9, 9, 8, 7], [6], [4, 4]]
-    sampling = Sampling(temperature=1.0, top_p=1.0, max_response_length=9)
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_response_length=9, tells_experts=True)
     groups = sampler.generate(prompts, group_size=3, sampling=sampling, seeds=range(5))
     for prompt, group in zip(prompts, groups, strict=True):
         for rollout in group.rollouts:
@@ -300,10 +299,8 @@ def test_replayed_logprobs_are_nearer_to_the_samplers() -> None:
     policy = tiny(**shape, initializer_range=0.2)
     policy.model.bfloat16().eval()
     policy.routers = ReplayedRouters(policy.model)
-    sampler = TransformersSampler(
-        policy.model, eos_id=1, pad_id=0, max_concurrent=8, max_length=64, returns_experts=True
-    )
-    sampling = Sampling(temperature=1.0, top_p=1.0, max_response_length=32)
+    sampler = TransformersSampler(policy.model, eos_id=1, pad_id=0, max_concurrent=8, max_length=64)
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_response_length=32, tells_experts=True)
     prompts = [[3, 4, 5], [2, 9, 9, 8, 7], [6], [4, 4]]
     groups = sampler.generate(prompts, group_size=4, sampling=sampling, seeds=range(4))
     step = collate(groups, problems=[0] * 4, responses=[""] * 16, scores=[Score(value=0.0, correct=False)] * 16)
@@ -339,8 +336,69 @@ def test_a_run_that_replays_the_choice_its_learner_makes_too_has_the_same_weight
 
 @pytest.mark.parametrize("zero_stage", [2, 3])
 def test_ranks_hand_the_experts_of_a_response_over_with_its_tokens(tmp_path: Path, zero_stage: int) -> None:
+    """Two ranks that replay have the weights of one that does not: in float32 all choose alike."""
     make_inputs(tmp_path, experts={})
-    changes = {"training": {"steps": 2, "zero_stage": zero_stage, "ranks": 2}, "rollout": {"replay_routing": True}}
-    run_dir = make_run(tmp_path, tmp_path / "run", **changes)
-    train(run_dir, ranks=2)
-    assert_trained(run_dir)
+    ends = []
+    for number, replays in ((1, False), (2, True)):
+        training = {"steps": 2, "minibatches": 1, "zero_stage": zero_stage, "ranks": number, "optimizer": STEADY}
+        rollout = {"replay_routing": replays}
+        run_dir = make_run(tmp_path, tmp_path / f"run-{number}", training=training, rollout=rollout)
+        train(run_dir, ranks=number)
+        assert_trained(run_dir)
+        ends.append(weights(run_dir))
+    alone, together = ends
+    assert all(torch.allclose(alone[name], together[name], atol=1e-5) for name in alone)
+
+
+_TOLD_OTHERS = """
+import runpy, sys
+from rpg import routing
+from rpg.samplers.transformers import decoding
+
+decoding.pop_choices = lambda taken: (routing.pop_choices(taken) + 1) % 4
+sys.argv = ["rpg.train", sys.argv[1]]
+runpy.run_module("rpg.train", run_name="__main__", alter_sys=True)
+"""
+"""`rpg.train` whose sampler tells of each token the experts after those that it was sent to."""
+
+
+@pytest.mark.parametrize("replays", [False, True])
+def test_the_learner_goes_by_what_the_sampler_tells_and_the_reference_by_its_own_choice(
+    tmp_path: Path, replays: bool
+) -> None:
+    make_inputs(tmp_path, experts={})
+    run_dir = make_run(
+        tmp_path,
+        tmp_path / "run",
+        rollout={"replay_routing": replays},
+        training={"steps": 1, "minibatches": 1},
+        reference={"source": "initial", "update": None},
+    )
+    finish(start_anew([sys.executable, "-c", _TOLD_OTHERS, str(run_dir)]))
+    metrics = {row["name"]: row["value"] for row in rows(run_dir, "metrics") if row["step"] == 1}
+    assert (metrics["kl/rollout"] > 1e-8) == replays, "the policy's logprobs are of other experts than the sampler's"
+    assert (metrics["kl/reverse"] > 1e-8) == replays, "the reference has the policy's weights, and its own experts"
+
+
+def test_the_load_of_experts_is_counted_where_tokens_are_sent() -> None:
+    policy, ids = replaying(), torch.randint(16, (1, 12))
+    policy(ids, torch.arange(11), ids[0, 1:], experts=torch.tensor([1, 4]).expand(12, 2, 2))
+    assert policy.routing is not None
+    assert policy.routing.counts.tolist() == [[0, 11, 0, 0, 11, 0]] * 2
+
+
+@pytest.mark.parametrize("architecture", ["Llama4Text", "MiniMaxM2"])
+def test_routers_that_tell_no_choice_or_need_more_than_hidden_states_are_refused(architecture: str) -> None:
+    import transformers
+
+    config = getattr(transformers, f"{architecture}Config")(num_hidden_layers=1)
+    with pytest.raises(SpecError, match="no experts whose choice can be replayed"):
+        check_replay(config)
+
+
+def test_a_router_that_makes_its_choice_in_another_way_is_not_passed_over() -> None:
+    policy, ids = replaying(), torch.randint(16, (1, 4))
+    router: Any = policy.model.model.layers[0].mlp.gate
+    router.top_k = 3
+    with pytest.raises(RuntimeError, match="a router makes 0 choices"):
+        policy(ids, torch.arange(3), ids[0, 1:], experts=torch.zeros(4, 2, 2))

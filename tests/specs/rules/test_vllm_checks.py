@@ -28,6 +28,10 @@ def with_engine(fields: str) -> str:
             ", replay_routing: true}\nresources: {device: cpu",
             "rollout.replay_routing: vLLM tells the experts of a token on a GPU alone",
         ),
+        (
+            ", replay_routing: true, enable_prefix_caching: false",
+            "rollout.replay_routing: vLLM tells experts with prefix caching alone",
+        ),
         (", placement: dedicated, engine_gpus: [3, 3]", "rollout.engine_gpus.1: the GPU is given twice"),
         (
             ", placement: dedicated, tensor_parallel_size: 2, engine_gpus: [2, 3, 4]",

@@ -1,6 +1,7 @@
 """`benchmarks/gpu.py campaign`: each step ends in its time with all that it has started, and no row is lost."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,23 @@ def fail(device, why):
 
 def measure(device, figure):
     return {"figure": figure}
+
+def prepare(device, place="", **_):
+    if place.endswith(".turns"):
+        open(place, "a").write(f"ready {os.getpid()}\\n")
+
+def wait(device, place, seconds):
+    """Says when it computes."""
+    for word in ("begins", "ends"):
+        open(place, "a").write(f"{word} {os.getpid()}\\n")
+        time.sleep(seconds)
+    return {"pid": os.getpid()}
+
+def start_elsewhere(device, place):
+    """Leaves a child with another TMPDIR behind, as programs in a sandbox have."""
+    child = subprocess.Popen(["sleep", "1000"], env={"PATH": os.environ["PATH"], "TMPDIR": "/tmp"})
+    open(place, "w").write(str(child.pid))
+    time.sleep(1000)
 '''
 _CAMPAIGN = """
 import sys
@@ -71,6 +89,55 @@ def test_a_step_that_hangs_is_ended_in_time_with_all_that_it_started_and_the_nex
     detached, step = map(int, (tmp_path / "pids").read_text().split())
     for pid in (detached, step):
         wait_for(lambda pid=pid: is_gone(pid), what=f"the end of {pid}")
+
+
+_TURNS = """
+import sys
+from benchmarks.campaign import Step, command_line
+
+place = sys.argv[1]
+steps = [
+    Step("one", f"step {number}", "steps_of_a_test:wait", {"place": place, "seconds": 0.5}, alone=number > 2)
+    for number in range(1, 5)
+]
+sys.exit(command_line(sys.argv[2:], steps, about=""))
+"""
+
+
+def test_steps_whose_times_count_compute_alone_and_are_ready_before_their_turn(tmp_path: Path) -> None:
+    (tmp_path / "steps_of_a_test.py").write_text(_STEPS)
+    place, rows = tmp_path / "pids.turns", tmp_path / "rows.jsonl"
+    command = [sys.executable, "-c", _TURNS, str(place), "campaign", "--device", "cpu", "--rows", str(rows)]
+    path = f"{ROOT}:{tmp_path}"
+    done = subprocess.run([*command, "--at-once", "3"], cwd=ROOT, env={"PYTHONPATH": path}, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    pids = {step: str(row["figures"]["pid"]) for (_, step), row in rows_of(rows).items()}
+    events = [line.split() for line in place.read_text().splitlines()]
+    at = {(word, pid): number for number, (word, pid) in enumerate(events)}
+    one, two, three, four = (pids[f"step {number}"] for number in range(1, 5))
+    assert max(at["begins", one], at["begins", two]) < min(at["ends", one], at["ends", two]), "both at once"
+    assert at["ready", three] < min(at["ends", one], at["ends", two]), "it imports meanwhile"
+    assert at["begins", three] > max(at["ends", one], at["ends", two])
+    assert at["begins", four] > at["ends", three]
+
+
+_ELSEWHERE = """
+import sys
+from benchmarks.campaign import Step, command_line
+
+step = Step("one", "leaves a child", "steps_of_a_test:start_elsewhere", {"place": sys.argv[1]})
+sys.exit(command_line(sys.argv[2:], [step], about=""))
+"""
+
+
+def test_a_child_with_another_temporary_directory_ends_with_its_step_too(tmp_path: Path) -> None:
+    (tmp_path / "steps_of_a_test.py").write_text(_STEPS)
+    command = [sys.executable, "-c", _ELSEWHERE, str(tmp_path / "pid"), "campaign", "--device", "cpu"]
+    command += ["--rows", str(tmp_path / "rows.jsonl"), "--step-limit", "9"]
+    environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": os.environ["PATH"]}
+    subprocess.run(command, cwd=ROOT, env=environment, capture_output=True)
+    pid = int((tmp_path / "pid").read_text())
+    wait_for(lambda: is_gone(pid), what=f"the end of {pid}")
 
 
 def test_a_later_call_makes_what_is_missing_and_fails_again_only_where_it_is_told_to(tmp_path: Path) -> None:
