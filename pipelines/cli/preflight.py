@@ -128,7 +128,8 @@ def _looked_at(experiment: Experiment) -> tuple[Hashable, ...]:
     """Parts of the experiment that the findings depend on."""
     training, teacher = experiment.training, experiment.reference.teacher
     data, model = experiment.data.model_dump_json(), experiment.model.model_dump_json()
-    asked = (training.lora, training.sequence_parallel_size, training.router_aux_loss_coef)
+    routing = training.router_aux_loss_coef, experiment.rollout.replay_routing
+    asked = (training.lora, training.sequence_parallel_size, *routing)
     return model, data, *asked, teacher and teacher.model_dump_json()
 
 
@@ -184,7 +185,8 @@ def _asks_of_model(run: RunPlan) -> bool:
     """Whether the model has to be looked at: it is not made yet, or training asks for what a base model that is there
     need not have."""
     training = run.experiment.training
-    asked = training.lora or training.router_aux_loss_coef is not None or run.experiment.reference.teacher
+    routing = training.router_aux_loss_coef is not None or run.experiment.rollout.replay_routing
+    asked = training.lora or routing or run.experiment.reference.teacher
     return not _is_made(run) or bool(asked) or training.sequence_parallel_size > 1
 
 

@@ -92,10 +92,14 @@ def test_a_deep_validation_looks_once_at_a_model_that_is_made_and_at_what_traini
     assert first.out == second.out == f"{lab.spec}: experiment tiny: 1 run (1 seed)\n"
     assert "torch" in first.err.split(), "the plan's look was at no model, since it is made"
     assert not {"torch", "transformers", "reasoning_gym"} & {*second.err.split()}
-    for verb in (("validate", "--deep"), ("plan",)):
-        wrong = lab.rpg(*verb, str(lab.spec), overrides=("training.lora={target_modules: [c_attn]}",))
-        assert wrong.code == 2
-        assert "c_attn" in wrong.err
+    for override, said in (
+        ("training.lora={target_modules: [c_attn]}", "c_attn"),
+        ("matrix={product: {rollout.replay_routing: [false, true]}}", "no experts whose choice can be replayed"),
+    ):
+        for verb in (("validate", "--deep"), ("plan",)):
+            wrong = lab.rpg(*verb, str(lab.spec), overrides=(override,))
+            assert wrong.code == 2
+            assert said in wrong.err
 
 
 def test_another_number_of_samples_evaluates_again_and_trains_nothing(done):
