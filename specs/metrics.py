@@ -307,7 +307,7 @@ METRICS: tuple[Metric, ...] = (
         name="experts/largest_load",
         title="Largest load of an expert",
         meaning="Tokens of the busiest expert of any layer, over the mean of its layer's experts: 1 where the load is"
-        " even. By the routers' logits.",
+        " even. By the learner's routers, or with `rollout.replay_routing` by the sampler's.",
         better="lower",
         recorded_with="a mixture of experts",
     ),

@@ -65,7 +65,8 @@ def kill_the_flow(lab: Lab, number: int) -> None:
     else:
         wait_for(lambda: lab.training_pid() or run.poll() is not None, what="the trainer")
         time.sleep(moments.uniform(0, 12))
-    kill(run.pid)
+    if run.poll() is None:  # else it had finished by then, and nothing is left of it either
+        kill(run.pid)
     run.communicate()
     assert_dead_in_time(lab)
 

@@ -317,7 +317,9 @@ def test_replayed_logprobs_are_nearer_to_the_samplers() -> None:
     assert replayed.max() < 0.5 * chosen.max()
 
 
-@pytest.mark.parametrize(("recomputes", "zero_stage"), [("selective", 0), (False, 3)])
+@pytest.mark.parametrize(
+    ("recomputes", "zero_stage"), [("selective", 0), pytest.param(False, 3, marks=pytest.mark.long)]
+)
 def test_a_run_that_replays_the_choice_its_learner_makes_too_has_the_same_weights(
     tmp_path: Path, recomputes: bool | str, zero_stage: int
 ) -> None:
@@ -334,7 +336,7 @@ def test_a_run_that_replays_the_choice_its_learner_makes_too_has_the_same_weight
     assert all(torch.allclose(plain[name], replayed[name], atol=1e-6) for name in plain)
 
 
-@pytest.mark.parametrize("zero_stage", [2, 3])
+@pytest.mark.parametrize("zero_stage", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_ranks_hand_the_experts_of_a_response_over_with_its_tokens(tmp_path: Path, zero_stage: int) -> None:
     """Two ranks that replay have the weights of one that does not: in float32 all choose alike."""
     make_inputs(tmp_path, experts={})
@@ -362,7 +364,7 @@ runpy.run_module("rpg.train", run_name="__main__", alter_sys=True)
 """`rpg.train` whose sampler tells of each token the experts after those that it was sent to."""
 
 
-@pytest.mark.parametrize("replays", [False, True])
+@pytest.mark.parametrize("replays", [pytest.param(False, marks=pytest.mark.long), True])
 def test_the_learner_goes_by_what_the_sampler_tells_and_the_reference_by_its_own_choice(
     tmp_path: Path, replays: bool
 ) -> None:
