@@ -206,15 +206,18 @@ class _Process:
         return time.monotonic() - self._start
 
     def _descendants(self) -> list[psutil.Process]:
-        found = set()
-        with suppress(psutil.Error):
-            step = psutil.Process(self._process.pid)
-            found = {step, *step.children(recursive=True)}
+        own = set[psutil.Process]()
+        if self._process.poll() is None:  # else its number may be another process's
+            with suppress(psutil.Error):
+                step = psutil.Process(self._process.pid)
+                own = {step, *step.children(recursive=True)}
+        found = []
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
-                if process.environ().get("TMPDIR") == self._temporary.name:
-                    found.add(process)
-        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+                is_left = process.status() != psutil.STATUS_ZOMBIE
+                if is_left and (process in own or process.environ().get("TMPDIR") == self._temporary.name):
+                    found.append(process)
+        return found
 
 
 def _end(left: Callable[[], Sequence[psutil.Process]]) -> None:

@@ -168,19 +168,21 @@ def _evened(fills: Sequence[_Fill], tokens: Callable[[Indices], int], max_tokens
         fills: of each rank, its passes by a bound on their tokens.
         tokens: of a pass.
     """
-    most = max(len(fill(max_tokens)) for fill in fills)
-    return [
-        [Rows(each) for each in passes] + [IDLE] * (most - len(passes))
-        for passes in (_shortest(fill, tokens, max_tokens, most) for fill in fills)
-    ]
+    full = [fill(max_tokens) for fill in fills]
+    most = max(map(len, full))
+    if most > 1:
+        full = [_shortest(*each, tokens, max_tokens, most) for each in zip(fills, full, strict=True)]
+    return [[Rows(each) for each in passes] + [IDLE] * (most - len(passes)) for passes in full]
 
 
-def _shortest(fill: _Fill, tokens: Callable[[Indices], int], max_tokens: int, most: int) -> list[Indices]:
+def _shortest(
+    fill: _Fill, passes: list[Indices], tokens: Callable[[Indices], int], max_tokens: int, most: int
+) -> list[Indices]:
     """At most `most` passes, by the smallest bound that a bisection to a 64th of `max_tokens` finds. Groups that are
-    divided have their prompt several times: a plan with many more tokens is not taken."""
-    passes, low, high = fill(max_tokens), max_tokens // (most + 1), max_tokens
+    divided have their prompt several times: a plan with many more tokens than `passes`, the full ones, is not taken."""
+    low, high = max_tokens // (most + 1), max_tokens
     bearable = _MORE_TOKENS * sum(map(tokens, passes))
-    while most > 1 and high - low > max(1, max_tokens // 64):
+    while high - low > max(1, max_tokens // 64):
         middle = (low + high) // 2
         shorter = fill(middle)
         if len(shorter) > most or sum(map(tokens, shorter)) > bearable:

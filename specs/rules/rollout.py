@@ -245,11 +245,6 @@ def replayed_routing(experiment: Experiment) -> Iterator[Issue]:
     if (size := experiment.training.sequence_parallel_size) > 1:
         given = f"true with training.sequence_parallel_size {size}"
         yield Issue("the routing is not replayed where ranks share sequences", path, given, hint=hint)
-    if experiment.rollout.engine == "vllm" and experiment.resources.device == "cpu":
-        yield Issue("vLLM tells the experts of a token on a GPU alone", path, "true with device cpu", hint=hint)
-    if not getattr(experiment.rollout, "enable_prefix_caching", True):
-        given = "true with enable_prefix_caching: false"
-        yield Issue("vLLM tells experts with prefix caching alone", path, given, hint="leave one of the two out")
 
 
 RULES = (

@@ -49,6 +49,20 @@ def placement(experiment: Experiment) -> Iterator[Issue]:
             given="fp8 with resources.device cpu",
             hint="leave kv_cache out",
         )
+    if rollout.replay_routing and experiment.resources.device == "cpu":
+        yield Issue(
+            "vLLM tells the experts of a token on a GPU alone",
+            ("rollout", "replay_routing"),
+            given="true with resources.device cpu",
+            hint="leave replay_routing out",
+        )
+    if rollout.replay_routing and not rollout.enable_prefix_caching:
+        yield Issue(
+            "vLLM tells experts with prefix caching alone",
+            ("rollout", "replay_routing"),
+            given="true with enable_prefix_caching: false",
+            hint="leave one of the two out",
+        )
     for index in repeats(rollout.engine_gpus):
         given = str(rollout.engine_gpus[index])
         yield Issue("the GPU is given twice", ("rollout", "engine_gpus", index), given=given)
