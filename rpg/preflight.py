@@ -15,7 +15,6 @@ from rpg.base.teacher import check_teacher
 from rpg.data.loading import Tools, encode_prompts, rendered
 from rpg.data.problems import StagedProblem
 from rpg.data.prompts import check_template
-from rpg.data.sources.hub import HubSource
 from rpg.data.staging import SPLITS, check_overlap, first_problems
 from specs.errors import Issue, Path, SpecError
 from specs.schema.data import Data, Source
@@ -109,8 +108,9 @@ def _not_here(experiment: Experiment) -> list[Issue]:
             missing.append(("model", path, model.path))
     for split in SPLITS:
         for index, source in enumerate(getattr(experiment.data, split)):
-            if isinstance(source, HubSource) and not source.is_here():
-                missing.append(("dataset", ("data", split, index, "path"), source.path))
+            if not source.is_here():
+                named = "path" if getattr(source, "path", "") else "name"
+                missing.append(("dataset", ("data", split, index, named), getattr(source, named)))
     if not missing or not (why := _why_no_download()):
         return issues
     hint = "download it where there is a network, or give the directory of a copy"

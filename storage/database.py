@@ -109,8 +109,10 @@ def create(root: Path) -> duckdb.DuckDBPyConnection:
     """An empty database at the working path."""
     discard_working_copy(root)
     connection = connect(working_path(root))
+    connection.execute("BEGIN")  # each statement by itself would wait for the disk
     create_tables(connection, "recorded")
-    connection.execute("INSERT INTO recorded.version VALUES (?)", [schema_version()])
+    connection.execute(f"INSERT INTO recorded.version VALUES ({quoted(schema_version())})")
+    connection.execute("COMMIT")
     return connection
 
 

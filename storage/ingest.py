@@ -367,6 +367,8 @@ def _whole(root: Path, entries: Iterable[KnownSegment]) -> list[KnownSegment]:
 
 def _create_views(connection: duckdb.DuckDBPyConnection) -> None:
     """Makes the contract's tables and views, for programs that open the file by themselves, and says what they mean."""
+    connection.execute("BEGIN")  # each statement by itself would wait for the disk
     for name, view in views().items():
         connection.execute(f"CREATE OR REPLACE VIEW {name} AS {view.select}")
     comment(connection)
+    connection.execute("COMMIT")

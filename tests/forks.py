@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -93,8 +94,23 @@ def fork_imports(theirs: socket.socket, environment: Mapping[str, str]) -> "Fork
     return _begin_anew(theirs, environment)
 
 
-_server: list[tuple[Server, list[ForkedProcess]]] = []
-"""The one that this process keeps, with its forks, those aside that last as long as it does."""
+@dataclass
+class _Kept:
+    """A server that this process keeps."""
+
+    server: Server
+    forks: list[ForkedProcess]
+    """Those of it that do not last as long as it does."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether forks would end with it."""
+        return any(process.poll() is None for process in self.forks)
+
+
+_MOST_KEPT = 2
+"""The first server, of the environment that most tests have, and one of an environment that some test has changed."""
+_kept: list[_Kept] = []
 
 
 def fork(
@@ -116,7 +132,7 @@ def fork(
     steady = {name: value for name, value in environment.items() if not name.startswith(READ_LATE)}
     if not may_fork() or threading.current_thread() is not threading.main_thread():
         return None
-    if (server := _server_for(steady)) is None:
+    if (kept := _kept_for(steady)) is None:
         return None
     asked: dict[str, Any] = {
         "program": list(program),
@@ -125,39 +141,47 @@ def fork(
         "environment": {name: value for name, value in environment.items() if name not in steady} | dict(late or {}),
     }
     try:
-        process = server.fork(asked, output.fileno())
+        process = kept.server.fork(asked, output.fileno())
     except BaseException:  # its answer would be taken for that to the next request
-        end_server()
+        _end(kept)
         raise
     if process is None:
-        end_server()
+        _end(kept)
     elif not lasts:
-        _server[0][1].append(process)
+        kept.forks.append(process)
     return process
 
 
-def _server_for(steady: Mapping[str, str]) -> Server | None:
-    """None: forks of a server that began with another environment still run."""
+def _kept_for(steady: Mapping[str, str]) -> _Kept | None:
+    """None: forks of a server that would have to end for this one still run."""
     wanted = {**steady, "RPG_HOME": ROOM}
-    if _server and _server[0][0].owner == os.getpid():
-        server, forks = _server[0]
-        if server.alive and server.environment == wanted:
-            return server
-        if any(process.poll() is None for process in forks):
+    if _kept and _kept[0].server.owner != os.getpid():  # this is a fork of the process that keeps them
+        _kept.clear()
+    for kept in [kept for kept in _kept if not kept.server.alive]:
+        _end(kept)
+    if found := next((kept for kept in _kept if kept.server.environment == wanted), None):
+        return found
+    if len(_kept) == _MOST_KEPT:
+        if _kept[-1].is_needed:
             return None
-        server.end()
+        _end(_kept[-1])
     global _is_beginning
     _is_beginning = True
     try:
         with contextlib.chdir(Path(__file__).parents[1]):  # where it finds its modules
-            _server[:] = [(Server(wanted), [])]
+            _kept.append(_Kept(Server(wanted), []))
     finally:
         _is_beginning = False
-    return _server[0][0]
+    return _kept[-1]
+
+
+def _end(kept: _Kept) -> None:
+    _kept.remove(kept)
+    kept.server.end()
 
 
 @atexit.register
-def end_server() -> None:
-    """Ends the server that this process keeps, if it does."""
-    if _server and _server[0][0].owner == os.getpid():
-        _server.pop()[0].end()
+def _end_all() -> None:
+    """Ends the servers that this process keeps."""
+    for kept in [kept for kept in _kept if kept.server.owner == os.getpid()]:
+        _end(kept)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specs.errors import Issue, SpecError, in_file_order, render
 
@@ -138,14 +139,16 @@ def _known_or_examined(
 ) -> tuple[list[Issue], list[Issue], list[Issue]]:
     """Errors, what is absent, and warnings: of a look at a run's data and model, or of the look before it.
 
-    The look imports transformers, and data and model may lie anywhere. Where both stages are done, and nothing but
-    warnings came of the same look, it would find the same.
+    The look imports transformers. Nothing but warnings came of the same look at the same contents: it would find the
+    same.
     """
     from specs.errors import read_issue
     from specs.machine.files import DiskError, read_json, write_json
 
-    model = thorough or _asks_of_model(run)
-    note = _note_of_look(run, model)
+    note_of_model = _note_of_model(run)
+    is_known = note_of_model is not None and bool(read_json(note_of_model))
+    model = not is_known and (thorough or _asks_of_model(run))
+    note = _note_of_look(run, model or is_known)
     if note and (known := read_json(note)):
         return [], [], [read_issue(issue) for issue in known["warnings"]]
     from pipelines.running.look import look_in_fork
@@ -153,32 +156,69 @@ def _known_or_examined(
 
     findings = look_in_fork(run.experiment, model=model) if executed_here else None
     findings = findings or examine(run.experiment, model=model)
-    if note and not findings.errors and not findings.absent:
+    if not findings.errors and not findings.absent:
         with suppress(OSError, DiskError):  # the next one looks again
-            write_json(note, {"warnings": [asdict(issue) for issue in findings.warnings]})
+            if note:
+                write_json(note, {"warnings": [asdict(issue) for issue in findings.warnings]})
+            if note_of_model and model:
+                write_json(note_of_model, {"found": "nothing wrong"})
     return findings.errors, findings.absent, findings.warnings
 
 
 def _note_of_look(run: RunPlan, model: bool) -> Path | None:
-    """File of what a look, at the model too or not, has found, by all that it depends on; None where data or model are
-    not made yet, and where there is a teacher, which may lie anywhere and is never made."""
-    if not run.experiment.trains or run.experiment.reference.teacher:
+    """File of what a look, at the model too or not, has found, by all that it depends on; None where the contents of
+    data or model are not known."""
+    experiment, stages = run.experiment, [run.stage(name) for name in ("data", "base")]
+    read = _are_read_here(experiment), _is_read_here(experiment)
+    if not all(here or stage.action == "CACHED" for stage, here in zip(stages, read, strict=True)):
         return None
-    stages = [run.stage(name) for name in ("data", "base")]
-    if any(stage.action != "CACHED" for stage in stages):
+    rollouter = experiment.rollout.rollouter
+    asked = [experiment.rollout.model_dump_json(), experiment.reward.model_dump_json(), str(_looked_at(experiment))]
+    # A server that is not here shows no tools, and the prompts are looked at without them.
+    return _note(run, [stage.fingerprint for stage in stages], asked, bool(rollouter.lacks()), model)
+
+
+def _note_of_model(run: RunPlan) -> Path | None:
+    """File that is there where a look at the model, and at what training asks of it, has found nothing wrong; None
+    where the model's contents are not known."""
+    if not _is_read_here(run.experiment):
+        return None
+    identity = {path: value for path, value in run.stage("base").identity.items() if path.startswith("model.")}
+    model, _, *asked = _looked_at(run.experiment)
+    return _note(run, identity, [str(model), *map(str, asked)])
+
+
+def _note(run: RunPlan, *looked_at: Any) -> Path | None:
+    """A file by what was looked at, and the code that looks. None where there is a teacher, which may lie anywhere and
+    is never made."""
+    if not run.experiment.trains or run.experiment.reference.teacher:
         return None
     from huggingface_hub import cached_assets_path
 
     from pipelines.planning.code import MANIFEST, Code
 
-    experiment = run.experiment
-    asked = [experiment.rollout.model_dump_json(), experiment.reward.model_dump_json(), str(_looked_at(experiment))]
     code = [MANIFEST.read_text(), Code().differing("rpg.preflight"), run.stage("train").code, version("transformers")]
-    made = [stage.fingerprint for stage in stages]
-    digest = hashlib.sha256(json.dumps([made, asked, code, model], sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([*looked_at, code], sort_keys=True).encode()).hexdigest()
     with suppress(OSError):
         return cached_assets_path("rpg", "planning", "looks") / f"{digest[:32]}.json"
     return None
+
+
+def _are_read_here(experiment: Experiment) -> bool:
+    """Whether the fingerprint of the data has all their contents: they are made up, or lie in files that are here. What
+    the Hub has under a name may change."""
+    sources = [*experiment.data.train, *experiment.data.evaluation]
+    files = [[path for _, _, path in source.paths()] for source in sources]
+    return all(
+        source.generated or (named and all(map(os.path.exists, named)))
+        for source, named in zip(sources, files, strict=True)
+    )
+
+
+def _is_read_here(experiment: Experiment) -> bool:
+    """Whether the fingerprint of the base model has all its contents, as `_are_read_here` of the data."""
+    model = experiment.model
+    return model.source == "scratch" or os.path.isdir(model.path)
 
 
 def _asks_of_model(run: RunPlan) -> bool:

@@ -51,7 +51,9 @@ def plan_markdown(run: RunPlan) -> str:
 
 
 def publish_experiment(execution: RunExecution) -> None:
-    """The page of the run's experiment, as its runs stand now."""
+    """The page of the run's experiment, as its runs stand now; none of a study's trials."""
+    if execution.in_study:
+        return
     experiment = execution.plan.experiment.name
     renewed = _renewal(execution)
     renewed.parent.mkdir(parents=True, exist_ok=True)
@@ -65,6 +67,8 @@ def publish_begin(execution: RunExecution) -> None:
 
     Not before the server has named the reports' address, to which the page links, and not soon after another renewal.
     """
+    if execution.in_study:
+        return
     renewed = _renewal(execution)
     renewed_at = renewed.stat().st_mtime if renewed.exists() else 0.0
     is_shown = renewed_at > (execution.directory / "plan.json").stat().st_mtime

@@ -68,7 +68,9 @@ def execute_experiment(
     return execute_plan(
         make_plan(document, home),
         home,
-        lambda runs: execute_in_turn(document, runs, home, until=until, progress=progress, stop=stop),
+        lambda runs: execute_in_turn(
+            document, runs, home, until=until, in_study=in_study, progress=progress, stop=stop
+        ),
         in_study=in_study,
     )
 
@@ -140,6 +142,7 @@ def execute_in_turn(
     home: Home,
     *,
     until: int = 0,
+    in_study: bool = False,
     shared: bool = False,
     progress: RunsReporter | None = None,
     stop: Stop | None = None,
@@ -148,7 +151,7 @@ def execute_in_turn(
     none after the first once the experiment is cancelled.
 
     Args:
-        until: as for `execute_experiment`.
+        until, in_study: as for `execute_experiment`.
         shared: other commands may be at the same runs. One that another process executes is left to the end, and what
             that process has not finished by then is done here.
     """
@@ -164,7 +167,10 @@ def execute_in_turn(
         if shared and wait_for_another(home, run.run_id, reporter, stop):
             outcome = RunOutcome(run, "cancelled")
         else:
-            outcome = outcome_of(RunExecution(document, run.run_id, home, stop=stop, progress=reporter, until=until))
+            execution = RunExecution(
+                document, run.run_id, home, stop=stop, progress=reporter, until=until, in_study=in_study
+            )
+            outcome = outcome_of(execution)
         if shared and isinstance(outcome.error, RunBusyError):  # another command was quicker
             left.append(entry)
             continue

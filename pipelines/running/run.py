@@ -52,8 +52,14 @@ class RunExecution:
         stop: Stop | None = None,
         progress: ProgressReporter | None = None,
         until: int = 0,
+        in_study: bool = False,
     ) -> None:
-        """`until`: the training step at which the run pauses; 0, or not before the last step: it does not."""
+        """
+        Args:
+            until: the training step at which the run pauses; 0, or not before the last step: it does not.
+            in_study: it is a study's: the study's page takes the place of the experiment's, which would hold all trials
+                against each other whenever one ends.
+        """
         self.document = document
         self.home = home
         self.run_id = run_id
@@ -62,6 +68,7 @@ class RunExecution:
         self.error: Exception | None = None
         """What ended the run early, if anything did; for the command that waits for it."""
         self.plan = plan_run(document, run_id, home)
+        self.in_study = in_study
         self.until = until if until < self.plan.experiment.training.steps else 0
         self.state = RunState(home, run_id)
         self.shared = shared_run(home, run_id)

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -19,6 +20,10 @@ _SHOWN = 60
 """Characters of a text that a problem quotes; of a longer one it says that it is a text."""
 _NUMBER = re.compile(r"[0-9]{1,9}\.json")
 _MISFIT = object()
+_Place = tuple[Any, ...]
+"""Place in a document: what holds the value, itself such a place, and the key or index there; () is the document."""
+_Fitter = Callable[[Any, _Place, list[str]], Any]
+"""Part of a value that has a shape, or _MISFIT. It is given the value's place, and adds to the list of problems."""
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -44,7 +49,7 @@ def read_checked(path: Path) -> tuple[dict[str, Any], list[str]]:
         return {}, ["no JSON object"]
     shape = _shape_of(path, value)
     problems: list[str] = []
-    fitted = value if shape is None else _fit(value, shape, "", problems)
+    fitted = value if shape is None else _fitter(shape)(value, (), problems)
     if fitted is _MISFIT or (problems and _counts_whole(shape)):
         return {}, problems
     return fitted, problems
@@ -85,65 +90,116 @@ def _counts_whole(shape: Any) -> bool:
     return shape in shapes.WHOLE
 
 
-def _fit(value: Any, shape: Any, at: str, problems: list[str]) -> Any:
-    """The part of a value that has the shape, or _MISFIT. `at`: its place in the document; `problems` is added to."""
-    if shape is Any:
-        return value
+@cache
+def _fitter(shape: Any) -> _Fitter:
+    """Finds the part of a value that has the shape, or _MISFIT. A record holds thousands of values of a few shapes."""
     kind, arguments = get_origin(shape), get_args(shape)
+    if shape is Any:
+        return lambda value, _at, _problems: value
     if kind in (Union, UnionType):
-        return _fit_one(value, arguments, at, problems)
+        return _fitter_of_one(arguments)
     if kind is Annotated:
-        inner, test, wanted = arguments
-        fitted = _fit(value, inner, at, problems)
-        return fitted if fitted is _MISFIT or test(fitted) else _misfit(value, wanted, at, problems)
+        return _fitter_of_tested(*arguments)
     if kind is Literal:
-        return value if value in arguments else _misfit(value, f"one of {', '.join(arguments)}", at, problems)
+        wanted = f"one of {', '.join(arguments)}"
+        return lambda value, at, problems: value if value in arguments else _misfit(value, wanted, at, problems)
     if is_typeddict(shape):
-        return _fit_object(value, shape, at, problems)
-    if kind is dict and isinstance(value, dict):
-        places = {key: f"{at}.{key}" if at else key for key in value}
-        return _kept({key: _fit(item, arguments[1], places[key], problems) for key, item in value.items()})
-    if kind is list and isinstance(value, list):
-        items = [_fit(item, arguments[0], f"{at}[{index}]", problems) for index, item in enumerate(value)]
-        return [item for item in items if item is not _MISFIT]
-    if kind is tuple and isinstance(value, list) and len(value) == len(arguments):
-        parts = [_fit(*part, at, problems) for part in zip(value, arguments, strict=True)]
-        return _MISFIT if any(part is _MISFIT for part in parts) else parts
-    if kind is None and _is_plain(value, shape):
-        return value
-    return _misfit(value, _called(kind or shape), at, problems)
+        return _fitter_of_object(shape)
+    if kind is dict:
+        return _fitter_of_mapping(_fitter(arguments[1]))
+    if kind is list:
+        return _fitter_of_list(_fitter(arguments[0]))
+    if kind is tuple:
+        return _fitter_of_tuple([*map(_fitter, arguments)])
+    called = _called(kind or shape)
+
+    def fit(value: Any, at: _Place, problems: list[str]) -> Any:
+        return value if kind is None and _is_plain(value, shape) else _misfit(value, called, at, problems)
+
+    return fit
 
 
-def _fit_one(value: Any, shapes: tuple[Any, ...], at: str, problems: list[str]) -> Any:
-    """The part of a value that has one of several shapes."""
-    if value is None and NoneType in shapes:
-        return None
+def _fitter_of_one(shapes: tuple[Any, ...]) -> _Fitter:
+    """For a value that has one of several shapes."""
+    may_be_none = NoneType in shapes
     shapes = tuple(shape for shape in shapes if shape is not NoneType)
-    for shape in shapes:
-        found: list[str] = []
-        fitted = _fit(value, shape, at, found)
-        if not found or len(shapes) == 1:
-            problems += found
-            return fitted
-    return _misfit(value, " or ".join(_called(get_origin(shape) or shape) for shape in shapes), at, problems)
+    fitters = [*map(_fitter, shapes)]
+    wanted = " or ".join(_called(get_origin(shape) or shape) for shape in shapes)
+
+    def fit(value: Any, at: _Place, problems: list[str]) -> Any:
+        if value is None and may_be_none:
+            return None
+        if len(fitters) == 1:
+            return fitters[0](value, at, problems)
+        for each in fitters:
+            found: list[str] = []
+            fitted = each(value, at, found)
+            if not found:
+                return fitted
+        return _misfit(value, wanted, at, problems)
+
+    return fit
 
 
-def _fit_object(value: Any, shape: Any, at: str, problems: list[str]) -> Any:
-    """The part of a value that has the shape of an object with these keys. Keys that are null count as missing."""
-    if not isinstance(value, dict):
-        return _misfit(value, "an object", at, problems)
-    kept = dict(value)
-    for key, inner in _keys(shape).items():
-        if key in kept and (kept[key] is not None or _may_be_null(inner)):
-            kept[key] = _fit(kept[key], inner, f"{at}.{key}" if at else key, problems)
-        else:
-            kept[key] = _MISFIT
-    kept = _kept(kept)
-    if missing := shape.__required_keys__ - kept.keys():
-        said = f"{at}: " if at else ""
-        problems.append(f"{said}without {', '.join(sorted(missing))}")
-        return _MISFIT
-    return kept
+def _fitter_of_tested(inner: Any, test: Callable[[Any], bool], wanted: str) -> _Fitter:
+    """For a value that has a shape and passes a test."""
+    fit_inner = _fitter(inner)
+
+    def fit(value: Any, at: _Place, problems: list[str]) -> Any:
+        fitted = fit_inner(value, at, problems)
+        return fitted if fitted is _MISFIT or test(fitted) else _misfit(value, wanted, at, problems)
+
+    return fit
+
+
+def _fitter_of_mapping(fit_item: _Fitter) -> _Fitter:
+    def fit(value: Any, at: _Place, problems: list[str]) -> Any:
+        if not isinstance(value, dict):
+            return _misfit(value, _called(dict), at, problems)
+        return _kept({key: fit_item(item, (at, key), problems) for key, item in value.items()})
+
+    return fit
+
+
+def _fitter_of_list(fit_item: _Fitter) -> _Fitter:
+    def fit(value: Any, at: _Place, problems: list[str]) -> Any:
+        if not isinstance(value, list):
+            return _misfit(value, _called(list), at, problems)
+        items = [fit_item(item, (at, index), problems) for index, item in enumerate(value)]
+        return [item for item in items if item is not _MISFIT]
+
+    return fit
+
+
+def _fitter_of_tuple(fitters: list[_Fitter]) -> _Fitter:
+    def fit(value: Any, at: _Place, problems: list[str]) -> Any:
+        if not isinstance(value, list) or len(value) != len(fitters):
+            return _misfit(value, _called(tuple), at, problems)
+        parts = [each(part, at, problems) for each, part in zip(fitters, value, strict=True)]
+        return _MISFIT if any(part is _MISFIT for part in parts) else parts
+
+    return fit
+
+
+def _fitter_of_object(shape: Any) -> _Fitter:
+    """For an object with these keys. Keys that are null count as missing."""
+
+    def fit(value: Any, at: _Place, problems: list[str]) -> Any:
+        if not isinstance(value, dict):
+            return _misfit(value, "an object", at, problems)
+        kept = dict(value)
+        for key, fit_key, may_be_null in _keys(shape):
+            if key in kept and (kept[key] is not None or may_be_null):
+                kept[key] = fit_key(kept[key], (at, key), problems)
+            else:
+                kept[key] = _MISFIT
+        kept = _kept(kept)
+        if missing := shape.__required_keys__ - kept.keys():
+            problems.append(_said(at, f"without {', '.join(sorted(missing))}"))
+            return _MISFIT
+        return kept
+
+    return fit
 
 
 def _kept(items: dict[str, Any]) -> dict[str, Any]:
@@ -151,12 +207,12 @@ def _kept(items: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _keys(shape: Any) -> dict[str, Any]:
-    """The shapes of an object's keys."""
-    return {
-        key: get_args(hint)[0] if get_origin(hint) is Required else hint
-        for key, hint in get_type_hints(shape, include_extras=True).items()
-    }
+def _keys(shape: Any) -> list[tuple[str, _Fitter, bool]]:
+    """An object's keys, what finds their values, and whether these may be null. An object may hold others of its kind,
+    so that they are looked up when a value is there."""
+    hints = get_type_hints(shape, include_extras=True)
+    inners = {key: get_args(hint)[0] if get_origin(hint) is Required else hint for key, hint in hints.items()}
+    return [(key, _fitter(inner), _may_be_null(inner)) for key, inner in inners.items()]
 
 
 def _may_be_null(shape: Any) -> bool:
@@ -172,10 +228,19 @@ def _is_plain(value: Any, shape: Any) -> bool:
     return isinstance(value, (int, float) if shape is float else shape)
 
 
-def _misfit(value: Any, wanted: str, at: str, problems: list[str]) -> Any:
+def _misfit(value: Any, wanted: str, at: _Place, problems: list[str]) -> Any:
     given = repr(value) if isinstance(value, str) and len(value) <= _SHOWN else _called(type(value))
-    problems.append(f"{at}: {given}; expected {wanted}" if at else f"{given}; expected {wanted}")
+    problems.append(_said(at, f"{given}; expected {wanted}"))
     return _MISFIT
+
+
+def _said(at: _Place, problem: str) -> str:
+    """A problem with its place, such as `stages.data[3]: ...`; of the whole document the problem alone."""
+    place = ""
+    while at:
+        at, key = at
+        place = f"[{key}]{place}" if isinstance(key, int) else f".{key}{place}"
+    return f"{place.removeprefix('.')}: {problem}" if place else problem
 
 
 def _called(kind: Any) -> str:

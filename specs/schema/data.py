@@ -53,6 +53,10 @@ class Source(OpenSection):
         """
         return islice(self.read(), count)
 
+    def is_here(self) -> bool:
+        """Whether its problems can be read without a download; asks no network."""
+        return True
+
     def shared_with(self, other: "Source") -> Issue | None:  # noqa: ARG002 (for those that override it)
         """Why the set must hold problems of the other one, if that follows from the settings; at a path of this one."""
         return None

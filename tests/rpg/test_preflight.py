@@ -99,6 +99,12 @@ def test_a_model_that_can_only_be_a_directory_is_not_looked_for_at_the_hub(
     assert (issue.message, issue.path) == ("no such model directory", ("model", "path"))
 
 
+def test_a_published_set_that_is_not_here_is_named_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (issue,) = looked_at(tmp_path, "", rows(0, 20), "data.evaluation=[{source: suite, name: aime24}]").absent
+    assert (issue.path, issue.given) == (("data", "evaluation", 0, "name"), "aime24")
+
+
 OF_THE_HUB = ("model={source: pretrained, path: nobody/model}", "data.train=[{source: hub, path: nobody/data}]")
 
 

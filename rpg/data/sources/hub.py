@@ -38,7 +38,7 @@ class HubSource(TableSource):
             yield self.problem(row, name, f"{name}, row {number}")
 
     def is_here(self) -> bool:
-        """Whether a directory or an earlier download has the data; asks no network."""
+        """See Source: a directory or an earlier download has the data."""
         if os.path.isdir(self.path):
             return True
         from datasets.load import CachedDatasetModuleFactory

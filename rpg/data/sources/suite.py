@@ -70,6 +70,10 @@ class SuiteSource(Source):
         """See Source; none of a dataset that may have to be downloaded."""
         return map(self._asked, self._dataset().peek(count))
 
+    def is_here(self) -> bool:
+        """See Source."""
+        return self._dataset().is_here()
+
     def _dataset(self) -> HubSource:
         known = SUITES[self.name]
         return HubSource(

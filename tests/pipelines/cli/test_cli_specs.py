@@ -10,6 +10,9 @@ import pytest
 
 import specs
 from pipelines.cli import main
+from rpg import preflight
+from rpg.preflight import Findings
+from specs.schema.experiment import Experiment
 
 STARTER = (Path(specs.__file__).parent / "experiments" / "starter.yaml").read_text("utf-8")
 
@@ -268,3 +271,37 @@ def test_where_a_directory_above_has_the_home_it_is_named(
     assert "there is no home" not in call("runs")[2]
     monkeypatch.setenv("RPG_HOME", str(tmp_path / "papers" / "other"))
     assert "there is no home" not in call("runs")[2]
+
+
+def test_a_look_at_what_was_looked_at_before_is_spared_and_one_at_other_problems_asks_nothing_of_the_model(
+    rpg, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    looked_at_model, looking = list[bool](), preflight.examine
+
+    def examine(experiment: Experiment, *, model: bool) -> Findings:
+        looked_at_model.append(model)
+        return looking(experiment, model=model)
+
+    def looks(*arguments: str) -> list[bool]:
+        looked_at_model.clear()
+        rpg("validate", "--deep", "a.yaml", *arguments)
+        return list(looked_at_model)
+
+    monkeypatch.setattr("rpg.preflight.examine", examine)
+    Path("rows.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    own = "data.train=[{source: jsonl, path: rows.jsonl, columns: {prompt: prompt, answer: answer}}]"
+    whole_prompts = STARTER.replace("{metadata.expression} =", "{prompt}").replace("length: 16 ", "length: 100 ")
+    Path("a.yaml").write_text(whole_prompts.replace("embeddings: 64", "embeddings: 128"))
+    assert looks() == [True]
+    assert looks() == []
+    assert looks("--set", own) == [False]
+    assert looks("--set", own) == []
+    Path("rows.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "two"}\n')
+    assert looks("--set", own) == [False], "another file of the same name"
+    assert looks("--set", "model.config.num_hidden_layers=3") == [True]
+    assert looks("--set", "training.lora={rank: 2}") == [True]
+    of_the_hub = "data.evaluation=[{source: hub, name: far, path: nobody/data}]"
+    assert looks("--set", of_the_hub) == looks("--set", of_the_hub) == [False], "it may be another one by now"
+    wrong = "model.config.hidden_width=33"
+    assert looks("--set", wrong) == looks("--set", wrong) == [True], "what is wrong is said each time"

@@ -98,7 +98,8 @@ def test_each_home_has_a_unit_where_its_manager_looks(tmp_path, monkeypatch):
     assert "WantedBy=multi-user.target" in Unit(one.home, True).text()
 
 
-def test_without_a_manager_the_unit_is_written_and_what_it_runs_serves_after_every_boot(lab, units, monkeypatch):
+@pytest.mark.parametrize("boots", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_without_a_manager_the_unit_is_written_and_what_it_runs_serves_after_every_boot(lab, units, monkeypatch, boots):
     port = str(free_port())
     monkeypatch.setenv("HF_TOKEN", "hf_told_at_the_first_call")
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
@@ -114,7 +115,7 @@ def test_without_a_manager_the_unit_is_written_and_what_it_runs_serves_after_eve
     assert stat.S_IMODE(told.stat().st_mode) == 0o600
 
     url = f"http://127.0.0.1:{port}/api"
-    for _ in range(2):
+    for _ in range(boots):
         # A manager's environment has nothing of a shell's.
         command = shlex.split(starting.removeprefix("ExecStart="))
         subprocess.run(command, env={}, cwd="/", check=True, timeout=240, stdout=subprocess.DEVNULL)

@@ -410,10 +410,15 @@ class Killed(BaseException):
         pytest.param({"sampler": POPULATION}, id="population", marks=LONG),
     ],
 )
+@pytest.mark.parametrize("each", [pytest.param(1, marks=LONG), 5])
 def test_a_worker_killed_at_any_write_loses_doubles_and_promotes_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fields: Mapping[str, Any]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fields: Mapping[str, Any], each: int
 ) -> None:
-    """Whatever is written next, it is the last thing written; then another worker does what is left."""
+    """Whatever is written next, it is the last thing written; then another worker does what is left.
+
+    Args:
+        each: of so many writes the first is tried.
+    """
     from optuna.storages import JournalStorage
 
     document = study_document(tmp_path / "specs", trials=4, confirm={"candidates": 1, "seeds": 4}, **fields)
@@ -433,7 +438,7 @@ def test_a_worker_killed_at_any_write_loses_doubles_and_promotes_nothing(
         search(monkeypatch, document, Home(tmp_path / "counted"), WORTH)
     total = count
     assert total > 40
-    for last in range(1, total):
+    for last in range(1, total, each):
         home, count = Home(tmp_path / f"killed-{last}"), 0
 
         def killed(*arguments: Any, last: int = last) -> Any:

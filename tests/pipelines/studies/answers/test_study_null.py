@@ -44,21 +44,22 @@ def conclude(monkeypatch: pytest.MonkeyPatch, home: Home, directory: Path, seed:
     return name
 
 
-def test_of_20_studies_of_equal_trials_none_claims_a_best_or_a_difference_from_the_baseline(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("studies", [6, pytest.param(20, marks=pytest.mark.long)])
+def test_of_studies_of_equal_trials_none_claims_a_best_or_a_difference_from_the_baseline(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, studies: int
 ) -> None:
-    homes = [Home(tmp_path / f"home-{seed}") for seed in range(20)]
+    homes = [Home(tmp_path / f"home-{seed}") for seed in range(studies)]
     names = [conclude(monkeypatch, home, tmp_path, seed) for seed, home in enumerate(homes)]
     records = [read_study(home, name) for home, name in zip(homes, names, strict=True)]
     sentences = [answer(home, record).sentence for home, record in zip(homes, records, strict=True)]
     claims = [sentence for sentence in sentences if "measurably" not in sentence]
     assert [sentence for sentence in claims if "baseline" in sentence] == []
-    # Between candidates: all pairs hold together in 95 % of studies, so that of 20 one may say something false.
+    # Between candidates: all pairs hold together in 95 % of studies, so that one of them may say something false.
     assert len(claims) <= 1
     assert [sentence for sentence in sentences if " is best:" in sentence] == []
     # The search alone flatters its best in nearly every one of them.
     flattered = [max(trial.value for trial in record.finished) for record in records]
-    assert sum(value > 0.6 + ERROR for value in flattered) >= 15
+    assert sum(value > 0.6 + ERROR for value in flattered) >= 0.75 * studies
     assert {record.status for record in records} == {"finished"}
 
 
