@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from pipelines.report.statistics import Interval
     from specs.loader import Document
 
+_LONGEST_COMMAND = 80
+"""Characters of a command that others are lined up with."""
+
 
 def answer_lines(document: "Document", home: Home) -> list[str]:
     """The answer of an experiment, from all its runs that were evaluated, seeds pooled."""
@@ -109,7 +112,8 @@ def next_lines(
     elif finished:
         varies = any(outcome.run.experiment.evaluation.temperature for outcome in outcomes)
         commands += _after_measuring(name, file, finished, several=len(settings) > 1, varies=varies)
-    width = max(len(command) for command, _ in commands[:3])
+    # A query over many runs is longer than a line: the others are not set apart for it.
+    width = max((len(command) for command, _ in commands[:3] if len(command) <= _LONGEST_COMMAND), default=0)
     return ["", "next", *(f"  {command:<{width}}  {why}" for command, why in commands[:3])]
 
 

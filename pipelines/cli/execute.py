@@ -62,7 +62,7 @@ def run_here(
 
     for orphan in reap(home):
         print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
-    plan, ask = _planned(document, home), asking_once()
+    plan, ask = _planned(document, home, quiet=quiet), asking_once()
     if not only:
         refuse_what_a_stage_would(document, plan.runs, home, quiet=quiet, ask=ask)
     home.create()
@@ -111,14 +111,14 @@ def run_study_here(
             return work(document, home, stop, say=progress.note, progress=progress)
 
 
-def _planned(document: Document, home: Home) -> Plan:
-    """The plan; its warnings go to stderr."""
+def _planned(document: Document, home: Home, *, quiet: bool) -> Plan:
+    """The plan; its warnings go to stderr, unless nothing is to be shown."""
     import sys
 
     from pipelines.planning.plan import make_plan
     from specs.errors import render
 
-    if document.warnings:
+    if document.warnings and not quiet:
         print(render(document.warnings, noun="warning"), file=sys.stderr)
     return make_plan(document, home)
 

@@ -1,5 +1,6 @@
 """A spec about a user's own file of problems and model, for `rpg init --data`."""
 
+import ast
 import csv
 import json
 import os
@@ -20,8 +21,7 @@ name: {name}
 question: Does training on {file} help?
 seeds: [0]                   # one run each; three or more before you believe a difference
 
-model: {{source: pretrained, path: {model}}}
-
+{model}
 data:
   train:
     - source: {source}
@@ -39,7 +39,7 @@ data:
 
 rollout:
   engine: transformers       # or vllm, on a GPU
-  max_response_length: 256
+  max_response_length: {response}
 
 reward: {{type: {reward}}}
 
@@ -59,33 +59,63 @@ training:
   prompts_per_step: {prompts}
   group_size: 8
   minibatches: 2             # optimizer updates in a step; with 1 the clip can never fire
-  optimizer: {{learning_rate: 1e-6}}
+  optimizer: {{learning_rate: {rate}}}
 
 evaluation:
   samples_per_problem: 4
 """
+_PRETRAINED = """\
+model: {{source: pretrained, path: {path}}}
+"""
+_SCRATCH = """\
+model:                       # made on the spot; or: {{source: pretrained, path: Qwen/Qwen3-0.6B-Base}}
+  source: scratch
+  model_type: qwen3
+  config: {{hidden_size: 128, intermediate_size: 384, num_hidden_layers: 4, num_attention_heads: 4, head_dim: 32,
+           num_key_value_heads: 2, max_position_embeddings: {context}, tie_word_embeddings: true}}
+  tokenizer: {{type: bytes}}
+
+warm_up:                     # supervised steps first: a model that never answers right learns nothing
+  steps: 300
+  learning_rate: 2e-3
+"""
 
 
 def own_spec(data: Path, model: str, reward: str, directory: Path) -> str:
-    """The text of a spec that lies in `directory`. SpecError where the file's columns do not say what is what."""
+    """The text of a spec that lies in `directory`.
+
+    Args:
+        model: a directory or a Hub id; empty: a small one that is made on the spot.
+        reward: a reward's name, or a Python file with one.
+    Raises:
+        SpecError: the file's columns do not say what is what, or there is no such reward or model directory.
+    """
     from specs.extensions import variants
     from specs.schema.fields import nearest
     from specs.schema.reward import Reward
 
     known = sorted(variants(Reward))
     if reward.endswith(".py"):
-        reward = f"python, path: {json.dumps(_beside(Path(reward), directory))}"
+        reward = f"python, path: {json.dumps(_beside(Path(reward), directory))}{_function(Path(reward))}"
     elif reward not in known:
         raise SpecError(Issue("--reward: unknown reward", (), reward, ", ".join(known), nearest(reward, known)))
     source, rows = _read(data)
     columns = list(dict.fromkeys(name for row in rows for name in row))
     prompt, answer = _column("prompt", _PROMPTS, columns, data), _column("answer", _ANSWERS, columns, data)
     others = [name for name in columns if name not in (prompt, answer)]
-    longest = max((len(str(row.get(prompt, ""))) for row in rows), default=0)
+    if not os.path.isdir(model) and (model.startswith((".", "/", "~")) or model.count("/") > 1):
+        raise SpecError(Issue("--model: no such directory", (), model, "a directory, or a Hub id"))
+    longest = _power_of_two(rows, prompt, least=256 if model else 16, most=8192)
+    response = 256 if model else _power_of_two(rows, answer, least=8, most=256)
+    if model:
+        path = json.dumps(_beside(Path(model), directory) if os.path.isdir(model) else model)
+        model_section = _PRETRAINED.format(path=path)
+    else:
+        model_section = _SCRATCH.format(context=longest + response)
     return _TEXT.format(
         name=re.sub(r"[^a-z0-9-]+", "-", data.stem.lower()).strip("-")[:63] or "own",
         file=data.name,
-        model=json.dumps(_beside(Path(model), directory) if os.path.isdir(model) else model),
+        model=model_section,
         source=source,
         path=json.dumps(_beside(data, directory)),
         prompt=json.dumps(prompt),
@@ -93,10 +123,34 @@ def own_spec(data: Path, model: str, reward: str, directory: Path) -> str:
         others=f"  # others: {', '.join(others)}" if others else "",
         asked="{type: chat}" if _has_chat_template(model) else '{type: template, template: "{prompt}\\n"}',
         held_out=_HELD_OUT,
-        longest=max(256, 2 ** (longest - 1).bit_length()) if longest < 8192 else 8192,
+        longest=longest,
+        response=response,
         reward=reward,
         prompts=8,
+        rate="1e-6" if model else "1e-4",
     )
+
+
+def _power_of_two(rows: Sequence[dict[str, Any]], column: str, *, least: int, most: int) -> int:
+    """Tokens that a column's texts need, if each byte is one and another ends them."""
+    longest = max((len(str(row.get(column, "")).encode()) for row in rows), default=0) + 1
+    return min(max(least, 1 << longest.bit_length()), most)
+
+
+def _function(reward: Path) -> str:
+    """What the spec says of a reward file's function, where that is not `score`."""
+    try:
+        tree = ast.parse(reward.read_text("utf-8"))
+    except OSError as error:
+        raise _wrong(f"cannot be read: {error.strerror}", reward) from None
+    except (SyntaxError, ValueError) as error:
+        raise _wrong(f"is no Python: {getattr(error, 'msg', error)}", reward) from None
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if "score" in names:
+        return ""
+    if len(names) != 1:
+        raise _wrong("has no function `score`", reward, ", ".join(names))
+    return f", function: {names[0]}"
 
 
 def _read(data: Path) -> tuple[str, list[dict[str, Any]]]:

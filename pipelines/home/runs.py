@@ -28,6 +28,14 @@ def find_run(home: Home, text: str) -> str:
     fitting = sorted(name for name in _directories(home) if _fits(name, text) and is_run(home, name))
     if len(fitting) == 1:
         return fitting[0]
+    if len(of_experiment := runs_of(home, text)) == 1:
+        return of_experiment[0]
+    if of_experiment:
+        together = f"`rpg compare {text}` and `rpg report {text}` are about all of them"
+        listed = _listed(sorted(of_experiment))
+        raise NoSuchRunError(
+            f"`{text}` is an experiment of {len(of_experiment)} runs: {together}; of one, the id:\n{listed}"
+        )
     if fitting:
         raise NoSuchRunError(f"`{text}` fits {len(fitting)} runs; write more of the id:\n{_listed(fitting)}")
     raise NoSuchRunError(_unknown(home, text, run_ids(home)))

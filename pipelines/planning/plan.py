@@ -3,7 +3,7 @@
 Planning reads. All it may write is notes of digests that it had to compute (specs/machine/manifests.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -318,7 +318,7 @@ class _Planner:
             return "RUN", "", ""
         if why := _why_anew(run.cell.experiment, longest["stages"]["evaluate"], run.stages["evaluate"]):
             change = f"training.steps {_steps(longest)} -> {run.cell.experiment.training.steps}"
-            return "RUN", f"{change}{self._place('training.steps')}; from the start: {why}", ""
+            return "RUN", f"{change}{self._place('training.steps', run.cell.values)}; from the start: {why}", ""
         source = longest["run_id"]
         return "RESUME", f"goes on from step {_steps(longest)} of {source}", source
 
@@ -399,13 +399,14 @@ class _Planner:
         before = predecessor["stages"].get(name) if predecessor else None
         if before is None:
             return "new"
-        found = changes(name, before, stage.record(), varied=run.cell.values, place_of=self._place)
+        values = run.cell.values
+        found = changes(name, before, stage.record(), varied=values, place_of=lambda path: self._place(path, values))
         return found or (f"{' and '.join(unfinished)} will run" if unfinished else "not finished before")
 
-    def _place(self, path: str) -> str:
-        """Where the spec gives a field: ` (FILE:LINE)`, ` (--set)`, or nothing for a default."""
+    def _place(self, path: str, values: Mapping[str, Any]) -> str:
+        """Where the spec gives a field: ` (FILE:LINE)`, ` (--set)`, or nothing for a default. `values`: the cell's."""
         parts = tuple(int(part) if part.isdigit() else part for part in path.split("."))
-        located = self._document.locate(Issue("", path=parts))
+        located = self._document.locate(Issue("", path=parts), values)
         if located.line:
             return f" ({Path(located.file).name}:{located.line})"
         return " (--set)" if located.file.startswith("--set") else ""

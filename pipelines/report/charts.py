@@ -59,6 +59,10 @@ class Chart:
     x_label: str = "step"
 
 
+_ALIKE = 1e-9
+"""Values that differ by a smaller share of their size are drawn as one: no marks between them would tell them apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class Axis:
     """A range of values, and those that are marked on it."""
@@ -83,7 +87,7 @@ def axis(values: Sequence[float], *, ticks: int = 5) -> Axis:
         (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     """
     low, high = min(values, default=0.0), max(values, default=1.0)
-    if low == high:
+    if high - low <= max(_ALIKE * max(abs(low), abs(high)), 1e-300):
         low, high = low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5)
     rough = (high - low) / max(1, ticks - 1)
     scale = 10.0 ** math.floor(math.log10(rough))

@@ -25,6 +25,8 @@ CUT_OFF = 0.5
 """Share of a step's responses that are cut off, from which the task cannot be done in the length that there is."""
 APART = 0.01
 """Nats a token of `kl/rollout` above which the engine samples from another policy than the learner trains."""
+STILL = 1e-3
+"""Change of a token's probability by a step's updates, as a share of it, below which a policy does not move."""
 LASTING = 5
 """Steps for which a finding must hold, or the whole of a shorter run; a divergence that explodes ends runs at once."""
 LONG = 10
@@ -38,8 +40,9 @@ DIAGNOSED = (*DRAWN, "kl/rollout", "rollout_ratio/max", "reward/std")
 """Metrics of a diagnosis: those that are drawn, and more."""
 _NOTHING = "There was nothing to learn from"
 _MORE_SIGNAL = (
-    "Where all fail: take easier problems, a warm_up, or a reward that marks part of an answer. Where all succeed: "
-    "take harder problems. A larger training.group_size or rollout.temperature lets responses differ."
+    "Read some responses first: the reward itself may be wrong. Where all fail: take easier problems, a warm_up, or a "
+    "reward that marks part of an answer. Where all succeed: take harder problems. A larger training.group_size or "
+    "rollout.temperature lets responses differ."
 )
 _FAILED = """
     WITH trained AS (
@@ -88,6 +91,12 @@ class _Recorded:
         return node
 
     @property
+    def is_off_policy(self) -> bool:
+        """Whether some updates are away from the policy that sampled."""
+        updates = (self.key("training.minibatches") or 1) * (self.key("training.epochs") or 1)
+        return updates > 1 or (self.key("rollout.max_staleness") or 0) > 0
+
+    @property
     def is_solved(self) -> bool:
         """Whether responses came to score alike because they score as high as they ever did."""
         spread, reward = self.curves.get("reward/std"), self.curves.get("reward/mean")
@@ -112,9 +121,12 @@ def findings_of(run: Run, curves: Curves, failed: str = "") -> list[Finding]:
     if not run.trains:
         return []
     recorded = _Recorded(run, {name: by_run[run.run_id] for name, by_run in curves.items() if run.run_id in by_run})
-    rules = (_diverged, _without_a_signal, _truncated, _collapsed, _disagree, _clip_idle)
+    rules = (_diverged, _truncated, _without_a_signal, _collapsed, _disagree, _still, _clip_idle)
     found = [finding for rule in rules if (finding := rule(recorded))]
-    if any(finding.kind == "no_signal" for finding in found):  # without a gradient no policy moves into its clip
+    kinds = [finding.kind for finding in found]
+    if "no_signal" in kinds:  # without a gradient no policy moves, nor into its clip
+        found = [finding for finding in found if finding.kind not in ("still", "clip_idle")]
+    elif "still" in kinds:
         found = [finding for finding in found if finding.kind != "clip_idle"]
     if failed:
         remedy = "`rpg logs` has the exception with its file and line. Mend it, or stop such runs by training.guards."
@@ -189,7 +201,7 @@ def _truncated(of: _Recorded) -> Finding | None:
     if curve is None or (start := _since(curve, lambda values: values >= CUT_OFF, LASTING)) is None:
         return None
     longest = of.key("rollout.max_response_length")
-    limit = f" at {longest} tokens" if longest else ""
+    limit = f" at {longest} {'token' if longest == 1 else 'tokens'}" if longest else ""
     return Finding(
         "truncated",
         f"{percent(_at_the_end(curve))} of the responses are cut off{limit}{_since_step(curve, start)}, before their "
@@ -234,12 +246,29 @@ def _disagree(of: _Recorded) -> Finding | None:
     )
 
 
+def _still(of: _Recorded) -> Finding | None:
+    """The updates of a step change the policy by next to nothing."""
+    curve = of.curves.get("ratio/max")
+    if curve is None or not of.is_off_policy or len(curve) < LASTING or not (curve[:, 1] < 1 + STILL).all():
+        return None
+    if any(
+        of.curves[name][:, 1].any() for name in _CLIPPED if name in of.curves
+    ):  # ratios of whole responses are small
+        return None
+    return Finding(
+        "still",
+        f"The policy hardly moves: in {len(curve)} steps no update made a token more than {curve[:, 1].max() - 1:.2g} "
+        "likelier, as a share of its probability.",
+        "Raise training.optimizer.learning_rate.",
+        "ratio/max",
+        int(curve[0, 0]),
+    )
+
+
 def _clip_idle(of: _Recorded) -> Finding | None:
     """The clip touches no token, though there are updates away from the sampling policy."""
     fractions = [of.curves[name] for name in _CLIPPED if name in of.curves]
-    updates = (of.key("training.minibatches") or 1) * (of.key("training.epochs") or 1)
-    is_off_policy = updates > 1 or (of.key("rollout.max_staleness") or 0) > 0
-    if not fractions or not is_off_policy or of.key("objective.clip.type") == "none":
+    if not fractions or not of.is_off_policy or of.key("objective.clip.type") == "none":
         return None
     steps = len(fractions[0])
     if steps < LONG or any(curve[:, 1].any() for curve in fractions):

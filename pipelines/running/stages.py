@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -341,7 +342,12 @@ def _report(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
         return
     from pipelines.report import write_run_report
 
-    write_run_report(execution.home, execution.run_id)
+    try:
+        write_run_report(execution.home, execution.run_id)
+    except Exception:
+        with open(_log(execution, stage), "a", encoding="utf-8") as log:
+            traceback.print_exc(file=log)
+        raise
 
 
 def _run_process(

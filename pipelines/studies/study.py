@@ -375,7 +375,8 @@ class _StudyWorker:
             what = "baseline" if trial.baseline else f"trial {trial.about['arm']}  {values}"
             return f"confirming with seed {trial.about['seed']}: {what}"
         until = f"  to step {trial.work.until}" if trial.work.until else ""
-        return f"trial {trial.number} ({trial.number + 1} of {self.study.trials})  {values}{until}{self._left()}"
+        wanted = max(self.study.trials, trial.number + 1)  # one that was begun when more were wanted
+        return f"trial {trial.number} ({trial.number + 1} of {wanted})  {values}{until}{self._left()}"
 
     def _left(self) -> str:
         """How long the trials will take, for the end of a line; empty where nothing is known yet."""

@@ -331,8 +331,10 @@ def _idle_sampler(study: Study) -> Iterator[Issue]:
         hint = "take tpe, gp or nsga2; the best trial keeps the constraints with any sampler"
         yield Issue("the sampler does not learn from constraints", place, "cma", hint=hint)
     if nature.models and sampler.startup_trials >= study.trials:
-        given = f"{sampler.startup_trials} random trials, of {study.trials}"
-        hint = "lower startup_trials or raise trials; or take qmc, which spreads them evenly"
+        spread = sampler.type in ("auto", "noisy_gp")
+        given = f"{sampler.startup_trials} {'evenly spread' if spread else 'random'} trials, of {study.trials}"
+        hint = "lower startup_trials or raise trials"
+        hint += "" if spread else "; or take qmc, which spreads them evenly"
         yield Issue("the sampler never comes to model", ("sampler", "startup_trials"), given, hint=hint)
     if not nature.models and "startup_trials" in sampler.model_fields_set:
         yield Issue("startup_trials has no effect", ("sampler", "startup_trials"), sampler.type)

@@ -45,12 +45,14 @@ def record_run(
     clusters: int = 0,
     graded: tuple[float | None] | None = None,
     luck: str = "",
+    samples: int = 8,
 ) -> str:
     """One finished run whose accuracy moves from `before` to `after`, about; `on_the_way`: at steps between.
 
     Args:
         clusters: that the problems belong to; 0: none.
         graded: by a reward of about 10 where a response is right, and about 0 elsewhere, with its worst value.
+        samples: of each problem in an evaluation.
         luck: by which its noise is drawn beside the seed; empty: by its id, which changes with the code.
     """
     directory, cell = home.run(run_id), dict(values or {})
@@ -69,7 +71,9 @@ def record_run(
     write(directory / "attempts/0001.json", {"attempt": 1, "resumed_from_step": 0, "started_at": START.isoformat()})
     rng = np.random.default_rng([seed, *map(ord, luck or run_id)])
     _training(directory, run_id, steps, before, after, rng)
-    _evaluation(directory, run_id, problems, {0: before, **(on_the_way or {}), steps: after}, rng, clusters, graded)
+    _evaluation(
+        directory, run_id, problems, {0: before, **(on_the_way or {}), steps: after}, rng, clusters, graded, samples
+    )
     return run_id
 
 
@@ -297,6 +301,7 @@ def _evaluation(
     rng: np.random.Generator,
     clusters: int,
     graded: tuple[float | None] | None = None,
+    num_samples: int = 8,
 ) -> None:
     writer = SegmentWriter(directory / "evaluate" / FINGERPRINT[:16], run_id, 1)
     difficulty = np.random.default_rng(0).normal(0, 0.2, problems)
@@ -307,14 +312,13 @@ def _evaluation(
                 cluster=f"passage {problem % clusters}" if clusters else None,
             )
             for problem in range(problems)
-            for sample in range(8)
+            for sample in range(num_samples)
         ]
         if graded:
             samples = [replace(row, correct=None, score=10 * row.score + rng.normal()) for row in samples]
         share = sum(row.score for row in samples) / len(samples)
-        row = EvaluationRow(
-            run_id, FINGERPRINT, step, "two-terms", "mean@8", share, share - 0.03, share + 0.03, problems, 8
-        )
+        mean, ends = f"mean@{num_samples}", (share - 0.03, share + 0.03)
+        row = EvaluationRow(run_id, FINGERPRINT, step, "two-terms", mean, share, *ends, problems, num_samples)
         if graded:
             row = replace(row, metric="score@8", worst=graded[0])
         writer.rows([row])

@@ -20,12 +20,19 @@ def init(
         Path | None,
         typer.Option(metavar="FILE", help="Problems, .jsonl, .csv or .parquet: the spec names its columns."),
     ] = None,
-    model: Annotated[str, typer.Option(metavar="DIR", help="With --data: the model, a directory or a Hub id.")] = "",
-    reward: Annotated[str, typer.Option(metavar="NAME", help="With --data: the reward; else exact_match.")] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR", help="With --data: the model, a directory or a Hub id; else a small one, made here."
+        ),
+    ] = "",
+    reward: Annotated[
+        str, typer.Option(metavar="NAME", help="With --data: the reward, by name or as a .py file; else exact_match.")
+    ] = "",
 ) -> None:
     """Writes a commented spec to start from, the schema by which editors complete it, and a .gitignore.
 
-    Overwrites nothing. With --data and --model the spec is about these.
+    Overwrites nothing. With --data the spec is about one's own problems.
     """
     import json
     import shlex
@@ -34,8 +41,8 @@ def init(
     from specs.errors import Issue, SpecError
     from specs.json_schema import json_schema
 
-    if bool(data) != bool(model) or (reward and not data):
-        raise typer.BadParameter("--data and --model go together, and --reward with them")
+    if (model or reward) and not data:
+        raise typer.BadParameter("--model and --reward are of a spec about one's own file: name it with --data")
     if data:
         from pipelines.cli.own_spec import own_spec
 

@@ -50,11 +50,18 @@ def _resume_experiment(home: Home, name: str, run_ids: list[str]) -> None:
 
     from pipelines.cli.execute import execute
     from pipelines.home.runs import status_of
+    from pipelines.planning.plan import make_plan
     from pipelines.prefect_flows.cancel import frozen_document
 
+    statuses = {run_id: status_of(home, run_id) for run_id in run_ids}
+    if "running" not in statuses.values() and {*statuses.values()} != {"finished"}:
+        document = frozen_document(home, run_ids[-1], experiment=name)
+        if {run.run_id for run in make_plan(document, home).runs} == {*run_ids}:  # all of them, with one answer
+            execute(document)
+            return
     code = 0
-    for run_id in run_ids:
-        if (status := status_of(home, run_id)) in ("finished", "running"):
+    for run_id, status in statuses.items():
+        if status in ("finished", "running"):
             print(f"{run_id} is {status}", file=sys.stderr)
             continue
         try:

@@ -104,7 +104,10 @@ def answers_of_other_measures(
     *,
     confidence: float = 0.95,
 ) -> list[Answer]:
-    """pass@k and maj@k of the checkpoints whose accuracy is known: the same intervals, of each problem's score."""
+    """pass@k and maj@k of the checkpoints whose accuracy is known: the same intervals, of each problem's score.
+
+    Groups that had fewer samples of a problem than a measure takes have no part in it.
+    """
     steps = {0, *(outcome.step for outcome in outcomes_of(found))}
     runs = [run for group in groups for run in group.runs]
     evaluated = evidence.other_measures(store, runs, steps)
@@ -112,13 +115,12 @@ def answers_of_other_measures(
     for outcome in outcomes_of(found):
         if outcome.chosen:
             chosen.setdefault(outcome.label, set()).add(outcome.dataset)
-    return [
-        answer
-        for measure, scores in evaluated.items()
-        for answer in answers(
-            groups, scores, measure=measure, confidence=confidence, clusters=clusters_of(found), chosen=chosen
-        )
-    ]
+    known, clusters, answered = {outcome.label for outcome in outcomes_of(found)}, clusters_of(found), list[Answer]()
+    for measure, scores in evaluated.items():
+        having = {run_id for by_run in scores.values() for run_id in by_run}
+        part = [group for group in groups if group.label not in known or having & {run.run_id for run in group.runs}]
+        answered += answers(part, scores, measure=measure, confidence=confidence, clusters=clusters, chosen=chosen)
+    return answered
 
 
 def _measured_on(group: Group, dataset: str) -> bool:

@@ -20,8 +20,8 @@ def change(interval: Interval, *, share: bool) -> str:
     """A difference with its interval: of shares in points, of scores in their own units."""
     if share:
         return points(interval)
-    ends = f" [{interval.low:+.3g}, {interval.high:+.3g}]" if interval.known else ""
-    return f"{interval.value:+.3g}{ends}"
+    ends = f" [{interval.low:+z.3g}, {interval.high:+z.3g}]" if interval.known else ""
+    return f"{interval.value:+z.3g}{ends}"
 
 
 def with_interval(interval: Interval, *, share: bool) -> str:
@@ -46,8 +46,8 @@ def points(interval: Interval) -> str:
         >>> points(Interval(0.152, 0.11, 0.2))
         '+15.2 points [+11.0, +20.0]'
     """
-    value = f"{100 * interval.value:+.1f} points"
-    return f"{value} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]" if interval.known else value
+    value = f"{100 * interval.value:+z.1f} points"
+    return f"{value} [{100 * interval.low:+z.1f}, {100 * interval.high:+z.1f}]" if interval.known else value
 
 
 def headline_of_one(outcome: Outcome, groups: Sequence[Group], worst: float | None) -> list[str]:

@@ -29,6 +29,9 @@ from pipelines.studies.answers.results import (
 )
 from storage import Store
 
+_FEW = 3
+"""Trials from which all may be said to have come to the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
@@ -70,8 +73,9 @@ def answer(home: Home, record: StudyRecord) -> Answer:
     """The study's answer as far as it goes."""
     if record.measured:
         found = confirmed(home, record)
-        return Answer(_sentence(record, found), _confirmation_note(record, found.arms), found.arms)
-    return Answer(_candidate(record), _search_note(record))
+        note = _with(_without_effect(record), _confirmation_note(record, found.arms))
+        return Answer(_sentence(record, found), note, found.arms)
+    return Answer(_candidate(record), _with(_without_effect(record), _search_note(record)))
 
 
 def confirmed(home: Home, record: StudyRecord) -> Confirmed:
@@ -291,6 +295,21 @@ def _candidate(record: StudyRecord) -> str:
         others = "" if len(record.finished) == 1 else ", which no other trial came out above"
         return f"Candidate: the experiment's own values{others}: {value} {flattered}."
     return f"Candidate: {settings_words(trial.params)}: {value} {flattered}."
+
+
+def _with(*notes: str) -> str:
+    return " ".join(filter(None, notes))
+
+
+def _without_effect(record: StudyRecord) -> str:
+    """That all trials came to the same value; empty where they did not, or there are too few to say so."""
+    finished = record.finished
+    if len(finished) < _FEW or len({trial.values for trial in finished}) > 1:
+        return ""
+    searched = ", ".join(record.parameters)
+    return (
+        f"All {len(finished)} trials came to exactly the same value: {searched} made no difference to their training."
+    )
 
 
 def _search_note(record: StudyRecord) -> str:

@@ -594,6 +594,8 @@ def test_an_experiments_name_stands_for_the_runs_that_it_has_now_and_a_runs_whol
     assert call("watch", runs[1]) == (0, "finished  step 3/3  reward 0.5\n", "")
     logs = call("logs", "sums", "--stage", "train")[1]
     assert logs == "".join(f"==> {run_id} train <==\nstep 1\nstep 2\n" for run_id in runs)
+    told = "`sums` is an experiment of 2 runs: `rpg compare sums` and `rpg report sums` are about all of them; of one,"
+    assert call("show", "sums")[2].startswith(told)
     assert call("resume", "sums") == (0, "", "".join(f"{run_id} is finished\n" for run_id in runs))
     code, _, err = call("cancel", "sums")
     assert (code, "no run of the experiment is running or waits on a server" in err) == (2, True)

@@ -147,6 +147,13 @@ def test_init_writes_a_spec_about_ones_own_file_and_model(rpg, name, text):
     assert Path("own/experiment.yaml").read_text().startswith("# yaml-language-server: $schema=experiment.schema.json")
 
 
+def test_init_writes_a_spec_whose_model_is_made_on_the_spot_and_whose_reward_is_a_file(rpg):
+    Path("sums.csv").write_text("question,answer\n" + "".join(f"{n} + 1,{n + 1}\n" for n in range(120)))
+    Path("reward.py").write_text("def grade(response, answer):\n    return float(response == answer)\n")
+    assert rpg("init", "own", "--data", "sums.csv", "--reward", "reward.py")[0] == 0
+    assert rpg("validate", "--deep", "own/experiment.yaml")[::2] == (0, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -163,10 +170,15 @@ def test_init_writes_a_spec_about_ones_own_file_and_model(rpg, name, text):
             ("--data", "odd.csv", "--model", "m", "--reward", "exact_matches"),
             "--reward: unknown reward\n  given: exact_matches",
         ),
+        (("--data", "odd.csv", "--reward", "none.py"), "none.py: cannot be read: No such file or directory\n"),
+        (("--data", "odd.csv", "--reward", "two.py"), "two.py: has no function `score`\n  allowed: one, other\n"),
+        (("--data", "good.csv", "--model", "./m"), "--model: no such directory\n  given: ./m"),
     ],
 )
 def test_init_says_what_it_cannot_make_of_a_file(rpg, arguments, told):
     Path("odd.csv").write_text("a,b\n1,2\n")
+    Path("good.csv").write_text("question,answer\n1,2\n")
+    Path("two.py").write_text("def one(): ...\ndef other(): ...\n")
     Path("odd.txt").write_text("a\n")
     Path("bad.jsonl").write_text("oh\n")
     code, _, err = rpg("init", "own", *arguments)

@@ -191,7 +191,7 @@ def test_a_hub_that_is_not_there_is_said(call: Call, hub: LocalHub, monkeypatch:
         ((RUN, "--to", "not a name"), "--to not a name: "),
         ((RUN, "--to", "not a name", "--dry-run", "never-made"), "--to not a name: "),
         ((RUN, "--to", "alice/sums", "--checkpoint", "3"), "allowed: last, best, 2, 4"),
-        (("finished", "--to", "alice/sums"), "`finished` fits 2 runs; write more of the id:"),
+        (("finished", "--to", "alice/sums"), "`finished` is an experiment of 2 runs"),
         (("waiting", "--to", "alice/sums"), "has no weights: they are exported after the last step of training"),
     ],
 )

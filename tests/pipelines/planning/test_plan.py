@@ -193,6 +193,17 @@ def test_a_first_plan_runs_everything_and_changes_nothing(spec: Path, home: Home
     assert not home.root.exists()
 
 
+def test_a_change_that_the_matrix_makes_names_the_matrixs_line(spec: Path, home: Home) -> None:
+    matrix = "matrix:\n  product:\n    objective.kl_coef: [0.01]\n    training.optimizer.weight_decay: [0.0]\n"
+    spec.write_text(SPEC + matrix)
+    finish(planned(spec, home).runs[0], home)
+    spec.write_text(SPEC + matrix.replace("[0.01]", "[0.01, 0.5]").replace("[0.0]", "[0.25]"))
+    line = len(SPEC.splitlines()) + 3
+    reasons = [run.stage("train").reason for run in planned(spec, home).runs]
+    decays = f"training.optimizer.weight_decay 0 -> 0.25 (tiny.yaml:{line + 1})"
+    assert reasons == [decays, f"objective.kl_coef 0.01 -> 0.5 (tiny.yaml:{line}); {decays}"]
+
+
 def test_what_is_finished_is_cached_and_a_change_names_its_line(spec: Path, home: Home) -> None:
     finish(planned(spec, home).runs[0], home)
     assert {stage.action for stage in planned(spec, home).runs[0].stages} == {"CACHED"}

@@ -221,6 +221,19 @@ def test_pass_and_majority_have_the_intervals_of_their_scores_by_seed_and_proble
     assert narrow.gain.known
 
 
+def test_what_was_measured_with_fewer_samples_has_no_part_in_the_measures_of_several(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    numbers = {"greedy": 1, "two": 2, "sampled": 8}
+    for name, samples in numbers.items():
+        record_run(home, name, values={"evaluation.samples_per_problem": samples}, samples=samples)
+    comparison = compare(home, [*numbers])
+    assert len(comparison.outcomes) == 3
+    labels: dict[str, int] = {}
+    for outcome in comparison.other_measures:
+        labels[outcome.measure] = labels.get(outcome.measure, 0) + 1
+    assert labels == {"pass@2": 2, "maj@2": 2, "pass@4": 1, "maj@4": 1, "pass@8": 1, "maj@8": 1}
+
+
 def test_the_level_of_the_spec_is_that_of_every_interval(tmp_path: Path) -> None:
     widths = {}
     for level in (0.5, 0.95):

@@ -113,6 +113,14 @@ def found(home: Home, run_id: str) -> list[Finding]:
             "The clip never acted in 30 steps: no ratio is above 1.003. Without it training would have been the same.",
             "objective.clip.low",
         ),
+        (
+            {"clip_fraction_of_high": [0.0] * STEPS, "ratio_of_max": [1.0 + 2e-6] * STEPS},
+            "still",
+            1,
+            "The policy hardly moves: in 30 steps no update made a token more than 2e-06 likelier, as a share of its "
+            "probability.",
+            "training.optimizer.learning_rate",
+        ),
     ],
 )
 def test_a_run_with_a_trouble_is_told_it_with_its_figure_its_step_and_the_keys_to_turn(
@@ -142,6 +150,7 @@ def bare_run(home: Home) -> str:
         {"truncated_fraction": [0.9] * 10 + [0.1] * 20},
         {"kl_of_rollout": [0.005] * STEPS},
         {"clip_fraction_of_high": [0.0] * 29 + [0.001]},
+        {"clip_fraction_of_high": [0.0] * 29 + [0.001], "ratio_of_max": [1.0004] * STEPS},  # of whole responses
         {"clip_fraction_of_high": [0.0] * 9},
         {"zero_std_fraction": [0.2] * 25 + [0.95] * 5},
     ],

@@ -557,6 +557,8 @@ def test_axes_end_on_round_numbers_and_hold_all_values() -> None:
         assert found.high >= max(values)
         assert 2 <= len(found.ticks) <= 8
     assert axis([0.5, 0.5]).low < 0.5 < axis([0.5, 0.5]).high
+    for alike in ([1.0, 1 + 1e-13], [1e300, 1e300 * (1 + 1e-12)], [0.0, 5e-324]):
+        assert 0 < axis(alike).place(alike[1], 0.0, 1.0) < 1
 
 
 def test_a_long_line_is_thinned_and_keeps_its_ends_and_its_peaks() -> None:

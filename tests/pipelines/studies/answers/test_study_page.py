@@ -195,6 +195,12 @@ def test_runs_of_the_confirmation_that_failed_are_told(home: Home) -> None:
     assert conclusion.sentence.startswith("Candidate:")
 
 
+def test_trials_that_all_came_to_the_same_are_told(home: Home) -> None:
+    alike = [{**trial, "values": [0.5], "value": 0.5} for trial in SEARCH]
+    assert "trials came to exactly the same value: " in answer(home, StudyRecord.of(study(alike))).note
+    assert "exactly the same" not in answer(home, StudyRecord.of(study(SEARCH))).note
+
+
 def lose(arm_of: dict[str, Any], seeds: int) -> None:
     """The first seeds of an arm failed."""
     for unit in arm_of["units"][:seeds]:
