@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 
+# Tests wait for processes now and then: one more than cores, and no more than the memory of most machines is for.
+TESTERS := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n + 1 : 4)))
+
 .PHONY: quickstart install dev vllm check test test-long coverage docs clean
 
 quickstart: .venv/.installed  ## one experiment from spec to report, on a CPU
@@ -39,15 +42,15 @@ check: .venv/.dev  ## what pre-commit and CI run first: style, types, architectu
 test: export OMP_NUM_THREADS := 1
 # A thousand processes begin: the checkout is compiled once, also where the environment forbids it.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: .venv/.dev  ## what CI runs: a file of tests a core at a time
-	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile
+test: .venv/.dev  ## what CI runs: a file of tests at a time in each process
+	$(BIN)/pytest -n $(TESTERS) --dist loadfile
 
 test-long: .venv/.dev  ## campaigns of minutes: kills, seeds, sweeps
 	$(BIN)/pytest -m long
 
 coverage: export OMP_NUM_THREADS := 1
 coverage: .venv/.dev  ## the tests, and which lines they run, those of the processes that they start too
-	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile --cov --cov-report=term:skip-covered --cov-report=xml
+	$(BIN)/pytest -n $(TESTERS) --dist loadfile --cov --cov-report=term:skip-covered --cov-report=xml
 
 docs: .venv/.dev  ## the documentation as a site: open site/index.html, or serve site/ to search it
 	$(BIN)/python -m mkdocs build --strict

@@ -115,14 +115,14 @@ def _not_here(experiment: Experiment) -> list[Issue]:
         return issues
     hint = "download it where there is a network, or give the directory of a copy"
     return issues + [
-        Issue(f"the {what} is not on this machine, and {why}", path, given, hint=_no_directory(given) + hint)
+        Issue(f"the {what} is not on this machine, and {why}", path, given, hint=_no_directory(path, given) + hint)
         for what, path, given in missing
     ]
 
 
-def _no_directory(given: str) -> str:
-    """What a user may want to know of a name that could be a directory's as well as one of the Hub."""
-    return "" if "/" in given else f"there is no directory `{given}` beside the spec; "
+def _no_directory(path: Path, given: str) -> str:
+    """What a user may want to know of a path that could be a directory's as well as one of the Hub."""
+    return f"there is no directory `{given}` beside the spec; " if path[-1] == "path" and "/" not in given else ""
 
 
 def _why_no_download() -> str:

@@ -109,7 +109,8 @@ class _Kept:
 
 
 _MOST_KEPT = 2
-"""The first server, of the environment that most tests have, and one of an environment that some test has changed."""
+"""The first server, which is mostly of the environment that tests begin with, and one of an environment that some test
+has changed."""
 _kept: list[_Kept] = []
 
 
@@ -127,7 +128,7 @@ def fork(
     Args:
         environment: its variables. What is imported sees those that are not `READ_LATE`.
         late: further ones, which what is imported does not see.
-        lasts: it ends when it is not needed, at the latest when a fork with another environment is asked for.
+        lasts: it ends when it is not needed, at the latest with the server that it is a fork of.
     """
     steady = {name: value for name, value in environment.items() if not name.startswith(READ_LATE)}
     if not may_fork() or threading.current_thread() is not threading.main_thread():

@@ -15,6 +15,9 @@ from specs.errors import Issue, SpecError
 _PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "prompts")
 _ANSWERS = ("answer", "reward_model.ground_truth", "ground_truth", "solution", "gold", "target", "label", "output")
 _HELD_OUT = 100
+"""Problems to measure by, or half of a small file."""
+_READ = 5000
+"""Rows of the file that are looked at."""
 _TEXT = """\
 # `rpg plan experiment.yaml` shows what would run, `rpg run experiment.yaml` runs it.
 name: {name}
@@ -122,7 +125,7 @@ def own_spec(data: Path, model: str, reward: str, directory: Path) -> str:
         answer=json.dumps(answer),
         others=f"  # others: {', '.join(others)}" if others else "",
         asked="{type: chat}" if _has_chat_template(model) else '{type: template, template: "{prompt}\\n"}',
-        held_out=_HELD_OUT,
+        held_out=max(1, min(_HELD_OUT, len(rows) // 2)),
         longest=longest,
         response=response,
         reward=reward,
@@ -132,7 +135,7 @@ def own_spec(data: Path, model: str, reward: str, directory: Path) -> str:
 
 
 def _power_of_two(rows: Sequence[dict[str, Any]], column: str, *, least: int, most: int) -> int:
-    """Tokens that a column's texts need, if each byte is one and another ends them."""
+    """Tokens that a column's texts in these rows need, if each byte is one and another ends them; within bounds."""
     longest = max((len(str(row.get(column, "")).encode()) for row in rows), default=0) + 1
     return min(max(least, 1 << longest.bit_length()), most)
 
@@ -145,7 +148,7 @@ def _function(reward: Path) -> str:
         raise _wrong(f"cannot be read: {error.strerror}", reward) from None
     except (SyntaxError, ValueError) as error:
         raise _wrong(f"is no Python: {getattr(error, 'msg', error)}", reward) from None
-    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"]
     if "score" in names:
         return ""
     if len(names) != 1:
@@ -166,15 +169,15 @@ def _read(data: Path) -> tuple[str, list[dict[str, Any]]]:
     try:
         if kind == "csv":
             with data.open(encoding="utf-8-sig", newline="") as lines:
-                rows: list[dict[str, Any]] = list(islice(csv.DictReader(lines), 50))
+                rows: list[dict[str, Any]] = list(islice(csv.DictReader(lines), _READ))
         elif kind == "jsonl":
             with data.open(encoding="utf-8-sig") as lines:
-                rows = [json.loads(line) for line in islice(lines, 50) if line.strip()]
+                rows = [json.loads(line) for line in islice(lines, _READ) if line.strip()]
         else:
             import pyarrow.parquet as pq
 
             with pq.ParquetFile(data) as table:
-                rows = next(table.iter_batches(50)).to_pylist()
+                rows = next(table.iter_batches(_READ)).to_pylist()
         flat = [{name: row.get(name) for name in names(row)} for row in rows]
     except (OSError, ValueError, AttributeError, csv.Error, StopIteration) as error:
         raise _wrong(f"cannot be read as {kind}: {str(error)[:200]}", data) from None

@@ -173,8 +173,9 @@ def _note_of_look(run: RunPlan, model: bool) -> Path | None:
     if not all(here or stage.action == "CACHED" for stage, here in zip(stages, read, strict=True)):
         return None
     rollouter = experiment.rollout.rollouter
+    if any(tool.type == "mcp" for tool in getattr(rollouter, "tools", ())):  # its server says what prompts hold
+        return None
     asked = [experiment.rollout.model_dump_json(), experiment.reward.model_dump_json(), str(_looked_at(experiment))]
-    # A server that is not here shows no tools, and the prompts are looked at without them.
     return _note(run, [stage.fingerprint for stage in stages], asked, bool(rollouter.lacks()), model)
 
 
@@ -197,7 +198,8 @@ def _note(run: RunPlan, *looked_at: Any) -> Path | None:
 
     from pipelines.planning.code import MANIFEST, Code
 
-    code = [MANIFEST.read_text(), Code().differing("rpg.preflight"), run.stage("train").code, version("transformers")]
+    code = [MANIFEST.read_text(), Code().differing("rpg.preflight"), *map(version, ("torch", "transformers"))]
+    code += [run.stage(name).code for name in ("train", "evaluate")]
     digest = hashlib.sha256(json.dumps([*looked_at, code], sort_keys=True).encode()).hexdigest()
     with suppress(OSError):
         return cached_assets_path("rpg", "planning", "looks") / f"{digest[:32]}.json"

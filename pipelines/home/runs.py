@@ -2,6 +2,7 @@
 
 import difflib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from pipelines.home.home import Home
@@ -28,7 +29,7 @@ def find_run(home: Home, text: str) -> str:
     fitting = sorted(name for name in _directories(home) if _fits(name, text) and is_run(home, name))
     if len(fitting) == 1:
         return fitting[0]
-    if len(of_experiment := runs_of(home, text)) == 1:
+    if len(of_experiment := _current_runs(home, text)) == 1:
         return of_experiment[0]
     if of_experiment:
         together = f"`rpg compare {text}` and `rpg report {text}` are about all of them"
@@ -39,6 +40,13 @@ def find_run(home: Home, text: str) -> str:
     if fitting:
         raise NoSuchRunError(f"`{text}` fits {len(fitting)} runs; write more of the id:\n{_listed(fitting)}")
     raise NoSuchRunError(_unknown(home, text, run_ids(home)))
+
+
+def _current_runs(home: Home, text: str) -> list[str]:
+    """The runs of an experiment of that name; none where it cannot be one's."""
+    with suppress(RpgError):
+        return runs_of(home, text)
+    return []
 
 
 def find_runs(home: Home, text: str) -> list[str]:

@@ -248,8 +248,10 @@ def _disagree(of: _Recorded) -> Finding | None:
 
 def _still(of: _Recorded) -> Finding | None:
     """The updates of a step change the policy by next to nothing."""
-    curve = of.curves.get("ratio/max")
+    curve, spread = of.curves.get("ratio/max"), of.curves.get("reward/std")
     if curve is None or not of.is_off_policy or len(curve) < LASTING or not (curve[:, 1] < 1 + STILL).all():
+        return None
+    if spread is not None and _at_the_end(spread) == 0:  # all responses score alike: there is no gradient
         return None
     if any(
         of.curves[name][:, 1].any() for name in _CLIPPED if name in of.curves

@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from pipelines.home.results import damage_of, filling, is_older, is_report_curre
 from pipelines.launchers import LaunchedStage, is_rank, job_file, launcher_of, problems_file
 from pipelines.planning.code import Code
 from pipelines.planning.plan import StagePlan
+from pipelines.processes.stop import StopRequest
 from pipelines.processes.supervisor import (
     Child,
     StageError,
@@ -345,8 +347,11 @@ def _report(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     try:
         write_run_report(execution.home, execution.run_id)
     except Exception:
-        with open(_log(execution, stage), "a", encoding="utf-8") as log:
-            traceback.print_exc(file=log)
+        log = _log(execution, stage)
+        with suppress(OSError):
+            log.parent.mkdir(exist_ok=True)
+            with open(log, "a", encoding="utf-8") as file:
+                traceback.print_exc(file=file)
         raise
 
 
@@ -395,9 +400,15 @@ def _run_process(
         elif line := logged_line(child.log, stage.stage, since=log_start):
             execution.progress.waiting(line)
 
+    def stop() -> StopRequest | None:
+        request = execution.stop_requested()
+        if request and request.grace > 0:
+            execution.progress.waiting("stopping: it saves what it has")
+        return request
+
     forget_exits(execution.directory)
     kills = count_oom_kills()
-    code = supervise(child, stop=execution.stop_requested, tick=show_progress)
+    code = supervise(child, stop=stop, tick=show_progress)
     if code != 0 and (issues := read_issues(problems)):
         located = (execution.document.locate(issue, execution.plan.values) for issue in issues)
         raise SpecError(*located, done=_standing(execution, stage))

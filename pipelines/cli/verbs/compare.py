@@ -169,8 +169,8 @@ def _cell(value: Interval, against: Interval | None, seeds: Sequence[float] = ()
 
 
 def _interval(value: Interval, sign: str) -> str:
-    ends = f" [{value.low:{sign}.4g}, {value.high:{sign}.4g}]" if value.low == value.low else ""
-    return f"{value.value:{sign}.4g}{ends}"
+    ends = f" [{value.low:{sign}z.4g}, {value.high:{sign}z.4g}]" if value.low == value.low else ""
+    return f"{value.value:{sign}z.4g}{ends}"
 
 
 def _table(*columns: str) -> Table:

@@ -10,6 +10,7 @@ from pipelines.cli.options import RunsName
 
 if TYPE_CHECKING:
     from pipelines.home.home import Home
+    from specs.document import Document
 
 
 def resume(
@@ -50,15 +51,13 @@ def _resume_experiment(home: Home, name: str, run_ids: list[str]) -> None:
 
     from pipelines.cli.execute import execute
     from pipelines.home.runs import status_of
-    from pipelines.planning.plan import make_plan
     from pipelines.prefect_flows.cancel import frozen_document
 
     statuses = {run_id: status_of(home, run_id) for run_id in run_ids}
-    if "running" not in statuses.values() and {*statuses.values()} != {"finished"}:
-        document = frozen_document(home, run_ids[-1], experiment=name)
-        if {run.run_id for run in make_plan(document, home).runs} == {*run_ids}:  # all of them, with one answer
-            execute(document)
-            return
+    is_open = "running" not in statuses.values() and {*statuses.values()} != {"finished"}
+    if is_open and (document := _document_of_all(home, name, run_ids)):
+        execute(document)
+        return
     code = 0
     for run_id, status in statuses.items():
         if status in ("finished", "running"):
@@ -72,6 +71,25 @@ def _resume_experiment(home: Home, name: str, run_ids: list[str]) -> None:
                 break
     if code:
         raise typer.Exit(code)
+
+
+def _document_of_all(home: Home, name: str, run_ids: list[str]) -> Document | None:
+    """The document that all these runs were last executed from, where its plan today is just them: then they go on as
+    one command, with one answer. Not of an earlier version, which would become the current one."""
+    from pipelines.planning.plan import make_plan
+    from pipelines.prefect_flows.cancel import frozen_document
+    from specs.errors import SpecError
+
+    if "@" in name:
+        return None
+    try:
+        documents = [frozen_document(home, run_id, experiment=name) for run_id in run_ids]
+        if any(document.to_json() != documents[0].to_json() for document in documents):
+            return None
+        planned = {run.run_id for run in make_plan(documents[0], home).runs}
+    except SpecError:  # what is wrong with which run is told as each goes on
+        return None
+    return documents[0] if planned == {*run_ids} else None
 
 
 def _prove(home: Home, run_id: str, steps: int) -> None:

@@ -25,11 +25,12 @@ def answers(
     chosen: Mapping[str, Collection[str]] | None = None,
     graded: evidence.Graded | None = None,
     together: bool = False,
+    first: str = "",
 ) -> list[Answer]:
     """One answer per dataset with results, in the order given; two where some runs have a graded reward and some not.
 
     Args:
-        groups: the first is the one that tables hold the others against.
+        groups: the first is the one that tables hold the others against, unless `first` says otherwise.
         evaluated: dataset -> run_id -> step -> scores, see `evidence.accuracies` and `evidence.other_measures`.
         measure: what the scores are.
         confidence: level of the intervals; those of differences hold together.
@@ -38,7 +39,9 @@ def answers(
         chosen: label of a group -> datasets by which its model was chosen: there it is shown and not compared.
         graded: which runs have a graded reward, see `evidence.graded`.
         together: whether what is claimed holds together over all datasets, else on each by itself.
+        first: label of the group that tables hold the others against. Where it has no results nothing is held.
     """
+    first = first or groups[0].label
     scales = {dataset: by_scale(runs, (graded or {}).get(dataset, {})) for dataset, runs in evaluated.items()}
     num_sets = sum(map(len, scales.values())) if together else 1
     found = []
@@ -54,7 +57,7 @@ def answers(
             if tables and tables.of_group:
                 flattered = {label for label, names in (chosen or {}).items() if dataset in names}
                 name = measure if scale.shares else SCORE
-                answer = _answer(dataset, name, of_measure, tables, level, flattered)
+                answer = _answer(dataset, name, of_measure, tables, level, flattered, first)
                 found.append(replace(answer, num_sets=num_sets, clusters=level.clusters or {}))
     return found
 
@@ -119,7 +122,15 @@ def answers_of_other_measures(
     for measure, scores in evaluated.items():
         having = {run_id for by_run in scores.values() for run_id in by_run}
         part = [group for group in groups if group.label not in known or having & {run.run_id for run in group.runs}]
-        answered += answers(part, scores, measure=measure, confidence=confidence, clusters=clusters, chosen=chosen)
+        answered += answers(
+            part,
+            scores,
+            measure=measure,
+            confidence=confidence,
+            clusters=clusters,
+            chosen=chosen,
+            first=groups[0].label,
+        )
     return answered
 
 
@@ -131,7 +142,13 @@ def _measured_on(group: Group, dataset: str) -> bool:
 
 
 def _answer(
-    dataset: str, measure: str, groups: Sequence[Group], tables: Tables, level: Level, flattered: Collection[str]
+    dataset: str,
+    measure: str,
+    groups: Sequence[Group],
+    tables: Tables,
+    level: Level,
+    flattered: Collection[str],
+    first: str,
 ) -> Answer:
     as_is = not any(run.trains for group in groups for run in group.runs)
     results = [
@@ -152,7 +169,7 @@ def _answer(
     arms, clusters = {label: table.after for label, table in held.items()}, level.of(problems)
     worst, shares = level.scale.worst or 0.0, level.known["shares"]
     said = verdict(arms, level.looks, level.of_claims, clusters, worst, trained=not as_is, shares=shares)
-    first, against = groups[0].label, said
+    against = said
     if not as_is and all(len(table.after) == 1 and not table.num_failed for table in held.values()):
         against = verdict(arms, (), level.of_claims, clusters, trained=False, shares=shares)
     if first in held:

@@ -304,11 +304,13 @@ def _with(*notes: str) -> str:
 def _without_effect(record: StudyRecord) -> str:
     """That all trials came to the same value; empty where they did not, or there are too few to say so."""
     finished = record.finished
-    if len(finished) < _FEW or len({trial.values for trial in finished}) > 1:
+    tried = {settings_words(trial.params) for trial in finished}
+    if len(tried) < _FEW or len({trial.values for trial in finished}) > 1:
         return ""
     searched = ", ".join(record.parameters)
     return (
-        f"All {len(finished)} trials came to exactly the same value: {searched} made no difference to their training."
+        f"All {len(finished)} trials came to exactly the same value: either {searched} changed nothing of their"
+        " training, or the goal does not show it."
     )
 
 

@@ -10,11 +10,18 @@ import pytest
 
 import specs
 from pipelines.cli import main
+from pipelines.cli.preflight import _note_of_look
+from pipelines.cli.verbs.resume import _document_of_all
+from pipelines.home.home import Home
+from pipelines.planning.plan import make_plan
+from pipelines.running.run import register_experiment, register_runs
 from rpg import preflight
 from rpg.preflight import Findings
+from specs.loader import load_document
 from specs.schema.experiment import Experiment
 
-STARTER = (Path(specs.__file__).parent / "experiments" / "starter.yaml").read_text("utf-8")
+STARTER_FILE = Path(specs.__file__).parent / "experiments" / "starter.yaml"
+STARTER = STARTER_FILE.read_text("utf-8")
 
 
 @pytest.fixture
@@ -317,3 +324,29 @@ def test_a_look_at_what_was_looked_at_before_is_spared_and_one_at_other_problems
     assert looks("--set", of_the_hub) == looks("--set", of_the_hub) == [False], "it may be another one by now"
     wrong = "model.config.hidden_width=33"
     assert looks("--set", wrong) == looks("--set", wrong) == [True], "what is wrong is said each time"
+
+
+def test_what_a_server_says_of_its_tools_is_looked_at_each_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    run = make_plan(load_document(STARTER_FILE), Home(tmp_path / "home")).runs[0]
+    assert _note_of_look(run, True) is not None
+    tools = "{type: tools, tools: [{type: mcp, command: [cat]}], format: {type: hermes}, answer_tokens: 2}"
+    changed = load_document(STARTER_FILE, [f"rollout.rollouter={tools}"])
+    assert _note_of_look(make_plan(changed, Home(tmp_path / "home")).runs[0], True) is None
+
+
+def test_runs_go_on_together_where_all_were_begun_from_the_document_that_the_experiment_has_now(tmp_path):
+    home, seeds = Home(tmp_path / "home"), "seeds=[0, 1]"
+    document = load_document(STARTER_FILE, [seeds])
+    runs = make_plan(document, home).runs
+    register_experiment(home, document, runs)
+    register_runs(home, document, runs, durable=False)
+    run_ids = [run.run_id for run in runs]
+    found = _document_of_all(home, "starter", run_ids)
+    assert found is not None
+    assert found.to_json() == document.to_json()
+    assert _document_of_all(home, "starter@1", run_ids) is None, "it would become the current version"
+    assert _document_of_all(home, "starter", run_ids[:1]) is None
+    other = load_document(STARTER_FILE, [seeds, "training.checkpoint.every_steps=3"])
+    register_runs(home, other, runs[:1], durable=False)
+    assert _document_of_all(home, "starter", run_ids) is None, "each goes on as it was begun"

@@ -371,6 +371,21 @@ def test_the_record_of_a_run_says_what_was_accepted(spec: Path, home: Home, chec
         stages.perform_stage(execution, train)
 
 
+def test_why_a_page_was_not_written_is_in_its_log(spec: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run,) = planned(spec, home).runs
+    finish(run, home)
+    execution = RunExecution(load_document(spec), run.run_id, home)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("pipelines.report.write_run_report", fail)
+    (execution.directory / "report.html").unlink(missing_ok=True)
+    with pytest.raises(ZeroDivisionError):
+        stages.perform_stage(execution, replace(execution.plan.stage("report"), fingerprint="f" * 64))
+    assert "ZeroDivisionError" in (execution.directory / "logs" / "report.log").read_text()
+
+
 def test_a_stage_is_not_begun_by_code_that_was_edited_after_the_plan(spec: Path, home: Home, checkout: Path) -> None:
     document = load_document(spec)
     (run,) = make_plan(document, home).runs

@@ -52,3 +52,16 @@ def test_the_page_says_that_a_run_has_begun_but_not_for_every_one_of_many(tmp_pa
     shown_at = renewed.stat().st_mtime_ns
     dashboard.publish_begin(first)
     assert renewed.stat().st_mtime_ns == shown_at, "the page of the second run's begin shows the first as well"
+
+
+def test_a_trial_of_a_study_renews_no_page_of_its_experiment(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(SPEC)
+    document, home = load_document(tmp_path / "tiny.yaml"), Home(tmp_path / "home")
+    (plan,) = make_plan(document, home).runs
+    for in_study in (True, False):
+        execution = RunExecution(document, plan.run_id, home, in_study=in_study)
+        begin(execution)
+        execution.outbox.record_url = "http://reports"
+        dashboard.publish_begin(execution)
+        dashboard.publish_experiment(execution)
+        assert bool(page(execution)) is not in_study

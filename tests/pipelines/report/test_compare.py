@@ -231,6 +231,7 @@ def test_what_was_measured_with_fewer_samples_has_no_part_in_the_measures_of_sev
     labels: dict[str, int] = {}
     for outcome in comparison.other_measures:
         labels[outcome.measure] = labels.get(outcome.measure, 0) + 1
+        assert outcome.against_first is None, "the first column has no such measure"
     assert labels == {"pass@2": 2, "maj@2": 2, "pass@4": 1, "maj@4": 1, "pass@8": 1, "maj@8": 1}
 
 
