@@ -494,7 +494,7 @@ def test_another_seed_is_compared_with_the_same_cell_and_the_matrix_comes_first(
     other_seed = planned(spec, home, "seeds=[5]").runs
     assert [run.stage("train").reason for run in other_seed] == ["seeds.0 0 -> 5 (--set)"] * 2
     changed = planned(spec, home, "matrix.product.training.epochs=[3]", "advantage.scale=group_std").runs[0]
-    assert changed.stage("train").reason.startswith("training.epochs 1 -> 3 (tiny.yaml:")
+    assert changed.stage("train").reason.startswith("training.epochs 1 -> 3 (--set); advantage.scale ")
 
 
 def test_every_stage_and_every_part_is_in_the_manifest() -> None:
