@@ -148,12 +148,13 @@ def _wait_for_orphans() -> None:
 
 
 def commands(spec: Path, trials: int) -> dict[str, tuple[str, list[list[str]]]]:
-    """Name of each measurement: the home that it begins in (new, or one that the tiny experiment has run in), and
-    commands, the last of which is measured."""
+    """Name of each measurement: the home that it begins in (a user's first, a new one, or one that the tiny experiment
+    has run in), and commands, the last of which is measured."""
     run = ["run", str(spec)]
     deep = ["validate", "--deep", str(spec), "--set"]
     lr = ["--set", "training.optimizer.learning_rate=2e-4"]
     return {
+        "two steps, first home": ("first", [run]),
         "two steps, new home": ("new", [run]),
         "two steps, known home": ("known", [[*run, *lr]]),
         "cached run": ("known", [run]),
@@ -206,7 +207,7 @@ def main() -> None:
             home = directory / "home"
             if kind == "known":
                 shutil.copytree(known, home)
-            else:  # on a machine that has never looked at the model
+            elif kind == "first":  # nothing is kept yet of Prefect's database, or of looks at models
                 shutil.rmtree(home.with_name("assets"), ignore_errors=True)
             took = [measure(command, home) for command in asked][-1]
             parts = ", ".join(
