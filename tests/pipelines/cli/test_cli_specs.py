@@ -159,6 +159,14 @@ def test_init_writes_a_spec_whose_model_is_made_on_the_spot_and_whose_reward_is_
     Path("reward.py").write_text("def grade(response, answer):\n    return float(response == answer)\n")
     assert rpg("init", "own", "--data", "sums.csv", "--reward", "reward.py")[0] == 0
     assert rpg("validate", "--deep", "own/experiment.yaml")[::2] == (0, "")
+    harder = "".join(f"{n} + {10**20} =,{10**20 + n}\n" for n in range(90))
+    Path("sums.csv").write_text("question,answer\n" + "".join(f"{n} + 1,{n + 1}\n" for n in range(90)) + harder)
+    Path("reward.py").write_text("def _norm(text): ...\ndef grade(response, answer): ...\n")
+    assert rpg("init", "sorted", "--data", "sums.csv", "--reward", "reward.py")[0] == 0
+    text = Path("sorted/experiment.yaml").read_text()
+    assert "max_prompt_length: 32 " in text, "the longest prompts come last"
+    assert "limit: 90\n" in text, "half of a small file"
+    assert "function: grade}" in text
 
 
 @pytest.mark.parametrize(

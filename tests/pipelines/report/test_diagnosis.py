@@ -152,6 +152,7 @@ def bare_run(home: Home) -> str:
         {"clip_fraction_of_high": [0.0] * 29 + [0.001]},
         {"clip_fraction_of_high": [0.0] * 29 + [0.001], "ratio_of_max": [1.0004] * STEPS},  # of whole responses
         {"clip_fraction_of_high": [0.0] * 9},
+        {"ratio_of_max": [1.0] * STEPS, "reward_of_std": [0.0] * STEPS},  # no gradient, whatever the learning rate
         {"zero_std_fraction": [0.2] * 25 + [0.95] * 5},
     ],
 )
