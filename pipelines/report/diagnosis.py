@@ -97,6 +97,11 @@ class _Recorded:
         return updates > 1 or (self.key("rollout.max_staleness") or 0) > 0
 
     @property
+    def clip_fractions(self) -> list[Curve]:
+        """Shares of the tokens that each side of the clip touched."""
+        return [self.curves[name] for name in _CLIPPED if name in self.curves]
+
+    @property
     def is_solved(self) -> bool:
         """Whether responses came to score alike because they score as high as they ever did."""
         spread, reward = self.curves.get("reward/std"), self.curves.get("reward/mean")
@@ -123,11 +128,11 @@ def findings_of(run: Run, curves: Curves, failed: str = "") -> list[Finding]:
     recorded = _Recorded(run, {name: by_run[run.run_id] for name, by_run in curves.items() if run.run_id in by_run})
     rules = (_diverged, _truncated, _without_a_signal, _collapsed, _disagree, _still, _clip_idle)
     found = [finding for rule in rules if (finding := rule(recorded))]
-    kinds = [finding.kind for finding in found]
-    if "no_signal" in kinds:  # without a gradient no policy moves, nor into its clip
-        found = [finding for finding in found if finding.kind not in ("still", "clip_idle")]
-    elif "still" in kinds:
+    kinds = {finding.kind for finding in found}
+    if kinds & {"no_signal", "still"}:  # a policy that does not move comes into no clip
         found = [finding for finding in found if finding.kind != "clip_idle"]
+    if "no_signal" in kinds:  # and without a gradient it does not move
+        found = [finding for finding in found if finding.kind != "still"]
     if failed:
         remedy = "`rpg logs` has the exception with its file and line. Mend it, or stop such runs by training.guards."
         found.insert(0, Finding("reward_failed", failed, remedy, "reward/error_fraction", None))
@@ -253,9 +258,7 @@ def _still(of: _Recorded) -> Finding | None:
         return None
     if spread is not None and _at_the_end(spread) == 0:  # all responses score alike: there is no gradient
         return None
-    if any(
-        of.curves[name][:, 1].any() for name in _CLIPPED if name in of.curves
-    ):  # ratios of whole responses are small
+    if any(curve[:, 1].any() for curve in of.clip_fractions):  # ratios of whole responses are small
         return None
     return Finding(
         "still",
@@ -269,7 +272,7 @@ def _still(of: _Recorded) -> Finding | None:
 
 def _clip_idle(of: _Recorded) -> Finding | None:
     """The clip touches no token, though there are updates away from the sampling policy."""
-    fractions = [of.curves[name] for name in _CLIPPED if name in of.curves]
+    fractions = of.clip_fractions
     if not fractions or not of.is_off_policy or of.key("objective.clip.type") == "none":
         return None
     steps = len(fractions[0])
