@@ -118,6 +118,9 @@ def _fits(run_id: str, text: str) -> bool:
 
 
 def _unknown(home: Home, text: str, known: list[str]) -> str:
+    with suppress(RpgError):
+        if (home.study(text) / "study.json").is_file():
+            return f"`{text}` is a study: `rpg study show {text}`; its runs: `rpg runs --experiment {text}`"
     if not known:
         hint = home.another() or f"{home.root} holds none yet; `rpg run FILE` makes one"
         return f"there is no run `{text}`: {hint}"

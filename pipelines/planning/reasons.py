@@ -6,6 +6,8 @@ from typing import Any
 from pipelines.planning.code import PRODUCT, Differences, release
 
 _SHOWN_CHANGES = 3
+_SEED = "seeds.0"
+"""A run has one: another seed's run is compared with, where its own was never made."""
 
 
 def changes(
@@ -26,7 +28,9 @@ def changes(
     differing = [path for path in new.keys() | old.keys() if new.get(path, ...) != old.get(path, ...)]
     differing.sort(key=lambda path: (not _is_within(path, varied), path))
     found = [
-        f"{path} {short(old.get(path, 'unset'))} -> {short(new.get(path, 'unset'))}{place_of(path)}"
+        f"seed {new[path]} is new{place_of(path)}"
+        if path == _SEED and path in new
+        else f"{path} {short(old.get(path, 'unset'))} -> {short(new.get(path, 'unset'))}{place_of(path)}"
         for path in differing
     ]
     found += code_changes(stage, before, now)

@@ -65,11 +65,19 @@ def warm_up(
         done = step == spec.steps - 1 or _low_enough(losses, spec.until_loss)
         if done or time.monotonic() - last_line > _LOG_SECONDS:
             last_line = time.monotonic()
-            print(f"warm-up {step + 1}/{spec.steps}: loss {losses[-1]:.4f}, {last_line - start:.0f} s", flush=True)
+            print(_line(losses, spec, last_line - start), flush=True)
         if done:
             break
     torch.nn.Module.train(model, False)
     return losses
+
+
+def _line(losses: Sequence[float], spec: WarmUp, seconds: float) -> str:
+    """How far it is after some seconds, and what it waits for."""
+    done, most = len(losses), spec.steps
+    until = f" (ends at {spec.until_loss:g})" if spec.until_loss else ""
+    left = f", {'at most ' if until else ''}{seconds / done * (most - done):.0f} s left" if done < most else ""
+    return f"warm-up {done}/{most}: loss {losses[-1]:.4f}{until}, {seconds:.0f} s{left}"
 
 
 def _low_enough(losses: Sequence[float], until_loss: float) -> bool:

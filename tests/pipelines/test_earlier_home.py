@@ -1,6 +1,7 @@
 """A home that an earlier version left is asked, gone on with and reported on. How it was made: earlier_home/make.py."""
 
 import json
+import os
 import re
 import sqlite3
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from live import Lab
 from unpacked_home import RECORDED, ROOT, unpack
@@ -17,6 +19,11 @@ from pipelines.cli import main
 from pipelines.home.state import read_json
 from pipelines.prefect_server.deployments import EXPERIMENTS, SCHEDULES, STUDIES
 from storage import check
+from storage import ingest as ingesting
+from storage.columns import NATIVE
+from storage.contents import inspect, read
+from storage.ingest import ingest
+from storage.segments import Segment, run_segments
 
 ANSWERS = json.loads((RECORDED / "answers.json").read_text())
 FINGERPRINTS = {
@@ -108,6 +115,34 @@ def test_its_record_is_whole_and_its_database_is_made_again_the_same(moved: Lab,
     for known in ANSWERS:
         if known["question"][0] == "sql":
             assert_still_true(answer(ask, place, known["question"]), known["answer"])
+
+
+def test_migrating_reads_the_footer_of_each_segment_and_the_rows_of_small_tables_and_then_nothing(
+    moved: Lab, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = []
+
+    def noted(root: Path, segment: Segment) -> pa.Table:
+        tables.append(segment.table)
+        return read(root, segment)
+
+    monkeypatch.setattr(ingesting, "read", noted)
+    listed = [segment for run_id in moved.run_ids() for segment in run_segments(moved.root, run_id)]
+    inspect.cache_clear()
+    ingest(moved.root)
+    assert inspect.cache_info().misses >= len(listed)
+    assert sorted(set(tables)) == sorted({segment.table for segment in listed if segment.table in NATIVE})
+    for known in ANSWERS:
+        if known["question"][0] == "sql":
+            assert_still_true(answer(ask, moved.root.parent, known["question"]), known["answer"])
+    for _ in range(2):  # the first deletes what had been merged, and the second looks at those runs again
+        ingest(moved.root, keep_seconds=0.0)
+        for directory in moved.root.rglob("*/"):  # what changed in the last seconds is looked at again in any case
+            os.utime(directory, (0, 0))
+    inspect.cache_clear()
+    tables.clear()
+    ingest(moved.root)
+    assert (inspect.cache_info().misses, tables) == (0, [])
 
 
 def test_its_runs_experiments_and_studies_are_reported_on(moved: Lab, ask: Ask) -> None:

@@ -1,4 +1,4 @@
-"""`rpg study run`, `submit`, `report`, `list`, `best`: hyperparameter studies."""
+"""`rpg study run`, `submit`, `show`, `report`, `list`, `best`: hyperparameter studies."""
 
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ def run(
         print_json(data)
     else:
         typer.echo(answer(home, record).sentence)
-        if record.finished:
-            typer.echo(f"\n  rpg study best {record.name} -o {record.name}-best.yaml\n")
+        _say_next(record)
         typer.echo(f"report: {page}")
     if not record.finished or (record.status != "finished" and record.num_ended < record.trials_wanted):
         raise typer.Exit(1)
@@ -107,6 +106,26 @@ def cancel(
     study = read_study(home, _name(name))
     request_study_cancel(home, study.name, grace)
     typer.echo(f"asked the workers of {study.name} to stop; `rpg study list` shows what is left")
+
+
+@group.command()
+def show(name: Name) -> None:
+    """The study on one screen: its answer so far, the arms on fresh seeds, before there are any the trials."""
+    from pipelines.home.home import Home
+    from pipelines.studies.answers.answer import answer
+    from pipelines.studies.answers.results import read_study
+
+    home = Home.from_environment()
+    record = read_study(home, _name(name))
+    typer.echo(f"{record.name}: {record.status}, {_counts(record)} trials, {record.goal}")
+    typer.echo(f"{answer(home, record).sentence}\n")
+    print_study_table(home, record.name, TableFormat.table)
+    _say_next(record)
+
+
+def _say_next(record: StudyRecord) -> None:
+    if record.finished:
+        typer.echo(f"\n  rpg study best {record.name} -o {record.name}-best.yaml\n")
 
 
 @group.command()
@@ -207,15 +226,19 @@ def _row(home: Home, record: StudyRecord) -> tuple[str, ...]:
     from pipelines.studies.answers.answer import standing, study_best
     from pipelines.studies.answers.results import cost_words, pareto_front
 
-    counts = [f"{record.num_ended}/{record.trials_wanted}"]
-    counts += [f"{number} {state}" for state in ("pruned", "failed") if (number := record.count(state))]
     value, ground = "-", ""
     if best := study_best(home, record):
         who = "baseline" if best.baseline else f"trial {best.trial}"
         value, ground = f"{best.value:.4f}", f"{standing(home, record, best)}: {who}"
     elif len(record.goals) > 1 and (front := pareto_front(record)):
         ground = f"Pareto front: trials {', '.join(str(trial.number) for trial in front)}"
-    return record.name, record.status, ", ".join(counts), record.goal, value, ground, cost_words(**record.spent)
+    return record.name, record.status, _counts(record), record.goal, value, ground, cost_words(**record.spent)
+
+
+def _counts(record: StudyRecord) -> str:
+    """Trials that have ended of those wanted, and how."""
+    others = [f"{number} {state}" for state in ("pruned", "failed") if (number := record.count(state))]
+    return ", ".join([f"{record.num_ended}/{record.trials_wanted}", *others])
 
 
 def _name(name: str) -> str:

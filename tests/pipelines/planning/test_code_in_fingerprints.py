@@ -492,7 +492,7 @@ def test_another_seed_is_compared_with_the_same_cell_and_the_matrix_comes_first(
     listed = {"runs": [second.run_id, first.run_id]}
     write_json(home.experiment("tiny") / "experiment.json", listed)
     other_seed = planned(spec, home, "seeds=[5]").runs
-    assert [run.stage("train").reason for run in other_seed] == ["seeds.0 0 -> 5 (--set)"] * 2
+    assert [run.stage("train").reason for run in other_seed] == ["seed 5 is new (--set)"] * 2
     changed = planned(spec, home, "matrix.product.training.epochs=[3]", "advantage.scale=group_std").runs[0]
     assert changed.stage("train").reason.startswith("training.epochs 1 -> 3 (--set); advantage.scale ")
 

@@ -15,6 +15,7 @@ from guarded import PASSWORD, Server
 from live import SPEC, Lab, finished
 from waiting import wait_for
 
+from pipelines import load
 from pipelines.home.home import Home
 from pipelines.prefect_server.deployments import EXPERIMENTS
 from pipelines.prefect_server.settings import embedded_environment
@@ -115,6 +116,30 @@ def test_the_pool_is_the_commands_else_the_specs_and_an_idle_one_is_noted(client
     by_command = server.flow_run(submitted(client, "--pool", "gpu")[0]["flow_run_id"])
     assert by_command["work_pool_name"] == "gpu"
     assert by_command["parameters"]["run_id"] == by_spec["parameters"]["run_id"]
+
+
+def test_a_script_submits_runs_and_studies_as_the_command_does(
+    client: Lab, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RPG_HOME", str(client.root))
+    pages = load(client.spec, set={"seeds": [0, 1]}).submit()
+    for seed, (run_id, page) in enumerate(pages):
+        flow_run_id = page.rpartition("/")[2]
+        assert client.state(run_id)["flow_run_id"] == flow_run_id
+        shown = server.flow_run(flow_run_id)
+        assert (shown["name"], shown["parameters"]["run_id"]) == (f"tiny: seed {seed}", run_id)
+    study = {
+        "name": "rates",
+        "experiment": str(client.spec),
+        "goal": {"dataset": "held_out", "metric": "mean@2"},
+        "trials": 4,
+        "parallel": 2,
+        "parameters": {"training.optimizer.learning_rate": {"float": [1.0e-5, 1.0e-3], "log": True}},
+    }
+    workers = load(study).submit()
+    assert [name for name, _ in workers] == ["rates", "rates"]
+    kinds = {server.flow_run(page.rpartition("/")[2])["parameters"]["name"] for _, page in workers}
+    assert kinds == {"study rates"}
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from rpg.base.stage import make
 from rpg.base.tokenization import make_tokenizer
-from rpg.base.warm_up import learning_rate
+from rpg.base.warm_up import _line, learning_rate
 from rpg.data.staging import SCHEMA
 from specs.errors import Issue, SpecError
 from specs.schema.experiment import Experiment
@@ -297,3 +297,15 @@ def test_the_warm_ups_learning_rate_rises_and_is_held() -> None:
     rates = [learning_rate(step, spec) for step in range(100)]
     assert 0 < rates[0] < rates[5] < rates[10] == 2.0
     assert set(rates[10:]) == {2.0}
+
+
+@pytest.mark.parametrize(
+    ("done", "until_loss", "line"),
+    [
+        (50, 0.0, "warm-up 50/200: loss 0.5000, 10 s, 30 s left"),
+        (50, 0.25, "warm-up 50/200: loss 0.5000 (ends at 0.25), 10 s, at most 30 s left"),
+        (200, 0.0, "warm-up 200/200: loss 0.5000, 10 s"),
+    ],
+)
+def test_a_warm_up_says_how_long_it_goes_on_and_what_it_waits_for(done: int, until_loss: float, line: str) -> None:
+    assert _line([0.5] * done, WarmUp(steps=200, until_loss=until_loss), 10.0) == line

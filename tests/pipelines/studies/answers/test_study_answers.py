@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.home.home import Home
+from pipelines.home.runs import NoSuchRunError, find_run
 from pipelines.studies.answers.best import best_spec
 from pipelines.studies.answers.results import StudyRecord, best_of, pareto_front, read_study
 from specs import SpecError, load_experiment
@@ -264,6 +265,20 @@ def test_the_list_tells_candidates_from_what_is_confirmed(home: Home, monkeypatc
     assert "2.5 GPU hours" in sure
     listed = json.loads(CliRunner().invoke(app, ["study", "list", "--json"]).output)
     assert [entry["name"] for entry in listed] == ["equal", "hope", "sure"]
+
+
+def test_a_study_is_shown_on_one_screen_and_named_where_a_run_is_asked_for(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    record(home, study([*SEARCH, pruned(4, 0.2)]))
+    text = CliRunner().invoke(app, ["study", "show", "clips"]).output
+    assert text.startswith("clips: finished, 5/5, 1 pruned trials, maximize ")
+    assert "Candidate: " in text
+    assert "0 (baseline)" in text
+    assert "rpg study best clips -o clips-best.yaml" in text
+    with pytest.raises(NoSuchRunError, match=r"`clips` is a study: `rpg study show clips`"):
+        find_run(home, "clips")
 
 
 def test_text_that_is_dumped_is_read_back_as_it_was() -> None:
