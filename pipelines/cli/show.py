@@ -153,7 +153,7 @@ def _print_short(run: dict[str, Any]) -> None:
         more = f" and {len(learning) - _SEVERAL} more" if len(learning) > _SEVERAL else ""
         print(f"\nset: {', '.join(learning[:_SEVERAL])}{more}")
     if told := progress_text({row["name"]: row["value"] for row in run["metrics"]}):
-        print(f"\n{told}")
+        print(f"\nstep {max(row['step'] for row in run['metrics'])}: {told}")
     _table("Trouble", run["trouble"][-_FEW:], ("step", "kind", "message"))
     print("\nnext")
     commands = _next(run)

@@ -1,15 +1,17 @@
-"""The figures of a decoder that memory and time depend on: transformers builds the model without values, in a child.
+"""The figures of a decoder that memory and time depend on: transformers builds the model without values.
 
-What a child has found is kept by the configuration's digest beside the Hub's cache, so that planning itself goes on
-without torch and a configuration is counted once.
+It does so in a child, unless torch is imported already. What was found is kept by the configuration's digest beside the
+Hub's cache, so that planning itself goes on without torch and a configuration is counted once.
 """
 
 import hashlib
 import json
+import logging
 import os
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -88,6 +90,9 @@ def _place(settings: str) -> Path | None:
 
 
 def _count(settings: str) -> dict[str, Any] | None:
+    """The figures, in a child unless torch is here already; None where transformers makes no model of the settings."""
+    if "torch" in sys.modules:
+        return _count_here(settings)
     command = [sys.executable, "-m", shape.__name__]
     quiet = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     try:
@@ -97,6 +102,20 @@ def _count(settings: str) -> dict[str, Any] | None:
         figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):  # the look at the model says what is wrong
         return None
+    return figures
+
+
+def _count_here(settings: str) -> dict[str, Any] | None:
+    from transformers.utils import logging as transformers_logging
+
+    told = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(logging.ERROR)
+    try:
+        figures: dict[str, Any] = json.loads(json.dumps(asdict(shape.counted(json.loads(settings)))))
+    except Exception:  # an architecture's own; the look at the model says what is wrong
+        return None
+    finally:
+        transformers_logging.set_verbosity(told)
     return figures
 
 

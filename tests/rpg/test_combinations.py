@@ -108,7 +108,7 @@ def test_first_ratios_are_one_only_where_the_policy_that_samples_is_where_gradie
 def test_a_run_that_is_killed_and_goes_on_is_the_uninterrupted_one_bit_for_bit(whole: Run, tmp_path: Path) -> None:
     run_dir = new_run(whole.inputs, tmp_path / "killed" / "run", whole.case)
     process = start([sys.executable, "-m", "rpg.train", str(run_dir)])
-    wait_for_step(process, run_dir, KILLED_AFTER)
+    wait_for_step(process, run_dir, KILLED_AFTER, saved=True)
     process.send_signal(signal.SIGKILL)
     finish(process, expect=-signal.SIGKILL)
     train(run_dir)

@@ -61,7 +61,14 @@ def looked_at(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return looked
 
 
-@pytest.mark.parametrize("table", ["tokens", "rollouts", "metrics", "events", "evaluation_samples"])
+@pytest.mark.parametrize(
+    "table",
+    [
+        "tokens",
+        "metrics",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("rollouts", "events", "evaluation_samples")),
+    ],
+)
 def test_a_segment_that_is_gone_is_named_and_stops_nothing_else(home: Path, table: str) -> None:
     files = sorted(home.glob(f"runs/a-0/**/segments/{table}/*.parquet"))
     lost, kept = files[0], files[0].read_bytes()

@@ -449,7 +449,7 @@ def test_a_run_is_shown_on_one_screen_with_what_to_ask_next(call: Call, home: Pa
     out = call("show", "sums-s0")[1]
     assert len(out.splitlines()) <= 24
     assert out.startswith("sums-s0-aaaa1111  finished\nsums: kl_coef=0.01 seed=0\nDoes it add?\n")
-    assert "\nreward 0.5" in out
+    assert "\nstep 3: reward 0.5" in out
     assert "directory" not in out
     assert "\nnext\n  rpg show sums-s0-aaaa1111 --all" in out
     path = home / "runs/sums-s0-aaaa1111/state.json"

@@ -85,6 +85,7 @@ def test_parameters_are_transformers_count_and_what_is_published(name: str) -> N
     assert has_experts == (active < parameters) == bool(shape.expert_parameters) == bool(shape.router_parameters)
 
 
+@pytest.mark.long
 def test_a_mixture_of_experts_is_planned_with_all_of_them(tmp_path: Path) -> None:
     """By hand: 48 layers of 128 experts of 3 x 2048 x 768, and of a router of 128 x 2048."""
     memory = planned(tmp_path, ["Qwen3-30B-A3B"])["Qwen3-30B-A3B"]

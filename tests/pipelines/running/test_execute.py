@@ -25,6 +25,12 @@ def done(prepared_home: Path, tmp_path: Path):
     lab.clean_up()
 
 
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where looks and counts are noted of models that nobody has looked at."""
+    return str(tmp_path_factory.mktemp("assets"))
+
+
 def outcomes(err: str) -> dict[str, str]:
     """Stage -> how it ended, from the progress lines."""
     words = [line.split() for line in err.splitlines() if line.startswith("  ")]
@@ -64,8 +70,8 @@ def test_a_second_call_finds_everything_cached_and_answers_again(done):
     )
 
 
-def test_a_plan_loads_what_it_looks_at_and_no_more(lab, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_ASSETS_CACHE", str(tmp_path / "assets"))
+def test_a_plan_loads_what_it_looks_at_and_no_more(lab, assets, monkeypatch):
+    monkeypatch.setenv("HF_ASSETS_CACHE", assets)
     program = f"import sys\ntry:\n    {COMMAND}\nfinally:\n    print(*sys.modules, file=sys.stderr)"
     planned = finished(lab.start_program(program, "plan", str(lab.spec), "--json"))
     actions = {stage["stage"]: stage["action"] for stage in json.loads(planned.out)["runs"][0]["stages"]}
@@ -81,8 +87,8 @@ def test_a_plan_loads_what_it_looks_at_and_no_more(lab, tmp_path, monkeypatch):
     assert "tokenizers" in longer.err.split()
 
 
-def test_a_deep_validation_looks_at_a_model_that_is_made_and_at_what_training_asks_of_it(lab, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_ASSETS_CACHE", str(tmp_path / "assets"))
+def test_a_deep_validation_looks_at_a_model_that_is_made_and_at_what_training_asks_of_it(lab, assets, monkeypatch):
+    monkeypatch.setenv("HF_ASSETS_CACHE", assets)
     program = f"import sys\ntry:\n    {COMMAND}\nfinally:\n    print(*sys.modules, file=sys.stderr)"
     first = finished(lab.start_program(program, "validate", "--deep", str(lab.spec)))
     assert first.out == f"{lab.spec}: experiment tiny: 1 run (1 seed)\n"

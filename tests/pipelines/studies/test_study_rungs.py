@@ -71,7 +71,11 @@ def test_a_paused_trial_is_neither_failed_nor_lost_when_the_study_is_interrupted
 
 
 @pytest.mark.parametrize(
-    "rule", ["{type: median, rungs: [2, 4], startup_trials: 2}", "{type: patient, rungs: [2, 4, 6]}"]
+    "rule",
+    [
+        "{type: median, rungs: [2, 4], startup_trials: 2}",
+        pytest.param("{type: patient, rungs: [2, 4, 6]}", marks=pytest.mark.long),
+    ],
 )
 def test_other_rules_stop_a_trial_at_its_rung(home: Home, tmp_path: Path, rule: str) -> None:
     class Flat(Evaluator):
@@ -157,6 +161,7 @@ def test_the_baseline_is_a_trial_where_its_values_are_outside_the_ranges_too(hom
     assert 0.3 <= record["trials"][1]["params"]["objective.clip.low"] <= 0.5
 
 
+@pytest.mark.long
 def test_fewer_fresh_seeds_or_another_set_make_another_confirmation(home: Home, tmp_path: Path) -> None:
     path = write_study(tmp_path / "specs", CONFIRMED)
     first = run(path, home, Evaluator(home))

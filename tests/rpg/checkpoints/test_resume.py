@@ -117,12 +117,14 @@ def kill(run_dir: Path, *, times: int) -> None:
         finish(process, expect=-signal.SIGKILL)
 
 
-def wait_for_step(process: "subprocess.Popen[str]", run_dir: Path, step: int) -> None:
-    """Until the step's metrics are on disk."""
+def wait_for_step(process: "subprocess.Popen[str]", run_dir: Path, step: int, *, saved: bool = False) -> None:
+    """Until the step's metrics are on disk; `saved`: and a checkpoint, which is written beside the next steps."""
 
     def is_recorded() -> bool:
         if process.poll() is not None:
             finish(process)
+        if saved and not any(run_dir.glob("checkpoints/step-*/manifest.json")):
+            return False
         return any((run_dir / "segments" / "metrics").glob(f"*-s{step:06}-*.parquet"))
 
     wait_for(is_recorded, timeout=600, what=f"step {step}")

@@ -109,7 +109,7 @@ def test_two_ranks_score_as_one(mixed: Path, tmp_path: Path) -> None:
     assert of_sets[0] == pytest.approx(of_sets[1])
 
 
-@pytest.mark.parametrize("rewards", ["summed", "normalized_each"])
+@pytest.mark.parametrize("rewards", [pytest.param("summed", marks=pytest.mark.long), "normalized_each"])
 def test_a_stream_keeps_the_groups_and_scores_of_rounds(mixed: Path, tmp_path: Path, rewards: str) -> None:
     refills = [{"dynamic_sampling": {"refill": refill, "max_batches": 4}} for refill in ("rounds", "stream")]
     runs = [
@@ -131,7 +131,7 @@ def test_a_stream_keeps_the_groups_and_scores_of_rounds(mixed: Path, tmp_path: P
 def test_a_killed_run_goes_on_with_the_scores_that_wait(mixed: Path, alone: Path, tmp_path: Path) -> None:
     killed = make_run(mixed, tmp_path / "alone", data=DATA, rollout={"max_staleness": 1})
     process = start([sys.executable, "-m", "rpg.train", str(killed)])
-    wait_for_step(process, killed, 3)  # the batch of a later step waits, scored, in the checkpoint
+    wait_for_step(process, killed, 3, saved=True)  # the batch of a later step waits, scored, in the checkpoint
     process.send_signal(signal.SIGKILL)
     finish(process, expect=-signal.SIGKILL)
     assert "goes on after step" in train(killed)

@@ -49,7 +49,7 @@ def a_run(inputs: Path, home: Home, **changes: Any) -> Path:
     return run
 
 
-@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("packing", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_each_token_is_trained_on_behind_what_it_was_sampled_behind(
     inputs: Path, tmp_path: Path, packing: bool
 ) -> None:
@@ -104,7 +104,7 @@ def test_a_run_whose_programs_go_in_step_goes_on_bit_for_bit_after_a_kill(inputs
     whole, killed = (make_run(inputs, tmp_path / name / "run", **changes) for name in ("whole", "killed"))
     train(whole)
     process = start([sys.executable, "-m", "rpg.train", str(killed)])
-    wait_for_step(process, killed, 3)  # the batch of a later step is being sampled
+    wait_for_step(process, killed, 3, saved=True)  # the batch of a later step is being sampled
     process.send_signal(signal.SIGKILL)
     finish(process, expect=-signal.SIGKILL)
     assert "goes on after step" in train(killed)
@@ -116,6 +116,7 @@ def test_a_run_whose_programs_go_in_step_goes_on_bit_for_bit_after_a_kill(inputs
     assert said[0] == said[1]
 
 
+@pytest.mark.long
 def test_two_ranks_give_the_tokens_of_one(inputs: Path, tmp_path: Path) -> None:
     one, two = (
         make_run(inputs, tmp_path / str(ranks), rollout=AGENT, training={"steps": 1, "ranks": ranks})

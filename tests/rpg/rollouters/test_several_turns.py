@@ -189,7 +189,7 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit_with_given_tokens_in_the_batc
     whole, killed = (make_run(inputs, tmp_path / name / "run", **AHEAD) for name in ("whole", "killed"))
     train(whole)
     process = start([sys.executable, "-m", "rpg.train", str(killed)])
-    wait_for_step(process, killed, 5)
+    wait_for_step(process, killed, 5, saved=True)
     process.send_signal(signal.SIGKILL)
     finish(process, expect=-signal.SIGKILL)
     assert "goes on after step" in train(killed)

@@ -120,7 +120,7 @@ def test_a_run_that_is_killed_in_the_middle_of_a_response_goes_on_bit_for_bit(in
     whole, killed = (make_run(inputs, tmp_path / name / "run", **changes) for name in ("whole", "killed"))
     train(whole)
     process = start([sys.executable, "-m", "rpg.train", str(killed)])
-    wait_for_step(process, killed, 5)  # the batch of a later step is being sampled
+    wait_for_step(process, killed, 5, saved=True)  # the batch of a later step is being sampled
     process.send_signal(signal.SIGKILL)
     finish(process, expect=-signal.SIGKILL)
     assert "goes on after step" in train(killed)

@@ -26,7 +26,7 @@ class Shared:
     ranks: list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.long)])
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Shared:
     out = tmp_path_factory.mktemp("shared")
     (out / "checkpoint").mkdir()

@@ -190,7 +190,7 @@ def test_killed_streams_that_go_on_are_the_uninterrupted_ones_bit_for_bit(
 
 def kill(run_dir: Path) -> None:
     process = start([sys.executable, "-m", "rpg.train", str(run_dir)])
-    wait_for_step(process, run_dir, KILLED_AFTER)
+    wait_for_step(process, run_dir, KILLED_AFTER, saved=True)
     process.send_signal(signal.SIGKILL)
     finish(process, expect=-signal.SIGKILL)
 

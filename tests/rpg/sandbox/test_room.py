@@ -228,6 +228,8 @@ def test_a_seal_that_dies_is_replaced_and_the_program_runs_again() -> None:
         time.sleep(0.7)
         killed = keepers() - others
         assert killed
+        for each in killed:  # a keeper that sees its program die would say so
+            each.suspend()
         for each in killed:
             each.kill()
         assert outcome.result().stdout == "done\n"

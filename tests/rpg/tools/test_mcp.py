@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from specs.errors import SpecError, render
 from specs.loader import load_document
 from tests.rpg.tiny_run import make_run, rows, train
 
-pytest.importorskip("mcp")
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="mcp is not installed")
 SERVER = """
 import os, subprocess, sys, time
 from mcp.server import MCPServer

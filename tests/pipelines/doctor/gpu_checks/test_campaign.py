@@ -176,6 +176,7 @@ def test_every_step_has_a_name_of_its_own() -> None:
     assert len({step.name for step in STEPS}) == len(STEPS)
 
 
+@pytest.mark.long
 def test_a_step_of_the_learner_and_one_of_the_sampler_run_on_a_cpu(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     names = ["1.7B, recomputing some", "1.7B, 64 slots, no cuDNN kernel, keys in 64s"]

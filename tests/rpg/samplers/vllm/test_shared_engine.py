@@ -119,7 +119,7 @@ def test_a_run_that_is_killed_and_goes_on_is_the_uninterrupted_one_bit_for_bit(
 ) -> None:
     run_dir = make(inputs, tmp_path / "killed" / "run", runs.case)
     process = start(local_command(run_dir, 2, free_port()))
-    wait_for_step(process, run_dir, KILLED_AFTER)
+    wait_for_step(process, run_dir, KILLED_AFTER, saved=True)
     children = psutil.Process(process.pid).children(recursive=True)
     assert sum("rpg.samplers.vllm.engine_process" in child.cmdline() for child in children) == 1
     process.send_signal(signal.SIGKILL)
