@@ -1,9 +1,11 @@
 """What tests of several packages begin with."""
 
 import gc
+import os
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,30 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"slowest {SLOWEST_FILES} files")
         for name, took in sorted(seconds.items(), key=lambda of_file: -of_file[1])[:SLOWEST_FILES]:
             terminalreporter.write_line(f"{took:7.1f} s  {name}")
+
+
+@contextmanager
+def _environment_kept() -> Iterator[None]:
+    before = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    yield
+    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment_of_module() -> Iterator[None]:
+    """What a library leaves in the environment when it is imported or opened, as vLLM, Ray and PyTorch do, ends with
+    the file of tests: what is forked for the next one would not fit, and import everything anew."""
+    with _environment_kept():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def environment_of_test() -> Iterator[None]:
+    """Each test gives the environment back too; a file's fixtures keep there what they have set."""
+    with _environment_kept():
+        yield
 
 
 @pytest.fixture

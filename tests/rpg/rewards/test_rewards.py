@@ -268,9 +268,10 @@ def test_the_step_records_the_mean_of_each_term() -> None:
 
 
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
+def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
+    """Its parameter: seconds that a response may take."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS / "rpg"), os.environ.get("PYTHONPATH", "")]))
-    with WorkerPool(Faulty(type="faulty", timeout_seconds=0.5), workers=2) as pool:
+    with WorkerPool(Faulty(type="faulty", timeout_seconds=getattr(request, "param", 0.5)), workers=2) as pool:
         yield pool
 
 
@@ -338,6 +339,7 @@ def test_the_step_records_the_share_of_responses_that_could_not_be_scored() -> N
     assert rollout_metrics(example())["reward/error_fraction"] == 0
 
 
+@pytest.mark.parametrize("pool", [30.0], indirect=True)
 def test_a_worker_stays_for_the_next_call(pool: WorkerPool) -> None:
     run(pool, "x", "y")
     before = workers()
@@ -345,6 +347,7 @@ def test_a_worker_stays_for_the_next_call(pool: WorkerPool) -> None:
     assert workers() == before
 
 
+@pytest.mark.parametrize("pool", [30.0], indirect=True)
 def test_a_worker_killed_while_idle_costs_no_sample(pool: WorkerPool) -> None:
     run(pool, "x", "y")
     for pid in (killed := workers()):
@@ -353,6 +356,7 @@ def test_a_worker_killed_while_idle_costs_no_sample(pool: WorkerPool) -> None:
     assert all(score.correct for score in run(pool, *["x"] * 6))
 
 
+@pytest.mark.parametrize("pool", [30.0], indirect=True)
 def test_metadata_reaches_the_scorer_as_it_was(pool: WorkerPool) -> None:
     item = problem("a", at=(1, 2), edges={3: [4]})
     assert pool.score([item], ["x"])[0].extracted == "a {'at': (1, 2), 'edges': {3: [4]}} x"
