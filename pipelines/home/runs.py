@@ -26,6 +26,8 @@ def find_run(home: Home, text: str) -> str:
     """
     if is_run(home, text):
         return text
+    if is_study(home, text):
+        raise NoSuchRunError(f"`{text}` is a study: `rpg study show {text}`; its runs: `rpg runs --experiment {text}`")
     fitting = sorted(name for name in _directories(home) if _fits(name, text) and is_run(home, name))
     if len(fitting) == 1:
         return fitting[0]
@@ -105,6 +107,14 @@ def is_run(home: Home, text: str) -> bool:
         return False
 
 
+def is_study(home: Home, text: str) -> bool:
+    """Whether a study that has ever run has this name."""
+    try:
+        return (home.study(text) / "study.json").is_file()
+    except RpgError:  # no name of anything
+        return False
+
+
 def _directories(home: Home) -> list[str]:
     """The names of the runs' directories: of 5,000 in a hundredth of the time that a look into each takes."""
     try:
@@ -118,9 +128,6 @@ def _fits(run_id: str, text: str) -> bool:
 
 
 def _unknown(home: Home, text: str, known: list[str]) -> str:
-    with suppress(RpgError):
-        if (home.study(text) / "study.json").is_file():
-            return f"`{text}` is a study: `rpg study show {text}`; its runs: `rpg runs --experiment {text}`"
     if not known:
         hint = home.another() or f"{home.root} holds none yet; `rpg run FILE` makes one"
         return f"there is no run `{text}`: {hint}"

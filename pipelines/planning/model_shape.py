@@ -106,6 +106,7 @@ def _count(settings: str) -> dict[str, Any] | None:
 
 
 def _count_here(settings: str) -> dict[str, Any] | None:
+    """Figures counted in this process, without the limit of time that a child has."""
     from transformers.utils import logging as transformers_logging
 
     told = transformers_logging.get_verbosity()

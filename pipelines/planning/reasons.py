@@ -7,7 +7,7 @@ from pipelines.planning.code import PRODUCT, Differences, release
 
 _SHOWN_CHANGES = 3
 _SEED = "seeds.0"
-"""A run has one: another seed's run is compared with, where its own was never made."""
+"""Path of a run's only seed. It differs where no run of the cell had this seed, so that the old one says nothing."""
 
 
 def changes(

@@ -65,19 +65,25 @@ def warm_up(
         done = step == spec.steps - 1 or _low_enough(losses, spec.until_loss)
         if done or time.monotonic() - last_line > _LOG_SECONDS:
             last_line = time.monotonic()
-            print(_line(losses, spec, last_line - start), flush=True)
+            print(_line(losses, spec, last_line - start, done=done), flush=True)
         if done:
             break
     torch.nn.Module.train(model, False)
     return losses
 
 
-def _line(losses: Sequence[float], spec: WarmUp, seconds: float) -> str:
-    """How far it is after some seconds, and what it waits for."""
-    done, most = len(losses), spec.steps
-    until = f" (ends at {spec.until_loss:g})" if spec.until_loss else ""
-    left = f", {'at most ' if until else ''}{seconds / done * (most - done):.0f} s left" if done < most else ""
-    return f"warm-up {done}/{most}: loss {losses[-1]:.4f}{until}, {seconds:.0f} s{left}"
+def _line(losses: Sequence[float], spec: WarmUp, seconds: float, *, done: bool) -> str:
+    """How far it is after some seconds; until it is `done`, how long it goes on and which loss it waits for."""
+    line = f"warm-up {len(losses)}/{spec.steps}: loss {losses[-1]:.4f}, {seconds:.0f} s"
+    if done:
+        return line
+    left = f"{seconds / len(losses) * (spec.steps - len(losses)):.0f} s left"
+    if not spec.until_loss:
+        return f"{line}, {left}"
+    recent = losses[-_WINDOW:]
+    return (
+        f"{line}, at most {left}; ends once {_WINDOW} average {spec.until_loss:g}, now {sum(recent) / len(recent):.4f}"
+    )
 
 
 def _low_enough(losses: Sequence[float], until_loss: float) -> bool:

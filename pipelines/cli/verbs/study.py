@@ -52,7 +52,7 @@ def run(
         print_json(data)
     else:
         typer.echo(answer(home, record).sentence)
-        _say_next(record)
+        _say_next(home, record)
         typer.echo(f"report: {page}")
     if not record.finished or (record.status != "finished" and record.num_ended < record.trials_wanted):
         raise typer.Exit(1)
@@ -110,22 +110,35 @@ def cancel(
 
 @group.command()
 def show(name: Name) -> None:
-    """The study on one screen: its answer so far, the arms on fresh seeds, before there are any the trials."""
+    """A study on one screen: its answer so far, and a table of the arms on fresh seeds, or of the trials while there
+    are none."""
+    from pipelines.cli.output import print_table
     from pipelines.home.home import Home
     from pipelines.studies.answers.answer import answer
+    from pipelines.studies.answers.report import results_table
     from pipelines.studies.answers.results import read_study
 
     home = Home.from_environment()
     record = read_study(home, _name(name))
-    typer.echo(f"{record.name}: {record.status}, {_counts(record)} trials, {record.goal}")
-    typer.echo(f"{answer(home, record).sentence}\n")
-    print_study_table(home, record.name, TableFormat.table)
-    _say_next(record)
+    found = answer(home, record)
+    typer.echo(f"{record.name}: {record.status}, trials {_counts(record)}, {record.goal}")
+    typer.echo(" ".join(filter(None, (found.sentence, found.note))))
+    columns, rows = results_table(record, found)
+    if rows:
+        typer.echo()
+        print_table(columns, rows)
+    _say_next(home, record)
 
 
-def _say_next(record: StudyRecord) -> None:
-    if record.finished:
-        typer.echo(f"\n  rpg study best {record.name} -o {record.name}-best.yaml\n")
+def _say_next(home: Home, record: StudyRecord) -> None:
+    """Prints the command that writes the best spec, where there is one."""
+    from pipelines.studies.answers.answer import study_best
+    from pipelines.studies.answers.results import pareto_front
+
+    front = pareto_front(record) if len(record.goals) > 1 else []
+    if front or study_best(home, record):
+        which = f" --trial {front[0].number}" if front else ""
+        typer.echo(f"\n  rpg study best {record.name}{which} -o {record.name}-best.yaml\n")
 
 
 @group.command()

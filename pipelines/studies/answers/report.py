@@ -11,7 +11,7 @@ from pipelines.report.charts import number
 from pipelines.report.evidence import show
 from pipelines.report.page import publish, render
 from pipelines.studies.answers import pictures
-from pipelines.studies.answers.answer import answer, difference, rise, study_best, with_interval
+from pipelines.studies.answers.answer import Answer, answer, difference, rise, study_best, with_interval
 from pipelines.studies.answers.importances import Importance, importances
 from pipelines.studies.answers.results import COSTS, Best, StudyRecord, Trial, cost_words, pareto_front, read_study
 from specs.machine.files import read_json
@@ -28,8 +28,13 @@ def study_table(home: Home, name: str) -> tuple[list[str], list[list[str]]]:
         SpecError: no study has that name.
     """
     record = read_study(home, name)
-    goal = record.first
-    if arms := answer(home, record).arms:
+    return results_table(record, answer(home, record))
+
+
+def results_table(record: StudyRecord, found: Answer) -> tuple[list[str], list[list[str]]]:
+    """The results that an answer rests on, as `study_table` has them; a trial has the value of each goal."""
+    goal, others = record.first, record.goals[1:]
+    if arms := found.arms:
         columns = ["fresh seeds", goal.measure, "against the baseline"]
         return columns, [
             [
@@ -48,10 +53,11 @@ def study_table(home: Home, name: str) -> tuple[list[str], list[list[str]]]:
             f"{trial.number} (baseline)" if trial.baseline else str(trial.number),
             *(show(trial.params[path]) if path in trial.params else "" for path in paths),
             with_interval(goal, trial.last) if trial.last else number(trial.value),
+            *(number(value) for value in trial.values[1:]),
         ]
         for trial in trials
     ]
-    return ["trial", *paths, goal.measure], rows
+    return ["trial", *paths, goal.measure, *(other.measure for other in others)], rows
 
 
 def write_study_report(home: Home, name: str, path: Path | None = None) -> Path:

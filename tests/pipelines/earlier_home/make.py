@@ -5,8 +5,8 @@
 Everything in the home was done through the command line, on a CPU: an experiment of two runs and a run in a worker, to
 their ends; a run cancelled after a checkpoint; a study to its end and one stopped within its second trial; a run and a
 study that wait on the Prefect server, whose worker was gone by then. The files name the place where they were made,
-`ROOT`; whoever unpacks them puts another in. Recorded at commit 3c01534. Recording again makes the home of another
-version: do so to add one, not to replace this one.
+`ROOT`; whoever unpacks them puts another in. Recorded at commit 3c01534. What is recorded again is the home of
+another version: so a release replaces this one, with the ids and fingerprints that test_earlier_home.py expects.
 """
 
 import json

@@ -98,8 +98,7 @@ def test_each_home_has_a_unit_where_its_manager_looks(tmp_path, monkeypatch):
     assert "WantedBy=multi-user.target" in Unit(one.home, True).text()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("boots", [1, 2])
+@pytest.mark.parametrize("boots", [0, *(pytest.param(boots, marks=pytest.mark.long) for boots in (1, 2))])
 def test_without_a_manager_the_unit_is_written_and_what_it_runs_serves_after_every_boot(lab, units, monkeypatch, boots):
     port = str(free_port())
     monkeypatch.setenv("HF_TOKEN", "hf_told_at_the_first_call")

@@ -161,7 +161,6 @@ def test_the_baseline_is_a_trial_where_its_values_are_outside_the_ranges_too(hom
     assert 0.3 <= record["trials"][1]["params"]["objective.clip.low"] <= 0.5
 
 
-@pytest.mark.long
 def test_fewer_fresh_seeds_or_another_set_make_another_confirmation(home: Home, tmp_path: Path) -> None:
     path = write_study(tmp_path / "specs", CONFIRMED)
     first = run(path, home, Evaluator(home))

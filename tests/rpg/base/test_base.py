@@ -300,12 +300,16 @@ def test_the_warm_ups_learning_rate_rises_and_is_held() -> None:
 
 
 @pytest.mark.parametrize(
-    ("done", "until_loss", "line"),
+    ("steps", "until_loss", "done", "line"),
     [
-        (50, 0.0, "warm-up 50/200: loss 0.5000, 10 s, 30 s left"),
-        (50, 0.25, "warm-up 50/200: loss 0.5000 (ends at 0.25), 10 s, at most 30 s left"),
-        (200, 0.0, "warm-up 200/200: loss 0.5000, 10 s"),
+        (50, 0.0, False, "warm-up 50/200: loss 0.2000, 10 s, 30 s left"),
+        (50, 0.3, False, "warm-up 50/200: loss 0.2000, 10 s, at most 30 s left; ends once 20 average 0.3, now 0.3500"),
+        (50, 0.35, True, "warm-up 50/200: loss 0.2000, 10 s"),
+        (200, 0.0, True, "warm-up 200/200: loss 0.2000, 10 s"),
     ],
 )
-def test_a_warm_up_says_how_long_it_goes_on_and_what_it_waits_for(done: int, until_loss: float, line: str) -> None:
-    assert _line([0.5] * done, WarmUp(steps=200, until_loss=until_loss), 10.0) == line
+def test_a_warm_up_says_how_long_it_goes_on_and_what_it_waits_for(
+    steps: int, until_loss: float, done: bool, line: str
+) -> None:
+    losses = [0.5] * (steps - 10) + [0.2] * 10
+    assert _line(losses, WarmUp(steps=200, until_loss=until_loss), 10.0, done=done) == line

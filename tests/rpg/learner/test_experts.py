@@ -336,8 +336,7 @@ def test_a_run_that_replays_the_choice_its_learner_makes_too_has_the_same_weight
     assert all(torch.allclose(plain[name], replayed[name], atol=1e-6) for name in plain)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("zero_stage", [2, 3])
+@pytest.mark.parametrize("zero_stage", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_ranks_hand_the_experts_of_a_response_over_with_its_tokens(tmp_path: Path, zero_stage: int) -> None:
     """Two ranks that replay have the weights of one that does not: in float32 all choose alike."""
     make_inputs(tmp_path, experts={})

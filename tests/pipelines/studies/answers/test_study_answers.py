@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_home import write
+from recorded_home import record_run, write
 from recorded_study import GOAL, HIGH, KL_GOAL, LOW, SCALE, arm, confirmation, params_of, pruned, record, study, trial
 from tiny_study import EXPERIMENT
 from typer.testing import CliRunner
@@ -267,18 +267,45 @@ def test_the_list_tells_candidates_from_what_is_confirmed(home: Home, monkeypatc
     assert [entry["name"] for entry in listed] == ["equal", "hope", "sure"]
 
 
-def test_a_study_is_shown_on_one_screen_and_named_where_a_run_is_asked_for(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def shown(home: Home, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> str:
+    """What `rpg study show clips` prints of a study."""
     monkeypatch.setenv("RPG_HOME", str(home.root))
-    record(home, study([*SEARCH, pruned(4, 0.2)]))
-    text = CliRunner().invoke(app, ["study", "show", "clips"]).output
-    assert text.startswith("clips: finished, 5/5, 1 pruned trials, maximize ")
+    record(home, study(changes.pop("trials"), **changes))
+    return CliRunner().invoke(app, ["study", "show", "clips"]).output
+
+
+def test_a_study_is_shown_on_one_screen(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(home, monkeypatch, trials=[*SEARCH, pruned(4, 0.2)])
+    assert text.startswith("clips: finished, trials 5/5, 1 pruned, maximize ")
     assert "Candidate: " in text
     assert "0 (baseline)" in text
-    assert "rpg study best clips -o clips-best.yaml" in text
+    assert text.endswith("  rpg study best clips -o clips-best.yaml\n\n")
+
+
+def test_a_study_that_is_confirmed_says_how_far_that_is(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    arms = arm(0, [0.5, None, None, None, None]), arm(2, [0.6, None, None, None, None])
+    text = shown(home, monkeypatch, trials=SEARCH, status="confirming", confirmation=confirmation(*arms))
+    assert "The confirmation is not complete: 2 of 10 runs on fresh seeds have ended." in text
+
+
+def test_a_study_of_several_goals_is_shown_with_all_of_them(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = [trial(0, 0.5) | {"values": [0.5, 0.25]}, trial(1, 0.6) | {"values": [0.6, 0.75]}]
+    text = shown(home, monkeypatch, trials=trials, goals=[GOAL, KL_GOAL])
+    assert "0.75" in text
+    assert "rpg study best clips --trial 1 -o clips-best.yaml" in text
+
+
+def test_a_study_without_a_value_has_no_table_and_no_best(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(home, monkeypatch, trials=[], status="searching")
+    assert text.splitlines()[1:] == ["No trial has finished yet."]
+
+
+def test_a_study_is_named_where_a_run_is_asked_for(home: Home) -> None:
+    record(home, study(SEARCH))
+    record_run(home, "clips-s0-11111111", experiment="clips")
     with pytest.raises(NoSuchRunError, match=r"`clips` is a study: `rpg study show clips`"):
         find_run(home, "clips")
+    assert find_run(home, "clips-s0") == "clips-s0-11111111"
 
 
 def test_text_that_is_dumped_is_read_back_as_it_was() -> None:
