@@ -88,7 +88,7 @@ def dotted(path: Path) -> str:
     """The path as a user writes it: data.train.0.size; a key that has dots itself is put in brackets."""
     text = ""
     for part in path:
-        name = str(part)
+        name = str(part) or '""'
         text += f"[{name}]" if "." in name else f".{name}" if text else name
     return text
 

@@ -284,3 +284,8 @@ def test_a_device_without_end_is_not_read():
 def test_numbers_that_are_none_are_refused():
     assert "model.config.eps: " in message(changed("hidden_size: 32", "hidden_size: 32, eps: .nan"))
     assert "objective.kl_coef: must be a finite number" in message(changed("kl_coef: 1e-2", "kl_coef: .inf"))
+
+
+def test_an_empty_key_is_shown_as_one():
+    told = message(changed("hidden_size: 32", "hidden_size: 32, '': .nan"))
+    assert 'model.config."": must be a finite number' in told
