@@ -131,6 +131,7 @@ def test_the_cookbook_asks_every_table(table: str) -> None:
     assert any(re.search(rf"(from|join) {table}\b", block.text) for block in blocks("sql"))
 
 
+@pytest.mark.usefixtures("modules_forgotten")
 @pytest.mark.parametrize("page", sorted({block.page for block in blocks("sh")}), ids=lambda path: path.name)
 def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands of one page, one after another: `rpg` within this process, blocks with other programs in a shell.

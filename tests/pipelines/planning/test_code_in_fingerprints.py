@@ -220,6 +220,7 @@ def test_a_release_that_says_same_results_keeps_what_is_recorded_and_one_with_ot
     assert run.stage("train").reason == "train gives other results since 0.2.0"
 
 
+@pytest.mark.usefixtures("modules_forgotten")
 def test_a_changed_module_of_an_installed_package_is_another_result(
     spec: Path, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
