@@ -43,14 +43,14 @@ test: export OMP_NUM_THREADS := 1
 # A thousand processes begin: the checkout is compiled once, also where the environment forbids it.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/.dev  ## what CI runs: a file of tests at a time in each process
-	$(BIN)/pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n $(TESTERS) --dist loadfile
 
 test-long: .venv/.dev  ## campaigns of minutes: kills, seeds, sweeps
 	$(BIN)/pytest -m long
 
 coverage: export OMP_NUM_THREADS := 1
 coverage: .venv/.dev  ## the tests, and which lines they run, those of the processes that they start too
-	$(BIN)/pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered --cov-report=xml
+	$(BIN)/pytest -n $(TESTERS) --dist loadfile --cov --cov-report=term:skip-covered --cov-report=xml
 
 docs: .venv/.dev  ## the documentation as a site: open site/index.html, or serve site/ to search it
 	$(BIN)/python -m mkdocs build --strict

@@ -23,12 +23,6 @@ def pytest_configure() -> None:
     collect_rarely()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files directly in this directory come first, which are long: the last file to begin ends a suite, while other
-    processes have nothing left to do."""
-    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
-
-
 def pytest_collection_finish() -> None:
     """Modules imported by now live on: they are not looked through again."""
     gc.freeze()

@@ -10,7 +10,7 @@ import duckdb
 
 from pipelines.home.garbage import size_of
 from pipelines.home.home import STORE, Home
-from pipelines.home.runs import find_run, read_state, status_of, study_runs
+from pipelines.home.runs import find_run, is_study, read_state, status_of, study_runs
 from pipelines.home.state import run_ids as run_ids_in
 from pipelines.home.versions import is_experiment, runs_of, split_name, versions_in
 from specs.errors import RpgError
@@ -49,7 +49,7 @@ def removal_of(home: Home, name: str) -> Removal:
             or no run is the version's alone.
     """
     experiment, version = split_name(name)
-    if (home.study(name) / "study.json").is_file():
+    if is_study(home, name):
         raise NotRemovableError(f"{name} is a study, and its trials are what its answer rests on: they stay")
     if not is_experiment(home, name):
         runs = [find_run(home, name)]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.home.home import Home
-from pipelines.home.runs import find_run, status_of
+from pipelines.home.runs import find_run, is_study, status_of
 from pipelines.home.versions import is_experiment, runs_of, split_name
 from pipelines.report.tokens import conversation
 from rpg.evaluation.measures import majority_at_k, pass_at_k, sizes
@@ -144,7 +144,7 @@ def find_groups(home: Home, name: str) -> list[Group]:
     Raises:
         RpgError: nothing has that name, or several runs have.
     """
-    if (home.study(name) / "study.json").is_file():
+    if is_study(home, name):
         return study_groups(home, name)
     if is_experiment(home, name):
         return experiment_groups(home, name)

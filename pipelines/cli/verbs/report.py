@@ -52,7 +52,7 @@ def report(
     if not name:
         raise typer.BadParameter("name a run or an experiment, or give --serve for all", param_hint="RUN-or-EXPERIMENT")
     from pipelines.cli.reading import reading
-    from pipelines.home.runs import study_runs
+    from pipelines.home.runs import is_study, study_runs
     from pipelines.home.versions import is_experiment, names_of_others
     from pipelines.report import write_experiment_report, write_run_report
     from pipelines.report.evidence import find_groups
@@ -62,14 +62,14 @@ def report(
     with reading(profile) as record:
         record.refresh()
         home = record.home
-        is_study = (home.study(name) / "study.json").is_file()
-        groups = [] if is_study else find_groups(home, name)
-        run_ids = study_runs(home, name) if is_study else [run_id for group in groups for run_id in group.run_ids]
+        of_study = is_study(home, name)
+        groups = [] if of_study else find_groups(home, name)
+        run_ids = study_runs(home, name) if of_study else [run_id for group in groups for run_id in group.run_ids]
         record.refresh(TABLES, only=[f"runs/{run_id}" for run_id in run_ids])
         if figures is not None or kind is not None:
-            _for_papers(home, name, figures, kind, is_study=is_study)
+            _for_papers(home, name, figures, kind, is_study=of_study)
             return
-        if is_study:
+        if of_study:
             page = write_study_report(home, name, output)
         elif is_experiment(home, name):
             page = write_experiment_report(home, name, output)

@@ -52,7 +52,7 @@ def run(
         print_json(data)
     else:
         typer.echo(answer(home, record).sentence)
-        _say_next(home, record)
+        _say_next(record)
         typer.echo(f"report: {page}")
     if not record.finished or (record.status != "finished" and record.num_ended < record.trials_wanted):
         raise typer.Exit(1)
@@ -127,16 +127,16 @@ def show(name: Name) -> None:
     if rows:
         typer.echo()
         print_table(columns, rows)
-    _say_next(home, record)
+    _say_next(record)
 
 
-def _say_next(home: Home, record: StudyRecord) -> None:
+def _say_next(record: StudyRecord) -> None:
     """Prints the command that writes the best spec, where there is one."""
-    from pipelines.studies.answers.answer import study_best
-    from pipelines.studies.answers.results import pareto_front
+    from pipelines.studies.answers.results import best_of, pareto_front
 
-    front = pareto_front(record) if len(record.goals) > 1 else []
-    if front or study_best(home, record):
+    has_best = best_of(record) is not None
+    front = [] if has_best or len(record.goals) == 1 else pareto_front(record)
+    if has_best or front:
         which = f" --trial {front[0].number}" if front else ""
         typer.echo(f"\n  rpg study best {record.name}{which} -o {record.name}-best.yaml\n")
 

@@ -152,7 +152,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.mark.parametrize(
     "record",
     [
-        # Run states that differ in the record alone, and from the others in no decision of the server.
+        # The same is expected of them as of `submitted` and of `finished`.
         pytest.param(record, marks=[pytest.mark.long] if record in ("given back", "failed", "cancelled") else [])
         for record in RECORDS
     ],

@@ -81,7 +81,7 @@ def test_every_engine_that_a_spec_may_name_is_opened_by_its_module_and_tried_her
 @pytest.mark.parametrize(
     "drawn",
     [
-        # What the others cut, the last one cuts as well.
+        # Eight seconds each; the last one cuts by both, of a temperature above 1.
         pytest.param(drawn, id=cut, marks=[] if cut in ("as_it_is", "nucleus_of_likeliest") else [pytest.mark.long])
         for cut, drawn in zip(CUTS, DISTRIBUTIONS, strict=True)
     ],
