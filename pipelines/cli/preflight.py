@@ -53,7 +53,7 @@ def refuse_what_a_stage_would(
         home.check_space()
     if to_do and not quiet:
         print("looking at the data and the model", file=sys.stderr)
-    errors, absent, warnings = examined(document, to_do, executed_here=home is not None)
+    errors, absent, warnings = examined(document, to_do, forked=home is not None)
     if errors := in_file_order([*missing, *errors, *(absent if home is not None else [])]):
         raise SpecError(*errors)
     if warnings:
@@ -104,12 +104,12 @@ def unscorable(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
 
 
 def examined(
-    document: Document, runs: Sequence[RunPlan], *, executed_here: bool = False, thorough: bool = False
+    document: Document, runs: Sequence[RunPlan], *, forked: bool = False, thorough: bool = False
 ) -> tuple[list[Issue], list[Issue], list[Issue]]:
     """Findings about the data and models of a document's runs, each at its place, each once.
 
     Args:
-        executed_here: the runs follow in this process, whose stages import what the look does.
+        forked: the look is a fork: stages that follow, or a count of parameters before it, import what it does.
         thorough: the model is looked at too where the base stage has made it and training asks nothing more of it.
     Returns:
         errors; what is not on this machine and cannot be fetched, an error where it is to execute the runs; warnings.
@@ -118,7 +118,7 @@ def examined(
         return [], [], []
     # Most cells of a matrix have the same data and model.
     distinct = {(*_looked_at(run.experiment), _is_made(run)): run for run in runs}
-    findings = [(run.values, _known_or_examined(run, executed_here, thorough)) for run in distinct.values()]
+    findings = [(run.values, _known_or_examined(run, forked, thorough)) for run in distinct.values()]
     errors = [document.locate(issue, values) for values, (found, _, _) in findings for issue in found]
     absent = [document.locate(issue, values) for values, (_, found, _) in findings for issue in found]
     warnings = [document.locate(issue, values) for values, (_, _, found) in findings for issue in found]
@@ -134,9 +134,7 @@ def _looked_at(experiment: Experiment) -> tuple[Hashable, ...]:
     return model, data, *asked, teacher and teacher.model_dump_json()
 
 
-def _known_or_examined(
-    run: RunPlan, executed_here: bool, thorough: bool
-) -> tuple[list[Issue], list[Issue], list[Issue]]:
+def _known_or_examined(run: RunPlan, forked: bool, thorough: bool) -> tuple[list[Issue], list[Issue], list[Issue]]:
     """Errors, what is absent, and warnings: of a look at a run's data and model, or of the look before it.
 
     The look imports transformers. Nothing but warnings came of the same look at the same contents: it would find the
@@ -154,7 +152,7 @@ def _known_or_examined(
     from pipelines.running.look import look_in_fork
     from rpg.preflight import examine
 
-    findings = look_in_fork(run.experiment, model=model) if executed_here else None
+    findings = look_in_fork(run.experiment, model=model) if forked else None
     findings = findings or examine(run.experiment, model=model)
     if not findings.errors and not findings.absent:
         with suppress(OSError, DiskError):  # the next one looks again

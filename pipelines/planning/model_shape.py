@@ -7,9 +7,8 @@ Hub's cache, so that planning itself goes on without torch and a configuration i
 import hashlib
 import json
 import logging
-import os
-import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
@@ -17,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pipelines.processes.supervisor import Child, StageError, supervise
 from rpg import pretrained
 from rpg.base import shape, traffic
 from rpg.base.shape import ModelShape
@@ -26,6 +26,8 @@ from specs.schema.model import Model, PretrainedModel, ScratchModel
 
 _COUNT_SECONDS = 300
 """Most that counting may take; a second or two of it is building the model, the rest is starting Python."""
+_IMPORTS = ("rpg.base.shape", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
+"""Modules of the child where it is a fork: a look at the model, which follows, has them too."""
 
 
 def model_shape(experiment: Experiment) -> ModelShape | None:
@@ -93,16 +95,21 @@ def _count(settings: str) -> dict[str, Any] | None:
     """The figures, in a child unless torch is here already; None where transformers makes no model of the settings."""
     if "torch" in sys.modules:
         return _count_here(settings)
-    command = [sys.executable, "-m", shape.__name__]
-    quiet = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    try:
-        done = subprocess.run(
-            command, input=settings, env=quiet, capture_output=True, text=True, timeout=_COUNT_SECONDS, check=True
+    with tempfile.TemporaryDirectory() as name:
+        given, figures = (Path(name) / file for file in ("settings.json", "figures.json"))
+        given.write_text(settings)
+        child = Child(
+            "count",
+            [sys.executable, "-m", shape.__name__, str(given), str(figures)],
+            log=Path(name) / "count.log",
+            record=Path(name) / "process.json",
+            timeout_seconds=_COUNT_SECONDS,
+            environment={"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
+            imports=_IMPORTS,
         )
-        figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):  # the look at the model says what is wrong
-        return None
-    return figures
+        with suppress(StageError):
+            supervise(child, stop=lambda: None, tick=lambda: None)
+        return read_json(figures) or None  # the look at the model says what is wrong
 
 
 def _count_here(settings: str) -> dict[str, Any] | None:

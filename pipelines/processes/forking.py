@@ -184,6 +184,11 @@ _servers: list[Server] = []
 """The one that this process keeps, once it has asked for a fork."""
 
 
+def has_imports() -> bool:
+    """Whether this process has asked for a fork, so that another one's imports are there."""
+    return bool(_servers) and _servers[0].owner == os.getpid() and _servers[0].alive
+
+
 def _server_for(environment: Mapping[str, str]) -> Server:
     """The server that began with this environment; one that began with another is ended."""
     if _servers and _servers[0].owner == os.getpid():

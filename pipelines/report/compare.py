@@ -86,8 +86,10 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
         curves = evidence.metric_curves(store, run_ids, DIAGNOSED)
         failed = not_scored(store, groups)
     first = [group.runs[0] for group in groups]
-    spec = evidence.differences([run.spec | code for run, code in zip(first, _code_of(first), strict=True)])
-    if not all(run.trains for group in groups for run in group.runs):
+    train = all(run.trains for group in groups for run in group.runs)
+    specs = [run.spec if train else _of_measuring(run.spec) for run in first]
+    spec = evidence.differences([spec | code for spec, code in zip(specs, _code_of(first), strict=True)])
+    if not train:
         spec = {path: values for path, values in spec.items() if _measures(path)}
     metrics = final_metrics(groups, curves, confidence=confidence)
     missing = [f"{name}: {sentence}" for name in names if (sentence := incomplete(home, name))]
@@ -121,6 +123,14 @@ def _code_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
         }
         for each, planned in zip(code, stages, strict=True)
     ]
+
+
+def _of_measuring(spec: dict[str, Any]) -> dict[str, Any]:
+    """The spec with what evaluation takes of `rollout` alone, as `fingerprint.evaluate_identity` has it."""
+    rollout, evaluation = spec.get("rollout", {}), spec["evaluation"]
+    longest = evaluation.get("max_response_length") or rollout.get("max_response_length")
+    kept = {key: rollout[key] for key in ("engine", "rollouter") if key in rollout}
+    return spec | {"rollout": kept, "evaluation": evaluation | {"max_response_length": longest}}
 
 
 def _measures(path: str) -> bool:

@@ -1,7 +1,7 @@
 """The figures of a decoder that memory and time depend on, from the model itself, built without values.
 
-`python -m rpg.base.shape` reads the settings of a config.json from its input and prints the figures, so that who plans
-needs no torch.
+`python -m rpg.base.shape SETTINGS.json FIGURES.json` reads the settings of a config.json and writes the figures, so
+that who plans needs no torch.
 """
 
 import json
@@ -9,10 +9,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rpg.base.traffic import Traffic, traffic_of
 from rpg.pretrained import experts_per_token, first_size, linear_modules
+from specs.machine.files import write_json
 from specs.machine.parent import die_with_parent
 
 if TYPE_CHECKING:
@@ -198,4 +200,4 @@ def _experts_width(
 
 if __name__ == "__main__":
     die_with_parent()
-    print(json.dumps(asdict(counted(json.load(sys.stdin)))))
+    write_json(Path(sys.argv[2]), asdict(counted(json.loads(Path(sys.argv[1]).read_text()))), durable=False)

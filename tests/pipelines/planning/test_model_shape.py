@@ -107,13 +107,15 @@ def test_plans_agree_with_transformers_count_of_each_architecture(tmp_path: Path
 def test_a_configuration_is_counted_once_in_a_child_without_torch_here(empty_cache: Path) -> None:
     code = (
         "import json, sys\nfrom pipelines.planning.model_shape import shape_of_settings\n"
-        "print(shape_of_settings(json.load(sys.stdin)).parameters, 'torch' in sys.modules)"
+        "from pipelines.processes.forking import has_imports, may_fork\n"
+        "parameters = shape_of_settings(json.load(sys.stdin)).parameters\n"
+        "print(parameters, 'torch' in sys.modules, has_imports() == may_fork())"
     )
     text, cache = json.dumps(CONFIGS["gpt2"]), {"HF_ASSETS_CACHE": str(empty_cache)}
 
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, input=text, env=os.environ | cache, capture_output=True, text=True, check=True)
-    assert done.stdout == "124439808 False\n"
+    assert done.stdout == "124439808 False True\n", "a look at the model begins with the count's imports"
 
     def known() -> int:
         model_shape._kept_or_counted.cache_clear()

@@ -235,6 +235,17 @@ def test_what_was_measured_with_fewer_samples_has_no_part_in_the_measures_of_sev
     assert labels == {"pass@2": 2, "maj@2": 2, "pass@4": 1, "maj@4": 1, "pass@8": 1, "maj@8": 1}
 
 
+def test_a_length_that_evaluation_says_itself_is_what_evaluations_differ_in(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    length = "rollout.max_response_length"
+    record_run(home, "trained", values={length: 16, "evaluation.max_response_length": 32, "rollout.temperature": 0.7})
+    for name, values in {"same": {length: 32}, "longer": {length: 64}}.items():
+        path = home.run(record_run(home, name, values=values)) / "spec.json"
+        write(path, json.loads(path.read_text()) | {"kind": "evaluation"})
+    assert compare(home, ["trained", "same"]).spec == {}
+    assert compare(home, ["trained", "longer"]).spec == {"evaluation.max_response_length": [32, 64]}
+
+
 def test_the_level_of_the_spec_is_that_of_every_interval(tmp_path: Path) -> None:
     widths = {}
     for level in (0.5, 0.95):
