@@ -24,7 +24,7 @@ from specs.extensions import variants
 from specs.json_schema import json_schema
 from specs.loader import SCHEMAS
 from specs.metrics import METRICS, Metric
-from specs.schema.base import is_open
+from specs.schema.base import documentation, is_open
 from specs.schema.fields import members
 from specs.schema.objective import Objective, PublishedObjective, RegularizedObjective
 
@@ -129,14 +129,14 @@ def _section(model: type[BaseModel], seen: set[type[BaseModel]]) -> list[str]:
     if fields:
         lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
     for name, field in fields.items():
-        lines.append(_row(name, field))
+        lines.append(_row(name, field, documentation(model, name)))
         nested += _models(field.annotation)
     for child in nested:
         lines += _section(child, seen)
     return lines
 
 
-def _row(name: str, field: FieldInfo) -> str:
+def _row(name: str, field: FieldInfo, meaning: str) -> str:
     bounds = ", ".join(
         f"{sign} {getattr(item, key)}"
         for item in field.metadata
@@ -146,7 +146,7 @@ def _row(name: str, field: FieldInfo) -> str:
     kind = _type(field.annotation) + (f" {bounds}" if bounds else "")
     extra = field.json_schema_extra
     mark = "*execution* " if isinstance(extra, dict) and extra.get("identity") is False else ""
-    return _table_row(f"`{name}`", kind, _default(field), mark + _flat(field.description))
+    return _table_row(f"`{name}`", kind, _default(field), mark + _flat(meaning))
 
 
 def _table_row(*cells: str) -> str:

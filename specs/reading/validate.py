@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from specs.bounds import MAX_ISSUES
 from specs.errors import Issue, IssueError, Path
 from specs.extensions import find_variant, our_names
-from specs.schema.base import OpenSection, is_open, item_of
+from specs.schema.base import OpenSection, documentation, is_open, item_of
 from specs.schema.fields import (
     SIGNS,
     choose,
@@ -127,21 +127,26 @@ class Place:
                 "unknown field", self.path, allowed=", ".join(allowed), hint=nearest(str(self.path[-1]), allowed)
             )
         if kind == "missing":
-            return Issue("missing", self.path, allowed=describe(self.annotation, self.field), hint=hint_of(self.field))
+            return Issue("missing", self.path, allowed=describe(self.annotation, self.field), hint=self._meaning())
         if kind in ("union_tag_not_found", "union_tag_invalid"):
             return self._tag(error)
         given = show(error["input"])
         if kind == "literal_error":
             allowed = [str(value) for value in literal_of(self.field)] if self.field else []
-            hint = nearest(str(error["input"]), allowed) or hint_of(self.field)
+            hint = nearest(str(error["input"]), allowed) or self._meaning()
             return Issue("not one of the values allowed", self.path, given, ", ".join(allowed), hint)
         if kind == "value_error" and isinstance(issue_error := error["ctx"]["error"], IssueError):
             return replace(issue_error.issue, path=(*self.path, *issue_error.issue.path))
         if kind in ("value_error", "assertion_error"):
             return Issue(str(error["ctx"]["error"]), self.path, "" if isinstance(error["input"], dict) else given)
         message = self._message(kind, error.get("ctx", {}))
-        hint = self._hint_of_text(error["input"]) or hint_of(self.field)
+        hint = self._hint_of_text(error["input"]) or self._meaning()
         return Issue(message, self.path, given, describe(self.annotation, self.field), hint)
+
+    def _meaning(self) -> str:
+        """The field's documentation, on one line; empty where an item of a list or a mapping is meant."""
+        is_field = is_model(self.owner) and self.path[-1] in self.owner.model_fields
+        return " ".join(documentation(self.owner, str(self.path[-1])).split()) if is_field else ""
 
     def _hint_of_text(self, given: Any) -> str:
         """What to write in place of a text that means something else; empty where it is none of these."""
@@ -196,11 +201,6 @@ def _item_of(data: Any, part: str | int) -> Any:
         return data[part]
     except (TypeError, LookupError):
         return None
-
-
-def hint_of(field: FieldInfo | None) -> str:
-    """The field's documentation, on one line."""
-    return " ".join(((field.description or "") if field else "").split())
 
 
 def show(value: Any) -> str:

@@ -1,8 +1,13 @@
 """Base of all sections of a spec, of sections with variants of a user's own, and of what a field can say of itself."""
 
+import ast
+import inspect
+import sys
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args, get_origin
 
@@ -30,7 +35,6 @@ class Spec(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
         validate_default=True,
         allow_inf_nan=False,
         strict=True,
@@ -46,6 +50,15 @@ class Spec(BaseModel):
         kinds = {name: field.annotation for name, field in cls.model_fields.items()}
         said = {key: value for key, value in data.items() if value is not None or not cls._is_empty_unless_said(key)}
         return {key: _as_written(value, kinds.get(key)) for key, value in said.items()}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The section's JSON Schema, each key with its documentation."""
+        made = handler(schema)
+        for name, key in handler.resolve_ref_schema(made).get("properties", {}).items():
+            if text := documentation(cls, name):
+                key["description"] = text
+        return made
 
     @classmethod
     def _is_empty_unless_said(cls, key: str) -> bool:
@@ -70,6 +83,34 @@ class Spec(BaseModel):
                 value = getattr(self, name)
                 texts = [((name,), value)] if isinstance(value, str) else [((name, i), v) for i, v in enumerate(value)]
                 yield from ((where, kind, text) for where, text in texts if text)
+
+
+def documentation(section: type[BaseModel], name: str) -> str:
+    """Documentation of a section's field: its `description`, or the text under it in the source; empty: neither.
+
+    It is read where it is asked for: pydantic's `use_attribute_docstrings` would read the source of every section in
+    each process that imports the schema, which took a third of a plan's time.
+    """
+    if told := section.model_fields[name].description:
+        return told
+    owner = next(kind for kind in section.__mro__ if name in inspect.get_annotations(kind))
+    return _texts_under_fields(owner.__module__).get(f"{owner.__qualname__}.{name}", "")
+
+
+@cache
+def _texts_under_fields(module: str) -> dict[str, str]:
+    """Text under each field of a module's classes, by `Class.field`; none where the module has no source."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (KeyError, OSError, TypeError):
+        return {}
+    texts = {}
+    for kind in (statement for statement in tree.body if isinstance(statement, ast.ClassDef)):
+        for field, text in pairwise(kind.body):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                    texts[f"{kind.name}.{name}"] = inspect.cleandoc(words)
+    return texts
 
 
 def is_empty(default: Any) -> bool:

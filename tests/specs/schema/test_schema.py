@@ -3,6 +3,7 @@
 from typing import get_args
 
 from specs.json_schema import json_schema
+from specs.schema.base import documentation
 from specs.schema.experiment import Experiment
 from specs.schema.fields import is_model, literal_of, members
 from specs.schema.study import Study
@@ -25,7 +26,7 @@ def test_every_field_is_documented():
         f"{section.__name__}.{name}"
         for section in sections(Experiment, sections(Study, []))
         for name, field in section.model_fields.items()
-        if not field.description and len(literal_of(field)) != 1
+        if not documentation(section, name) and len(literal_of(field)) != 1
         if not any(is_model(part) and part.__doc__ for part in members(field.annotation))
     ]
     assert not bare
