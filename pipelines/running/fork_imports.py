@@ -46,4 +46,4 @@ def look_imports(experiment: Experiment) -> Sequence[str] | None:
 def _of_data(experiment: Experiment) -> Sequence[str]:
     """What the look, the data stage and a scorer would each import: a second, for two hundred tasks."""
     sources = [*experiment.data.train, *experiment.data.evaluation]
-    return ("reasoning_gym",) if any(source.source == "reasoning_gym" for source in sources) else ()
+    return ("rpg.data.reasoning_gym_imported",) if any(source.source == "reasoning_gym" for source in sources) else ()

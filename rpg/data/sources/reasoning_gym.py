@@ -62,12 +62,12 @@ class ReasoningGymSource(Source):
         )
 
     def _open(self) -> Any:
-        import reasoning_gym
-        from reasoning_gym.factory import DATASETS
+        from rpg.data.reasoning_gym_imported import reasoning_gym
 
-        if self.task not in DATASETS:
-            raise SpecError(_unknown("task", self.task, list(DATASETS), ("task",)))
-        known = [f.name for f in dataclasses.fields(DATASETS[self.task][1]) if f.name not in ("seed", "size")]
+        tasks = reasoning_gym.factory.DATASETS
+        if self.task not in tasks:
+            raise SpecError(_unknown("task", self.task, list(tasks), ("task",)))
+        known = [f.name for f in dataclasses.fields(tasks[self.task][1]) if f.name not in ("seed", "size")]
         unknown = [key for key in self.config if key not in known]
         if unknown:
             raise SpecError(*(_unknown(f"setting of {self.task}", key, known, ("config", key)) for key in unknown))

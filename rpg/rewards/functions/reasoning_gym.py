@@ -34,7 +34,7 @@ class ReasoningGym(Reward):
 
     def prepare(self) -> None:
         """See Reward."""
-        import reasoning_gym  # noqa: F401
+        from rpg.data import reasoning_gym_imported  # noqa: F401
 
     def runs(self, problem: Problem) -> bool:
         """See Reward. Most of the tasks compare alone, as their source says."""
@@ -64,6 +64,6 @@ def _task_of(problem: Problem) -> Any:
 
 @lru_cache(maxsize=64)
 def _task(name: str, config: str) -> Any:
-    import reasoning_gym
+    from rpg.data.reasoning_gym_imported import reasoning_gym
 
     return reasoning_gym.create_dataset(name, size=1, seed=0, **json.loads(config))

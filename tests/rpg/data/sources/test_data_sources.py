@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +260,17 @@ def test_an_answer_that_is_none(tmp_path: Path, answer: Any) -> None:
     file = jsonl(tmp_path / "maths.jsonl", {**DAPO_ROW, "reward_model": {"ground_truth": answer}})
     problem = wrong(source="jsonl", path=str(file))
     assert problem.message == "maths.jsonl, line 1: `reward_model.ground_truth` holds no answer"
+
+
+def test_reasoning_gym_comes_without_plots_and_the_task_that_takes_their_library_gets_it() -> None:
+    code = (
+        "import sys; from rpg.data.sources.reasoning_gym import ReasoningGymSource as Source\n"
+        "def made(task): return next(Source(source='reasoning_gym', task=task, size=1).read()).prompt\n"
+        "made('chain_sum'); print('matplotlib' in sys.modules, 'cellpylib' in sys.modules)\n"
+        "made('game_of_life'); print('cellpylib' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["False", "False", "True"]
 
 
 def test_unknown_reasoning_gym_task_names_the_nearest() -> None:
