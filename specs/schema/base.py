@@ -56,7 +56,7 @@ class Spec(BaseModel):
         """The section's JSON Schema, each key with its documentation."""
         made = handler(schema)
         for name, key in handler.resolve_ref_schema(made).get("properties", {}).items():
-            if text := documentation(cls, name):
+            if name in cls.model_fields and (text := documentation(cls, name)):
                 key["description"] = text
         return made
 
@@ -93,7 +93,7 @@ def documentation(section: type[BaseModel], name: str) -> str:
     """
     if told := section.model_fields[name].description:
         return told
-    owner = next(kind for kind in section.__mro__ if name in inspect.get_annotations(kind))
+    owner = next((kind for kind in section.__mro__ if name in inspect.get_annotations(kind)), section)
     return _texts_under_fields(owner.__module__).get(f"{owner.__qualname__}.{name}", "")
 
 

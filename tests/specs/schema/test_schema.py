@@ -2,8 +2,10 @@
 
 from typing import get_args
 
+from pydantic import Field, create_model
+
 from specs.json_schema import json_schema
-from specs.schema.base import documentation
+from specs.schema.base import Spec, documentation
 from specs.schema.experiment import Experiment
 from specs.schema.fields import is_model, literal_of, members
 from specs.schema.study import Study
@@ -30,6 +32,31 @@ def test_every_field_is_documented():
         if not any(is_model(part) and part.__doc__ for part in members(field.annotation))
     ]
     assert not bare
+
+
+class Base(Spec):
+    """A section."""
+
+    steps: int = 1
+    """How many
+    steps."""
+    rate: float = Field(1.0, description="How fast.")
+    bare: int = 0
+
+
+class Derived(Base):
+    """One with a field declared anew."""
+
+    steps: int = 2
+    """Twice as many."""
+
+
+def test_a_key_is_documented_by_the_text_under_it_or_its_description():
+    assert [documentation(Base, name) for name in Base.model_fields] == ["How many\nsteps.", "How fast.", ""]
+    assert [documentation(Derived, name) for name in Derived.model_fields] == ["Twice as many.", "How fast.", ""]
+    told = {name: key.get("description") for name, key in Derived.model_json_schema()["properties"].items()}
+    assert told == {"steps": "Twice as many.", "rate": "How fast.", "bare": None}
+    assert documentation(create_model("Made", __base__=Base), "steps") == "How many\nsteps.", "it has no source"
 
 
 def test_every_section_is_strict_frozen_and_described():
