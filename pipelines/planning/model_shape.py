@@ -95,7 +95,8 @@ def _count(settings: str) -> dict[str, Any] | None:
     """The figures, in a child unless torch is here already; None where transformers makes no model of the settings."""
     if "torch" in sys.modules:
         return _count_here(settings)
-    with tempfile.TemporaryDirectory() as name:
+    # What is wrong with the settings is said by the look at the model.
+    with suppress(OSError, DiskError, StageError), tempfile.TemporaryDirectory() as name:
         given, figures = (Path(name) / file for file in ("settings.json", "figures.json"))
         given.write_text(settings)
         child = Child(
@@ -107,9 +108,9 @@ def _count(settings: str) -> dict[str, Any] | None:
             environment={"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
             imports=_IMPORTS,
         )
-        with suppress(StageError):
-            supervise(child, stop=lambda: None, tick=lambda: None)
-        return read_json(figures) or None  # the look at the model says what is wrong
+        supervise(child, stop=lambda: None, tick=lambda: None)
+        return read_json(figures) or None
+    return None
 
 
 def _count_here(settings: str) -> dict[str, Any] | None:
