@@ -18,7 +18,7 @@ from waiting import wait_for
 from pipelines import load
 from pipelines.home.home import Home
 from pipelines.prefect_server.deployments import EXPERIMENTS
-from pipelines.prefect_server.settings import embedded_environment
+from pipelines.prefect_server.settings import client_environment
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +342,7 @@ def test_a_schedule_submits_what_is_left_to_do(client: Lab, server: Server, monk
         "import json, sys; from pipelines.prefect_flows.schedules import submit_scheduled;"
         " print(submit_scheduled(**json.loads(sys.argv[1]), return_state=True).message)"
     )
-    for variable, value in embedded_environment(client.home, server.url).items():
+    for variable, value in client_environment(client.home, server.url, PASSWORD).items():
         monkeypatch.setenv(variable, value)
     result = finished(client.start_program(program, json.dumps(parameters)))
     assert result.out == "nightly: 1 runs submitted\n", result.err
