@@ -47,19 +47,24 @@ class FarHost:
         _ip("link", "set", self.cable, "up")
 
 
+def address_here() -> str:
+    """This machine's address, as the far host of this process sees it: a server has to know itself by that name."""
+    number = os.getpid()
+    return f"10.{150 + number // 250 % 50}.{number % 250}.1"
+
+
 @contextlib.contextmanager
 def far_host(port: int) -> Iterator[FarHost]:
     """A host that reaches a port of this machine's loopback by the same port of `FarHost.address`."""
     number = os.getpid()
-    net = f"10.{150 + number // 250 % 50}.{number % 250}"
-    host = FarHost(f"rpgfar{number}", f"rpgfa{number}", f"{net}.1", port)
+    host = FarHost(f"rpgfar{number}", f"rpgfa{number}", address_here(), port)
     _ip("netns", "add", host.namespace)
     try:
         _ip("link", "add", host.cable, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
         _ip("addr", "add", f"{host.address}/24", "dev", host.cable)
         _ip("link", "set", host.cable, "up")
         for command in (
-            ("addr", "add", f"{net}.2/24", "dev", "eth0"),
+            ("addr", "add", f"{host.address.removesuffix('.1')}.2/24", "dev", "eth0"),
             ("link", "set", "eth0", "up"),
             ("link", "set", "lo", "up"),
         ):

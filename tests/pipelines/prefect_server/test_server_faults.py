@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from far_host import far_host, missing
+from far_host import address_here, far_host, missing
 from live import ELSEWHERE, SPEC, finished
 from places import TESTS
 from server_profile import ServerLab, needs_backends, server_profile
@@ -175,6 +175,7 @@ def cluster(prepared_home: Path) -> Iterator[ServerLab]:
     """Two workers, and a spec whose reward takes its time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(TESTS / "pipelines" / "slow_reward"), prepend=":")
+        patch.setenv("RPG_TRUSTED_HOSTS", address_here())
         with server_profile(prepared_home, workers=2) as lab:
             text = SPEC.replace("{type: exact_match}", "{type: slow_match}")
             text = text.replace("steps: 6", f"steps: {STEPS}").replace("every_steps: 2", "every_steps: 5")
