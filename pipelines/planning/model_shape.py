@@ -25,9 +25,14 @@ from specs.schema.experiment import Experiment
 from specs.schema.model import Model, PretrainedModel, ScratchModel
 
 _COUNT_SECONDS = 300
-"""Most that counting may take; a second or two of it is building the model, the rest is starting Python."""
-_IMPORTS = ("rpg.base.shape", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
-"""Modules of the child where it is a fork: a look at the model, which follows, has them too."""
+"""Most that counting may take. Where it is done in a fork, the imports before it are not counted."""
+_IMPORTS = (
+    "rpg.base.traffic",
+    "rpg.pretrained",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+)
+"""Modules of the child where it is a fork: a look at the model, which follows, has them too. Its program is none."""
 
 
 def model_shape(experiment: Experiment) -> ModelShape | None:
@@ -105,7 +110,7 @@ def _count(settings: str) -> dict[str, Any] | None:
             log=Path(name) / "count.log",
             record=Path(name) / "process.json",
             timeout_seconds=_COUNT_SECONDS,
-            environment={"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
+            environment={"CUDA_VISIBLE_DEVICES": ""},
             imports=_IMPORTS,
         )
         supervise(child, stop=lambda: None, tick=lambda: None)

@@ -185,7 +185,7 @@ _servers: list[Server] = []
 
 
 def has_imports() -> bool:
-    """Whether this process has asked for a fork, so that another one's imports are there."""
+    """Whether a server of forks runs, which keeps what earlier forks have imported."""
     return bool(_servers) and _servers[0].owner == os.getpid() and _servers[0].alive
 
 

@@ -127,7 +127,9 @@ def _code_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _of_measuring(spec: dict[str, Any]) -> dict[str, Any]:
     """The spec with what evaluation takes of `rollout` alone, as `fingerprint.evaluate_identity` has it."""
-    rollout, evaluation = spec.get("rollout", {}), spec["evaluation"]
+    if not {"rollout", "evaluation"} <= spec.keys():  # it cannot be read
+        return spec
+    rollout, evaluation = spec["rollout"], spec["evaluation"]
     longest = evaluation.get("max_response_length") or rollout.get("max_response_length")
     kept = {key: rollout[key] for key in ("engine", "rollouter") if key in rollout}
     return spec | {"rollout": kept, "evaluation": evaluation | {"max_response_length": longest}}

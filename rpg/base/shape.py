@@ -199,5 +199,9 @@ def _experts_width(
 
 
 if __name__ == "__main__":
+    from huggingface_hub import constants
+
     die_with_parent()
+    # A fork has imported the Hub's client before it has an environment of its own.
+    constants.HF_HUB_OFFLINE = True
     write_json(Path(sys.argv[2]), asdict(counted(json.loads(Path(sys.argv[1]).read_text()))), durable=False)

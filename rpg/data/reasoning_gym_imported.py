@@ -1,7 +1,7 @@
-"""reasoning-gym without the plots of a library of two of its tasks: `from rpg.data.reasoning_gym_imported import ...`.
+"""reasoning-gym, without Matplotlib until a task needs it: `from rpg.data.reasoning_gym_imported import reasoning_gym`.
 
-Those two take CellPyLib, which imports Matplotlib: two fifths of the seconds in which all tasks are imported. They get
-it when they first use it.
+Two of its tasks take CellPyLib, which imports Matplotlib: two fifths of the seconds in which all tasks are imported.
+They get it when they first use it.
 """
 
 import importlib
@@ -19,6 +19,8 @@ class _ImportedWhenUsed(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # asked of every module by who looks for the one of a class
             raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:  # used while it is imported: then it comes at once
+            del sys.modules[self.__name__]
         return getattr(importlib.import_module(self.__name__), name)
 
 
@@ -27,5 +29,5 @@ if _WAITS:
 try:
     import reasoning_gym as reasoning_gym
 finally:
-    if _WAITS:
+    if isinstance(sys.modules.get(_CELLPYLIB), _ImportedWhenUsed):
         del sys.modules[_CELLPYLIB]

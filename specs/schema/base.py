@@ -88,13 +88,13 @@ class Spec(BaseModel):
 def documentation(section: type[BaseModel], name: str) -> str:
     """Documentation of a section's field: its `description`, or the text under it in the source; empty: neither.
 
-    It is read where it is asked for: pydantic's `use_attribute_docstrings` would read the source of every section in
-    each process that imports the schema, which took a third of a plan's time.
+    It is read where it is asked for: pydantic's `use_attribute_docstrings` reads the source of every section in each
+    process that imports the schema.
     """
     if told := section.model_fields[name].description:
         return told
     owner = next((kind for kind in section.__mro__ if name in inspect.get_annotations(kind)), section)
-    return _texts_under_fields(owner.__module__).get(f"{owner.__qualname__}.{name}", "")
+    return _texts_under_fields(owner.__module__).get(f"{owner.__name__}.{name}", "")
 
 
 @cache
@@ -102,10 +102,10 @@ def _texts_under_fields(module: str) -> dict[str, str]:
     """Text under each field of a module's classes, by `Class.field`; none where the module has no source."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (KeyError, OSError, TypeError):
+    except (KeyError, OSError, TypeError, ValueError, SyntaxError):  # edited since it was imported, say
         return {}
     texts = {}
-    for kind in (statement for statement in tree.body if isinstance(statement, ast.ClassDef)):
+    for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
         for field, text in pairwise(kind.body):
             match field, text:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):

@@ -244,6 +244,8 @@ def test_a_length_that_evaluation_says_itself_is_what_evaluations_differ_in(tmp_
         write(path, json.loads(path.read_text()) | {"kind": "evaluation"})
     assert compare(home, ["trained", "same"]).spec == {}
     assert compare(home, ["trained", "longer"]).spec == {"evaluation.max_response_length": [32, 64]}
+    (home.run("trained") / "spec.json").write_text("{")
+    assert len(compare(home, ["trained", "longer"]).groups) == 2, "a spec that cannot be read ends no comparison"
 
 
 def test_the_level_of_the_spec_is_that_of_every_interval(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The schema documents itself."""
 
+import importlib
 from typing import get_args
 
 from pydantic import Field, create_model
@@ -43,6 +44,12 @@ class Base(Spec):
     rate: float = Field(1.0, description="How fast.")
     bare: int = 0
 
+    class Inner(Spec):
+        """A section of a section."""
+
+        width: int = 1
+        """How wide."""
+
 
 class Derived(Base):
     """One with a field declared anew."""
@@ -56,7 +63,17 @@ def test_a_key_is_documented_by_the_text_under_it_or_its_description():
     assert [documentation(Derived, name) for name in Derived.model_fields] == ["Twice as many.", "How fast.", ""]
     told = {name: key.get("description") for name, key in Derived.model_json_schema()["properties"].items()}
     assert told == {"steps": "Twice as many.", "rate": "How fast.", "bare": None}
+    assert documentation(Base.Inner, "width") == "How wide."
     assert documentation(create_model("Made", __base__=Base), "steps") == "How many\nsteps.", "it has no source"
+
+
+def test_a_key_of_a_file_that_is_half_edited_has_no_documentation_and_its_mistakes_are_told(tmp_path, monkeypatch):
+    file = tmp_path / "half_edited.py"
+    file.write_text("from specs.schema.base import Spec\nclass Mine(Spec):\n    steps: int = 1\n    'How many.'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = importlib.import_module("half_edited").Mine
+    file.write_text("class Mine(:\n")
+    assert documentation(mine, "steps") == ""
 
 
 def test_every_section_is_strict_frozen_and_described():
