@@ -109,7 +109,7 @@ def examined(
     """Findings about the data and models of a document's runs, each at its place, each once.
 
     Args:
-        forked: look in a fork, whose imports the stages after it, or the count before it, share.
+        forked: look in a fork where one may be: it shares its imports with the count before it or the stages after it.
         thorough: the model is looked at too where the base stage has made it and training asks nothing more of it.
     Returns:
         errors; what is not on this machine and cannot be fetched, an error where it is to execute the runs; warnings.

@@ -32,7 +32,8 @@ _IMPORTS = (
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
 )
-"""Modules of the child where it is a fork: a look at the model, which follows, has them too. Its program is none."""
+"""Modules of the child where it is a fork: a look at the model, which follows, has them too.
+Its program is not among them, which would warn as it runs."""
 
 
 def model_shape(experiment: Experiment) -> ModelShape | None:

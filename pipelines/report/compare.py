@@ -88,7 +88,7 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
     first = [group.runs[0] for group in groups]
     train = all(run.trains for group in groups for run in group.runs)
     specs = [run.spec if train else _of_measuring(run.spec) for run in first]
-    spec = evidence.differences([spec | code for spec, code in zip(specs, _code_of(first), strict=True)])
+    spec = evidence.differences([own | code for own, code in zip(specs, _code_of(first), strict=True)])
     if not train:
         spec = {path: values for path, values in spec.items() if _measures(path)}
     metrics = final_metrics(groups, curves, confidence=confidence)

@@ -94,7 +94,7 @@ def documentation(section: type[BaseModel], name: str) -> str:
     if told := section.model_fields[name].description:
         return told
     owner = next((kind for kind in section.__mro__ if name in inspect.get_annotations(kind)), section)
-    return _texts_under_fields(owner.__module__).get(f"{owner.__name__}.{name}", "")
+    return _texts_under_fields(owner.__module__).get(f"{owner.__qualname__}.{name}", "")
 
 
 @cache
@@ -104,13 +104,21 @@ def _texts_under_fields(module: str) -> dict[str, str]:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (KeyError, OSError, TypeError, ValueError, SyntaxError):  # edited since it was imported, say
         return {}
-    texts = {}
-    for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
-        for field, text in pairwise(kind.body):
-            match field, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                    texts[f"{kind.name}.{name}"] = inspect.cleandoc(words)
-    return texts
+    return dict(_texts_in(tree.body, ""))
+
+
+def _texts_in(body: list[ast.stmt], within: str) -> Iterator[tuple[str, str]]:
+    """(`Class.field`, text) of the classes of a body, those in classes and under conditions included."""
+    for statement in body:
+        if isinstance(statement, ast.ClassDef):
+            name = f"{within}{statement.name}"
+            for field, text in pairwise(statement.body):
+                match field, text:
+                    case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(words))):
+                        yield f"{name}.{key}", inspect.cleandoc(words)
+            yield from _texts_in(statement.body, f"{name}.")
+        elif isinstance(statement, ast.If | ast.Try):
+            yield from _texts_in([*statement.body, *statement.orelse], within)
 
 
 def is_empty(default: Any) -> bool:

@@ -72,3 +72,11 @@ def test_what_a_command_sets_for_prefect_asks_for_no_other_server_of_forks(tmp_p
     assert look_in_fork(experiment, model=False) is not None
     assert forking._servers[0] is first
     assert first.alive
+
+
+def test_without_room_for_its_files_there_is_no_look_in_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.jsonl").write_text(rows(0, 20))
+    (tmp_path / "held_out.jsonl").write_text(rows(20, 40))
+    (tmp_path / "spec.yaml").write_text(SPEC.replace("MODEL", "llama"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    assert look_in_fork(load_experiment(tmp_path / "spec.yaml"), model=False) is None

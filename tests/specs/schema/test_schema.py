@@ -57,6 +57,12 @@ class Derived(Base):
     steps: int = 2
     """Twice as many."""
 
+    class Inner(Spec):
+        """Another section of the same name."""
+
+        width: int = 1
+        """Another's."""
+
 
 def test_a_key_is_documented_by_the_text_under_it_or_its_description():
     assert [documentation(Base, name) for name in Base.model_fields] == ["How many\nsteps.", "How fast.", ""]
@@ -64,10 +70,11 @@ def test_a_key_is_documented_by_the_text_under_it_or_its_description():
     told = {name: key.get("description") for name, key in Derived.model_json_schema()["properties"].items()}
     assert told == {"steps": "Twice as many.", "rate": "How fast.", "bare": None}
     assert documentation(Base.Inner, "width") == "How wide."
+    assert documentation(Derived.Inner, "width") == "Another's."
     assert documentation(create_model("Made", __base__=Base), "steps") == "How many\nsteps.", "it has no source"
 
 
-def test_a_key_of_a_file_that_is_half_edited_has_no_documentation_and_its_mistakes_are_told(tmp_path, monkeypatch):
+def test_a_key_of_a_file_that_is_half_edited_has_no_documentation(tmp_path, monkeypatch):
     file = tmp_path / "half_edited.py"
     file.write_text("from specs.schema.base import Spec\nclass Mine(Spec):\n    steps: int = 1\n    'How many.'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
