@@ -32,8 +32,8 @@ _IMPORTS = (
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
 )
-"""Modules of the child where it is a fork: a look at the model, which follows, has them too.
-Its program is not among them, which would warn as it runs."""
+"""Modules of the child where it is a fork, which the look that follows has too. The child's own program is none of
+them: Python warns of a program that is imported already."""
 
 
 def model_shape(experiment: Experiment) -> ModelShape | None:
@@ -114,7 +114,7 @@ def _count(settings: str) -> dict[str, Any] | None:
             environment={"CUDA_VISIBLE_DEVICES": ""},
             imports=_IMPORTS,
         )
-        supervise(child, stop=lambda: None, tick=lambda: None)
+        supervise(child)
         return read_json(figures) or None
     return None
 

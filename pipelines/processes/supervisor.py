@@ -214,7 +214,9 @@ def started(child: Child) -> Iterator[RunningChild]:
                 child.record.unlink()
 
 
-def supervise(child: Child, *, stop: Callable[[], StopRequest | None], tick: Callable[[], None]) -> int:
+def supervise(
+    child: Child, *, stop: Callable[[], StopRequest | None] = lambda: None, tick: Callable[[], None] = lambda: None
+) -> int:
     """Runs a child to its end and returns its exit code (negative: the signal that killed it).
 
     Args:

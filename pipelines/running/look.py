@@ -26,7 +26,7 @@ def look_in_fork(experiment: Experiment, *, model: bool) -> Findings | None:
         write_json(job, {"stage": "look", "spec": spec, "model": model, "out": name, "problems": str(problems)})
         command = [sys.executable, "-m", "rpg.stage", str(job)]
         child = Child("look", command, directory / "look.log", directory / "process.json", imports=imports)
-        if supervise(child, stop=lambda: None, tick=lambda: None) == 0:
+        if supervise(child) == 0:
             kinds = read_json(directory / "found.json")
             return Findings(**{kind: [read_issue(issue) for issue in issues] for kind, issues in kinds.items()})
     return None

@@ -78,7 +78,7 @@ def test_a_plan_loads_what_it_looks_at_and_no_more(lab, assets, monkeypatch):
     actions = {stage["stage"]: stage["action"] for stage in json.loads(planned.out)["runs"][0]["stages"]}
     assert (actions["base"], actions["train"]) == ("CACHED", "RUN")
     loaded = {*planned.err.split()}
-    # The model's parameters were never counted here: in a fork, and so the look has the prompts' lengths in another.
+    # This plan counts the model's parameters in a fork, so that its look is a fork as well.
     assert ("tokenizers" in loaded) == (not may_fork())
     assert not {"torch", "prefect", "duckdb", "optuna", "fsspec", "httpx"} & loaded
     # The same look would find the same: what looks next takes that as known. A look at something else does not.
