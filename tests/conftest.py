@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.processes import forking
 from specs.machine.collecting import collect_rarely
 from tests.forks import fork_imports
 
@@ -56,6 +57,13 @@ def environment_of_module() -> Iterator[None]:
     the file of tests: what is forked for the next one would not fit, and import everything anew."""
     with _environment_kept():
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forks_of_module() -> Iterator[None]:
+    """A command in this process looks in a fork where an earlier one has asked for one: earlier files do not count."""
+    yield
+    forking.end_server()
 
 
 @pytest.fixture(autouse=True)

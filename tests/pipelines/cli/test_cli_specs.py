@@ -272,12 +272,16 @@ def test_a_plan_of_many_runs_sums_them_up_and_shows_each_on_request(rpg):
 def test_a_plan_refuses_what_offline_cannot_be_had_and_warns_of_it_else(rpg, monkeypatch):
     Path("a.yaml").write_text(STARTER)
     asked = ("plan", "a.yaml", "--set", "model={source: pretrained, path: nobody/model}")
+    # In the environment too, which a look has that is a fork of what an earlier command imported.
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     code, _, err = rpg(*asked)
     assert (code, "model.path: the model is not on this machine, and HF_HUB_OFFLINE forbids to fetch it" in err) == (
         2,
         True,
     )
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     code, _, err = rpg(*asked)
