@@ -14,6 +14,9 @@ from specs.schema.schedule import constant
 
 EPSILON = 1e-4
 """Reward units, added to a standard deviation before dividing by it, as in TRL."""
+ROUNDING = 1e-9
+"""Share of the largest magnitude among the numbers of a sum below which their float64 sum counts as 0: on paper it is
+0, and its sign would decide the side of the clip."""
 
 
 def advantages(rewards: Tensor, group_ids: Tensor, *, baseline: Baseline, scale: Scale) -> Tensor:
@@ -27,7 +30,8 @@ def advantages(rewards: Tensor, group_ids: Tensor, *, baseline: Baseline, scale:
             single response has no spread and is not scaled.
     Returns:
         [responses], of the dtype of `rewards`, at least float32; constant. Exactly 0 where a group's rewards are all
-        equal and the baseline is the group's.
+        equal and the baseline is the group's, and where the difference from the baseline is below ROUNDING of the
+        largest reward that the baseline is made of.
     Raises:
         ValueError: shapes that differ, or leave_one_out on a group of one.
     Source: group mean and std, Shao 2024, arXiv:2402.03300; leave-one-out, Ahmadian 2024, arXiv:2402.14740.
@@ -41,6 +45,9 @@ def advantages(rewards: Tensor, group_ids: Tensor, *, baseline: Baseline, scale:
     centred = exact - _baseline(exact, group, baseline)
     if baseline in ("group_mean", "leave_one_out"):
         centred = torch.where(_varies(exact, group), centred, 0.0)
+    if baseline != "none":
+        members = torch.zeros_like(group) if baseline == "batch_mean" else group
+        centred = _rounded(centred, _group_max(exact.abs(), members))
     return (centred / _scale(exact, group, scale)).to(torch.promote_types(rewards.dtype, torch.float32))
 
 
@@ -53,17 +60,20 @@ def normalized_sum(terms: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
         weights: [terms, responses]; the same throughout a group.
         group_ids: [responses], as of `advantages`.
     Returns:
-        [responses], at least float32; constant. A term that is the same throughout a group adds exactly 0 there.
+        [responses], at least float32; constant. A term that is the same throughout a group adds exactly 0 there, and a
+        sum below ROUNDING of its largest term is exactly 0.
     Source: GDPO, arXiv:2601.05242, before its normalisation over the batch.
     """
     group = torch.unique(group_ids, return_inverse=True)[1]
-    total = torch.zeros(len(group_ids), dtype=torch.float64)
+    total, largest = torch.zeros(2, len(group_ids), dtype=torch.float64)
     for values, weight in zip(terms.detach().double(), weights.double(), strict=True):
         worth = torch.where(values.isnan(), torch.inf, values * weight.sign())
         least = worth.new_full((len(group),), torch.inf).scatter_reduce(0, group, worth, "amin")[group]
         known = torch.where(least.isinf(), 0.0, torch.where(values.isnan(), least * weight.sign(), values))
-        total += weight * advantages(known, group_ids, baseline="group_mean", scale="group_std")
-    return total.to(torch.promote_types(terms.dtype, torch.float32))
+        part = weight * advantages(known, group_ids, baseline="group_mean", scale="group_std")
+        total += part
+        largest = torch.maximum(largest, part.abs())
+    return _rounded(total, largest).to(torch.promote_types(terms.dtype, torch.float32))
 
 
 def turn_returns(rewards: Sequence[Sequence[float]]) -> Tensor:
@@ -215,7 +225,15 @@ def _group_sum(values: Tensor, group: Tensor) -> Tensor:
     return totals.index_add(0, group, values)[group]
 
 
+def _rounded(sums: Tensor, largest: Tensor) -> Tensor:
+    """Returns the sums, 0 where one is below ROUNDING of the largest magnitude among its numbers."""
+    return torch.where(sums.abs() < ROUNDING * largest, 0.0, sums)
+
+
+def _group_max(values: Tensor, group: Tensor) -> Tensor:
+    """[responses]: the largest value of each one's group."""
+    return values.new_full((group.numel(),), -torch.inf).scatter_reduce(0, group, values, "amax")[group]
+
+
 def _varies(rewards: Tensor, group: Tensor) -> Tensor:
-    highest = rewards.new_full((group.numel(),), -torch.inf).scatter_reduce(0, group, rewards, "amax")
-    lowest = rewards.new_full((group.numel(),), torch.inf).scatter_reduce(0, group, rewards, "amin")
-    return (highest > lowest)[group]
+    return _group_max(rewards, group) + _group_max(-rewards, group) > 0

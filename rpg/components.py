@@ -20,7 +20,7 @@ from rpg.guards import Guards
 from rpg.learner.deepspeed import Learner
 from rpg.learner.passes import Passes
 from rpg.learner.teacher import open_teacher
-from rpg.pretrained import config_of, tokenizer_of
+from rpg.pretrained import config_of, context_of, tokenizer_of
 from rpg.processes import ranks
 from rpg.recording.run_directory import RunDirectory
 from rpg.reference import ReferencePolicy, ReferenceSchedule, reference_policy
@@ -178,7 +178,7 @@ def _seed_everything(seed: int) -> None:
 def _check(spec: Experiment, base: Path, max_length: int) -> None:
     """Raises SpecError where the model's context is too short, or a rank would have no prompt."""
     issues: list[Issue] = []
-    context = getattr(config_of(base), "max_position_embeddings", None)
+    context = context_of(config_of(base))
     if context is not None and max_length > context:
         longest = max_length - spec.rollout.max_response_length
         issues.append(

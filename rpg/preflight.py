@@ -10,7 +10,7 @@ from pathlib import Path as FilePath
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
-from rpg.base.check import check_scratch, check_training, downloaded, tokenizer_of
+from rpg.base.check import check_sampler, check_scratch, check_training, downloaded, tokenizer_of
 from rpg.base.teacher import check_teacher
 from rpg.data.loading import Tools, encode_prompts, rendered
 from rpg.data.problems import StagedProblem
@@ -60,6 +60,8 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
         rollouter = experiment.rollout.rollouter
         if tokenizer is not None and not rollouter.lacks():  # a server that is not here shows no tools
             _check_lengths(sets, tokenizer, experiment.data, findings, rollouter.shown_tools)
+        if model:
+            check_sampler(experiment)
         if model and experiment.trains:
             check_training(experiment)
             check_teacher(experiment)

@@ -22,6 +22,8 @@ _FROM_HUB = {
 }
 """Setting -> values for which transformers 5 asks the Hub for a kernel whatever USE_HUB_KERNELS says (`get_kernel` in
 its quantizers, integrations and models)."""
+_CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
+"""Fields of transformers' configs for the length of the context."""
 _CHOSEN_EXPERTS = (
     *("num_experts_per_tok", "num_experts_per_token", "num_selected_experts", "experts_per_token"),
     *("top_k_experts", "moe_topk", "moe_top_k", "moe_k", "top_k"),
@@ -115,6 +117,11 @@ def first_size(config: Any, *names: str) -> int:
         if sizes and max(sizes) > 0:
             return max(sizes)
     return 0
+
+
+def context_of(config: "PretrainedConfig") -> int | None:
+    """Returns the most tokens of prompt and response together that a config allows; None if it has no bound."""
+    return first_size(config.get_text_config(), *_CONTEXTS) or None
 
 
 def experts_per_token(text: "PretrainedConfig") -> int:

@@ -43,10 +43,10 @@ class _Tokens:
     """A model's tokenizer, and the room that it has."""
 
     def __init__(self, directory: Path, max_length: int) -> None:
-        from rpg.pretrained import config_of, tokenizer_of
+        from rpg.pretrained import config_of, context_of, tokenizer_of
 
         self.tokenizer = tokenizer_of(directory)
-        context = getattr(config_of(directory), "max_position_embeddings", None) or _LONGEST
+        context = context_of(config_of(directory)) or _LONGEST
         self.longest = min(context, max_length or _LONGEST)
         self._special = sorted(self.tokenizer.all_special_tokens, key=len, reverse=True)
 

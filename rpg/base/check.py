@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from rpg import pretrained
 from rpg.base.stage import cannot_build, existing_model, refuse_code, scratch_config, scratch_model
 from rpg.base.tokenization import make_tokenizer
+from specs.errors import Issue, SpecError
 from specs.schema.experiment import Experiment
 from specs.schema.model import ByteTokenizer, Model, PretrainedModel, ScratchModel, TrainedTokenizer
 
@@ -73,7 +74,7 @@ def check_training(experiment: Experiment) -> None:
     A model that is not on this machine, or whose config builds no model, is passed over.
     """
     from rpg.learner.adapters import check_targets
-    from rpg.learner.policy import check_logits
+    from rpg.learner.own_logits import check_logits
     from rpg.learner.sequence_parallel import check_heads
     from rpg.routing import balancing_weight, check_balancing, check_replay
 
@@ -93,6 +94,23 @@ def check_training(experiment: Experiment) -> None:
         )
     if training.lora and training.lora.target_modules:
         check_targets(pretrained.model_without_weights(config), training.lora)
+
+
+def check_sampler(experiment: Experiment) -> None:
+    """Raises SpecError where the spec's sampler cannot hold the model's layers, as far as its config shows it."""
+    from rpg.samplers.transformers.cache import caches_all_layers
+
+    config = config_of_model(experiment.model)
+    if config is None or experiment.rollout.engine != "transformers" or caches_all_layers(config):
+        return
+    kinds = ", ".join(sorted(set(getattr(config.get_text_config(), "layer_types", None) or ()) - {"full_attention"}))
+    issue = Issue(
+        "the transformers sampler takes models with full attention in every layer alone",
+        ("rollout", "engine"),
+        given=f"transformers; {config.model_type} has {kinds or 'other'} layers",
+        hint="write engine: vllm, which samples such models",
+    )
+    raise SpecError(issue)
 
 
 def config_of_model(model: Model) -> "PretrainedConfig | None":

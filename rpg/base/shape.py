@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rpg.base.traffic import Traffic, traffic_of
-from rpg.pretrained import experts_per_token, first_size, linear_modules
+from rpg.pretrained import context_of, experts_per_token, first_size, linear_modules
 from specs.machine.files import write_json
 from specs.machine.parent import die_with_parent
 
@@ -136,7 +136,7 @@ def shape_of(model: "PreTrainedModel") -> ModelShape:
         intermediate_size=max(inner, _experts_width(model, experts, chosen, hidden, gated=gated)),
         experts_per_token=chosen,
         vocab_size=first_size(text, "vocab_size"),
-        context=first_size(text, "max_position_embeddings"),
+        context=context_of(model.config) or 0,
         is_gated=gated,
         norms_queries=not names.isdisjoint(_QUERY_NORMS),
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from rpg.data.loading import load_problems
-from rpg.pretrained import code_settings, config_of, model_of, settings_with_code, tokenizer_of
+from rpg.pretrained import code_settings, config_of, context_of, model_of, settings_with_code, tokenizer_of
 from specs.errors import Issue, SpecError
 from specs.machine.manifests import NOTES
 from specs.schema.experiment import Experiment
@@ -95,7 +95,7 @@ def _facts(config: "PretrainedConfig", parameters: int) -> dict[str, Any]:
         "parameters": parameters,
         "model_type": config.model_type,
         "vocabulary": text.vocab_size,
-        "context": getattr(text, "max_position_embeddings", None),
+        "context": context_of(config),
     }
 
 

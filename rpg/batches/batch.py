@@ -122,9 +122,9 @@ class StepRollouts:
         return np.cumsum(self.sampled) - 1
 
     @property
-    def rewards(self) -> Floats:
+    def rewards(self) -> npt.NDArray[np.float64]:
         """Reward of each response, penalties included. [B]"""
-        return np.array([score.reward for score in self.scores], dtype=np.float32)
+        return np.array([score.reward for score in self.scores], dtype=np.float64)
 
     def reward_terms(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Values and weights of the terms of each response's reward; one that is no sum is a term by itself.

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rpg.data.loading import encode_prompts, load_problems
-from rpg.pretrained import config_of
+from rpg.pretrained import config_of, context_of
 from rpg.types import Problem
 from specs import errors
 from specs.schema.experiment import Experiment
@@ -68,7 +68,7 @@ def _of_chosen_sets(problems: list[Problem], spec: Experiment) -> list[Problem]:
 
 
 def _check_context(spec: Experiment, base_dir: Path, inputs: EvaluationInputs) -> None:
-    context = getattr(config_of(base_dir).get_text_config(), "max_position_embeddings", None)
+    context = context_of(config_of(base_dir))
     if context is None or inputs.max_length <= context:
         return
     section = "evaluation" if spec.evaluation.max_response_length else "rollout"

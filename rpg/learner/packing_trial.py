@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from rpg.learner.packing import Packing
+from rpg.pretrained import context_of
 from rpg.processes import ranks
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
@@ -53,7 +54,7 @@ def try_packing(
     over many tokens tells rounding from error, which a few tokens in bfloat16 do not.
     """
     text = config.get_text_config()
-    longest = min(_LONGEST, getattr(text, "max_position_embeddings", None) or _LONGEST)
+    longest = min(_LONGEST, context_of(config) or _LONGEST)
     prompt = longest // 4
     responses = [(longest - prompt) * share // 6 for share in (6, 4, 5)]
     packing = Packing(((prompt,), (prompt, *responses)), device)

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from rpg.batches.batch import Microbatch
+from rpg.learner.own_logits import prove_policy
 from rpg.learner.packing import Packing, use_newer_flash
 from rpg.learner.packing_trial import PackingTrial, try_packing
 from rpg.learner.sequence_parallel import SequenceGroup
@@ -23,14 +24,16 @@ class Passes:
     def __init__(
         self, policy: Callable[..., Any], config: PretrainedConfig, training: Training, device: torch.device
     ) -> None:
-        """Tries out whether the policy can be given packed rows, where the spec wants them.
+        """Proves that the policy is the model, and tries out whether it can be given packed rows, where the spec wants
+        them.
 
         Args:
             policy: takes what `rpg.learner.policy.Policy.forward` takes.
             config: of its model.
         Raises:
-            SpecError: ranks cannot share this model's sequences.
+            SpecError: the policy is not the model, or ranks cannot share this model's sequences.
         """
+        prove_policy(policy, config, device)
         self._policy = policy
         self._device = device
         self._sequence_group: SequenceGroup | None = None

@@ -5,17 +5,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from rpg.learner.adapters import add_adapters
 from rpg.learner.kernels import use_liger
 from rpg.learner.logprobs import token_logprobs
+from rpg.learner.own_logits import check_logits, switch_off_noise
 from rpg.learner.packing import ATTENTION, Packing
 from rpg.learner.recomputation import recompute_activations
 from rpg.learner.sharded_loading import read_on_first_rank
 from rpg.pretrained import config_of, model_of
 from rpg.routing import ReplayedRouters, Routing, routed_experts, routing_of
-from specs.errors import Issue, SpecError
 from specs.schema.training import Training
 
 
@@ -45,6 +45,7 @@ class Policy(nn.Module):
         temperature: float | None = None,
         packing: Packing | None = None,
         experts: Tensor | None = None,
+        own_logits: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies of `targets`, nats, float32. [n] each
 
@@ -55,7 +56,11 @@ class Policy(nn.Module):
             temperature: in place of the policy's own.
             packing: the sequences of a packed row; None: the rows are padded.
             experts: of each of the flattened input ids; None: the routers choose. [b * L, layers, experts a token]
+            own_logits: for a check: logprobs by the model's own logits without noise, and in place of the entropies the
+                rounding error of the largest logit, nats. []
         """
+        if own_logits:
+            return self._own_logprobs(input_ids, sources, targets)
         if self.routers:
             self.routers.give(experts)
         packed: dict[str, Any] = {"packing": packing, "position_ids": packing.position_ids} if packing else {}
@@ -79,6 +84,16 @@ class Policy(nn.Module):
             entropy_gradient=self.entropy_gradient,
         )
 
+    def _own_logprobs(self, input_ids: Tensor, sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        was_training = self.model.training
+        self.model.eval()  # type: ignore[no-untyped-call]
+        try:
+            logits: Tensor = self.model(input_ids=input_ids, use_cache=False).logits.flatten(0, 1)[sources]
+        finally:
+            self.model.train(was_training)
+        logprobs = logits.float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
+        return logprobs, logits.float().abs().max() * torch.finfo(logits.dtype).eps
+
     def choose_experts(self) -> None:
         """Has the routers choose by themselves from here on, in whichever pass comes next: a sampler may share them."""
         if self.routers:
@@ -92,12 +107,10 @@ def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
     """
     config = config_of(weights_dir)
     check_logits(config)
-    for name, value in config.to_dict().items():
-        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
-            setattr(config, name, 0.0)
     read = read_on_first_rank if training.zero_stage == 3 else model_of
     model: PreTrainedModel = read(weights_dir, config=config, dtype=getattr(torch, training.precision))
     model.train()
+    switch_off_noise(model)
     if training.packing and model.config._attn_implementation == "sdpa":
         model.config._attn_implementation = ATTENTION
     if training.kernels == "liger":
@@ -121,21 +134,3 @@ def attention_share(model: PreTrainedModel) -> float:
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     looked_up = 0 if embedding.weight is head.weight else embedding.weight.numel()
     return float(text.num_hidden_layers * queries / (model.num_parameters() - looked_up))
-
-
-def check_logits(config: PretrainedConfig) -> None:
-    """Checks that logits are the last hidden state times the head's weight: logprobs are computed from those two.
-
-    Raises:
-        SpecError: the architecture scales or caps them further.
-    """
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier"):
-        value = getattr(config, name, None)
-        if value not in (None, 1):
-            raise SpecError(
-                Issue(
-                    "this architecture scales or caps its logits, which training does not support",
-                    path=("model",),
-                    given=f"{config.model_type} with {name} = {value}",
-                )
-            )

@@ -4,12 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from rpg.pretrained import tokenizer_of
+from rpg.pretrained import config_of, tokenizer_of
 from rpg.types import Admit, NextTurns, OnResponse, Pause, Rollout, RolloutGroup, Sampling
 from specs.errors import Issue, SpecError
 
@@ -279,27 +279,37 @@ class SpecialTokens:
 
 
 def special_tokens(weights_dir: Path) -> SpecialTokens:
-    """From the generation config where the directory has one that names them, else from the tokenizer.
+    """Returns all end tokens that the generation config, the config and the tokenizer name, and the padding token of
+    the first that has one.
+
+    The files of a model often disagree: a chat model's generation config may name the token that ends a document, its
+    tokenizer the one that ends a turn.
 
     Raises:
-        SpecError: neither names an end token.
+        SpecError: none of them names an end token.
     """
     from transformers import GenerationConfig
 
-    eos: int | list[int] | None = None
-    pad: int | None = None
+    tokenizer, named = tokenizer_of(weights_dir), list[Any]()
     if (weights_dir / "generation_config.json").exists():
-        config = GenerationConfig.from_pretrained(weights_dir)
-        eos, pad = config.eos_token_id, config.pad_token_id
-    if eos is None or pad is None:
-        tokenizer = tokenizer_of(weights_dir)
-        eos = tokenizer.eos_token_id if eos is None else eos
-        pad = tokenizer.pad_token_id if pad is None else pad
-    if eos is None:
+        named.append(GenerationConfig.from_pretrained(weights_dir))
+    named += [tokenizer, config_of(weights_dir).get_text_config()]
+    eos_ids = dict.fromkeys(token for each in named[:-1] for token in _ids(each.eos_token_id))
+    # A config that names none has the default of its class, which may be any token here.
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    eos_ids |= dict.fromkeys(token for token in _ids(named[-1].eos_token_id) if token in special)
+    pads = [pad for each in named if (pad := getattr(each, "pad_token_id", None)) is not None]
+    if not eos_ids:
         hint = "name eos_token in its tokenizer, or eos_token_id in its generation_config.json"
         raise SpecError(Issue("the model has no end-of-text token", path=("model",), given=str(weights_dir), hint=hint))
-    eos_ids = (eos,) if isinstance(eos, int) else tuple(eos)
-    return SpecialTokens(eos_ids, eos_ids[0] if pad is None else pad)
+    return SpecialTokens(tuple(eos_ids), pads[0] if pads else next(iter(eos_ids)))
+
+
+def _ids(tokens: int | Sequence[int] | None) -> Sequence[int]:
+    """Returns token ids that stand alone, in a list, or not at all."""
+    if tokens is None:
+        return ()
+    return [tokens] if isinstance(tokens, int) else tokens
 
 
 def response_limits(

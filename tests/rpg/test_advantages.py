@@ -9,11 +9,15 @@ from hypothesis import strategies as st
 
 from rpg.advantages import (
     advantages,
+    normalized_sum,
     overlong_penalties,
     token_advantages,
     whitened,
 )
+from rpg.batches.batch import StepRollouts, collate
 from rpg.certificate.catalogue import objective
+from rpg.rewards.score import Score
+from rpg.types import Rollout, RolloutGroup, Turn
 from specs.schema.objective import Advantage
 
 REWARDS = torch.tensor([1.0, 0.0, 0.0, 3.0, 5.0])
@@ -156,3 +160,33 @@ def test_a_penalty_in_the_reward_without_logprobs_is_refused() -> None:
 def test_the_overlong_punishment_falls_linearly_over_the_buffer() -> None:
     found = overlong_penalties(torch.tensor([1000, 1536, 1792, 2048]), max_response_length=2048, buffer=512)
     assert found.tolist() == [0, 0, -0.5, -1]
+
+
+@pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out", "batch_mean"])
+@pytest.mark.parametrize("rewards", [[0.1, 0.2, 0.3], [0.7, 0.1, 0.4], [1e6 + 0.1, 1e6 + 0.2, 1e6 + 0.3]])
+def test_an_advantage_that_is_zero_on_paper_is_zero(baseline: str, rewards: list[float]) -> None:
+    found = advantages(torch.tensor(rewards, dtype=torch.float64), torch.zeros(3), baseline=baseline, scale="none")
+    middle = sorted(range(3), key=rewards.__getitem__)[1]
+    assert found[middle] == 0
+    assert (found != 0).sum() == 2
+
+
+def test_rewards_that_differ_beyond_float32_have_advantages() -> None:
+    step = scored_step([20_000_000.0, 20_000_001.0])
+    found = advantages(torch.from_numpy(step.rewards), torch.zeros(2), baseline="group_mean", scale="none")
+    assert found.tolist() == [-0.5, 0.5]
+
+
+def test_terms_that_cancel_on_paper_have_no_advantage() -> None:
+    # Each term's advantages are +-1 / (sqrt(2) + 1e-4) times its spread; the weights turn the second one round.
+    terms = torch.tensor([[0.1, 0.3], [0.1, 0.3], [0.1, 0.3]], dtype=torch.float64)
+    weights = torch.tensor([[0.1, 0.1], [0.2, 0.2], [-0.3, -0.3]], dtype=torch.float64)
+    assert normalized_sum(terms, weights, torch.zeros(2)).tolist() == [0, 0]
+
+
+def scored_step(rewards: list[float]) -> StepRollouts:
+    """A step of one group whose responses have these rewards, of one token each."""
+    turn = Turn((5,), (-0.5,))
+    group = RolloutGroup((5, 6), tuple(Rollout((turn,), "stop") for _ in rewards), policy_version=0)
+    scores = [Score.of(reward, None) for reward in rewards]
+    return collate([group], problems=[0], responses=[""] * len(rewards), scores=scores)

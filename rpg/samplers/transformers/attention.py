@@ -33,7 +33,7 @@ def decode_attention(
     output = torch.nn.functional.scaled_dot_product_attention(
         grouped, key, value, attn_mask=attention_mask, scale=scaling
     )
-    return output.reshape(batch, 1, heads, dim), None
+    return output.reshape(batch, 1, heads, value.shape[-1]), None
 
 
 AttentionInterface.register(ATTENTION, decode_attention)

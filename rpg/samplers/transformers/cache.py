@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers import PretrainedConfig
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 _GROWTH = 1.5
 """Factor by which a full cache grows, so that the copying is amortised."""
@@ -16,6 +17,11 @@ KeysValues = tuple[Tensor, Tensor]
 """One layer's, each [sequences, heads, positions, head_dim]."""
 KeptRows = list[KeysValues]
 """Keys and values of one sequence, layer by layer, each [heads, positions, head_dim]."""
+
+
+def caches_all_layers(config: PretrainedConfig) -> bool:
+    """Whether every layer of the model has full attention, whose keys and values a `SlotCache` can hold."""
+    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]

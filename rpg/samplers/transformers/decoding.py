@@ -96,7 +96,7 @@ class Decoding:
         self.tokens = np.empty((slots, longest), dtype=np.int64)
         self.logprobs = np.empty((slots, longest), dtype=np.float32)
         capacity = max((len(prompt) for prompt in prompts), default=0) + min(longest, _FIRST_CAPACITY)
-        self.cache = SlotCache(model.config.num_hidden_layers, slots=slots, capacity=capacity)
+        self.cache = SlotCache(model.config.get_text_config().num_hidden_layers, slots=slots, capacity=capacity)
         self.prefilled: list[KeysValues] = []
         self.prefilled_range = range(0)
         """Prompts whose keys and values `prefilled` holds."""

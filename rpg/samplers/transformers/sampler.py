@@ -13,17 +13,20 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import PreTrainedModel
 
-from rpg.pretrained import model_of
+from rpg.pretrained import context_of, model_of
 from rpg.routing import choices_taken
 from rpg.samplers.base import AdmitMore, InProcessSampler, SamplerSettings, special_tokens
 from rpg.samplers.stop_texts import StopTextWatch, tokenizer_in
 from rpg.samplers.transformers.attention import ATTENTION
+from rpg.samplers.transformers.cache import caches_all_layers
 from rpg.samplers.transformers.decoding import Decoding, WatchFn
 from rpg.types import OnResponse, Sampling
 from specs.schema.rollout import TransformersRollout
+
+_UNBOUNDED = 1 << 20
+"""Tokens of prompt and response together at most, of a model whose config has no bound."""
 
 
 class TransformersSampler(InProcessSampler):
@@ -54,8 +57,7 @@ class TransformersSampler(InProcessSampler):
             shared: the model is the learner's own: loading weights then only counts the version.
             tokenizer_dir: the policy's tokenizer, which stop texts need.
         """
-        layers = DynamicCache(config=model.config).layers
-        if any(type(layer) is not DynamicLayer for layer in layers):
+        if not caches_all_layers(model.config):
             raise ValueError(
                 f"{type(model).__name__} has layers without full attention; the sampler cannot cache those"
             )
@@ -63,7 +65,7 @@ class TransformersSampler(InProcessSampler):
         self._eos_ids = (eos_id,) if isinstance(eos_id, int) else tuple(eos_id)
         self._pad_id = pad_id
         self._max_concurrent = max_concurrent
-        self._max_length = max_length or int(model.config.max_position_embeddings)
+        self._max_length = max_length or context_of(model.config) or _UNBOUNDED
         self._shared = shared
         self._tokenizer_dir = tokenizer_dir
 

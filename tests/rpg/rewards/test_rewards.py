@@ -147,6 +147,28 @@ def verifier() -> Iterator[object]:
         ("42", r"\boxed{43}", 0.0),
         ("42", "I do not know", 0.0),
         ("42", "", 0.0),
+        # Numbers are compared exactly, however small or long they are.
+        (r"\frac{1}{2004!}", r"\boxed{\frac{1}{2006!}}", 0.0),
+        (r"2^{-98}", r"\boxed{2^{-99}}", 0.0),
+        (r"2^{-98}", r"\boxed{\frac{1}{2^{98}}}", 1.0),
+        (r"\frac{1}{3}", r"\boxed{0.333333}", 0.0),
+        ("6.02e23", r"\boxed{6.02\times10^{23}}", 1.0),
+        (r"\sqrt{2}", r"\boxed{1.41421356237}", 0.0),
+        (r"\sqrt{2}", r"$\frac{2}{\sqrt{2}}$", 1.0),
+        (r"50\%", r"\boxed{0.5}", 1.0),
+        (r"\frac{1}{0}", r"\boxed{1}", 0.0),
+        # Spellings that the library alone does not read.
+        (r"\sqrt{\frac{1}{3}}", r"\boxed{√(1/3)}", 1.0),
+        (r"\frac{\pi}{2}", r"\boxed{pi/2}", 1.0),
+        ("3", r"\fbox{3}", 1.0),
+        ("90", r"\boxed{90°}", 1.0),
+        ("12", "\\boxed{\uff11\uff12}", 1.0),
+        # Choices.
+        ("B", "B", 1.0),
+        ("(B)", r"so \boxed{\text{B}}", 1.0),
+        ("B", "The answer is (B).", 1.0),
+        ("B", r"B looks right, but \boxed{C}", 0.0),
+        ("A", "A fool may say so", 0.0),
     ],
 )
 def test_math_verify_compares_as_mathematics(verifier, gold: str, response: str, value: float) -> None:  # type: ignore[no-untyped-def]

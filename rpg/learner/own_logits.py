@@ -1,0 +1,166 @@
+"""Whether the policy is the model: its logprobs against those of the model's own logits.
+
+The policy multiplies the last hidden states of the model's decoder with the output head. Some architectures do more to
+their logits: a cap, a scale, a layer before the head. Training them so would train another model.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import PretrainedConfig, PreTrainedModel
+
+from rpg.pretrained import model_without_weights
+from specs.errors import Issue, SpecError
+
+logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it logs what is caught below
+
+PROBED_TOKENS = 24
+_PRODUCTS = frozenset({"mm", "addmm", "bmm", "matmul", "linear"})
+_COPIES = frozenset({"_to_copy", "_unsafe_view", "clone", "device", "index", "index_select"})
+"""Operations that give the elements of their tensor, some of them or in another type."""
+_NOISE = ("dropout", "_pdrop", "layerdrop", "drop_path", "jitter")
+"""Parts of the names under which configs and modules have the strength of noise in training mode."""
+
+
+def check_logits(config: PretrainedConfig) -> None:
+    """Checks that logits are the last hidden state times the head's weight, without the model's values.
+
+    Raises:
+        SpecError: the architecture does something else to its logits, or does not run as a decoder of token ids.
+    """
+    if reason := _other_way_to_logits(config):
+        raise _refused(config, reason)
+
+
+def prove_policy(policy: Callable[..., Any], config: PretrainedConfig, device: torch.device) -> None:
+    """Proves on a few tokens that two passes of the policy agree, and agree with the model's own logits.
+
+    All ranks call it.
+
+    Args:
+        policy: takes what `rpg.learner.policy.Policy.forward` takes.
+        config: of its model.
+    Raises:
+        SpecError: they differ by more than rounding.
+    """
+    vocabulary = config.get_text_config().vocab_size
+    ids = torch.arange(11, 11 + 7919 * PROBED_TOKENS, 7919, device=device) % vocabulary
+    sources = torch.arange(PROBED_TOKENS - 1, device=device)
+    with torch.no_grad():
+        first, second = (policy(ids[None], sources, ids[1:], 1.0)[0] for _ in range(2))
+        own, rounding = policy(ids[None], sources, ids[1:], 1.0, own_logits=True)
+    allowed = 1e-3 + float(rounding)
+    for other, whose in ((second, "a second pass over the same tokens"), (own, "the model's own logits")):
+        difference = float((first - other).abs().max())
+        if not difference <= allowed:  # NaN too
+            raise _refused(config, f"the policy's logprobs differ by {difference:.3g} nats from those of {whose}")
+
+
+def switch_off_noise(model: PreTrainedModel) -> None:
+    """Switches off dropout, jitter and the like, in the configs and in modules that have copied them.
+
+    The importance ratio compares two passes, so that noise in training mode would count as a change of the policy.
+    """
+    for module in model.modules():
+        holders = [module, *(each for each in vars(module).values() if isinstance(each, PretrainedConfig))]
+        for holder in holders:
+            for name, value in list(vars(holder).items()):
+                if isinstance(value, float) and any(part in name for part in _NOISE):
+                    setattr(holder, name, 0.0)
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+
+
+def _refused(config: PretrainedConfig, reason: str) -> SpecError:
+    return SpecError(
+        Issue(
+            "this architecture cannot be trained: the policy would not be the model",
+            path=("model",),
+            given=f"{config.model_type}: {reason}",
+            hint="docs/own-model.md lists the architectures that train",
+        )
+    )
+
+
+def _other_way_to_logits(config: PretrainedConfig) -> str:
+    """Returns what the model does between its last hidden state and its logits beside the head's product; empty if that
+    is all. Tensors are fake, so only operations are seen and nothing is computed."""
+    try:
+        model = model_without_weights(config).eval()  # type: ignore[no-untyped-call]
+    except Exception as error:  # of whichever library the architecture wants
+        return f"transformers cannot build it ({type(error).__name__}: {error})"[:300]
+    decoder, head = model.base_model, model.get_output_embeddings()
+    if decoder is model or head is None:
+        return "it has no decoder with an output head of its own"
+    _leave_out_layers(decoder)
+    tail = _Tail(head)
+    for part in {decoder, model.get_decoder()}:  # some call a part of what they name their base
+        part.register_forward_hook(tail.begin)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), tail:
+            ids = torch.zeros(1, PROBED_TOKENS, dtype=torch.int64, device="meta")
+            logits = model(input_ids=ids, use_cache=False).logits
+    except DataDependentOutputException:  # its way hangs on values: `prove_policy` tells
+        return ""
+    except Exception as error:  # whatever an architecture does that is no decoder of token ids
+        return f"it does not run on token ids alone ({type(error).__name__}: {error})"[:300]
+    if tail.others:
+        return f"its logits go through {', '.join(dict.fromkeys(tail.others))}"
+    if tail.products != 1 or not tail.holds(logits):
+        return "its logits are not the product of its last hidden state and its output head"
+    return ""
+
+
+def _leave_out_layers(decoder: nn.Module) -> None:
+    """Empties the list of layers: what follows the last layer is the same without them."""
+    for name, module in decoder.named_children():
+        if isinstance(module, nn.ModuleList) and len(module) > 1:
+            setattr(decoder, name, nn.ModuleList())
+
+
+class _Tail(TorchDispatchMode):
+    """Sees the operations on what a decoder gives, up to the logits."""
+
+    def __init__(self, head: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.products = 0
+        self.others: list[str] = []
+        """Names of operations that are neither copies nor the head's product."""
+        self._of_head = [head.weight]
+        self._hidden: list[Tensor] = []
+
+    def begin(self, _module: nn.Module, _arguments: Any, outputs: Any) -> None:
+        """Hook behind the decoder's pass."""
+        if (states := getattr(outputs, "last_hidden_state", None)) is not None:
+            self._hidden = [states]
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor was made of the last hidden state."""
+        return any(tensor is each for each in self._hidden)
+
+    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        out = operation(*arguments, **(keywords or {}))
+        tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
+        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        of_head = any(tensor is each for tensor in tensors for each in self._of_head)
+        if any(map(self.holds, tensors)):
+            name = operation.overloadpacket.__name__
+            if of_head and name in _PRODUCTS:
+                self.products += 1
+            elif not (operation.is_view or name in _COPIES or _is_identity(name, arguments)):
+                self.others.append(name)
+            self._hidden += made
+        elif of_head:
+            self._of_head += made
+        return out
+
+
+def _is_identity(name: str, arguments: Any) -> bool:
+    """Whether an operation multiplies or divides by the number 1."""
+    return name.rstrip("_") in ("mul", "div") and not isinstance(arguments[1], Tensor) and arguments[1] == 1
