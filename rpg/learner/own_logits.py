@@ -92,13 +92,28 @@ def _other_way_to_logits(config: PretrainedConfig) -> str:
     """Returns what the model does between its last hidden state and its logits beside the head's product; empty if that
     is all. Tensors are fake, so only operations are seen and nothing is computed."""
     try:
-        model = model_without_weights(config).eval()  # type: ignore[no-untyped-call]
-    except Exception as error:  # of whichever library the architecture wants
-        return f"transformers cannot build it ({type(error).__name__}: {error})"[:300]
+        return _in_tail(config, layers=False)
+    except Exception:  # of a decoder that wants its layers
+        try:
+            return _in_tail(config, layers=True)
+        except Exception as error:  # whatever an architecture does that is no decoder of token ids
+            return f"it does not run on token ids alone ({type(error).__name__}: {error})"[:300]
+
+
+def _in_tail(config: PretrainedConfig, *, layers: bool) -> str:
+    """Returns what is between the last hidden state and the logits, see above. Raises what the model raises.
+
+    Args:
+        layers: whether the layers are run too. What follows the last one is the same without them.
+    """
+    model = model_without_weights(config).eval()  # type: ignore[no-untyped-call]
     decoder, head = model.base_model, model.get_output_embeddings()
     if decoder is model or head is None:
         return "it has no decoder with an output head of its own"
-    _leave_out_layers(decoder)
+    if not layers:
+        for name, module in decoder.named_children():
+            if isinstance(module, nn.ModuleList) and len(module) > 1:
+                setattr(decoder, name, nn.ModuleList())
     tail = _Tail(head)
     for part in {decoder, model.get_decoder()}:  # some call a part of what they name their base
         part.register_forward_hook(tail.begin)
@@ -108,20 +123,11 @@ def _other_way_to_logits(config: PretrainedConfig) -> str:
             logits = model(input_ids=ids, use_cache=False).logits
     except DataDependentOutputException:  # its way hangs on values: `prove_policy` tells
         return ""
-    except Exception as error:  # whatever an architecture does that is no decoder of token ids
-        return f"it does not run on token ids alone ({type(error).__name__}: {error})"[:300]
     if tail.others:
         return f"its logits go through {', '.join(dict.fromkeys(tail.others))}"
     if tail.products != 1 or not tail.holds(logits):
         return "its logits are not the product of its last hidden state and its output head"
     return ""
-
-
-def _leave_out_layers(decoder: nn.Module) -> None:
-    """Empties the list of layers: what follows the last layer is the same without them."""
-    for name, module in decoder.named_children():
-        if isinstance(module, nn.ModuleList) and len(module) > 1:
-            setattr(decoder, name, nn.ModuleList())
 
 
 class _Tail(TorchDispatchMode):

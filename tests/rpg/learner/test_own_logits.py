@@ -94,9 +94,9 @@ def test_every_architecture_trains_or_is_refused_as_the_docs_say() -> None:
 
 def table(outcomes: dict[str, str]) -> str:
     """The table of docs/own-model.md."""
-    refused = sorted({outcome for outcome in outcomes.values() if outcome not in (TRAINS, VLLM)})
+    others = sorted({outcome for outcome in outcomes.values() if outcome not in (TRAINS, VLLM)}, reverse=True)
     rows = [
-        (outcome, [name for name, each in outcomes.items() if each == outcome]) for outcome in (TRAINS, VLLM, *refused)
+        (outcome, [name for name, each in outcomes.items() if each == outcome]) for outcome in (TRAINS, VLLM, *others)
     ]
     lines = [f"| {outcome} | {len(names)} | {', '.join(names)} |" for outcome, names in rows]
     return "\n".join(["| | architectures | `model_type` |", "|---|---|---|", *lines])
