@@ -221,13 +221,16 @@ def _others_may_write(status: os.stat_result) -> bool:
     return True
 
 
-def _is_shared_by_machines(path: Path) -> bool:
-    """Returns whether a directory is on a network file system."""
-    kinds = {}
+def _is_shared_by_machines(path: Path, mounts: str = "") -> bool:
+    """Returns whether a directory is on a network file system.
+
+    Args:
+        mounts: as in /proc/self/mountinfo; empty: those that this process sees.
+    """
     with suppress(OSError):
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            mount, _, file_system = line.partition(" - ")
-            kinds[mount.split()[4]] = file_system.split()[0]  # a later mount hides an earlier one
+        mounts = mounts or Path("/proc/self/mountinfo").read_text()
+    # Of several mounts on one directory the last is seen.
+    kinds = {line.split()[4]: line.partition(" - ")[2].split()[0] for line in mounts.splitlines()}
     mounted = next((kinds[str(place)] for place in (path, *path.parents) if str(place) in kinds), "")
     return mounted.startswith(_SHARED_BY_MACHINES)
 
