@@ -101,7 +101,7 @@ class OwnWorker(ProcessWorker):
         they are in this user's own directory."""
         await super(ProcessWorker, self).__aenter__()
         runner = Runner(pause_on_shutdown=False, limit=None)
-        runner._tmp_dir = local_directory("prefect") / runner._tmp_dir.name
+        runner._tmp_dir = local_directory("prefect") / self.name
         self._runner = await self._exit_stack.enter_async_context(runner)
         for name in HOOKS:
             setattr(self._runner, name, _no_hooks)
