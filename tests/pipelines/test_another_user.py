@@ -9,17 +9,21 @@ from pathlib import Path
 
 import pytest
 from as_users import Shared, acting_as, shared_machine
-from live import SPEC
+from live import COMMAND, SPEC
+from tiny_study import write_study
 from traced import Traced
+from waiting import wait_for
 
 from pipelines.cli import preflight
 from pipelines.home.home import Home
 from pipelines.planning import model_shape
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.prefect_server import template
+from pipelines.prefect_server.api import running_services
 from specs.loader import load_document
 from specs.machine import own_cache
 from specs.machine.files import read_json
+from specs.machine.liveness import FINAL
 
 TEMPLATE = """\
 CREATE TABLE flow_run (id TEXT, parameters JSON); CREATE TABLE configuration (key TEXT);
@@ -75,7 +79,7 @@ def test_nothing_that_another_user_has_planted_is_read(
 ) -> None:
     """The two share the Hub's cache. The first user's umask decides whether the other can write ~/.cache too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    names = {kind: path.relative_to(tmp_path) for kind, path in looked_for(run).items() if path}
+    names = {kind: Path("rpg", str(path).rpartition("/rpg/")[2]) for kind, path in looked_for(run).items() if path}
     assert len(names) == 4
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(machine.home))
@@ -158,3 +162,35 @@ def test_a_file_that_could_be_another_users_is_noticed(traced: Traced) -> None:
     traced.run("import tempfile; tempfile.mkdtemp(); tempfile.TemporaryFile().write(b'1')")
     taken = f"{traced.machine.tmp}/torchinductor_daemon/code.py"
     assert {*traced.anothers()} == {guessed, f"{guessed}/code.py", f"{guessed}-too", taken}
+
+
+@pytest.mark.long
+def test_a_submitted_run_uses_nothing_that_could_be_another_users(traced: Traced) -> None:
+    home, up = Home(traced.home), traced.start(COMMAND, "up")
+    try:
+        wait_for(lambda: running_services(home) is not None, timeout=200, what="the server")
+        traced.rpg("submit", spec(traced))
+        (state,) = (home.root / "runs").glob("*/state.json")
+        wait_for(lambda: read_json(state)["status"] in FINAL, timeout=400, what="the run's end")
+    finally:
+        traced.rpg("down")
+        up.wait(60)
+    assert read_json(state)["status"] == "finished"
+    assert traced.anothers() == {}
+
+
+@pytest.mark.long
+def test_a_study_uses_nothing_that_could_be_another_users(traced: Traced) -> None:
+    traced.rpg("study", "run", str(write_study(traced.machine.home, ("trials: 8", "trials: 2"))), timeout=1000)
+    assert any(path.endswith("/compiled/inductor") for path in traced.used())
+    assert traced.anothers() == {}
+
+
+@pytest.mark.long
+@pytest.mark.vllm
+def test_a_run_with_vllm_uses_nothing_that_could_be_another_users(traced: Traced) -> None:
+    pytest.importorskip("vllm")
+    traced.rpg("run", spec(traced), "--set", "rollout.engine=vllm")
+    own = f"{traced.machine.home}/.cache/rpg/compiled/"
+    assert {path.removeprefix(own).split("/")[0] for path in traced.used() if path.startswith(own)} >= {"vllm"}
+    assert traced.anothers() == {}
