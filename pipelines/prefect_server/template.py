@@ -15,7 +15,7 @@ from specs.machine.files import DiskError, replacing
 from specs.machine.own_cache import place_to_save_time
 
 _MIGRATED = ("alembic_version", "block_schema", "block_schema_reference", "block_type")
-"""Tables that migrations fill. A server fills others with runs, or with what it has made for itself, such as a key."""
+"""Tables that migrations fill. A server fills others, with runs or with a key of its own."""
 
 
 def begin_with_template(database: Path) -> bool:

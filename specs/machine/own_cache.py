@@ -37,7 +37,7 @@ class UnsafeDirectoryError(RpgError):
 
     def __init__(self, path: Path, reason: str, status: os.stat_result) -> None:
         found = f"{reason} (owner {_user_name(status.st_uid)}, mode {stat.S_IMODE(status.st_mode):04o})"
-        hint = "remove it, or look at what is in it and make it yours alone: chown, chmod -R go-w"
+        hint = "remove it, or check its content and make it yours alone with chown and chmod -R go-w"
         super().__init__(f"{path} is not safe to use: {found}\n  hint: {hint}; XDG_CACHE_HOME names another place")
 
 
@@ -142,10 +142,10 @@ def _stays(variable: str, value: str) -> bool:
 
 
 def _checked(path: Path, *, closed: bool = True) -> Path:
-    """Returns the real path of a directory that only this user can write or replace. What is missing is made.
+    """Returns the real path of a directory that only this user can write or replace. Missing directories are made.
 
     Args:
-        closed: others shall not even read it: what is in it may then have any mode.
+        closed: no other user may enter it, so that its files may have any mode.
     Raises:
         UnsafeDirectoryError: another user owns it, can write it, or controls a directory or link on the way to it.
     """
@@ -229,7 +229,7 @@ def _is_shared_by_machines(path: Path, mounts: str = "") -> bool:
     """
     with suppress(OSError):
         mounts = mounts or Path("/proc/self/mountinfo").read_text()
-    # Of several mounts on one directory the last is seen.
+    # A later mount on the same directory hides the earlier one.
     kinds = {line.split()[4]: line.partition(" - ")[2].split()[0] for line in mounts.splitlines()}
     mounted = next((kinds[str(place)] for place in (path, *path.parents) if str(place) in kinds), "")
     return mounted.startswith(_SHARED_BY_MACHINES)

@@ -1,4 +1,4 @@
-"""Another user of the machine comes first, and leaves what the product looks for outside a home."""
+"""Another user of the machine comes first, and leaves files that the product looks for outside a home."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunPlan:
 
 
 def looked_for(run: RunPlan) -> dict[str, Path | None]:
-    """The files that the product would read, by what they are."""
+    """Returns the files that the product would read."""
     return {
         "template": template._template(),
         "look": preflight._note_of_look(run, True),
@@ -57,7 +57,7 @@ def looked_for(run: RunPlan) -> dict[str, Path | None]:
 
 
 def plant(top: Path, names: dict[str, Path]) -> None:
-    """Leaves files below a directory where the product looked for them, as far as it lets this user in."""
+    """Leaves such files below a directory, if this user can write there."""
     for kind, name in names.items():
         with suppress(PermissionError):
             (top / name).parent.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ _UNGUESSABLE = re.compile(
     r"|torch_\d+_\d{6,}_\d+"
     r"|[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
 )
-"""Names that nobody can make first. A name below a directory where all may write has to be one of these, and new."""
+"""Names that no other user can guess. A name below a directory that all may write has to be one of these, and new."""
 
 
 class Traced:
@@ -59,7 +59,7 @@ class Traced:
         }
 
     def start(self, program: str, *arguments: str, output: Path | None = None) -> subprocess.Popen[str]:
-        """A Python program of the user's, in the background."""
+        """Starts a Python program of the user's in the background."""
         number = len(list(self._logs.iterdir()))
         strace = ["strace", "-ff", "--seccomp-bpf", "-y", "-qq", "-s", "4096", "-e", f"trace={','.join(_CALLS)}"]
         command = [*strace, "-o", str(self._logs / f"{number}"), sys.executable, "-c", program, *arguments]
@@ -75,7 +75,7 @@ class Traced:
             )
 
     def run(self, program: str, *arguments: str, timeout: float = 500) -> str:
-        """Such a program to its end; what it printed. It has to succeed."""
+        """Runs such a program to its end. Returns its output. It has to succeed."""
         output = self.machine.root / "output"
         process = self.start(program, *arguments, output=output)
         try:
@@ -86,16 +86,16 @@ class Traced:
         return output.read_text()
 
     def rpg(self, *arguments: str, timeout: float = 500) -> str:
-        """`rpg ...` to its end."""
+        """Runs `rpg ...` to its end. Returns its output."""
         return self.run(COMMAND, *arguments, timeout=timeout)
 
     def used(self) -> list[str]:
-        """The paths outside the home that the commands have read or written."""
+        """Returns the paths outside the home that the commands have read or written."""
         inside = f"{self.home}/"
         return sorted({path for path, _ in self._calls() if path != str(self.home) and not path.startswith(inside)})
 
     def anothers(self) -> dict[str, str]:
-        """Those of the paths that another user made or could have made, and how."""
+        """Returns the paths among them that another user made or could have made, and how."""
         new = {path for path, is_new in self._calls() if is_new}
         return {path: how for path in self.used() if (how := self._could_be_anothers(path, new))}
 
@@ -104,13 +104,13 @@ class Traced:
             for line in log.read_text(errors="replace").splitlines():
                 is_new = bool(_NEW.match(line))
                 paths = [os.path.join(*at) for at in _AT.findall(line)]
-                # Of a program's arguments the first is the program.
+                # The first argument of execve is the program; the others are its command line.
                 paths += _PATH.findall(line)[: 1 if line.startswith("execve") else None]
                 for path in paths:
                     yield os.path.normpath(path), is_new
 
     def _could_be_anothers(self, path: str, new: set[str]) -> str:
-        """How another user could have made what is at a path; empty: not at all."""
+        """Returns how another user could have made the file at a path, or an empty text if that is impossible."""
         at = Path("/")
         for name in Path(path).parts[1:]:
             shared, at = at.stat(), at / name

@@ -1,4 +1,4 @@
-"""The user's own cache directory on a machine with another user, who comes first, or finds it open."""
+"""The user's own cache directory on a machine with another user. The other user comes first, or finds it open."""
 
 import os
 import pwd
@@ -52,7 +52,7 @@ def test_it_is_made_for_its_user_alone_whatever_the_umask(machine: Shared, umask
         made = place("planning", "looks", "1.json")
         made.parent.mkdir(parents=True)
         made.write_text("{}")
-        assert place("planning", "looks", "1.json") == made, "it keeps what it has made itself"
+        assert place("planning", "looks", "1.json") == made, "its own files are accepted"
     assert mode_of(machine.home / ".cache") == mode_of(machine.home / ".cache" / "rpg") == 0o700
 
 
@@ -89,7 +89,7 @@ def parent_of_another(machine: Shared) -> Path:
 
 
 def a_link(machine: Shared) -> Path:
-    """It leads to a directory that is the user's own, in which nobody wants a cache."""
+    """It leads to a directory of the user's own that is no cache."""
     owned(machine.home / ".cache", machine.user, 0o1777)
     link = machine.home / ".cache" / "rpg"
     link.symlink_to(owned(machine.home / "thesis", machine.user, 0o755))
@@ -98,7 +98,7 @@ def a_link(machine: Shared) -> Path:
 
 
 def a_link_behind_a_link(machine: Shared) -> Path:
-    """The user's own link leads to a shared scratch directory, where the name was taken."""
+    """The user's own link leads to a name in a shared scratch directory, which was taken."""
     (machine.home / ".cache").symlink_to(machine.tmp / "scratch-of-user")
     link = machine.tmp / "scratch-of-user"
     link.symlink_to(owned(machine.home / "thesis", machine.user, 0o755))
@@ -130,7 +130,7 @@ def test_it_is_refused_where_another_user_controls_it(machine: Shared, plant: Pl
     found = f"owner {pwd.getpwuid(status.st_uid).pw_name}, mode {stat.S_IMODE(status.st_mode):04o}"
     assert said.startswith(f"{named} is not safe to use: ")
     assert found in said
-    assert "hint: remove it, or" in said
+    assert "hint: remove it, or check" in said
     assert not list((machine.home / "thesis").rglob("*"))
 
 
@@ -192,7 +192,7 @@ def test_a_value_of_the_users_stays_where_it_is_safe(machine: Shared, monkeypatc
     assert variables["TORCHINDUCTOR_CACHE_DIR"] == str(scratch)
     assert variables["TRITON_CACHE_DIR"] == str(scratch / "new")
     assert variables["VLLM_CACHE_ROOT"] == "~/vllm"
-    assert mode_of(scratch / "new") == 0o700, "nobody else may make it first"
+    assert mode_of(scratch / "new") == 0o700, "no other user may make it first"
 
 
 def of_another(machine: Shared) -> Path:
