@@ -190,7 +190,9 @@ def test_a_study_uses_nothing_that_could_be_another_users(traced: Traced) -> Non
 @pytest.mark.vllm
 def test_a_run_with_vllm_uses_nothing_that_could_be_another_users(traced: Traced) -> None:
     pytest.importorskip("vllm")
-    traced.rpg("run", spec(traced), "--set", "rollout.engine=vllm")
+    traced.rpg(
+        "run", spec(traced), *("--set", "rollout.engine=vllm", "--set", "model.config.head_dim=32"), timeout=1200
+    )
     own = f"{traced.machine.home}/.cache/rpg/compiled/"
     assert {path.removeprefix(own).split("/")[0] for path in traced.used() if path.startswith(own)} >= {"vllm"}
     assert traced.anothers() == {}
