@@ -27,6 +27,8 @@ _OF_LIBRARIES = {
     "TORCH_EXTENSIONS_DIR": "extensions",
 }
 """Environment variable of a library -> directory of the code that it compiles, below `compiled`."""
+_SWITCHED_OFF = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", "TORCHINDUCTOR_ENABLE_CACHING_MODULE": "0"}
+"""Caches that torch 2.13 keeps in `/tmp/torchinductor_USER` whatever TORCHINDUCTOR_CACHE_DIR says."""
 _SHARED_BY_MACHINES = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gluster", "gpfs", "lustre", "nfs", "smb", "weka")
 """Beginnings of the names of network file systems."""
 _MOST_LINKS = 40
@@ -121,7 +123,7 @@ def _library_variables(given: tuple[str, ...], _user: int) -> Mapping[str, str]:
     chosen = {name: own / kind for name, kind in _OF_LIBRARIES.items()}
     chosen["TORCH_EXTENSIONS_DIR"] /= versions
     stay = {name: value for name, value in zip(_OF_LIBRARIES, given, strict=True) if value and _stays(name, value)}
-    return {name: stay.get(name, str(path)) for name, path in chosen.items()}
+    return {name: stay.get(name, str(path)) for name, path in chosen.items()} | _SWITCHED_OFF
 
 
 def _stays(variable: str, value: str) -> bool:
