@@ -8,14 +8,14 @@ import os
 import sys
 
 from specs.machine.launch import KEY
-from specs.machine.parent import die_with_parent, share_cores
+from specs.machine.parent import before_torch, die_with_parent
 from specs.machine.timed_output import time_output
 
 
 def main(number: int, address: str) -> None:
     """Waits for the rank, and serves it."""
     die_with_parent()
-    share_cores()
+    before_torch()
     from rpg.processes.store import launch_store
     from rpg.samplers.vllm.engine_process import prepare, serve
     from rpg.samplers.vllm.meeting import await_rank

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-from specs.machine.parent import die_with_parent, own_threads, share_cores
+from specs.machine.parent import before_torch, die_with_parent, own_threads
 
 _LONGEST = 16384
 """Tokens of a request where neither the spec nor the model says less."""
@@ -163,7 +163,7 @@ class _Classifier:
 
 def _begin(parent: int) -> None:
     """Makes this process one that serves: the trainer ends it, and not a signal that asks the run to finish a step."""
-    share_cores()
+    before_torch()
     die_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

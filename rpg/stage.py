@@ -22,7 +22,7 @@ from specs.errors import SpecError
 from specs.machine.exit_cause import USER_ERROR, leave_issues
 from specs.machine.fence import Fence
 from specs.machine.files import write_json
-from specs.machine.parent import die_with_parent, share_cores
+from specs.machine.parent import before_torch, die_with_parent
 from specs.machine.standstill import watch_for_standstill
 from specs.machine.timed_output import time_output
 
@@ -30,7 +30,7 @@ from specs.machine.timed_output import time_output
 def main(job_file: str) -> int:
     """Does the job and returns the exit code."""
     die_with_parent()
-    share_cores()
+    before_torch()
     job = json.loads(Path(job_file).read_text())
     start = time.monotonic()
     is_first_rank = os.environ.get("RANK", "0") == "0"

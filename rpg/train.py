@@ -15,7 +15,7 @@ from rpg.processes.stopping import StopAfterStep
 from specs.errors import SpecError
 from specs.machine.exit_cause import STOPPED, USER_ERROR, EarlyExit, cause_of, leave_issues, note_exit
 from specs.machine.fence import SupersededError
-from specs.machine.parent import die_with_parent, share_cores
+from specs.machine.parent import before_torch, die_with_parent
 from specs.machine.standstill import watch_for_standstill
 from specs.machine.timed_output import time_output
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def main(run_dir: Path) -> int:
     """Trains the run from the beginning or from its last checkpoint, and returns the exit code."""
     die_with_parent()
-    share_cores()
+    before_torch()
     stop = StopAfterStep()
     started = time.monotonic()
     from rpg.recording.run_directory import RunDirectory

@@ -334,3 +334,31 @@ def test_what_modules_read_beside_them_is_installed_with_them() -> None:
         and not any(path.match(pattern) for pattern in declared["*"])
     ]
     assert lost == []
+
+
+WITHOUT_TORCH = {
+    *("pipelines.prefect_server.api_process", "pipelines.prefect_server.terse", "pipelines.services.at_boot"),
+    *("pipelines.services.launch", "pipelines.prefect_flows.workers.flow_process", "pipelines.prefect_flows.parallel"),
+    *("pipelines.prefect_flows.workers.process_worker", "pipelines.sinks.__main__", "pipelines.web.__main__"),
+    *("pipelines.launchers.ssh.head", "pipelines.launchers.slurm.head", "pipelines.launchers.slurm.job"),
+    *("pipelines.launchers.slurm.node", "pipelines.launchers.hosts.node", "pipelines.launchers.ray.examination"),
+    *(
+        "pipelines.launchers.ray.head",
+        "pipelines.report.__main__",
+        "pipelines.studies.web",
+        "pipelines.studies.workers",
+    ),
+    *("rpg.sandbox.keeper", "rpg.sandbox.enter"),
+    # Their environment comes from the process that starts them, with the same variables.
+    *("rpg.rewards.worker", "rpg.tools.function_worker", "rpg.base.shape"),
+}
+"""Programs of ours that compile nothing."""
+
+
+def test_each_program_that_computes_keeps_compiled_code_in_the_users_own_cache() -> None:
+    programs = {
+        name: path.read_text() for name, path in MODULES.items() if '__name__ == "__main__"' in path.read_text()
+    }
+    assert programs.keys() >= WITHOUT_TORCH
+    forgotten = {name for name, text in programs.items() if "before_torch()" not in text} - WITHOUT_TORCH
+    assert not forgotten, f"{forgotten}: call specs.machine.parent.before_torch first, or name it in WITHOUT_TORCH"

@@ -150,6 +150,9 @@ def _known_or_examined(run: RunPlan, forked: bool, thorough: bool) -> tuple[list
     if note and (known := read_json(note)):
         return [], [], [read_issue(issue) for issue in known["warnings"]]
     from pipelines.running.look import look_in_fork
+    from specs.machine.parent import before_torch
+
+    before_torch()
     from rpg.preflight import examine
 
     findings = look_in_fork(run.experiment, model=model) if forked else None
@@ -192,16 +195,13 @@ def _note(run: RunPlan, *looked_at: Any) -> Path | None:
     is never made."""
     if not run.experiment.trains or run.experiment.reference.teacher:
         return None
-    from huggingface_hub import cached_assets_path
-
     from pipelines.planning.code import MANIFEST, Code
+    from specs.machine.own_cache import place_to_save_time
 
     code = [MANIFEST.read_text(), Code().differing("rpg.preflight"), *map(version, ("torch", "transformers"))]
     code += [run.stage(name).code for name in ("train", "evaluate")]
     digest = hashlib.sha256(json.dumps([*looked_at, code], sort_keys=True).encode()).hexdigest()
-    with suppress(OSError):
-        return cached_assets_path("rpg", "planning", "looks") / f"{digest[:32]}.json"
-    return None
+    return place_to_save_time("planning", "looks", f"{digest[:32]}.json")
 
 
 def _are_read_here(experiment: Experiment) -> bool:

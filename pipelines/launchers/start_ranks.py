@@ -3,6 +3,7 @@
 import os
 
 from specs.machine.launch import KEY, ON_LOOPBACK, new_key
+from specs.machine.parent import before_torch
 
 
 def main() -> None:
@@ -11,6 +12,7 @@ def main() -> None:
     Where torch sees no GPU they compute on the CPU, which DeepSpeed is told: else it would look for an accelerator and
     warn in the log that there is none.
     """
+    before_torch()
     import torch
 
     os.environ.update(ON_LOOPBACK, **{KEY: new_key()})

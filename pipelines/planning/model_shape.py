@@ -1,7 +1,7 @@
 """The figures of a decoder that memory and time depend on: transformers builds the model without values.
 
-It does so in a child, unless torch is imported already. What was found is kept by the configuration's digest beside the
-Hub's cache, so that planning itself goes on without torch and a configuration is counted once.
+It does so in a child, unless torch is imported already. What was found is kept by the configuration's digest in the
+user's own cache, so that planning itself goes on without torch and a configuration is counted once.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from rpg import pretrained
 from rpg.base import shape, traffic
 from rpg.base.shape import ModelShape
 from specs.machine.files import DiskError, read_json, write_json
+from specs.machine.own_cache import library_variables, place_to_save_time
 from specs.schema.experiment import Experiment
 from specs.schema.model import Model, PretrainedModel, ScratchModel
 
@@ -88,12 +89,10 @@ def _kept_or_counted(settings: str) -> ModelShape | None:
 
 def _place(settings: str) -> Path | None:
     """The file of a configuration's figures, by all that they depend on; None where none can be kept."""
-    from huggingface_hub import cached_assets_path
-
     with suppress(OSError):
         code = [Path(str(module.__file__)).read_bytes() for module in (shape, traffic, pretrained)]
         digest = hashlib.sha256(b"\0".join([settings.encode(), version("transformers").encode(), *code])).hexdigest()
-        return cached_assets_path("rpg", "planning", "model-shapes") / f"{digest[:32]}.json"
+        return place_to_save_time("planning", "model-shapes", f"{digest[:32]}.json")
     return None
 
 
@@ -111,7 +110,7 @@ def _count(settings: str) -> dict[str, Any] | None:
             log=Path(name) / "count.log",
             record=Path(name) / "process.json",
             timeout_seconds=_COUNT_SECONDS,
-            environment={"CUDA_VISIBLE_DEVICES": ""},
+            environment={"CUDA_VISIBLE_DEVICES": "", **library_variables()},
             imports=_IMPORTS,
         )
         supervise(child)

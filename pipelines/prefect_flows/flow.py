@@ -87,14 +87,13 @@ def call_flow(execution: RunExecution, name: str) -> None:
 
 
 @flow(name="rpg-run", flow_run_name="{name}", validate_parameters=False, persist_result=False)
-def execute_run(name: str, run_id: str, document: str | dict[str, Any], until: int = 0) -> "State[Any]":
+def execute_run(name: str, run_id: str, document: str, until: int = 0) -> "State[Any]":
     """Executes one run of an experiment. A Prefect worker calls it with these parameters.
 
     Args:
         name: what the dashboard calls the flow run.
         run_id: which run of the experiment.
-        document: the digest of the frozen experiment, which the server keeps; or the frozen experiment itself,
-            `Document.to_json()`, as earlier versions sent it.
+        document: the digest of the frozen experiment, which the server keeps.
         until: see RunExecution.
     """
     redact_log_records()
@@ -114,11 +113,10 @@ def is_called_off_here() -> bool:
     return flow_run_id is not None and ask_patiently(lambda client: is_called_off(client, UUID(flow_run_id)))
 
 
-def _prepare(run_id: str, document: str | dict[str, Any], until: int, stop: Stop) -> RunExecution:
+def _prepare(run_id: str, document: str, until: int, stop: Stop) -> RunExecution:
     """The execution that a worker was given, as `execute_run` has its parameters."""
-    home = Home.from_environment()
-    given = frozen.fetch(document) if isinstance(document, str) else document
-    return RunExecution(Document.from_json(given), run_id, home, stop=stop, until=until)
+    given = Document.from_json(frozen.fetch(document))
+    return RunExecution(given, run_id, Home.from_environment(), stop=stop, until=until)
 
 
 def _execute(execution: RunExecution, name: str) -> "State[Any]":

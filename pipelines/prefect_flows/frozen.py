@@ -5,14 +5,20 @@ A flow run's parameters are listed whole wherever flow runs are listed, and the 
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipelines.prefect_server.client import ask_patiently
 from specs.errors import Issue, SpecError
+from specs.secrets import hide
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+_SHOWN = 80
+"""Characters of something else than a digest that a message shows."""
 
 
 def digest_of(frozen: Mapping[str, Any]) -> str:
@@ -38,8 +44,13 @@ def fetch(digest: str) -> dict[str, Any]:
     A server that is away, or in trouble (an HTTP status from 500), is asked again for some minutes.
 
     Raises:
-        SpecError: the server does not have it, or has another content under its name.
+        SpecError: this is no digest, or the server does not have the document, or has another content under its name.
     """
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        given = hide(repr(digest))[:_SHOWN]
+        raise SpecError(
+            Issue("the flow run does not name its frozen spec by a digest", given=given, hint="submit the spec again")
+        )
     artifacts = ask_patiently(lambda client: _artifacts(client, digest))
     for artifact in artifacts:
         if isinstance(artifact.data, str) and hashlib.sha256(artifact.data.encode()).hexdigest() == digest:

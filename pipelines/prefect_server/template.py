@@ -1,7 +1,7 @@
 """A database of Prefect's on SQLite to begin a home with: what its hundred migrations make of an empty one.
 
-Migrating takes longer than a tiny run. The first server of this user that has done it for a new home leaves a copy, and
-each further home of the same version of Prefect begins with that.
+Migrating takes longer than a tiny run. The first server of this user that has done it for a new home leaves a copy in
+the user's own cache, and each further home of the same version of Prefect begins with that.
 """
 
 import os
@@ -12,9 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from specs.machine.files import DiskError, replacing
+from specs.machine.own_cache import place_to_save_time
 
-_EMPTY = "SELECT NOT EXISTS (SELECT * FROM flow_run) AND NOT EXISTS (SELECT * FROM configuration)"
-"""Whether a database holds nothing of anybody's: neither runs, nor what a server has made for itself, such as a key."""
+_MIGRATED = ("alembic_version", "block_schema", "block_schema_reference", "block_type")
+"""Tables that migrations fill. A server fills others, with runs or with a key of its own."""
 
 
 def begin_with_template(database: Path) -> bool:
@@ -22,8 +23,10 @@ def begin_with_template(database: Path) -> bool:
     template either, the server that makes the database has one to keep."""
     if database.exists():
         return False
-    with suppress(OSError, DiskError), replacing(database) as aside:
-        shutil.copyfile(_template(), aside)
+    if template := _template():
+        with suppress(OSError, DiskError, sqlite3.Error), replacing(database) as aside:
+            shutil.copyfile(template, aside)
+            _check_untouched(aside)
     return True
 
 
@@ -31,17 +34,25 @@ def keep_template(database: Path) -> None:
     """Keeps a copy of a database that a server has just made, as the template for the next home, unless there is one.
     Where it cannot be written, the next home is migrated too."""
     with suppress(OSError, DiskError, sqlite3.Error):
-        if (template := _template()).exists():
+        if not (template := _template()) or template.exists():
             return
         with replacing(template) as aside, closing(sqlite3.connect(database)) as made:
             made.execute("VACUUM INTO ?", [str(aside)])
             os.chmod(aside, 0o600)
-            with closing(sqlite3.connect(aside)) as copy:
-                if copy.execute(_EMPTY).fetchone() != (1,):
-                    raise sqlite3.DataError("runs are in it")
+            _check_untouched(aside)
 
 
-def _template() -> Path:
-    from huggingface_hub import cached_assets_path
+def _check_untouched(path: Path) -> None:
+    """Raises sqlite3.DataError if a database holds more than migrations make. Prefect's make no trigger and no view,
+    and fill a few tables only."""
+    with closing(sqlite3.connect(path)) as database:
+        kinds = dict(database.execute("SELECT name, type FROM sqlite_master"))
+        if odd := {*kinds.values()} - {"table", "index"}:
+            raise sqlite3.DataError(f"it has a {min(odd)}")
+        for table in (name for name, kind in kinds.items() if kind == "table" and name not in _MIGRATED):
+            if database.execute(f'SELECT EXISTS (SELECT * FROM "{table}")').fetchone() != (0,):
+                raise sqlite3.DataError(f"{table} has rows")
 
-    return cached_assets_path("rpg", "prefect", "databases") / f"{version('prefect')}.db"
+
+def _template() -> Path | None:
+    return place_to_save_time("prefect", "databases", f"{version('prefect')}.db")

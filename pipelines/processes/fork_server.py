@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from specs.machine.liveness import start_of
-from specs.machine.parent import die_with_parent, share_cores
+from specs.machine.parent import before_torch, die_with_parent
 
 _MAY_BE_LOST = {"jemalloc_bg_thd"}
 """Threads that their library does without in a fork: pyarrow's allocator gives memory back by itself then."""
@@ -194,7 +194,7 @@ def _changed_at(path: str) -> int:
 def main() -> None:
     """Serves; in a fork, runs its program as `python -m` would."""
     die_with_parent()
-    share_cores()
+    before_torch()
     channel = socket.socket(fileno=os.dup(0))
     channel.set_inheritable(False)
     nothing = os.open(os.devnull, os.O_RDONLY)

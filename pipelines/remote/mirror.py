@@ -13,13 +13,13 @@ import shutil
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from pipelines.home.home import Home
 from pipelines.remote.object_store import StoreSource
 from pipelines.remote.record_files import Listing
 from pipelines.remote.sources import FileGoneError, Source, SourceError, WebSource
 from specs.machine.files import replacing, write_json
+from specs.machine.own_cache import place
 from specs.records import LARGE_TABLES, TABLES
 
 SMALL = frozenset(TABLES) - {*LARGE_TABLES}
@@ -30,14 +30,15 @@ _ROUNDS = 5
 
 
 def mirror_home(record: str) -> Home:
-    """The home of the mirror of a record, in the user's cache directory.
+    """The home of the mirror of a record, in the user's own cache directory.
 
     Args:
         record: the URL that the record is read from.
+    Raises:
+        UnsafeDirectoryError: another user controls that directory.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = re.sub(r"[^A-Za-z0-9]+", "-", record.partition("://")[2]).strip("-")[:40]
-    return Home(cache / "rpg" / "mirrors" / f"{name}-{hashlib.sha256(record.encode()).hexdigest()[:8]}")
+    return Home(place("mirrors", f"{name}-{hashlib.sha256(record.encode()).hexdigest()[:8]}"))
 
 
 def open_source(place: str, auth: str) -> Source:

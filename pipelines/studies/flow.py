@@ -33,18 +33,16 @@ _CLOSE_SECONDS = 5.0
 
 
 @flow(name="rpg-study", flow_run_name="{name}", validate_parameters=False, persist_result=False)
-def run_study_flow(name: str, document: str | dict[str, Any]) -> "State[Any]":
+def run_study_flow(name: str, document: str) -> "State[Any]":
     """Runs what is left of a study; each trial's runs are flow runs below this one.
 
     Args:
         name: what the dashboard calls it.
-        document: the digest of the frozen study, which the server keeps; or the frozen study itself,
-            `StudyDocument.to_json()`, as earlier versions sent it.
+        document: the digest of the frozen study, which the server keeps.
     """
     if is_called_off_here():
         return Cancelled(message="cancelled before it began")
-    given = frozen.fetch(document) if isinstance(document, str) else document
-    home, study = Home.from_environment(), StudyDocument.from_json(given)
+    home, study = Home.from_environment(), StudyDocument.from_json(frozen.fetch(document))
     outbox = Outbox(home, this_flow_run.id)
     outbox.start()
     # A flow run that waited in the queue while the study was cancelled is cancelled with it.

@@ -152,6 +152,10 @@ def start(
         inside = enter.entered(command, _rlimits(limits, 0))
         names = (*_PASSED_ON, *_OF_USER, *variables)
     environment = {"PATH": SYSTEM_PATH, **_passed_on(names), **_FIXED, **(_OF_KEEPER if keeps else {})}
+    if not sealed:
+        from specs.machine.own_cache import library_variables  # the keeper of programs imports nothing of specs
+
+        environment |= library_variables()
     environment |= settings or {}
     # bubblewrap too: one that is killed while it begins leaves a process behind.
     watched = enter.entered(inside, {}, watched_by=os.getpid())

@@ -13,6 +13,7 @@ from pydantic import PrivateAttr
 from rpg.sandbox import watched
 from rpg.tools.tool import Tool, ToolSession
 from rpg.tools.tool_error import ToolError
+from specs.machine.own_cache import library_variables
 
 if TYPE_CHECKING:
     import mcp
@@ -128,7 +129,7 @@ class Server:
 
         program, *arguments = watched(self._command)
         variables = {name: os.environ[name] for name in self._environment if name in os.environ}
-        parameters = StdioServerParameters(command=program, args=arguments, env=variables)
+        parameters = StdioServerParameters(command=program, args=arguments, env=library_variables() | variables)
         # A file with a descriptor, where standard error is captured too.
         with open(os.dup(2), "w") as errors:
             async with stdio_client(parameters, errors) as streams, mcp.ClientSession(*streams) as session:

@@ -1,4 +1,5 @@
-"""A process of ours and the one that started it: it ends when that one is gone, and leaves cores to its neighbours."""
+"""A process of ours and the one that started it: it ends when that one is gone, and leaves cores to its neighbours; the
+code that its libraries compile lies in the user's own cache."""
 
 import ctypes
 import os
@@ -7,11 +8,19 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from specs.machine.own_cache import library_variables
+
 RUNS_AT_ONCE = "RPG_RUNS_AT_ONCE"
 """Environment variable: how many runs a command executes on this machine at the same time; they share its cores."""
 _PR_SET_PDEATHSIG = 1
 # Loaded with the module: the dynamic loader must not be entered between fork and exec.
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def before_torch() -> None:
+    """Prepares the environment of this process and of all that it starts; call it before torch is imported."""
+    share_cores()
+    os.environ.update(library_variables())
 
 
 def share_cores() -> None:

@@ -29,6 +29,9 @@ def certify(
         raise typer.BadParameter("it overrides a field of a spec: name the file", param_hint="--set")
     import json
 
+    from specs.machine.parent import before_torch
+
+    before_torch()
     import torch
 
     from pipelines.cli.certificate_table import by_step, catalogue_table

@@ -66,6 +66,9 @@ def replay(
     """
     import sys
 
+    from specs.machine.parent import before_torch
+
+    before_torch()
     import torch
 
     from pipelines.cli.output import print_json, write_bytes

@@ -15,13 +15,13 @@ from pathlib import Path
 from pipelines.doctor.gpu_checks.catalogue import CHECKS
 from pipelines.doctor.gpu_checks.check import Bench, Check, CheckFailedError, Figures, Result
 from specs.machine.files import write_json
-from specs.machine.parent import die_with_parent, share_cores
+from specs.machine.parent import before_torch, die_with_parent
 
 
 def main(name: str, device_type: str, directory: Path, out: Path, *, together: bool) -> None:
     """Makes the check and writes its result."""
     die_with_parent()
-    share_cores()
+    before_torch()
     check = next(check for check in CHECKS if check.name == name)
     rank = int(os.environ.get("RANK", "0"))  # before it becomes the only one of a group of its own
     start, figures = time.monotonic(), Figures()

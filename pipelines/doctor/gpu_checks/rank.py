@@ -28,7 +28,7 @@ import psutil
 from pipelines.doctor.gpu_checks.catalogue import CHECKS
 from pipelines.doctor.gpu_checks.check import Check, Result
 from specs.machine.files import write_json
-from specs.machine.parent import die_with_parent
+from specs.machine.parent import before_torch, die_with_parent
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -184,4 +184,5 @@ def _cpu_seconds(pid: int) -> float:
 
 if __name__ == "__main__":
     die_with_parent()
+    before_torch()
     CheckingRank(json.loads(Path(sys.argv[1]).read_text())).run()

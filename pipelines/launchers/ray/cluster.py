@@ -7,7 +7,10 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from pipelines.launchers.hosts.connection import NODE, PROJECT
 from pipelines.launchers.hosts.node import ADDRESS
@@ -56,9 +59,29 @@ def connected(launcher: RayLauncher) -> Iterator[Any]:
 def _address(launcher: RayLauncher) -> str:
     """Address of the cluster; for `auto` the one in RAY_ADDRESS, which Ray would take. Raises ClusterError."""
     address = launcher.address if launcher.address != "auto" else os.environ.get("RAY_ADDRESS") or "auto"
+    if address == "auto":
+        _refuse_anothers()
     if "://" in address:
         raise ClusterError(f"RAY_ADDRESS={address} is of Ray's client, by which no run can be started: give HOST:PORT")
     return address
+
+
+def _refuse_anothers() -> None:
+    """Raises ClusterError if Ray's own search may find a cluster of another user, who could run code as this one: it
+    takes what a file in a shared directory says, or any local process of Ray's."""
+    shared = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    found = [Path(shared, "ray", "ray_current_cluster")]
+    found += [
+        Path("/proc", str(process.pid))
+        for process in psutil.process_iter(["cmdline"])
+        if process.info["cmdline"] and "raylet" in process.info["cmdline"][0]
+    ]
+    for path in found:
+        with contextlib.suppress(FileNotFoundError):
+            if path.lstat().st_uid not in (0, os.geteuid()):
+                raise ClusterError(
+                    f"{path} is of user {path.owner()}: give launcher.address, or RAY_ADDRESS, for a cluster of theirs"
+                )
 
 
 def bundles(experiment: Experiment, nodes: int, *, gpus: bool) -> list[Resources]:

@@ -12,11 +12,13 @@ from uuid import UUID
 
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import WorkPool
+from prefect.runner import Runner
 from prefect.states import Failed
 from prefect.workers.base import BaseWorkerResult
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
 from pipelines.prefect_server.deployments import DEPLOYMENTS, Deployment
+from specs.machine.own_cache import local_directory
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -95,8 +97,12 @@ class OwnWorker(ProcessWorker):
 
     async def __aenter__(self) -> "OwnWorker":
         """Enters like Prefect's worker, without hooks: to see whether a flow has any, Prefect would load it as its
-        deployment says."""
-        await super().__aenter__()
+        deployment says. Prefect keeps files at `/tmp/runner_storage`, which belongs to the user who made it first; here
+        they are in this user's own directory."""
+        await super(ProcessWorker, self).__aenter__()
+        runner = Runner(pause_on_shutdown=False, limit=None)
+        runner._tmp_dir = local_directory("prefect") / self.name
+        self._runner = await self._exit_stack.enter_async_context(runner)
         for name in HOOKS:
             setattr(self._runner, name, _no_hooks)
         return self

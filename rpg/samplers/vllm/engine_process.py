@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from specs.errors import SpecError
-from specs.machine.parent import die_with_parent, share_cores
+from specs.machine.parent import before_torch, die_with_parent
 
 Call = tuple[str, dict[str, Any]]
 """Method and its arguments."""
@@ -98,7 +98,7 @@ def _failure(error: Exception) -> Reply:
 
 if __name__ == "__main__":
     assert threading.current_thread() is threading.main_thread()
-    share_cores()
+    before_torch()
     die_with_parent(int(sys.argv[2]))
     prepare()
     serve(Connection(int(sys.argv[1])))

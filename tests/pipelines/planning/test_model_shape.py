@@ -47,9 +47,9 @@ training: {{steps: 3, prompts_per_step: 4, group_size: 2, minibatches: 2}}
 @pytest.fixture(autouse=True)
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Nothing has been counted yet."""
-    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     model_shape._kept_or_counted.cache_clear()
-    return tmp_path / "assets"
+    return tmp_path / "cache"
 
 
 def planned(tmp_path: Path, names: list[str]) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def planned(tmp_path: Path, names: list[str]) -> dict[str, Any]:
         (tmp_path / name / "config.json").write_text(json.dumps(CONFIGS[name]))
     spec = tmp_path / "spec.yaml"
     spec.write_text(SPEC.format(paths=json.dumps(names), first=names[0]))
-    home = {"RPG_HOME": str(tmp_path / "home"), "HF_ASSETS_CACHE": str(tmp_path / "assets")}
+    home = {"RPG_HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [sys.executable, "-c", "from pipelines.cli import main; main()", "plan", str(spec), "--json"]
     done = subprocess.run(command, env=os.environ | home, capture_output=True, text=True, check=False)
     runs = json.loads(done.stdout)["runs"]  # the directories have no weights, which it says as well
@@ -111,7 +111,7 @@ def test_a_configuration_is_counted_once_in_a_child_without_torch_here(empty_cac
         "parameters = shape_of_settings(json.load(sys.stdin)).parameters\n"
         "print(parameters, 'torch' in sys.modules, has_imports() == may_fork())"
     )
-    text, cache = json.dumps(CONFIGS["gpt2"]), {"HF_ASSETS_CACHE": str(empty_cache)}
+    text, cache = json.dumps(CONFIGS["gpt2"]), {"XDG_CACHE_HOME": str(empty_cache)}
 
     command = [sys.executable, "-c", code]
     # Where a warning is an error, a fork that had imported its own program would not count.

@@ -72,7 +72,7 @@ def test_a_second_call_finds_everything_cached_and_answers_again(done):
 
 
 def test_a_plan_loads_what_it_looks_at_and_no_more(lab, assets, monkeypatch):
-    monkeypatch.setenv("HF_ASSETS_CACHE", assets)
+    monkeypatch.setenv("XDG_CACHE_HOME", assets)
     program = f"import sys\ntry:\n    {COMMAND}\nfinally:\n    print(*sys.modules, file=sys.stderr)"
     planned = finished(lab.start_program(program, "plan", str(lab.spec), "--json"))
     actions = {stage["stage"]: stage["action"] for stage in json.loads(planned.out)["runs"][0]["stages"]}
@@ -90,7 +90,7 @@ def test_a_plan_loads_what_it_looks_at_and_no_more(lab, assets, monkeypatch):
 
 
 def test_a_deep_validation_looks_at_a_model_that_is_made_and_at_what_training_asks_of_it(lab, assets, monkeypatch):
-    monkeypatch.setenv("HF_ASSETS_CACHE", assets)
+    monkeypatch.setenv("XDG_CACHE_HOME", assets)
     program = f"import sys\ntry:\n    {COMMAND}\nfinally:\n    print(*sys.modules, file=sys.stderr)"
     first = finished(lab.start_program(program, "validate", "--deep", str(lab.spec)))
     assert first.out == f"{lab.spec}: experiment tiny: 1 run (1 seed)\n"

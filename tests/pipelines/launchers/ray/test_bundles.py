@@ -1,10 +1,14 @@
 """What a launch asks a Ray cluster for, and what it says of one that cannot hold it."""
 
+import pwd
+import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from as_users import acting_as, shared_machine
 
 from pipelines.home.home import Home
 from pipelines.launchers.ray.cluster import bundles, in_words, lacking, launches, total
@@ -102,6 +106,32 @@ def test_what_the_environment_names_is_held_to_the_same(
     monkeypatch.setenv("RAY_ADDRESS", address)
     (finding,) = examine_cluster(Home(tmp_path), experiment({}))
     assert finding.message.startswith(why)
+
+
+@pytest.mark.parametrize("planted", ["a file", "a process"])
+def test_no_cluster_of_another_user_is_found_by_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, planted: str
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with shared_machine() as machine, ExitStack() as stack:
+        monkeypatch.setenv("RAY_TMPDIR", str(machine.tmp))
+        with acting_as(machine.other):
+            if planted == "a file":
+                (machine.tmp / "ray").mkdir()
+                (machine.tmp / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+        if planted == "a process":
+            command = ["raylet", "-c", "echo; read line", "--gcs-address=127.0.0.1:1"]
+            user = pwd.getpwnam(machine.other).pw_uid
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            raylet = stack.enter_context(subprocess.Popen(command, executable="/bin/sh", user=user, **pipes))
+            assert raylet.stdout is not None
+            raylet.stdout.readline()  # it is of its user now
+        (finding,) = examine_cluster(Home(tmp_path), experiment({}))
+        assert f" is of user {machine.other}: give launcher.address" in finding.message
+        monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+        (finding,) = examine_cluster(Home(tmp_path), experiment({}))
+        assert "Connection refused" in finding.message, "a cluster that is named is asked"
 
 
 def test_a_cluster_is_asked_once_for_cells_that_want_the_same_places() -> None:

@@ -1,0 +1,255 @@
+"""The user's own cache directory, for files outside a home and for the code that torch, Triton and vLLM compile.
+
+If other users could write there, they could run code as this user, or plant findings that were never made. So the
+directory is made with mode 0700, and each process that uses it checks it. The check fails if another user owns the
+directory, can write it or replace it, or owns a file that is about to be read from it. Root is trusted.
+"""
+
+import errno
+import grp
+import os
+import pwd
+import stat
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from specs.errors import RpgError
+from specs.machine.files import versions_of
+
+_OF_LIBRARIES = {
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "VLLM_CACHE_ROOT": "vllm",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+}
+"""Environment variable of a library -> directory of the code that it compiles, below `compiled`."""
+_SWITCHED_OFF = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", "TORCHINDUCTOR_ENABLE_CACHING_MODULE": "0"}
+"""Caches that torch 2.13 keeps in `/tmp/torchinductor_USER` whatever TORCHINDUCTOR_CACHE_DIR says."""
+_SHARED_BY_MACHINES = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gluster", "gpfs", "lustre", "nfs", "smb", "weka")
+"""Beginnings of the names of network file systems."""
+_MOST_LINKS = 40
+
+
+class UnsafeDirectoryError(RpgError):
+    """Something that another user controls, or could control, stands where only this user's own files may be."""
+
+    def __init__(self, path: Path, reason: str, status: os.stat_result) -> None:
+        found = f"{reason} (owner {_user_name(status.st_uid)}, mode {stat.S_IMODE(status.st_mode):04o})"
+        hint = "remove it, or check its content and make it yours alone with chown and chmod -R go-w"
+        super().__init__(f"{path} is not safe to use: {found}\n  hint: {hint}; XDG_CACHE_HOME names another place")
+
+
+def directory() -> Path:
+    """Returns the user's own cache directory, which is made if it is missing.
+
+    Raises:
+        UnsafeDirectoryError: another user controls it.
+        OSError: it cannot be made.
+    """
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    parent = Path(named if os.path.isabs(named) else os.path.expanduser("~/.cache"))
+    if not parent.is_absolute():
+        raise PermissionError(errno.EACCES, "this user has no home directory; set XDG_CACHE_HOME", str(parent))
+    return _checked(parent / "rpg")
+
+
+def place(*names: str) -> Path:
+    """Returns a path below that directory. Its parts that exist are checked.
+
+    Raises:
+        UnsafeDirectoryError: another user controls the directory, or owns a part of the path.
+        OSError: the directory cannot be made.
+    """
+    path = directory()
+    for name in names:
+        path /= name
+        with suppress(FileNotFoundError):
+            _check_owner(path, path.lstat())
+    return path
+
+
+def place_to_save_time(*names: str) -> Path | None:
+    """Returns such a path, or None if there can be none. If another user is the cause, the first call warns."""
+    try:
+        return place(*names)
+    except UnsafeDirectoryError as error:
+        _warn(str(error))
+    except OSError:  # a home directory that is missing or read-only
+        pass
+    return None
+
+
+def local_directory(name: str) -> Path:
+    """Returns a directory on a disk of this machine that is this user's alone.
+
+    It lies in the cache directory; if that is on a network file system, among the temporary files; and if neither is
+    safe, in a new directory that no later process uses.
+
+    Raises:
+        UnsafeDirectoryError: other users control the directory for temporary files.
+    """
+    try:
+        top = directory()
+        if _is_shared_by_machines(top):
+            top = _checked(Path(tempfile.gettempdir()) / f"rpg-{os.geteuid()}")
+        if (top / name).is_dir():
+            _check_contents(top / name, closed=True)
+        return top / name
+    except UnsafeDirectoryError as error:
+        _warn(str(error))
+    except OSError:
+        pass
+    return _temporary(os.geteuid()) / name
+
+
+def library_variables() -> dict[str, str]:
+    """Returns environment variables by which torch, Triton and vLLM keep compiled code where only this user can write.
+
+    A value that the user has set stays if it is safe.
+    """
+    return dict(_library_variables(tuple(os.environ.get(name, "") for name in _OF_LIBRARIES), os.geteuid()))
+
+
+@cache
+def _library_variables(given: tuple[str, ...], _user: int) -> Mapping[str, str]:
+    """Returns what `library_variables` does. A process asks once: it may start thousands of programs."""
+    own = local_directory("compiled")
+    # Torch names the versions only below its own default.
+    versions = "-".join([str(sys.implementation.cache_tag), *versions_of("torch").values()])
+    chosen = {name: own / kind for name, kind in _OF_LIBRARIES.items()}
+    chosen["TORCH_EXTENSIONS_DIR"] /= versions
+    stay = {name: value for name, value in zip(_OF_LIBRARIES, given, strict=True) if value and _stays(name, value)}
+    return {name: stay.get(name, str(path)) for name, path in chosen.items()} | _SWITCHED_OFF
+
+
+def _stays(variable: str, value: str) -> bool:
+    """Returns whether a library keeps the directory that the environment names. One in the cache directory is our own
+    choice, perhaps for another machine."""
+    path = Path(value).expanduser().absolute()
+    try:
+        if path.is_relative_to(place("compiled")):
+            return False
+        _check_contents(_checked(path, closed=False), closed=False)
+    except UnsafeDirectoryError as error:
+        _warn(f"{variable}: {error}")
+        return False
+    except OSError as error:
+        _warn(f"{variable}: {value} is not used: {error.strerror}")
+        return False
+    return True
+
+
+def _checked(path: Path, *, closed: bool = True) -> Path:
+    """Returns the real path of a directory that only this user can write or replace. Missing directories are made.
+
+    Args:
+        closed: no other user may enter it, so that its files may have any mode.
+    Raises:
+        UnsafeDirectoryError: another user owns it, can write it, or controls a directory or link on the way to it.
+    """
+    here, names, links = Path("/"), list(path.absolute().parts[1:]), 0
+    status = here.lstat()
+    while names:
+        name = names.pop(0)
+        step = here.parent if name == ".." else here / name
+        with suppress(FileExistsError):
+            if not os.path.lexists(step):
+                step.mkdir(mode=0o700)
+        status = step.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            _check_owner(step, status, link=True)
+            if (links := links + 1) > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(step))
+            target = Path(os.readlink(step))
+            here = Path("/") if target.is_absolute() else here
+            names = [part for part in target.parts if part != "/"] + names
+            continue
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(step))
+        _check_owner(step, status)
+        # Users cannot replace each other's files in a sticky directory.
+        if _others_may_write(status) and (not names or not status.st_mode & stat.S_ISVTX):
+            raise UnsafeDirectoryError(step, "other users may write it", status)
+        here = step
+    if status.st_uid != os.geteuid():
+        raise UnsafeDirectoryError(here, "another user owns it", status)
+    if closed and status.st_mode & 0o077:
+        _check_contents(here, closed=False)
+        here.chmod(0o700)
+    return here
+
+
+def _check_contents(top: Path, *, closed: bool) -> None:
+    """Raises UnsafeDirectoryError if another user owns something in a directory, or can write it.
+
+    Args:
+        closed: no other user can enter the directory.
+    """
+    with os.scandir(top) as entries:
+        for entry in entries:
+            status, path = entry.stat(follow_symlinks=False), Path(entry.path)
+            is_link = stat.S_ISLNK(status.st_mode)
+            _check_owner(path, status, link=is_link)
+            if not closed and not is_link and _others_may_write(status):
+                raise UnsafeDirectoryError(path, "other users may write it", status)
+            if stat.S_ISDIR(status.st_mode):
+                _check_contents(path, closed=closed or not status.st_mode & 0o011)
+
+
+def _check_owner(path: Path, status: os.stat_result, *, link: bool = False) -> None:
+    if status.st_uid not in (os.geteuid(), _root()):
+        raise UnsafeDirectoryError(path, "another user has made this link" if link else "another user owns it", status)
+
+
+@cache
+def _root() -> int:
+    """Returns root's number, which is another one in a user namespace."""
+    with suppress(OSError):
+        return os.stat("/proc/sys").st_uid
+    return 0
+
+
+def _others_may_write(status: os.stat_result) -> bool:
+    """Returns whether its mode lets others write. The members of a group are others, unless it is this user's own."""
+    if status.st_mode & stat.S_IWOTH or not status.st_mode & stat.S_IWGRP:
+        return bool(status.st_mode & stat.S_IWOTH)
+    with suppress(KeyError):
+        group, user = grp.getgrgid(status.st_gid), pwd.getpwuid(os.geteuid())
+        return (group.gr_name, group.gr_gid) != (user.pw_name, user.pw_gid) or bool({*group.gr_mem} - {user.pw_name})
+    return True
+
+
+def _is_shared_by_machines(path: Path, mounts: str = "") -> bool:
+    """Returns whether a directory is on a network file system.
+
+    Args:
+        mounts: as in /proc/self/mountinfo; empty: those that this process sees.
+    """
+    with suppress(OSError):
+        mounts = mounts or Path("/proc/self/mountinfo").read_text()
+    # A later mount on the same directory hides the earlier one.
+    kinds = {line.split()[4]: line.partition(" - ")[2].split()[0] for line in mounts.splitlines()}
+    mounted = next((kinds[str(place)] for place in (path, *path.parents) if str(place) in kinds), "")
+    return mounted.startswith(_SHARED_BY_MACHINES)
+
+
+@cache
+def _temporary(_user: int) -> Path:
+    return _checked(Path(tempfile.mkdtemp(prefix="rpg-")))
+
+
+@cache
+def _warn(message: str) -> None:
+    """Prints a warning in one line, the first time that it is given."""
+    print("warning: " + message.replace("\n  hint:", ";"), file=sys.stderr)
+
+
+def _user_name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
