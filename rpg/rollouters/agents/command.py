@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -160,11 +162,15 @@ class _Process:
 
     def __init__(self, words: list[str], asked: str, settings: dict[str, str], options: Command) -> None:
         self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (`result` closes it)
-        with tempfile.TemporaryFile() as given:
-            given.write(asked.encode())
-            given.seek(0)
-            pipes = {"stdin": given, "stdout": subprocess.PIPE, "stderr": self._complaints}
-            self._confined = options.start(words, settings, **pipes)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._complaints}
+        self._confined = options.start(words, settings, **pipes)
+        # A pipe holds 64 KiB, and a program may never read it.
+        threading.Thread(target=self._give, args=(asked.encode(),), name="an agent's input", daemon=True).start()
+
+    def _give(self, asked: bytes) -> None:
+        """Writes the program's input, and closes it."""
+        with suppress(OSError, ValueError), self._confined.stdin as pipe:  # it has ended, or was ended meanwhile
+            pipe.write(asked)
 
     def result(self) -> str | None:
         """See Running."""
