@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length"]
 _SHOWN_OF_TESTS = ("kind", "function", "shown")
-"""Of a problem's tests, what the prompt shows too."""
+"""Parts of the tests that the prompt shows too."""
 
 
 @message

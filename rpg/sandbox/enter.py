@@ -38,12 +38,14 @@ def entered(
     filtered: bytes = b"",
     watched_by: int = 0,
     door: tuple[str, int] | None = None,
+    seen_as: str = "",
 ) -> list[str]:
-    """The command, begun by this program; see `main`."""
+    """The command, begun by this program; see `main`. `seen_as`: path of this file where the command runs, if it is
+    another one there."""
     settings = json.dumps(
         {"limits": dict(limits), "nobody": nobody, "filter": filtered.hex(), "watched_by": watched_by, "door": door}
     )
-    return [sys.executable, "-I", "-S", str(Path(__file__).resolve()), settings, *command]
+    return [sys.executable, "-I", "-S", seen_as or str(Path(__file__).resolve()), settings, *command]
 
 
 def main(settings: dict[str, Any], command: list[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rpg.sandbox import enter
-from rpg.sandbox.bubblewrap import sealing
+from rpg.sandbox.bubblewrap import CODE, sealing
 from rpg.sandbox.filter import program
 
 SYSTEM_PATH = "/usr/bin:/bin"
@@ -29,7 +29,7 @@ _OF_USER = (
 )
 """Variables that an unsealed process gets: where its user's files are, and which devices it may use."""
 _FIXED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-_OF_KEEPER = {"PYTHONHASHSEED": "0", "PYTHONPATH": str(Path(__file__).parents[2])}
+_OF_KEEPER = {"PYTHONHASHSEED": "0", "PYTHONPATH": str(CODE)}
 """What a program prints of a set of texts is the same in each."""
 _END_SECONDS = 5.0
 """A watcher kills the descendants of its command, which takes milliseconds."""
@@ -114,6 +114,7 @@ def start(
     variables: Iterable[str] = (),
     settings: Mapping[str, str] | None = None,
     keeps: bool = False,
+    hides: bool = False,
     door: tuple[Path, int] | None = None,
     **pipes: Any,
 ) -> Confined:
@@ -130,6 +131,8 @@ def start(
         variables: names of environment variables that one gets which is not sealed, beside those of the list.
         settings: further environment variables with their values.
         keeps: the command is the keeper of programs, sealed but with the right to make namespaces: it confines each.
+        hides: the command, sealed, may run what a policy writes, and does not see the packages with problems and
+            scorers. So does the keeper, in any case.
         door: a unix socket of the machine, and the port of its own loopback at which a sealed command reaches it. Else
             it has no network at all.
         pipes: stdin, stdout and stderr of subprocess.Popen. A file that it writes to has the limit of files.
@@ -138,13 +141,15 @@ def start(
     """
     limits = limits or Limits()
     if sealed:
-        sealer, way = sealing([*readable, *([door[0]] if door else ())], keeps=keeps)
+        hides = hides or keeps
+        sealer, way = sealing([*readable, *([door[0]] if door else ())], keeps=keeps, hides=hides)
         entered = enter.entered(
             command,
             {} if keeps else _rlimits(limits, limits.processes),
             nobody=way.nobody and not keeps,
             filtered=b"" if keeps else program(loopback=door is not None),
             door=(str(door[0]), door[1]) if door else None,
+            seen_as=str(CODE / "rpg" / "sandbox" / "enter.py") if hides else "",
         )
         inside = [*sealer, *entered]
         names: Iterable[str] = ("LD_LIBRARY_PATH",) if keeps else _PASSED_ON

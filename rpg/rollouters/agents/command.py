@@ -111,6 +111,7 @@ class Command(AgentProgram):
         tried = start(
             [sys.executable, "-I", "-S", "-c", _TRIES, str(len(programs)), *(path for _, path in named)],
             sealed=True,
+            hides=True,
             readable=self._shown,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -144,6 +145,7 @@ class Command(AgentProgram):
         return start(
             words,
             sealed=True,
+            hides=True,
             limits=Limits(
                 memory_bytes=int(self.memory_gib * 2**30),
                 processes=_PROCESSES,

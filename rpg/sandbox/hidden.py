@@ -1,0 +1,78 @@
+"""What a process that runs a policy's text must not read: packages that hold problems or scorers, and downloaded sets.
+
+These are this product, reasoning-gym, and each installed package that offers a source or a reward. A policy that could
+import one would make the evaluation set again from a guessed seed.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import lru_cache
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+_DISTRIBUTIONS = ("rpg-experiments", "reasoning-gym")
+_MODULES = ("rpg", "specs", "storage", "pipelines", "reasoning_gym")
+_GROUPS = ("rpg.data", "rpg.rewards")
+_LIBRARIES = tuple(
+    f"{inside}{library}"
+    for inside in ("", "local/", "envs/*/", "pkgs/*/")
+    for library in ("lib*/python3*/*-packages", "site-packages")
+)
+"""Where packages lie below a directory that a process may read: of an environment, a system, and conda's others."""
+
+
+def hidden(shown: Iterable[Path]) -> list[Path]:
+    """Returns the real paths of all that must not be read, those below `shown` that another interpreter finds among
+    them."""
+    return sorted(path for path in {*_installed()[0], *_copies(tuple(shown)), *_downloads()} if path.exists())
+
+
+@lru_cache(maxsize=1)
+def _installed() -> tuple[frozenset[Path], frozenset[str]]:
+    """Paths of the packages that this interpreter finds, and the names that they are imported by."""
+    entries = [entry for group in _GROUPS for entry in entry_points(group=group)]
+    found = [entry.dist for entry in entries if entry.dist]
+    for name in _DISTRIBUTIONS:
+        with suppress(PackageNotFoundError):
+            found.append(distribution(name))
+    modules = {*_MODULES, *(entry.module.partition(".")[0] for entry in entries)}
+    paths = {*(path for each in found for path in _files(each)), *(path for name in modules for path in _places(name))}
+    if sys.pycache_prefix:
+        paths.add(Path(sys.pycache_prefix))
+    return frozenset(path.resolve() for path in paths), frozenset(modules)
+
+
+def _files(package: Distribution) -> Iterator[Path]:
+    """What the package has installed: whole directories, but those that others share."""
+    for file in package.files or ():
+        alone = len(file.parts) == 1 or file.parts[0] in ("..", "__pycache__")
+        yield Path(str(package.locate_file(file if alone else file.parts[0])))
+
+
+def _places(module: str) -> Iterator[Path]:
+    """Where a module or package is imported from."""
+    with suppress(ImportError, ValueError):  # not installed; a module that a test has made up
+        if spec := find_spec(module):
+            yield from map(Path, spec.submodule_search_locations or [spec.origin or ""])
+
+
+@lru_cache(maxsize=16)
+def _copies(shown: tuple[Path, ...]) -> frozenset[Path]:
+    """Copies of the same packages below these directories, for another interpreter or another environment."""
+    ours = {"specs", "storage", "pipelines"}  # words that others may take for a package of their own
+    names = [name for name in _installed()[1] if name not in ours]
+    patterns = [pattern for name in names for pattern in (name, f"{name}.py", f"{name}-*.dist-info")]
+    libraries = {library for path in shown for pattern in _LIBRARIES for library in path.glob(pattern)}
+    return frozenset(found.resolve() for library in libraries for pattern in patterns for found in library.glob(pattern))
+
+
+def _downloads() -> Iterator[Path]:
+    """Where the Hub's data sets are kept."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    yield Path(os.environ.get("HF_HOME") or cache / "huggingface").resolve()
+    for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
+        if os.environ.get(name):
+            yield Path(os.environ[name]).resolve()
