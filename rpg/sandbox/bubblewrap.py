@@ -64,9 +64,7 @@ def missing() -> Missing | None:
     return way if isinstance(way, Missing) else None
 
 
-def sealing(
-    readable: Iterable[Path], *, keeps: bool = False, hides: bool = False
-) -> tuple[list[str], NamespaceSetup]:
+def sealing(readable: Iterable[Path], *, keeps: bool = False, hides: bool = False) -> tuple[list[str], NamespaceSetup]:
     """The command that seals another, and the way it goes.
 
     Args:

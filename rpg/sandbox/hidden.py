@@ -65,8 +65,8 @@ def _copies(shown: tuple[Path, ...]) -> frozenset[Path]:
     ours = {"specs", "storage", "pipelines"}  # words that others may take for a package of their own
     names = [name for name in _installed()[1] if name not in ours]
     patterns = [pattern for name in names for pattern in (name, f"{name}.py", f"{name}-*.dist-info")]
-    libraries = {library for path in shown for pattern in _LIBRARIES for library in path.glob(pattern)}
-    return frozenset(found.resolve() for library in libraries for pattern in patterns for found in library.glob(pattern))
+    places = {place for path in shown for library in _LIBRARIES for place in path.glob(library)}
+    return frozenset(found.resolve() for place in places for pattern in patterns for found in place.glob(pattern))
 
 
 def _downloads() -> Iterator[Path]:

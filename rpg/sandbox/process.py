@@ -51,13 +51,14 @@ class Limits:
     seconds: float = 10.0
     """Wall time of a program of `Sandbox`, or of a call of a session."""
     cpu_seconds: int = 0
-    """CPU time of each process of such a program; 0: a second more than the wall time, and no limit in a session."""
+    """CPU time of each process of such a program; 0: a second more than the wall time. All processes of a session
+    together may use so much for each of its calls."""
     output_bytes: int = 1 << 20
     """What such a program may write on standard output, and on standard error."""
 
     @property
     def cpu_limit(self) -> int:
-        """CPU seconds of each process of a program."""
+        """CPU seconds of each process of a program, or of a call of a session."""
         return self.cpu_seconds or math.ceil(self.seconds) + 1
 
 
@@ -66,6 +67,11 @@ class Confined:
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Number of its first process, the watcher."""
+        return self._process.pid
 
     @property
     def stdin(self) -> IO[bytes]:
@@ -116,6 +122,7 @@ def start(
     keeps: bool = False,
     hides: bool = False,
     door: tuple[Path, int] | None = None,
+    cgroup: Path | None = None,
     **pipes: Any,
 ) -> Confined:
     """Begins a command with an environment made from a list, in a session of its own, within limits.
@@ -135,6 +142,8 @@ def start(
             scorers. So does the keeper, in any case.
         door: a unix socket of the machine, and the port of its own loopback at which a sealed command reaches it. Else
             it has no network at all.
+        cgroup: directory of one that the command and all that comes of it are put into, where that is possible. It is
+            removed with them.
         pipes: stdin, stdout and stderr of subprocess.Popen. A file that it writes to has the limit of files.
     Raises:
         RuntimeError: this machine can seal nothing.
@@ -159,7 +168,7 @@ def start(
     environment = {"PATH": SYSTEM_PATH, **_passed_on(names), **_FIXED, **(_OF_KEEPER if keeps else {})}
     environment |= settings or {}
     # bubblewrap too: one that is killed while it begins leaves a process behind.
-    watched = enter.entered(inside, {}, watched_by=os.getpid())
+    watched = enter.entered(inside, {}, watched_by=os.getpid(), cgroup=str(cgroup or ""))
     return Confined(subprocess.Popen(watched, env=environment, start_new_session=True, **pipes))
 
 

@@ -38,7 +38,8 @@ from openai import OpenAI
 OpenAI().chat.completions.create(model="m", messages=[dict(role="user", content="a")])
 kind = stat.S_IFMT(os.fstat(0).st_mode)
 given = sys.stdin.read()
-rest = subprocess.run([sys.executable, "-c", "import os; os.lseek(0, 0, 0); print(os.read(0, 99))"], capture_output=True)
+again = [sys.executable, "-c", "import os; os.lseek(0, 0, 0); print(os.read(0, 99))"]
+rest = subprocess.run(again, capture_output=True)
 files = []
 for descriptor in range(3, 99):
     try:
@@ -114,7 +115,8 @@ def test_nothing_of_our_own_sources_that_scores_is_public(source: Source, kept: 
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_long_problem_keeps_no_program_waiting(reads: bool, chat: Any) -> None:
     problem = Problem("p", "6*7", "42", "set", {"page": "x" * (4 << 20)}, shown=("page",))
-    asks = "from openai import OpenAI; OpenAI().chat.completions.create(model='m', messages=[dict(role='user', content='a')])"
+    asked = "model='m', messages=[dict(role='user', content='a')]"
+    asks = f"from openai import OpenAI; OpenAI().chat.completions.create({asked})"
     counts = "import sys; print(len(sys.stdin.read()) > 4 << 20)" if reads else "print('unread')"
     program = Command(type="command", command=(sys.executable, "-c", f"{asks}\n{counts}"), sealed=False)
     rollout = work(Agent(type="agent", program=program, answer="returned"), chat, "42", problem=problem)
