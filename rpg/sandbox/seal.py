@@ -162,9 +162,10 @@ class Seal:
     def end(self) -> None:
         """Ends it, and what runs in it."""
         self._process.end()
-        with suppress(OSError):
-            if self._stopper:
-                self._stopper.resume()
+        stopper, self._stopper = self._stopper, None
+        with suppress(OSError):  # the cgroup is gone already
+            if stopper:
+                stopper.resume()
         if self._cgroup:
             self._cgroup.remove()
         self._noise.close()

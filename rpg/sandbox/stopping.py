@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,11 @@ from typing import Protocol, Self
 
 _STOP_SECONDS = 10.0
 """A process that is sent SIGSTOP stops in microseconds, unless the machine is overloaded."""
-_PAUSE_SECONDS = 0.0005
+_PAUSE_SECONDS = 0.0001
 _TICKS = os.sysconf("SC_CLK_TCK")
+_LISTS_CHILDREN = os.path.exists("/proc/thread-self/children")
+"""Whether the kernel was built with CONFIG_PROC_CHILDREN, as those of distributions are. Without it the keeper's own
+SIGSTOP stops the first process of a session alone."""
 _STANDING = frozenset({b"T", b"t", b"Z", b"X"})
 """States of a thread that uses no processor, as /proc has them: stopped, traced, or ended."""
 
@@ -42,8 +46,10 @@ class Cgroup:
     """A cgroup of a seal's own."""
 
     def __init__(self, directory: Path) -> None:
+        """Raises OSError where the kernel, older than 5.2, cannot stop one."""
         self.directory = directory
-        self._freeze, self._usage = (directory / name for name in ("cgroup.freeze", "cpu.stat"))
+        self._usage = open(directory / "cpu.stat", "rb", buffering=0)  # noqa: SIM115 (`remove` closes them)
+        self._freeze = open(directory / "cgroup.freeze", "wb", buffering=0)  # noqa: SIM115
 
     @classmethod
     def made(cls) -> Self | None:
@@ -53,11 +59,11 @@ class Cgroup:
             directory.mkdir()
         except OSError:
             return None
-        made = cls(directory)
-        if made._freeze.exists() and made._usage.exists():
-            return made
-        made.remove()
-        return None
+        try:
+            return cls(directory)
+        except OSError:
+            directory.rmdir()
+            return None
 
     def is_used(self) -> bool:
         """Returns whether a process is in it."""
@@ -67,17 +73,20 @@ class Cgroup:
 
     def remove(self) -> None:
         """Removes it, once nothing is in it."""
+        for file in (self._usage, self._freeze):
+            file.close()
         with suppress(OSError):
             self.directory.rmdir()
 
     def stop(self) -> float:
         """See Stopper."""
-        self._freeze.write_text("1")
-        return int(self._usage.read_text().split()[1]) / 1e6
+        self._freeze.write(b"1")
+        self._usage.seek(0)
+        return int(self._usage.read(64).split()[1]) / 1e6
 
     def resume(self) -> None:
         """See Stopper."""
-        self._freeze.write_text("0")
+        self._freeze.write(b"0")
 
 
 def _own_cgroup() -> Path:
@@ -116,7 +125,7 @@ class Signals:
     @classmethod
     def below(cls, process: int) -> Self:
         """For the keeper that came of the process, the last one in a row."""
-        while children := _children(process):
+        while children := _children(process, process):
             process = children[0]
         return cls(process)
 
@@ -138,7 +147,7 @@ class Signals:
                 self._send_stop(number, process.parent)
             before = found.keys()
             time.sleep(_PAUSE_SECONDS)
-        ticks = sum(process.ticks for process in (*found.values(), _process(self._keeper)) if process)
+        ticks = _ticks(_fields(f"/proc/{self._keeper}/stat")) + sum(process.ticks for process in found.values())
         self._counted += max(0, ticks - self._ticks)
         self._ticks = ticks
         return self._counted / _TICKS
@@ -170,7 +179,7 @@ class Signals:
     def _look(self) -> dict[int, _Process]:
         """Returns the processes that there are, by number. One that ends meanwhile counts as running."""
         found: dict[int, _Process] = {}
-        left = list(_children(self._keeper))
+        left = _children(self._keeper, self._keeper)  # it has no other threads
         while left:
             number = left.pop()
             process = _process(number) or _Process(0, frozenset({b"R"}), (), 0)
@@ -183,24 +192,36 @@ def _process(number: int) -> _Process | None:
     """Returns the process; None where it has ended. Its threads are looked at before their children."""
     place = f"/proc/{number}"
     try:
-        with open(f"{place}/stat", "rb") as file:
-            fields = file.read().rpartition(b") ")[2].split()
-        threads = os.listdir(f"{place}/task")
-        states = [fields[0]] if len(threads) == 1 else [_state(f"{place}/task/{thread}/stat") for thread in threads]
-        return _Process(int(fields[1]), frozenset(states), _children(number), sum(map(int, fields[11:15])))
+        fields = _fields(f"{place}/stat")
+        threads = [number] if fields[17] == b"1" else os.listdir(f"{place}/task")
+        states = fields[:1] if len(threads) == 1 else [_fields(f"{place}/task/{each}/stat")[0] for each in threads]
+        children = tuple(child for each in threads for child in _children(number, each))
+        return _Process(int(fields[1]), frozenset(states), children, _ticks(fields))
     except (FileNotFoundError, ProcessLookupError):
         return None
 
 
-def _state(file: str) -> bytes:
-    with open(file, "rb") as opened:
-        return opened.read().rpartition(b") ")[2][:1]
+def _ticks(fields: Sequence[bytes]) -> int:
+    """Returns the CPU time of a process, with that of the children that it has waited for."""
+    return sum(map(int, fields[11:15]))
 
 
-def _children(number: int) -> tuple[int, ...]:
-    """Returns the numbers of a process's children."""
-    found: list[str] = []
-    for thread in os.listdir(f"/proc/{number}/task"):
-        with suppress(FileNotFoundError), open(f"/proc/{number}/task/{thread}/children") as file:
-            found += file.read().split()
-    return tuple(map(int, found))
+def _fields(file: str) -> list[bytes]:
+    """Returns the fields of a stat of /proc from the state on: behind the name, which may hold anything."""
+    return _read(file).rpartition(b") ")[2].split()
+
+
+def _children(number: int, thread: int | str) -> list[int]:
+    """Returns the numbers of a thread's children; none where the kernel does not list them."""
+    if not _LISTS_CHILDREN:
+        return []
+    return [*map(int, _read(f"/proc/{number}/task/{thread}/children").split())]
+
+
+def _read(file: str) -> bytes:
+    """Returns the content; FileNotFoundError or ProcessLookupError where its process has ended."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        return os.read(descriptor, 1 << 16)
+    finally:
+        os.close(descriptor)
