@@ -1,7 +1,7 @@
-"""What a process that runs a policy's text must not read: packages that hold problems or scorers, and downloaded sets.
+"""Hides packages with problems or scorers, and downloaded sets, from processes that run a policy's text.
 
-These are this product, reasoning-gym, and each installed package that offers a source or a reward. A policy that could
-import one would make the evaluation set again from a guessed seed.
+The packages are this product, reasoning-gym, and each installed package that offers a source or a reward. A policy that
+imports one can make the evaluation set again from a guessed seed.
 """
 
 import os
@@ -21,12 +21,11 @@ _LIBRARIES = tuple(
     for inside in ("", "local/", "envs/*/", "pkgs/*/")
     for library in ("lib*/python3*/*-packages", "site-packages")
 )
-"""Where packages lie below a directory that a process may read: of an environment, a system, and conda's others."""
+"""Directories of packages, below one that a process may read: an environment's, a system's, conda's other ones."""
 
 
 def hidden(shown: Iterable[Path]) -> list[Path]:
-    """Returns the real paths of all that must not be read, those below `shown` that another interpreter finds among
-    them."""
+    """Returns the real paths of the packages and sets, and of the packages' copies below `shown`."""
     return sorted(path for path in {*_installed()[0], *_copies(tuple(shown)), *_downloads()} if path.exists())
 
 
@@ -46,14 +45,14 @@ def _installed() -> tuple[frozenset[Path], frozenset[str]]:
 
 
 def _files(package: Distribution) -> Iterator[Path]:
-    """What the package has installed: whole directories, but those that others share."""
+    """Returns the files and directories that the package has installed; of shared directories its files alone."""
     for file in package.files or ():
         alone = len(file.parts) == 1 or file.parts[0] in ("..", "__pycache__")
         yield Path(str(package.locate_file(file if alone else file.parts[0])))
 
 
 def _places(module: str) -> Iterator[Path]:
-    """Where a module or package is imported from."""
+    """Returns the file or the directories of a module or package."""
     with suppress(ImportError, ValueError):  # not installed; a module that a test has made up
         if spec := find_spec(module):
             yield from map(Path, spec.submodule_search_locations or [spec.origin or ""])
@@ -70,7 +69,7 @@ def _copies(shown: tuple[Path, ...]) -> frozenset[Path]:
 
 
 def _downloads() -> Iterator[Path]:
-    """Where the Hub's data sets are kept."""
+    """Returns the directories of the Hub's data sets."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     yield Path(os.environ.get("HF_HOME") or cache / "huggingface").resolve()
     for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):

@@ -207,7 +207,7 @@ class Session:
         return answer.outcome()
 
     def _stop(self, alive: bool) -> None:
-        """Stops the session until its next call; where it cannot be stopped, or has ended, gives its seal back."""
+        """Stops the session until its next call. Gives the seal back if it cannot be stopped, or has ended."""
         assert self._seal
         try:
             used = self._seal.stop()

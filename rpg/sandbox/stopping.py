@@ -29,16 +29,16 @@ class Stopper(Protocol):
     """What stops the processes of a seal."""
 
     def stop(self) -> float:
-        """Stops them all. Returns the CPU seconds that all processes of the seal have used since it began.
+        """Stops all of them. Returns the CPU seconds that all processes of the seal have used since it began.
 
         Raises:
-            TimeoutError: they go on.
+            TimeoutError: some keep running.
             OSError: the seal has ended.
         """
         ...
 
     def resume(self) -> None:
-        """Has them go on."""
+        """Lets them run again."""
         ...
 
 
@@ -53,7 +53,7 @@ class Cgroup:
 
     @classmethod
     def made(cls) -> Self | None:
-        """Returns a new one within that of this process; None where it may make none."""
+        """Returns a new child of this process's cgroup; None if it may not make one."""
         try:
             directory = _own_cgroup() / f"rpg-{os.getpid()}-{secrets.token_hex(4)}"
             directory.mkdir()
@@ -90,7 +90,7 @@ class Cgroup:
 
 
 def _own_cgroup() -> Path:
-    """Returns the directory of this process's cgroup. FileNotFoundError where no hierarchy of version 2 is mounted."""
+    """Returns the directory of this process's cgroup. FileNotFoundError if no hierarchy of version 2 is mounted."""
     owns = (line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
     own = Path(next(owns, ""))
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -130,10 +130,10 @@ class Signals:
         return cls(process)
 
     def stop(self) -> float:
-        """See Stopper. It does not count a process that ended before anybody waited for it.
+        """See Stopper. A process that ended and whose parent did not wait for it is not counted.
 
-        A process that stands has no child that is not found. One whose parent was killed meanwhile is found at the
-        second look.
+        A look finds every child of a stopped process. A process whose parent is killed during the look is found at the
+        second one.
         """
         until, before = time.monotonic() + _STOP_SECONDS, None
         while True:
@@ -153,7 +153,7 @@ class Signals:
         return self._counted / _TICKS
 
     def resume(self) -> None:
-        """See Stopper. The keeper itself has the first process go on."""
+        """See Stopper. The keeper sends SIGCONT to the first process."""
         for process in self._stopped.values():
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(process, signal.SIGCONT)
@@ -212,7 +212,7 @@ def _fields(file: str) -> list[bytes]:
 
 
 def _children(number: int, thread: int | str) -> list[int]:
-    """Returns the numbers of a thread's children; none where the kernel does not list them."""
+    """Returns the numbers of a thread's children; none if the kernel does not list them."""
     if not _LISTS_CHILDREN:
         return []
     return [*map(int, _read(f"/proc/{number}/task/{thread}/children").split())]

@@ -43,8 +43,9 @@ _MOST_OF_AN_ERROR = 500
 
 class Command(AgentProgram):
     """A command. It finds the endpoint in OPENAI_BASE_URL and OPENAI_API_KEY, where clients of OpenAI's interface look
-    by themselves, and the problem on standard input: JSON with `question`, `messages` and `metadata`. What it writes on
-    standard output is what it returns. It runs in the sandbox, from which it reaches the endpoint and nothing else."""
+    by themselves, and the problem on standard input: JSON with `question`, `messages` and `metadata`, without answers
+    and hidden tests. What it writes on standard output is what it returns. It runs in the sandbox, from which it
+    reaches the endpoint and nothing else."""
 
     command: tuple[str, ...] = Field(min_length=1)
     """Program and arguments. `python` is the interpreter of the run; {question} stands for the question's text, {file}

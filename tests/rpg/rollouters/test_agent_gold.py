@@ -2,10 +2,13 @@
 
 import json
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from waiting import wait_for
 
 from rpg import sandbox
 from rpg.data.sources.expressions import ExpressionsSource
@@ -121,3 +124,24 @@ def test_a_long_problem_keeps_no_program_waiting(reads: bool, chat: Any) -> None
     program = Command(type="command", command=(sys.executable, "-c", f"{asks}\n{counts}"), sealed=False)
     rollout = work(Agent(type="agent", program=program, answer="returned"), chat, "42", problem=problem)
     assert rollout.answer == ("True" if reads else "unread")
+
+
+LEAVES = """
+import os, sys
+from openai import OpenAI
+
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execv(sys.executable, [sys.executable, "-c", "while True: pass", sys.argv[1]])
+    os._exit(0)
+OpenAI().chat.completions.create(model="m", messages=[dict(role="user", content="a")])
+"""
+
+
+@pytest.mark.parametrize("sealed", [False, SEALED])
+def test_what_a_program_has_started_ends_with_it(sealed: bool, chat: Any) -> None:
+    mark = uuid.uuid4().hex
+    program = Command(type="command", command=("python", "-c", LEAVES, mark), sealed=sealed)
+    work(Agent(type="agent", program=program), chat, "42")
+    wait_for(lambda: not [each for each in psutil.process_iter(["cmdline"]) if mark in (each.info["cmdline"] or [])])

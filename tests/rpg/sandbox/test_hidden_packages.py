@@ -103,6 +103,12 @@ def seen(command: str, *readable: Path) -> str:
     return written
 
 
+def test_a_package_that_is_named_as_readable_is_shown() -> None:
+    package = Path(sysconfig.get_path("purelib"), "reasoning_gym")
+    command = f"ls {package}"
+    assert (seen(command), "factory.py" in seen(command, package).split()) == ("", True)
+
+
 def test_what_the_hub_keeps_and_the_record_are_hidden_in_a_directory_that_may_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
