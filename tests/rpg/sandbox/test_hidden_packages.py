@@ -56,7 +56,7 @@ def installed() -> Iterator[Path]:
 
 
 def looked(user: str, python: Path, *names: str) -> dict[str, Any]:
-    """What is found outside, and in each way to run a policy's text."""
+    """Finds outside, and in each way to run a policy's text."""
     environment = {**os.environ, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1"}
     command = as_user(user, [str(python), str(LOOKS), *names])
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
