@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rpg.messages import message
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 FinishReason = Literal["stop", "length"]
+_SHOWN_OF_TESTS = ("kind", "function", "shown")
+"""Parts of the tests that the prompt shows too."""
 
 
 @message
@@ -35,6 +37,17 @@ class Problem:
     """Place of its set in the spec, such as `data.train.0`; empty where no set has a reward of its own."""
     messages: str = ""
     """The chat messages of the prompt, JSON, before the policy's template made a text of them; empty: it has none."""
+    shown: tuple[str, ...] = ()
+    """Names in `metadata` that `public` keeps."""
+
+    def public(self) -> "Problem":
+        """Returns the problem as a process may have it that the policy can reach: without the gold answer, and of
+        `metadata` with the names in `shown` and the tests that the prompt shows alone."""
+        kept = {name: self.metadata[name] for name in self.shown if name in self.metadata}
+        tests = self.metadata.get("tests")
+        if isinstance(tests, dict) and "hidden" in tests:
+            kept["tests"] = {name: tests[name] for name in _SHOWN_OF_TESTS if name in tests}
+        return replace(self, answer="", metadata=kept)
 
     def conversation(self) -> list[dict[str, str]]:
         """What was asked, as chat messages."""

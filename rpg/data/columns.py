@@ -29,6 +29,9 @@ class Columns(Spec):
     conversation}`; empty: none."""
     keep: tuple[str, ...] = addition(())
     """Further columns that a reward of type python, or a template as {metadata.NAME}, is given."""
+    shown: tuple[str, ...] = addition(())
+    """Further columns that an agent's program is given as `metadata`, and a reward of type python too. The policy may
+    come to see them: name none that tells the answer."""
 
 
 class TableSource(Source):
@@ -62,7 +65,7 @@ class TableSource(Source):
                 lacking.append(missing(column, role, names(row), where))
         if lacking:
             raise SpecError(*lacking)
-        kept = {column: values[f"keep {column}"] for column in self.columns.keep}
+        kept = {column: values[f"{role} {column}"] for role, columns in self._further() for column in columns}
         remarks = {"user": _remarks(values["user"], self.columns.user, where)} if "user" in values else {}
         origin, answer = values.get("data_source"), self.columns.answer
         return SourceProblem(
@@ -73,6 +76,7 @@ class TableSource(Source):
             dataset if origin is None else str(origin),
             metadata=kept | remarks | self._tests(row, where),
             cluster="" if values.get("cluster") is None else str(values["cluster"]),
+            shown=self.columns.shown,
         )
 
     def _tests(self, row: dict[str, Any], where: str) -> dict[str, Any]:
@@ -112,10 +116,14 @@ class TableSource(Source):
         columns = [*there.values(), *(name for name in more if name in schema.names)]
         return list(dict.fromkeys(name if name in schema.names else name.split(".")[0] for name in columns))
 
+    def _further(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Columns that are kept beside those with a part of their own, by the key that names them."""
+        return ("keep", self.columns.keep), ("shown", self.columns.shown)
+
     def _chosen(self) -> dict[str, str]:
         """Role -> column, those that are in use."""
         columns = self.columns.model_dump(include={"prompt", "answer", "data_source", "user"})
-        kept = {f"keep {column}": column for column in self.columns.keep}
+        kept = {f"{role} {column}": column for role, columns in self._further() for column in columns}
         return {role: column for role, column in {**columns, "cluster": self.cluster, **kept}.items() if column}
 
 

@@ -36,6 +36,7 @@ def load_problems(
             row.get("cluster", ""),
             source,
             row["prompt"] if isinstance(data.prompt, ChatPrompt) else "",
+            tuple(row.get("shown") or ()),
         )
         for row, prompt, source in zip(
             rows,

@@ -24,6 +24,8 @@ class SourceProblem:
     """What the scorer needs."""
     cluster: str = ""
     """Name of what it shares with other problems of its set; empty: nothing."""
+    shown: tuple[str, ...] = ()
+    """Names in `metadata` that an agent's program is given too, where the policy may come to see them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class StagedProblem:
     metadata: dict[str, Any]
     cluster: str = ""
     """Name of what it shares with other problems of its set; empty: nothing."""
+    shown: tuple[str, ...] = ()
+    """See SourceProblem."""
     text: str = ""
     """The question in its source's words, without the spec's own template; is not published."""
 

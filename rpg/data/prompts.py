@@ -19,7 +19,7 @@ def staged(problem: SourceProblem, prompt: TemplatePrompt | ChatPrompt) -> Stage
         rendered, content = json.dumps(_messages(problem, prompt), ensure_ascii=False), text
     else:
         rendered = content = _fill(prompt.template, problem)
-    known = (problem.answer, problem.dataset, problem.metadata, problem.cluster)
+    known = (problem.answer, problem.dataset, problem.metadata, problem.cluster, problem.shown)
     return StagedProblem(content_id(content), rendered, *known, text)
 
 

@@ -18,7 +18,8 @@ from specs.schema.data import Data, Source
 
 SPLITS = ("train", "evaluation")
 SCHEMA = pa.schema([(name, pa.string()) for name in ("problem_id", "prompt", "answer", "dataset", "metadata")])
-"""Schema of a split without clusters; with some it has the column `cluster` too."""
+"""Schema of a split; it has the column `cluster` too where a problem is of one, and `shown` where agents are given some
+of a problem's metadata."""
 
 
 QUESTIONS = "questions"
@@ -230,6 +231,9 @@ def _write(problems: list[StagedProblem], file: FilePath) -> None:
     table = pa.table(columns, schema=SCHEMA)
     if any(problem.cluster for problem in problems):
         table = table.append_column("cluster", pa.array([problem.cluster for problem in problems], pa.string()))
+    if any(problem.shown for problem in problems):
+        shown = [list(problem.shown) for problem in problems]
+        table = table.append_column("shown", pa.array(shown, pa.list_(pa.string())))
     pq.write_table(table, file)
 
 

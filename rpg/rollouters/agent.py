@@ -33,7 +33,7 @@ class AgentProgram(ProgramSection):
         """The program for one response, in whose thread `result` is then called.
 
         Args:
-            problem: what it is to work on. The gold answer is in it: a program may play a part that knows it.
+            problem: what it is to work on, see `Problem.public`: neither the gold answer nor a hidden test is in it.
             base_url: of the endpoint, as clients of OpenAI's interface want it.
             api_key: the response's own.
         """

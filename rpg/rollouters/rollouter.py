@@ -20,7 +20,8 @@ class SeededPrompt:
     """A prompt to roll out."""
 
     problem: Problem
-    """What it asks; an environment may answer by the gold answer and the metadata."""
+    """What it asks; an environment may answer by the gold answer and the metadata. A process that runs what the policy
+    says is to be given `problem.public()`."""
     token_ids: tuple[int, ...]
     seed: int
     """All that is random in its rollouts follows from it."""

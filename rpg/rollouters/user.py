@@ -33,7 +33,8 @@ class User(UserSection):
         that is sampled again; it need not follow from the arguments.
 
         Args:
-            problem: what the conversation began with.
+            problem: what the conversation began with, the gold answer in it. It is this method's alone: a process that
+                runs what the policy says is to be given `problem.public()`.
             said: all after the prompt, the policy's text first, then the user's and the policy's in turn.
             seed: for what is random in it.
         """

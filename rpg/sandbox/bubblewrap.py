@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from rpg.sandbox.enter import entered
+from rpg.sandbox.hidden import hidden
 
 _TRIAL_SECONDS = 60.0
 _SCRATCH_BYTES = 64 << 20
@@ -19,6 +20,9 @@ _LIBRARIES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _LOADER = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/nix/store", "/gnu/store")
 """What finds libraries."""
 _ALWAYS = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try", "--new-session")
+CODE = Path("/rpg-sandbox")
+"""Directory in which a process that runs a policy's text sees what of this package begins it."""
+_BEGINS = ("enter.py", "keeper.py")
 _INSTALL = "install bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
 _ALLOW = "allow unprivileged user namespaces here; docs/own-reward.md says how, for a machine and for a container"
 
@@ -60,19 +64,21 @@ def missing() -> Missing | None:
     return way if isinstance(way, Missing) else None
 
 
-def sealing(readable: Iterable[Path], *, keeps: bool = False) -> tuple[list[str], NamespaceSetup]:
+def sealing(readable: Iterable[Path], *, keeps: bool = False, hides: bool = False) -> tuple[list[str], NamespaceSetup]:
     """The command that seals another, and the way it goes.
 
     Args:
         readable: files and directories that the process may read, beside Python and the system's libraries.
         keeps: for the keeper of programs.
+        hides: the process does not see the packages with problems and scorers, see `hidden`, unless `readable` names
+            them.
     Raises:
         RuntimeError: this machine can seal nothing.
     """
     way = _way()
     if isinstance(way, Missing):
         raise RuntimeError(f"{way.reason}: {way.hint}")
-    return _command(way, readable, way.keeps if keeps else ()), way
+    return _command(way, readable, way.keeps if keeps else (), hides=hides), way
 
 
 @lru_cache(maxsize=1)
@@ -94,7 +100,9 @@ def _way() -> NamespaceSetup | Missing:
     return Missing(f"bubblewrap may not make namespaces ({said})", _ALLOW)
 
 
-def _command(way: NamespaceSetup, readable: Iterable[Path] = (), rights: Iterable[str] = ()) -> list[str]:
+def _command(
+    way: NamespaceSetup, readable: Iterable[Path] = (), rights: Iterable[str] = (), *, hides: bool = False
+) -> list[str]:
     """bwrap with all that a sealed process sees: of it /tmp alone can be written, and there is no /proc."""
     program = shutil.which("bwrap") or "bwrap"
     command = [program, *_ALWAYS, "--die-with-parent", *way.options, *rights, *_scratch()]
@@ -102,12 +110,21 @@ def _command(way: NamespaceSetup, readable: Iterable[Path] = (), rights: Iterabl
         if os.path.islink(name):
             command += ["--symlink", os.readlink(name), name]
     seen = [Path("/usr"), *(Path(name) for name in _LIBRARIES if not os.path.islink(name))]
-    named = [*seen, *map(Path, _LOADER), *_runtime(), *readable]
+    package = Path(__file__).parents[1]
+    named = [*seen, *map(Path, _LOADER), *_runtime(), *([] if hides else [package]), *readable]
     paths = _outermost(named)
     command += ["--dir", "/dev", *_bound(paths)]
-    for home in _homes(paths):
-        inside = _outermost(path for path in named if path.is_relative_to(home))
-        command += ["--tmpfs", str(home), *_bound(inside, home), "--remount-ro", str(home)]
+    # Nobody is to read the record by RPG_HOME.
+    home = Path(os.environ.get("RPG_HOME") or ".rpg").resolve()
+    for path in _within(paths, [home, *(hidden(paths) if hides else ())]):
+        if path.is_dir():
+            inside = _outermost(each for each in named if each.is_relative_to(path))
+            command += ["--tmpfs", str(path), *_bound(inside, path), "--remount-ro", str(path)]
+        elif path not in named:
+            command += ["--ro-bind", os.devnull, str(path)]
+    if hides:
+        for name in _BEGINS:
+            command += ["--ro-bind", str(package / "sandbox" / name), str(CODE / "rpg" / "sandbox" / name)]
     # Nothing else of /dev: subprocesses and some libraries open it.
     command += ["--dev-bind", "/dev/null", "/dev/null", "--remount-ro", "/"]
     return [*command, "--chdir", "/tmp", "--"]
@@ -123,11 +140,11 @@ def _bound(paths: Iterable[Path], root: Path = Path("/")) -> Iterator[str]:
         yield from ("--ro-bind", str(path), str(path))
 
 
-def _homes(paths: Iterable[Path]) -> list[Path]:
-    """Where RPG_HOME would be seen within the paths: nobody is to read the record by it."""
-    home = Path(os.environ.get("RPG_HOME") or "/").resolve()
-    shown = [path / home.relative_to(path.resolve()) for path in paths if path.resolve() in home.parents]
-    return [path for path in shown if path.is_dir()]
+def _within(paths: Iterable[Path], targets: Iterable[Path]) -> list[Path]:
+    """Returns the names under which the paths show the targets, which are real ones, in the order of nesting."""
+    real = [(path, path.resolve()) for path in paths]
+    names = {path / target.relative_to(place) for target in targets for path, place in real if place in target.parents}
+    return sorted(name for name in names if name.exists())
 
 
 @lru_cache(maxsize=1)
@@ -140,13 +157,12 @@ def _scratch() -> tuple[str, ...]:
 
 
 def _runtime() -> Iterator[Path]:
-    """Where Python, the installed packages and this package are."""
+    """Where Python and the installed packages are."""
     yield from map(Path, (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix))
     libraries = map(Path, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
     yield from (path for path in libraries if not Path.home().is_relative_to(path))
     if site.ENABLE_USER_SITE:
         yield Path(site.getusersitepackages())
-    yield Path(__file__).parents[1]
 
 
 def _outermost(paths: Iterable[Path]) -> list[Path]:

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 NOBODY = 65534
@@ -38,12 +37,18 @@ def entered(
     filtered: bytes = b"",
     watched_by: int = 0,
     door: tuple[str, int] | None = None,
+    cgroup: str = "",
+    seen_as: str = "",
 ) -> list[str]:
-    """The command, begun by this program; see `main`."""
+    """The command, begun by this program; see `main`. `seen_as`: path of this file where the command runs, if it is
+    another one there."""
     settings = json.dumps(
-        {"limits": dict(limits), "nobody": nobody, "filter": filtered.hex(), "watched_by": watched_by, "door": door}
+        {
+            **{"limits": dict(limits), "nobody": nobody, "filter": filtered.hex(), "watched_by": watched_by},
+            **{"door": door, "cgroup": cgroup},
+        }
     )
-    return [sys.executable, "-I", "-S", str(Path(__file__).resolve()), settings, *command]
+    return [sys.executable, "-I", "-S", seen_as or str(Path(__file__).resolve()), settings, *command]
 
 
 def main(settings: dict[str, Any], command: list[str]) -> None:
@@ -52,7 +57,8 @@ def main(settings: dict[str, Any], command: list[str]) -> None:
     Args:
         settings: `limits`, by the name of the resource; `nobody`: whether root becomes another user; `filter`: of
             system calls, hexadecimal, empty for none; `watched_by`: the process with which a watcher ends, 0 where the
-            command needs no watcher; `door`: a unix socket and a port of loopback that leads to it, or null.
+            command needs no watcher; `door`: a unix socket and a port of loopback that leads to it, or null; `cgroup`:
+            directory of one that a watched command is put into, and that is removed with it; empty: there is none.
         command: a program and its arguments.
     """
     if settings["watched_by"]:
@@ -137,7 +143,15 @@ def refuse_calls(filtered: bytes) -> None:
 
 def _watch(parent: int, settings: dict[str, Any], command: list[str]) -> None:
     """Ends with the command, the parent or at END, whichever is first, and all descendants before."""
-    signal.signal(END, _end)
+
+    def end(code: int) -> None:
+        _end_descendants()
+        if settings["cgroup"]:
+            with suppress(OSError):
+                os.rmdir(settings["cgroup"])
+        os._exit(code)
+
+    signal.signal(END, lambda *_: end(128 + END))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {END})
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # a descendant whose parent ends becomes a child of this process
@@ -149,6 +163,9 @@ def _watch(parent: int, settings: dict[str, Any], command: list[str]) -> None:
     if child == 0:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(END, signal.SIG_DFL)
+        if settings["cgroup"]:
+            with suppress(OSError):
+                Path(settings["cgroup"], "cgroup.procs").write_text("0")
         if os.getppid() == watcher:
             _become(settings, command)
         os._exit(1)
@@ -158,13 +175,7 @@ def _watch(parent: int, settings: dict[str, Any], command: list[str]) -> None:
         ended, status = os.wait()
         if ended == child:
             code = os.waitstatus_to_exitcode(status)
-            _end_descendants()
-            os._exit(code if code >= 0 else 128 - code)
-
-
-def _end(_signum: int, _frame: FrameType | None) -> None:
-    _end_descendants()
-    os._exit(128 + END)
+            end(code if code >= 0 else 128 - code)
 
 
 def _end_descendants() -> None:

@@ -44,6 +44,9 @@ _REFUSED: dict[str, tuple[int, int | None]] = {
     **{"memfd_create": (319, 279), "memfd_secret": (447, 447)},
 }
 _CLONE, _CLONE3, _SOCKET, _IOCTL = (56, 220), (435, 435), (41, 198), (16, 29)
+_TIMER_CREATE, _FCNTL = (222, 107), (72, 25)
+_SET_SIGNAL = 10
+"""F_SETSIG, which chooses the signal that says that something can be read."""
 _TERMINAL_INPUT = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX, which type into a terminal."""
 _AUDIT = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -55,17 +58,21 @@ _NUMBER, _ARCHITECTURE, _ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
 """Offsets in the kernel's seccomp_data; of arguments the low half."""
 
 
-def program(*, loopback: bool = False) -> bytes:
+def program(*, loopback: bool = False, stoppable: bool = False) -> bytes:
     """The filter, as struct sock_filter after struct sock_filter; empty on a machine whose calls it does not know.
-    `loopback`: sockets of the internet are allowed, where the process has a network of its own alone."""
+
+    Args:
+        loopback: sockets of the internet are allowed, where the process has a network of its own alone.
+        stoppable: calls are refused by which a process that is stopped has the kernel send it SIGCONT.
+    """
     if platform.machine() not in _AUDIT:
         return b""
     column, architecture = _AUDIT[platform.machine()]
     families = (_AF_UNIX, _AF_INET, _AF_INET6) if loopback else (_AF_UNIX,)
-    return b"".join(_instructions(column, architecture, families))
+    return b"".join(_instructions(column, architecture, families, stoppable))
 
 
-def _instructions(column: int, architecture: int, families: tuple[int, ...]) -> Iterator[bytes]:
+def _instructions(column: int, architecture: int, families: tuple[int, ...], stoppable: bool) -> Iterator[bytes]:
     yield _step(_LOAD, _ARCHITECTURE)
     yield _step(_EQUAL, architecture, hit=1)
     yield _step(_RETURN, _KILL)
@@ -78,6 +85,9 @@ def _instructions(column: int, architecture: int, families: tuple[int, ...]) -> 
     # Its arguments are in memory, which a filter cannot read; the C library then takes `clone`.
     yield from _refused_if(_EQUAL, _CLONE3[column], errno.ENOSYS)
     yield from _by_argument(_CLONE[column], _ARGUMENT, [*_refused_if(_ANY_BIT, _NAMESPACES, errno.EPERM)])
+    if stoppable:
+        yield from _refused_if(_EQUAL, _TIMER_CREATE[column], errno.EPERM)
+        yield from _by_argument(_FCNTL[column], _SECOND_ARGUMENT, [*_refused_if(_EQUAL, _SET_SIGNAL, errno.EPERM)])
     last = len(families)
     allowed = [_step(_EQUAL, family, hit=last - number) for number, family in enumerate(families)]
     local = [*allowed, _step(_RETURN, _REFUSE | errno.EAFNOSUPPORT)]

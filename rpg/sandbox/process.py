@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rpg.sandbox import enter
-from rpg.sandbox.bubblewrap import sealing
+from rpg.sandbox.bubblewrap import CODE, sealing
 from rpg.sandbox.filter import program
 
 SYSTEM_PATH = "/usr/bin:/bin"
@@ -29,7 +29,7 @@ _OF_USER = (
 )
 """Variables that an unsealed process gets: where its user's files are, and which devices it may use."""
 _FIXED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-_OF_KEEPER = {"PYTHONHASHSEED": "0", "PYTHONPATH": str(Path(__file__).parents[2])}
+_OF_KEEPER = {"PYTHONHASHSEED": "0", "PYTHONPATH": str(CODE)}
 """What a program prints of a set of texts is the same in each."""
 _END_SECONDS = 5.0
 """A watcher kills the descendants of its command, which takes milliseconds."""
@@ -51,13 +51,14 @@ class Limits:
     seconds: float = 10.0
     """Wall time of a program of `Sandbox`, or of a call of a session."""
     cpu_seconds: int = 0
-    """CPU time of each process of such a program; 0: a second more than the wall time, and no limit in a session."""
+    """CPU time of each process of such a program; 0: a second more than the wall time. All processes of a session
+    together may use so much for each of its calls."""
     output_bytes: int = 1 << 20
     """What such a program may write on standard output, and on standard error."""
 
     @property
     def cpu_limit(self) -> int:
-        """CPU seconds of each process of a program."""
+        """CPU seconds of each process of a program, or of a call of a session."""
         return self.cpu_seconds or math.ceil(self.seconds) + 1
 
 
@@ -66,6 +67,11 @@ class Confined:
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Number of its first process, the watcher."""
+        return self._process.pid
 
     @property
     def stdin(self) -> IO[bytes]:
@@ -114,7 +120,9 @@ def start(
     variables: Iterable[str] = (),
     settings: Mapping[str, str] | None = None,
     keeps: bool = False,
+    hides: bool = False,
     door: tuple[Path, int] | None = None,
+    cgroup: Path | None = None,
     **pipes: Any,
 ) -> Confined:
     """Begins a command with an environment made from a list, in a session of its own, within limits.
@@ -130,21 +138,27 @@ def start(
         variables: names of environment variables that one gets which is not sealed, beside those of the list.
         settings: further environment variables with their values.
         keeps: the command is the keeper of programs, sealed but with the right to make namespaces: it confines each.
+        hides: the command, sealed, may run what a policy writes, and does not see the packages with problems and
+            scorers. So does the keeper, in any case.
         door: a unix socket of the machine, and the port of its own loopback at which a sealed command reaches it. Else
             it has no network at all.
+        cgroup: directory of one that the command and all that comes of it are put into, where that is possible. It is
+            removed with them.
         pipes: stdin, stdout and stderr of subprocess.Popen. A file that it writes to has the limit of files.
     Raises:
         RuntimeError: this machine can seal nothing.
     """
     limits = limits or Limits()
     if sealed:
-        sealer, way = sealing([*readable, *([door[0]] if door else ())], keeps=keeps)
+        hides = hides or keeps
+        sealer, way = sealing([*readable, *([door[0]] if door else ())], keeps=keeps, hides=hides)
         entered = enter.entered(
             command,
             {} if keeps else _rlimits(limits, limits.processes),
             nobody=way.nobody and not keeps,
             filtered=b"" if keeps else program(loopback=door is not None),
             door=(str(door[0]), door[1]) if door else None,
+            seen_as=str(CODE / "rpg" / "sandbox" / "enter.py") if hides else "",
         )
         inside = [*sealer, *entered]
         names: Iterable[str] = ("LD_LIBRARY_PATH",) if keeps else _PASSED_ON
@@ -158,7 +172,7 @@ def start(
         environment |= library_variables()
     environment |= settings or {}
     # bubblewrap too: one that is killed while it begins leaves a process behind.
-    watched = enter.entered(inside, {}, watched_by=os.getpid())
+    watched = enter.entered(inside, {}, watched_by=os.getpid(), cgroup=str(cgroup or ""))
     return Confined(subprocess.Popen(watched, env=environment, start_new_session=True, **pipes))
 
 

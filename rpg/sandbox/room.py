@@ -171,34 +171,60 @@ class Session:
         self._sandbox = sandbox
         self._lent: Any = None
         self._seal: Seal | None = None
+        self._calls = 0
+        self._cpu_seconds = self._cpu_of_seal = 0.0
 
     def execute(self, code: str) -> Outcome:
         """Runs the code in the names that earlier calls left, and prints what its last expression is worth.
 
         A call that does not come to its end by itself takes the interpreter with it: the next one begins without names.
+        Between calls nothing of the session runs. A call is not run while the session's processes have used more CPU
+        time than `Limits.cpu_limit` for each call so far; its outcome says so.
 
         Raises:
             SandboxError: the sandbox itself failed. The state is lost.
         """
+        self._calls += 1
+        most = self._sandbox.limits.cpu_limit
+        if self._cpu_seconds > self._calls * most:
+            used = f"the processes of this session have used {self._cpu_seconds:.0f} s of CPU time"
+            said = f"{used}, and may use {most} s a call: this call was not run"
+            return Outcome("", said, 1, 0.0, "timeout")
         try:
             if self._seal is None:
                 self._lent = self._sandbox.lent()
                 self._seal = self._lent.__enter__()
+                self._cpu_of_seal = self._seal.stop()
+                self._seal.resume()
                 self._seal.send({"kind": "session", "limits": asdict(self._sandbox.limits)})
+            self._seal.resume()
             self._seal.send({}, _encoded(code))
             answer = self._seal.answer(self._sandbox.limits)
         except SealError as error:
             self._give_back(error)
             raise SandboxError(f"the sandbox failed: {error}") from error
-        if not answer.alive:
-            self._give_back(None)
+        self._stop(answer.alive)
         return answer.outcome()
+
+    def _stop(self, alive: bool) -> None:
+        """Stops the session until its next call. Gives the seal back if it cannot be stopped, or has ended."""
+        assert self._seal
+        try:
+            used = self._seal.stop()
+        except SealError as error:
+            self._give_back(error)
+            return
+        self._cpu_seconds += used - self._cpu_of_seal
+        self._cpu_of_seal = used
+        if not alive:
+            self._give_back(None)
 
     def close(self) -> None:
         """Ends the interpreter."""
         if self._seal is None:
             return
         try:
+            self._seal.resume()
             self._seal.send({})
         except SealError as error:
             self._give_back(error)
@@ -206,9 +232,14 @@ class Session:
             self._give_back(None)
 
     def _give_back(self, error: Exception | None) -> None:
-        lent, self._lent, self._seal = self._lent, None, None
+        lent, seal, self._lent, self._seal = self._lent, self._seal, None, None
         if lent is None:
             return
+        if seal and not error:
+            try:
+                seal.resume()
+            except SealError as failed:
+                error = failed
         with suppress(SealError):
             lent.__exit__(type(error) if error else None, error, None)
 

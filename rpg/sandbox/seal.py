@@ -8,11 +8,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from rpg.sandbox.filter import program
 from rpg.sandbox.process import Confined, Limits, start
+from rpg.sandbox.stopping import Cgroup, Signals, Stopper
 
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 10.0
@@ -94,10 +96,13 @@ class Seal:
     def __init__(self) -> None:
         """Raises RuntimeError where this machine can seal nothing, SealError where the keeper does not begin."""
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
+        self._cgroup = Cgroup.made()
+        self._stopper: Stopper | None = None
         self._process: Confined = start(
-            [sys.executable, "-P", "-s", "-X", "utf8", "-m", "rpg.sandbox.keeper", program().hex()],
+            [sys.executable, "-P", "-s", "-X", "utf8", "-m", "rpg.sandbox.keeper", program(stoppable=True).hex()],
             sealed=True,
             keeps=True,
+            cgroup=self._cgroup.directory if self._cgroup else None,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._noise,
@@ -106,9 +111,28 @@ class Seal:
         os.set_blocking(self._input, False)
         try:
             self._head(time.monotonic() + _START_SECONDS)
-        except SealError:
+            # It may not be allowed to move a process into the cgroup.
+            is_used = self._cgroup and self._cgroup.is_used()
+            self._stopper = self._cgroup if is_used else Signals.below(self._process.pid)
+        except (SealError, OSError) as error:
             self.end()
-            raise
+            raise SealError(str(error)) from error
+
+    def stop(self) -> float:
+        """Stops all processes. Returns the CPU seconds of the seal. SealError where they go on, or it has died."""
+        assert self._stopper
+        try:
+            return self._stopper.stop()
+        except OSError as error:
+            raise SealError(str(error)) from error
+
+    def resume(self) -> None:
+        """Has the processes go on. SealError where it has died."""
+        assert self._stopper
+        try:
+            self._stopper.resume()
+        except OSError as error:
+            raise SealError(str(error)) from error
 
     def send(self, head: dict[str, Any], *parts: bytes) -> None:
         """Writes a request. SealError where it is not taken."""
@@ -138,6 +162,12 @@ class Seal:
     def end(self) -> None:
         """Ends it, and what runs in it."""
         self._process.end()
+        stopper, self._stopper = self._stopper, None
+        with suppress(OSError):  # the cgroup is gone already
+            if stopper:
+                stopper.resume()
+        if self._cgroup:
+            self._cgroup.remove()
         self._noise.close()
 
     def _head(self, until: float) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -41,8 +43,9 @@ _MOST_OF_AN_ERROR = 500
 
 class Command(AgentProgram):
     """A command. It finds the endpoint in OPENAI_BASE_URL and OPENAI_API_KEY, where clients of OpenAI's interface look
-    by themselves, and the problem on standard input: JSON with `question`, `messages` and `metadata`. What it writes on
-    standard output is what it returns. It runs in the sandbox, from which it reaches the endpoint and nothing else."""
+    by themselves, and the problem on standard input: JSON with `question`, `messages` and `metadata`, without answers
+    and hidden tests. What it writes on standard output is what it returns. It runs in the sandbox, from which it
+    reaches the endpoint and nothing else."""
 
     command: tuple[str, ...] = Field(min_length=1)
     """Program and arguments. `python` is the interpreter of the run; {question} stands for the question's text, {file}
@@ -109,6 +112,7 @@ class Command(AgentProgram):
         tried = start(
             [sys.executable, "-I", "-S", "-c", _TRIES, str(len(programs)), *(path for _, path in named)],
             sealed=True,
+            hides=True,
             readable=self._shown,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -142,6 +146,7 @@ class Command(AgentProgram):
         return start(
             words,
             sealed=True,
+            hides=True,
             limits=Limits(
                 memory_bytes=int(self.memory_gib * 2**30),
                 processes=_PROCESSES,
@@ -160,11 +165,15 @@ class _Process:
 
     def __init__(self, words: list[str], asked: str, settings: dict[str, str], options: Command) -> None:
         self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (`result` closes it)
-        with tempfile.TemporaryFile() as given:
-            given.write(asked.encode())
-            given.seek(0)
-            pipes = {"stdin": given, "stdout": subprocess.PIPE, "stderr": self._complaints}
-            self._confined = options.start(words, settings, **pipes)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._complaints}
+        self._confined = options.start(words, settings, **pipes)
+        # A pipe holds 64 KiB, and a program may never read it.
+        threading.Thread(target=self._give, args=(asked.encode(),), name="an agent's input", daemon=True).start()
+
+    def _give(self, asked: bytes) -> None:
+        """Writes the program's input, and closes it."""
+        with suppress(OSError, ValueError), self._confined.stdin as pipe:  # it has ended, or was ended meanwhile
+            pipe.write(asked)
 
     def result(self) -> str | None:
         """See Running."""

@@ -75,7 +75,7 @@ class Agent(TakingTurns):
         if issue := self.program.lacks():
             yield Answering("agent", self.program.type, f"{issue.message}: {issue.given}")
             return
-        begun = _Begun(self.program, Problem("", "1+1=", "2", ""), endpoint(), lambda: None)
+        begun = _Begun(self.program, Problem("", "1+1=", "", ""), endpoint(), lambda: None)
         arrived = begun.line.next(seconds)
         begun.close("it was only to be seen whether something is asked")
         yield Answering("agent", self.program.type, _why_not(arrived) if isinstance(arrived, Ended) else "")
@@ -201,7 +201,8 @@ class _Work:
     """A program's work on one response."""
 
     def __init__(self, asking: _Asking, conversation: Conversation, history: History) -> None:
-        self._asking, self._problem = asking, conversation.prompt.problem
+        # What the policy says may run in the program, or be shown what it has.
+        self._asking, self._problem = asking, conversation.prompt.problem.public()
         self.history = history
         self.request = Request([], [], None)
         """The last one that was given to the policy."""

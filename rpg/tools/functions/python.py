@@ -24,7 +24,8 @@ class Python(Tool):
     libraries: ClassVar[tuple[str, ...]] = ("python",)
 
     seconds: float = Field(5.0, gt=0)
-    """Wall time of a call at most."""
+    """Wall time of a call at most. The CPU time of all processes of a response is bounded too, by one second more for
+    each of its calls; a call beyond that is not run, and the policy reads why."""
     memory_mb: int = addition(512, ge=64)
     """Address space of the interpreter, MiB."""
 

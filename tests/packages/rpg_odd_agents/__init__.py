@@ -28,9 +28,9 @@ def helpful(problem: Problem, base_url: str, api_key: str) -> str:
     """Works out the answer where the policy calls for it with a 1; else it returns what the policy says."""
     policy = client(base_url).with_options(api_key=api_key).chat.completions
     said = policy.create(model="any", messages=[{"role": "user", "content": problem.prompt}]).choices[0].message.content
-    return problem.answer if said and said.startswith("1") else said or ""
+    return problem.prompt[0] if said and said.startswith("1") else said or ""
 
 
 def silent(problem: Problem, *_: str) -> str:
     """Asks nothing."""
-    return problem.answer
+    return problem.prompt

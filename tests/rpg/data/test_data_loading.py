@@ -147,3 +147,17 @@ def test_the_cluster_of_a_problem_goes_from_its_column_through_the_stage_into_th
     (alone,) = recorder.record(2, [[replace(each, problem=replace(each.problem, cluster=""))] for (each,) in answered])
     ends = [each["metrics"]["mean@1"]["ci_high"] - each["metrics"]["mean@1"]["ci_low"] for each in (told, alone)]
     assert ends[0] > ends[1]
+
+
+def test_what_agents_are_given_goes_from_its_column_through_the_stage(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    rows = [{"prompt": f"{number}=", "answer": "gold", "level": number, "hint": "gold"} for number in range(2)]
+    (tmp_path / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = {"answer": "answer", "keep": ["hint"], "shown": ["level"]}
+    source = {"source": "jsonl", "path": str(tmp_path / "set.jsonl"), "columns": columns}
+    spec = Data.model_validate({"train": [source]})
+    stage(spec, tmp_path)
+    problems = load_problems(tmp_path, "train", tokenizer, spec)
+    assert [problem.metadata for problem in problems] == [{"hint": "gold", "level": number} for number in range(2)]
+    assert [problem.public().metadata for problem in problems] == [{"level": 0}, {"level": 1}]

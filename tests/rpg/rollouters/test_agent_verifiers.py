@@ -38,9 +38,15 @@ def test_a_taskset_of_verifiers_trains_over_the_endpoint(tmp_path: Path, monkeyp
     monkeypatch.setenv("PYTHONPATH", str(TASKSETS))
     make_inputs(tmp_path)
     tasks = [
-        {"problem_id": f"p{task}", "prompt": f"{task:02b}=", "answer": "1.0", "dataset": "train", "metadata": metadata}
+        {
+            "problem_id": f"p{task}",
+            "prompt": f"{task:02b}=",
+            "answer": "1.0",
+            "dataset": "train",
+            "metadata": f'{{"task": {task}}}',
+            "shown": ["task"],
+        }
         for task in range(4)
-        for metadata in [f'{{"task": {task}}}']
     ]
     pq.write_table(pa.Table.from_pylist(tasks), tmp_path / "data/train.parquet")
     section = rollouter(PYTHON, program, environment=UV)
@@ -139,6 +145,7 @@ def make_talker(directory: Path) -> None:
         "answer": "1.0",
         "dataset": "train",
         "metadata": json.dumps({"task": 3}),
+        "shown": ["task"],
     }
     (directory / "data").mkdir()
     pq.write_table(pa.Table.from_pylist([task]), directory / "data/train.parquet")

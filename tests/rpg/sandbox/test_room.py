@@ -202,6 +202,13 @@ def test_a_sessions_threads_do_nothing_between_calls(sandbox: Sandbox) -> None:
         assert after - before < int(free.stdout) / 3
 
 
+def test_no_process_can_have_the_kernel_wake_it(sandbox: Sandbox) -> None:
+    asked = "import ctypes, errno\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+    wakes = ("libc.timer_create(1, None, ctypes.byref(ctypes.c_long()))", "libc.fcntl(0, 10, 18)")
+    for call in wakes:
+        assert sandbox.run(Program(f"{asked}print({call}, errno.errorcode[ctypes.get_errno()])")).stdout == "-1 EPERM\n"
+
+
 def test_sessions_wait_for_no_program() -> None:
     with Sandbox(Limits(seconds=30.0), at_once=1) as sandbox, sandbox.session() as one, sandbox.session() as other:
         one.execute("a = 1")

@@ -357,3 +357,12 @@ def test_columns_that_are_kept_are_the_problems_own(tmp_path: Path) -> None:
     assert problem.metadata == {"level": 3, "reward_model.style": "rule"}
     issue = wrong(source="parquet", path=str(file), columns={"keep": ["levels"]})
     assert (issue.message, issue.path) == ("maths.parquet has no column `levels`", ("columns", "keep"))
+
+
+def test_columns_that_agents_are_given_are_the_problems_own_too(tmp_path: Path) -> None:
+    file = parquet(tmp_path / "maths.parquet", DAPO_ROW | {"level": 3})
+    (problem,) = read(source="parquet", path=str(file), columns={"keep": ["level"], "shown": ["reward_model.style"]})
+    assert problem.metadata == {"level": 3, "reward_model.style": "rule"}
+    assert problem.shown == ("reward_model.style",)
+    issue = wrong(source="parquet", path=str(file), columns={"shown": ["levels"]})
+    assert (issue.message, issue.path) == ("maths.parquet has no column `levels`", ("columns", "shown"))
