@@ -17,7 +17,6 @@ from pipelines.prefect_flows.stop import (
     end_everywhere,
     stop_flow_runs,
     waiting_on_servers,
-    waits,
 )
 from pipelines.prefect_server.client import api_url, prefect_client
 from pipelines.prefect_server.flow_runs import OPEN, flow_runs, run_id_of
@@ -104,7 +103,7 @@ def cancel_experiment(home: Home, name: str, grace: float) -> Iterator[str]:
     """
     states = {run_id: RunState(home, run_id) for run_id in runs_of(home, name)}
     executed = [run_id for run_id in states if _is_executed(home, run_id)]
-    left = [run_id for run_id, state in states.items() if state.status == "running" or waits(state)]
+    left = [run_id for run_id, state in states.items() if state.status == "running" or state.waits]
     silent: set[str] = set()
     left += waiting_on_servers(home, split_name(name)[0], states, silent)
     left = [run_id for run_id in left if run_id not in executed]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from pipelines.home.home import Home
-from pipelines.home.state import WAITING, Record, RunState
+from pipelines.home.state import SUBMITTED, WAITING, Record, RunState
 from pipelines.prefect_flows.ending import (
     GONE,
     Ending,
@@ -176,7 +176,8 @@ class Reconciliation:
             shared.fetch_standing()
         if not run_id or not (directory / "state.json").exists():
             return  # Of a worker with a home of its own.
-        record = RunState(self._home, run_id).record
+        standing = RunState(self._home, run_id)
+        record = standing.record
         own = record["flow_run_id"] == str(flow_run.id)
         state = state_of(flow_run)
         if self._watch.is_executed(directory, record):
@@ -190,10 +191,10 @@ class Reconciliation:
             return
         if not shared and self._may_be_elsewhere(client, flow_run, record, lease):
             return
-        ending = self._ending(client, flow_run, record, lease)
+        ending = self._ending(client, flow_run, standing, lease)
         if ending is None:
             self._schedule_again(client, flow_run, shared is not None)
-        elif record["status"] in FINAL or (own and ending.status in FINAL):
+        elif standing.is_over or (own and ending.status in FINAL):
             with contextlib.suppress(RunBusyError):
                 of = str(flow_run.id)  # The run may have been submitted again since its record was read.
                 end_run(self._home, run_id, ending, FlowRuns(client, [flow_run]), of=of, watched=True)
@@ -201,17 +202,17 @@ class Reconciliation:
             end_flow_run(client, flow_run, ending, record["stages"])
 
     def _ending(
-        self, client: "SyncPrefectClient", flow_run: "FlowRun", record: Record, lease: LeaseRecord | None
+        self, client: "SyncPrefectClient", flow_run: "FlowRun", standing: RunState, lease: LeaseRecord | None
     ) -> Ending | None:
         """How a flow run that nobody executes ends; None: a worker of its pool is to go on with it."""
         state = state_of(flow_run)
-        own = record["flow_run_id"] == str(flow_run.id)
+        own = standing.record["flow_run_id"] == str(flow_run.id)
         directory = self._home.run(run_id_of(flow_run))
         if state.is_cancelling():
             return Ending("cancelled", "cancelled while nobody executed it")
-        if own and record["status"] == "pending" and self._cannot_begin(client, flow_run, lease):
+        if own and standing.waits and self._cannot_begin(client, flow_run, lease):
             return Ending("failed", f"its flow could not begin: {state.message}")
-        if own and record["status"] not in FINAL and flow_run.deployment_id:
+        if own and not standing.is_over and flow_run.deployment_id:
             return Ending("crashed", GONE) if _crashes_again_and_again(directory) else None
         return Ending("crashed", GONE if own else "another flow run has this run now")
 
@@ -229,7 +230,7 @@ class Reconciliation:
         with contextlib.suppress(RunBusyError), acquire(self._home.run(run_id), watched=True, settles=True) as lease:
             # Read again: it may have been cancelled or submitted again before this process held it.
             state = RunState(self._home, run_id, lease.fence)
-            if state.status in FINAL or state.record["flow_run_id"] != str(flow_run.id):
+            if state.is_over or state.record["flow_run_id"] != str(flow_run.id):
                 return
             end_tasks(client, flow_run, {})
             if is_unchanged(client, flow_run):
@@ -292,7 +293,8 @@ class Reconciliation:
                 known = self._waiting.get(path)
                 if known is None or known[0] != changed:
                     record = read_json(path)
-                    is_open = record.get("status") in ("pending", "running") and record.get("flow_run_id")
+                    is_open = record.get("reason") == SUBMITTED or record.get("status") in ("pending", "running")
+                    is_open = is_open and record.get("flow_run_id")
                     known = changed, UUID(record["flow_run_id"]) if is_open else None
                 waiting[path] = known
         self._waiting = waiting
