@@ -68,7 +68,7 @@ def cancel_run(
         NotStoppedError: the run was asked to stop and has not stopped yet.
     """
     silent = set() if silent is None else silent
-    deadline = time.monotonic() + _patience(grace)
+    deadline = time.monotonic() + patience(grace)
     while True:
         if _is_executed(home, run_id):
             request_cancel(home.run(run_id), grace)
@@ -202,7 +202,7 @@ def _is_executed(home: Home, run_id: str) -> bool:
 
 def _has_stopped(home: Home, run_id: str, grace: float) -> bool:
     """Waits for the end of the process that executes a run, which was asked to stop."""
-    deadline = time.monotonic() + _patience(grace)
+    deadline = time.monotonic() + patience(grace)
     while _is_executed(home, run_id):
         if time.monotonic() > deadline:
             return False
@@ -210,7 +210,7 @@ def _has_stopped(home: Home, run_id: str, grace: float) -> bool:
     return True
 
 
-def _patience(grace: float) -> float:
+def patience(grace: float) -> float:
     """Seconds that a run which was asked to stop may take: enough to see that a failed host's heartbeat is missing."""
     return max(grace + CLOSING_SECONDS, liveness.LEASE_SECONDS + 1)
 

@@ -12,7 +12,7 @@ from pipelines.prefect_flows.ending import Ending, FlowRuns, end_flow_run, end_r
 from pipelines.prefect_flows.submit import flow_run_link
 from pipelines.prefect_server.api import is_healthy, running_services
 from pipelines.prefect_server.client import prefect_client
-from pipelines.prefect_server.flow_runs import LIVE, OPEN, flow_runs, has_begun, run_id_of, state_of
+from pipelines.prefect_server.flow_runs import LIVE, OPEN, flow_runs, has_begun, run_id_of, state_of, study_of
 from pipelines.processes.stop import cancel_message
 from specs.errors import Issue, SpecError
 from specs.machine.files import read_json
@@ -92,8 +92,9 @@ def end_everywhere(home: Home, run_id: str, grace: float, *, was_executed: bool,
 
 
 def stop_flow_runs(home: Home, client: "SyncPrefectClient", found: "Sequence[FlowRun]", grace: float) -> str:
-    """Stops flow runs of one run that only the server knows. Result and NotStoppedError are as of `end_everywhere`."""
-    run_id, begun, status = run_id_of(found[-1]), False, "cancelled"
+    """Stops flow runs of one run, or of a study, that only the server knows. Result and NotStoppedError are as of
+    `end_everywhere`."""
+    run_id, begun, status = run_id_of(found[-1]) or study_of(found[-1]), False, "cancelled"
     for flow_run in found:
         begun = begun or has_begun(flow_run)
         for _ in range(_ROUNDS):
@@ -213,9 +214,9 @@ def _stopped(home: Home, client: "SyncPrefectClient", flow_run: "FlowRun", grace
         # Again: a flow that is given back at the same time may be scheduled, and begun, once more.
         ask_to_stop(client, flow_run, grace)
         if time.monotonic() > deadline:
-            run_id, link = run_id_of(flow_run), flow_run_link(home, str(client.api_url), str(flow_run.id))
-            status = _status(flow_run)
-            raise NotStoppedError(f"{run_id} was asked to stop and is still {status} on the server: {link}")
+            name, status = run_id_of(flow_run) or study_of(flow_run), _status(flow_run)
+            link = flow_run_link(home, str(client.api_url), str(flow_run.id))
+            raise NotStoppedError(f"{name} was asked to stop and is still {status} on the server: {link}")
         time.sleep(_LOOK_SECONDS)
         flow_run = client.read_flow_run(flow_run.id)
     return flow_run

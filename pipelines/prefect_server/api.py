@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import Any
@@ -31,7 +31,7 @@ from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.supervisor import log_tail, start
 from specs.errors import RpgError
 from specs.machine.files import read_json, write_json
-from specs.machine.liveness import is_alive, start_of
+from specs.machine.liveness import is_alive, place_of, start_of
 
 START_SECONDS = 300.0
 """A first start migrates a new database: 11 s on an idle machine with two cores, ten times that on a very busy one."""
@@ -70,7 +70,10 @@ class Services:
 
     def write(self, home: Home) -> None:
         """Writes it where other commands look."""
-        write_json(services_file(home), asdict(self))
+        path = services_file(home)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        supervisor = replace(self.supervisor, place=place_of(path.parent))
+        write_json(path, asdict(replace(self, supervisor=supervisor)))
 
 
 def services_file(home: Home) -> Path:
@@ -81,7 +84,7 @@ def services_file(home: Home) -> Path:
 def running_services(home: Home) -> Services | None:
     """Programs that `rpg up` has started, if its supervisord is still alive."""
     fields = read_json(services_file(home))
-    supervisor = ProcessRecord.parse(fields.get("supervisor") or {})
+    supervisor = ProcessRecord.parse(fields.get("supervisor") or {}, home.prefect)
     if supervisor is None or not is_alive(supervisor.pid, supervisor.started):
         return None
     return Services(**fields | {"supervisor": supervisor})
@@ -163,7 +166,7 @@ def _own_urls(home: Home) -> set[str]:
     urls = {services.url, services.record_url} if services else set()
     for path in home.prefect.glob("embedded-*.json"):
         fields = read_json(path)
-        if (server := ProcessRecord.parse(fields)) and is_alive(server.pid, server.started):
+        if (server := ProcessRecord.parse(fields, home.prefect)) and is_alive(server.pid, server.started):
             urls.add(fields.get("url", ""))
     return urls - {""}
 
@@ -220,7 +223,7 @@ class EmbeddedServer:
             if self._process is None:
                 self._process = start(SERVER_COMMAND, self._log, environment=settings, standard_input=port)
         parent = {"parent": os.getpid(), "parent_started": start_of(os.getpid())}
-        process = asdict(ProcessRecord.of(self._process.pid, "server"))
+        process = asdict(ProcessRecord.of(self._process.pid, "server", self._home.prefect))
         write_json(self._record, process | parent | {"url": self.url})
 
     def wait(self) -> None:

@@ -231,9 +231,9 @@ def _end_recorded(home: Home) -> bool:
     was_up = False
     # Before there was a supervisord, each program stood there itself.
     for name in ("worker", "studies", "server"):
-        if record := ProcessRecord.parse(fields.get(name) or {}):
+        if record := ProcessRecord.parse(fields.get(name) or {}, home.prefect):
             was_up |= end(record, grace=5.0)
-    if record := ProcessRecord.parse(fields.get("supervisor") or {}):
+    if record := ProcessRecord.parse(fields.get("supervisor") or {}, home.prefect):
         was_up |= end_supervisor(record)
     services_file(home).unlink(missing_ok=True)
     return was_up

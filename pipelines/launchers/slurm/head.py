@@ -15,6 +15,7 @@ from pipelines.launchers.slurm.queue import ALIVE, JOB_MODULE, batch_log, job_st
 from pipelines.processes.supervisor import log_size, log_tail
 from specs.machine.exit_cause import STOPPED
 from specs.machine.files import now, read_json, write_json
+from specs.machine.liveness import place_of
 from specs.machine.parent import die_with_parent
 from specs.schema.experiment import Experiment
 from specs.schema.launchers import SlurmLauncher
@@ -98,7 +99,8 @@ class SlurmHead:
             _say(f"sbatch refused: {answer.stderr.strip()}")
             return ""
         job = answer.stdout.strip().partition(";")[0]
-        write_json(self._files.submitted, {"job": job, "submitted_at": now(), **self._work()})
+        about = {"job": job, "submitted_at": now(), "place": place_of(self._files.directory)}
+        write_json(self._files.submitted, {**about, **self._work()})
         _say(f"job {job} is submitted")
         return job
 

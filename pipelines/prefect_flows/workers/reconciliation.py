@@ -32,8 +32,8 @@ from pipelines.prefect_flows.ending import (
 )
 from pipelines.prefect_flows.workers.flow_process import FlowProcess, flow_processes, forget, is_noted
 from pipelines.prefect_server.api import client_settings
-from pipelines.prefect_server.deployments import EXPERIMENTS, STUDIES
-from pipelines.prefect_server.flow_runs import is_unchanged, run_id_of, set_state, state_of
+from pipelines.prefect_server.deployments import EXPERIMENTS, SCHEDULES, STUDIES
+from pipelines.prefect_server.flow_runs import is_unchanged, run_id_of, set_state, state_of, study_of
 from pipelines.prefect_server.outbox import SUSPENDED, deliver, schedule_again
 from pipelines.remote.sharing import shared_run
 from specs.machine.files import read_json
@@ -105,8 +105,9 @@ class Reconciliation:
             if flow.is_alive and not flow.is_at_work:
                 with self._failure_noted(f"flow run {flow.flow_run_id}", flow.flow_run_id):
                     self._end_stopped(client, flow)
-        for name, settle in ((STUDIES.flow, self._settle_study), (EXPERIMENTS.flow, self._settle_run)):
-            for flow_run in self._open_flow_runs(client, name):
+        flows = {STUDIES: self._settle_study, EXPERIMENTS: self._settle_run, SCHEDULES: self._settle_submission}
+        for deployment, settle in flows.items():
+            for flow_run in self._open_flow_runs(client, deployment.flow):
                 with self._failure_noted(_named(flow_run), str(flow_run.id)):
                     settle(client, flow_run, processes.get(str(flow_run.id)))
         for flow in dead:
@@ -124,8 +125,7 @@ class Reconciliation:
 
         with contextlib.suppress(ObjectNotFound):
             flow_run = client.read_flow_run(UUID(flow.flow_run_id))
-            study = str(flow_run.parameters.get("name", "")).removeprefix("study ")
-            run_id = run_id_of(flow_run)
+            study, run_id = study_of(flow_run), run_id_of(flow_run)
             directory = self._home.run(run_id) if run_id else self._home.study_flow(study, flow.flow_run_id)
             lease = newest_lease(directory)
             is_own = lease is not None and lease.pid == flow.process.pid
@@ -314,12 +314,13 @@ class Reconciliation:
     def _settle_study(self, client: "SyncPrefectClient", flow_run: "FlowRun", process: FlowProcess | None) -> None:
         """Settles a study by the lease that its flow holds. Scheduled again, a study that is done or cancelled ends at
         once."""
-        # Its parameter is "study NAME".
-        study = str(flow_run.parameters.get("name", "")).removeprefix("study ")
-        directory = self._home.study_flow(study, str(flow_run.id))
+        directory = self._home.study_flow(study_of(flow_run), str(flow_run.id))
         lease, state = newest_lease(directory), state_of(flow_run)
         if lease is None and process is None:
-            return  # Of a worker with a home of its own.
+            # One that is pending was claimed by a worker, of whatever home, that has not begun it.
+            nothing_recorded = {"reason": "", "ended_at": None}
+            if state.is_crashed() or self._may_be_elsewhere(client, flow_run, nothing_recorded, lease):
+                return
         if self._watch.is_executed(directory, {}):
             if state.is_crashed() or (state.is_pending() and _age(state) > _STARTING):
                 from prefect.states import Running
@@ -332,7 +333,16 @@ class Reconciliation:
             end_flow_run(client, flow_run, Ending("cancelled", GONE))
         elif state.is_crashed() and lease is not None and lease.released:
             return  # The flow has ended by itself: its log says why.
+        elif self._cannot_begin(client, flow_run, lease):
+            end_flow_run(client, flow_run, Ending("failed", f"its flow could not begin: {state.message}"))
         else:
+            schedule_again(client, flow_run, GONE)
+
+    def _settle_submission(self, client: "SyncPrefectClient", flow_run: "FlowRun", process: FlowProcess | None) -> None:
+        """Schedules a scheduled submission again that a worker has claimed and not begun, or whose process is gone."""
+        state = state_of(flow_run)
+        is_lost = state.is_pending() or (state.is_running() and process is not None)
+        if is_lost and not (process and process.is_alive) and _age(state) > _STARTING:
             schedule_again(client, flow_run, GONE)
 
     def _is_open(self, client: "SyncPrefectClient", flow_run_id: UUID) -> bool:

@@ -115,6 +115,7 @@ def site(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         with prefect_client(home, server.url) as client, pytest.MonkeyPatch.context() as patch:
             patch.setenv("RPG_HOME", str(home.root))
             patch.setattr(reconciliation, "_STARTING", reconciliation.timedelta(0))
+            patch.setattr(reconciliation, "_ENDING_SECONDS", 0.0)
             patch.setattr("pipelines.prefect_flows.submit.note_idle_pool", lambda *_: None)
             yield Site(home, load_document(root / "tiny.yaml"), server, client)
     finally:

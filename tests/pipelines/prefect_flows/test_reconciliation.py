@@ -24,7 +24,7 @@ from prefect.client.schemas.filters import (
     ArtifactFilterKey,
 )
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Running, Scheduled, State
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Pending, Running, Scheduled, State
 from waiting import wait_for
 
 from pipelines.home.home import Home
@@ -217,6 +217,47 @@ def test_a_study_that_nobody_executes_is_cancelled(site: Site) -> None:
     site.dead_lease(directory)
     site.compare()
     assert site.state(flow_run_id) == "CANCELLED"
+
+
+def test_a_study_that_its_worker_claimed_and_never_began_is_scheduled_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, claimed = site.study_flow_run(Pending())
+    site.compare()
+    assert site.state(claimed) == "PENDING", "its worker may be about to begin it"
+    states = {
+        site.study_flow_run(state)[1]: after
+        for state, after in ((Cancelling(), "CANCELLED"), (Running(), "RUNNING"), (Crashed(), "CRASHED"))
+    }
+    monkeypatch.setattr(reconciliation, "_STARTING", timedelta(0))
+    site.compare()
+    assert site.state(claimed) == "SCHEDULED"
+    assert {each: site.state(each) for each in states} == states, "one that runs may be that of another home"
+
+
+def test_a_scheduled_submission_that_its_worker_never_began_is_scheduled_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = ensure_deployment(site.client, SCHEDULES)
+    created = site.client.create_flow_run_from_deployment(deployment, parameters={"experiment": "tiny"})
+    site.client.set_flow_run_state(created.id, Pending(), force=True)
+    site.compare()
+    assert site.state(created.id) == "PENDING"
+    monkeypatch.setattr(reconciliation, "_STARTING", timedelta(0))
+    site.compare()
+    assert site.state(created.id) == "SCHEDULED"
+
+
+def test_a_study_whose_flow_crashes_again_and_again_before_it_can_begin_fails(site: Site) -> None:
+    _, flow_run_id = site.study_flow_run(Crashed())
+    for _ in range(2):
+        site.dead_process(flow_run_id)
+        site.compare()
+        assert site.state(flow_run_id) == "SCHEDULED"
+        site.client.set_flow_run_state(flow_run_id, Crashed(message="terminated"), force=True)
+    site.dead_process(flow_run_id)
+    site.compare()
+    assert site.state(flow_run_id) == "FAILED"
 
 
 def test_a_study_that_has_just_ended_gets_time_to_tell_the_server(site: Site) -> None:
