@@ -21,13 +21,15 @@ from typing import Any, Literal
 
 from pipelines.home.home import Home
 from specs.machine.fence import Fence
-from specs.machine.files import now, read_json, write_json
+from specs.machine.files import DiskError, explained, now, read_json, sync, write_json
 from specs.machine.liveness import FINAL
 from specs.secrets import hide
 
 Status = Literal["pending", "running", "finished", "failed", "cancelled"]
 SUBMITTED = "submitted"
 """Why a run waits for its first worker, or, finished, for one that does what is left of it."""
+_RESERVED_BYTES = 64 << 10
+"""Room for the record of a run's end, where the disk is full by then."""
 WAITING = "waiting for a worker"
 """Why a run that somebody had begun is pending: any worker of its pool goes on with it."""
 Record = dict[str, Any]
@@ -40,6 +42,7 @@ class RunState:
         """`fence`: of the lease under which this process writes; None: it only reads, or the run was never begun."""
         self._fence = fence
         self.path = home.run(run_id) / "state.json"
+        self._reserve = home.run(run_id) / ".state.reserve"
         empty: Record = {
             "status": "pending",
             "started_at": None,
@@ -84,6 +87,9 @@ class RunState:
 
     def begin(self, **fields: Any) -> None:
         """Records that this process executes the run from now on. One that has finished stays so until `work`."""
+        with explained(self._reserve):
+            self._reserve.parent.mkdir(parents=True, exist_ok=True)
+            self._reserve.write_bytes(bytes(_RESERVED_BYTES))
         self.update(**(fields if self.status == "finished" else fields | self._running()))
 
     def work(self) -> None:
@@ -100,15 +106,19 @@ class RunState:
 
         Raises SupersededError where the run was taken over.
         """
+        self._set(fields)
+        write_json(self.path, self.record)
+
+    def _set(self, fields: Record) -> None:
         if self._fence:
             self._fence.check()
         self.record |= json.loads(hide(json.dumps(fields)))
-        write_json(self.path, self.record)
 
     def end(self, status: str, reason: str, *, cause: str | None = None) -> None:
         """Records how the run has ended, or that it is to go on later (pending), and that no process executes it.
 
-        A run of which nothing was done since it finished keeps that ending.
+        A run of which nothing was done since it finished keeps that ending. On a full disk the record takes the room
+        that `begin` has reserved.
 
         Args:
             cause: of a failure, by its class.
@@ -117,7 +127,18 @@ class RunState:
         ending["ended_at"] = now() if status in FINAL else None
         if self.status == "finished":
             ending = {"reason": ""}
-        self.update(**ending, pid=None, pid_started=None)
+        self._set(ending | {"pid": None, "pid_started": None})
+        try:
+            write_json(self.path, self.record)
+            self._reserve.unlink(missing_ok=True)
+        except DiskError:
+            if not self._reserve.exists():
+                raise
+            with self._reserve.open("r+b") as file:  # in place: what is allocated already needs no room
+                file.write(json.dumps(self.record, indent=1, ensure_ascii=False).encode())
+                file.truncate()
+            sync(self._reserve)
+            self._reserve.replace(self.path)
 
     def update_stage(self, name: str, **fields: Any) -> None:
         """Sets fields of one stage and writes the file."""

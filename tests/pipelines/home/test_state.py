@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pipelines.home.home import Home
 from pipelines.home.state import RunState, write_once
-from specs.machine.files import read_json, write_json
+from specs.machine.files import DiskError, read_json, write_json
 from specs.machine.liveness import FINAL
 
 
@@ -105,3 +106,28 @@ class Lifetime(RuleBasedStateMachine):
 
 TestLifetime = Lifetime.TestCase
 TestLifetime.settings = settings(max_examples=30, stateful_step_count=12, deadline=None)
+
+
+@pytest.mark.parametrize(("status", "cause"), [("failed", "disk_full"), ("cancelled", None), ("pending", None)])
+def test_a_run_records_its_end_on_a_full_disk(
+    tmp_path: Path, full_disk: Callable[..., None], status: str, cause: str | None
+) -> None:
+    home = Home(tmp_path / "disk" / "home")
+    state = RunState(home, "run-1")
+    state.begin(pid=7)
+    full_disk()
+    with pytest.raises(DiskError):
+        state.update_stage("train", status="failed", reason="no space is left")
+    state.end(status, "no space is left", cause=cause)
+    again = RunState(home, "run-1").record
+    assert (again["status"], again["cause"], again["pid"]) == (status, cause, None)
+    assert again["stages"]["train"]["status"] == "failed", "what could not be written before is there too"
+    assert [path.name for path in home.run("run-1").iterdir()] == ["state.json"]
+
+
+def test_the_room_for_a_runs_end_is_freed_when_it_ends(tmp_path: Path) -> None:
+    state = RunState(Home(tmp_path), "run-1")
+    state.begin(pid=7)
+    assert len(list(state.path.parent.iterdir())) == 2
+    state.end("finished", "")
+    assert list(state.path.parent.iterdir()) == [state.path]
