@@ -26,6 +26,7 @@ from specs.machine.liveness import (
     place_of,
     start_of,
 )
+from specs.machine.scratch import sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +115,14 @@ def _send(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 def reap(home: Home) -> list[ProcessRecord]:
     """Ends what killed commands left running: stage processes whose flow is gone, API servers whose command is gone.
+    Their temporary directories are removed.
 
     A flow that was only stopped (Ctrl-Z) keeps its stage until another process takes the run from it.
 
     Returns those that were still alive.
     """
     ended = []
+    sweep(home.root)
     left = [*home.root.glob("runs/*/process.json"), *home.root.glob("runs/*/concurrent/*/process.json")]
     for run in sorted({home.root / "runs" / path.relative_to(home.root).parts[1] for path in left}):
         if not has_holder(run, read_json(run / "state.json")):
