@@ -39,7 +39,7 @@ from pipelines.prefect_server import outbox
 from pipelines.prefect_server.api import EmbeddedServer, client_settings
 from pipelines.prefect_server.client import prefect_client
 from pipelines.prefect_server.deployments import EXPERIMENTS, POOL, SCHEDULES, STUDIES, ensure_deployment
-from pipelines.prefect_server.outbox import unsent_file
+from pipelines.prefect_server.outbox import Outbox, unsent_file
 from pipelines.processes.reap import ProcessRecord
 from specs.loader import load_document
 from specs.machine import liveness
@@ -410,6 +410,36 @@ def test_an_experiments_page_is_one_page_that_is_renewed(site: Site) -> None:
     assert [page.data for page in site.client.read_artifacts(artifact_filter=of_key)] == ["# 2 runs"]
     of_latest = ArtifactCollectionFilter(key=ArtifactCollectionFilterKey(any_=["sums"]))
     assert [page.data for page in site.client.read_latest_artifacts(artifact_filter=of_latest)] == ["# 2 runs"]
+
+
+def artifacts_of(site: Site, flow_run_id: UUID, key: str) -> list[Any]:
+    of_key = ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
+    found = site.client.read_artifacts(artifact_filter=of_key)
+    return [artifact.data for artifact in found if artifact.flow_run_id == flow_run_id]
+
+
+def test_what_a_flow_run_shows_again_and_again_is_one_artifact_that_is_renewed(site: Site) -> None:
+    """However its flows end, and whatever they could not send."""
+    _, flow_run_id = site.flow_run(Running())
+    for attempt in range(2):
+        with client_settings(site.home, str(site.client.api_url)):
+            shown = Outbox(site.home, str(flow_run_id))
+            for number in range(3):
+                shown.artifact("curve", "markdown", f"# {attempt} {number}", "Curve")
+                shown.artifact("bar", "progress", float(10 * attempt + number), "Bar")
+                shown.artifact("results", "table", [{"attempt": attempt, "number": number}], "Results")
+                shown._send_all(site.client)
+    assert artifacts_of(site, flow_run_id, "curve") == ["# 1 2"]
+    assert artifacts_of(site, flow_run_id, "bar") == [12.0]
+    assert len(artifacts_of(site, flow_run_id, "results")) == 1
+    fields = {"key": "curve", "type": "markdown", "data": "# late", "flow_run_id": str(flow_run_id)}
+    write_json(unsent_file(site.home, "late"), {"messages": [{"kind": "artifact", "fields": fields}]})
+    outbox.deliver(site.client, site.home)
+    assert artifacts_of(site, flow_run_id, "curve") == ["# late"]
+    _, other = site.flow_run(Running())
+    outbox.send(site.client, outbox.Message("artifact", fields | {"data": "# other", "flow_run_id": str(other)}))
+    assert artifacts_of(site, other, "curve") == ["# other"], "each flow run has its own"
+    assert artifacts_of(site, flow_run_id, "curve") == ["# late"]
 
 
 def test_a_document_is_fetched_from_a_server_that_answers_only_later(
