@@ -28,7 +28,7 @@ from pipelines.prefect_server.template import begin_with_template, keep_template
 from pipelines.processes.fork_server import show_as
 from pipelines.processes.own_fork import OwnFork, fork_self
 from pipelines.processes.reap import ProcessRecord
-from pipelines.processes.supervisor import log_tail, start
+from pipelines.processes.supervisor import log_size, log_tail, start
 from specs.errors import RpgError
 from specs.machine.files import read_json, write_json
 from specs.machine.liveness import is_alive, place_of, start_of
@@ -116,12 +116,18 @@ def is_healthy(url: str, timeout: float = 2.0) -> bool:
     return answers(f"{url}/ready", timeout)
 
 
-def wait_until_healthy(url: str, process: Popen[bytes] | OwnFork, log: Path, timeout: float = START_SECONDS) -> None:
-    """Returns when the API answers. Raises ServiceError when its process ends first, or `timeout` seconds are over."""
+def wait_until_healthy(
+    url: str, process: Popen[bytes] | OwnFork, log: Path, timeout: float = START_SECONDS, *, log_start: int = 0
+) -> None:
+    """Returns when the API answers. Raises ServiceError when its process ends first, or `timeout` seconds are over.
+
+    Args:
+        log_start: the log's length when the process was started.
+    """
     deadline = time.monotonic() + timeout
     while not is_healthy(url):
         if process.poll() is not None:
-            raise ServiceError(f"the Prefect server ended while starting; {log}:\n{log_tail(log)}")
+            raise ServiceError(f"the Prefect server ended while starting; {log}:\n{log_tail(log, since=log_start)}")
         if time.monotonic() > deadline:
             raise ServiceError(f"the Prefect server did not answer within {timeout:g} s; see {log}")
         time.sleep(0.1)
@@ -200,7 +206,7 @@ class EmbeddedServer:
         # Bound from the start to the end, so that no other user can take the port and be shown the password.
         self._listener, self._held = bound_port()
         self.url = f"http://127.0.0.1:{self._held.getsockname()[1]}/api"
-        self._log = home.logs / "prefect-server.log"
+        self._log, self._log_start = home.logs / "prefect-server.log", 0
         self._record = home.prefect / f"embedded-{os.getpid()}.json"
         self._process: Popen[bytes] | OwnFork | None = None
         self._is_new = False
@@ -213,6 +219,7 @@ class EmbeddedServer:
         self._home.prefect.mkdir(parents=True, exist_ok=True)
         self._starting.enter_context(self._home.locked("prefect-start", waiting=lambda: None))
         make_passwords(self._home)
+        self._log_start = log_size(self._log)
         self._is_new = begin_with_template(sqlite_file(self._home))
         settings = embedded_environment(self._home, self.url) | {"PREFECT_UI_ENABLED": "0"}
         with self._listener as listener:
@@ -230,7 +237,7 @@ class EmbeddedServer:
         """Returns when it answers."""
         assert self._process is not None, "start() comes first"
         try:
-            wait_until_healthy(self.url, self._process, self._log)
+            wait_until_healthy(self.url, self._process, self._log, log_start=self._log_start)
             if self._is_new:
                 keep_template(sqlite_file(self._home))
         finally:

@@ -126,7 +126,7 @@ def test_a_home_that_was_renamed_is_itself(original: Home) -> None:
 
 
 def test_a_copy_that_happens_to_have_the_same_inode_number_is_a_copy(tmp_path: Path) -> None:
-    """As where both are the first directory of a file system of their own."""
+    """Directories of two file systems may have one number."""
     (tmp_path / "original").mkdir()
     (tmp_path / "copy").mkdir()
     number = (tmp_path / "copy").stat().st_ino
