@@ -8,10 +8,10 @@ These methods alone change the status of a run:
 |-------------|----------------------------|--------------|------------------------------------|
 | `submitted` | pending                    | pending      | finished, and waits for its worker |
 | `begin`     | running                    | running      | finished                           |
-| `work`      | running                    | running      | running: a stage is done anew      |
+| `work`      | running                    | running      | running: a stage is done again     |
 | `end`       | the ending                 | the ending   | finished, with its own ending      |
 
-So finished work stays finished, whoever asks for it again, until a stage of it is done anew.
+So finished work stays finished until a stage of it is done again.
 """
 
 import json
@@ -93,7 +93,7 @@ class RunState:
         self.update(**(fields if self.status == "finished" else fields | self._running()))
 
     def work(self) -> None:
-        """Records that a stage is done anew from now on, also of a run that had finished."""
+        """Records that a stage is done from now on, also of a run that had finished."""
         if self.status == "finished":
             self.update(**self._running())
 
@@ -134,7 +134,7 @@ class RunState:
         except DiskError:
             if not self._reserve.exists():
                 raise
-            with self._reserve.open("r+b") as file:  # in place: what is allocated already needs no room
+            with self._reserve.open("r+b") as file:  # in place, which needs no further room
                 file.write(json.dumps(self.record, indent=1, ensure_ascii=False).encode())
                 file.truncate()
             sync(self._reserve)

@@ -1,5 +1,5 @@
-"""Directories for what a process needs only while it lives. Those of processes that were killed are removed by the next
-one that makes such a directory, and by every command that runs something.
+"""Temporary directories of processes. The next process that makes one removes those of killed processes, and so does
+every command that runs something.
 
 They lie below a home, in `tmp`, each beside a file of its name that its process holds locked: the kernel ends the lock
 with the process, however that ends.
@@ -36,9 +36,9 @@ class Scratch:
             self.path = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=base))
             aside = aside_of(_lock_of(self.path))
             self._lock = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            with suppress(OSError):  # a file system without locks: nobody else removes it
+            with suppress(OSError):  # a file system without locks: no other process removes it
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            aside.rename(_lock_of(self.path))  # Nobody sees it unlocked.
+            aside.rename(_lock_of(self.path))  # Other processes see it locked.
         except OSError:
             self.path = Path(tempfile.mkdtemp(prefix=f"rpg-{kind}-"))
 

@@ -37,7 +37,7 @@ URL = "http://127.0.0.1:9/api"
 
 @pytest.fixture
 def started() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """Starts a process that does nothing, as what a home has started."""
+    """Starts a process that does nothing, in the place of a home's server or trainer."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def start() -> subprocess.Popen[bytes]:
@@ -108,7 +108,7 @@ def test_a_run_is_cancelled_in_a_copy_and_goes_on_in_the_original(
     monkeypatch.setattr(leases, "STILL_SECONDS", 0.5)
     monkeypatch.setattr(cancel, "CLOSING_SECONDS", 1.0)
     copy = copy_of(original)
-    (copy.prefect / "server.json").unlink()  # Nobody asks the server, which is none.
+    (copy.prefect / "server.json").unlink()  # No server listens there.
     path = copy.run("run-1") / "leases" / "0001.json"
     write_json(path, read_json(path) | {"at": "2026-01-01T00:00:00+00:00"})  # It was copied a while ago.
     assert status_of(copy, "run-1") == "crashed"

@@ -1,4 +1,4 @@
-"""Finished work stays finished, whoever asks for it again: on a real server, with the record of a real run."""
+"""A finished run stays finished when any command asks for it again: on a real server, with the record of a real run."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -83,7 +83,7 @@ class Site:
                 run_flow_sync(execute_run, flow_run=flow_run, parameters=flow_run.parameters, return_type="state")
 
     def die(self) -> None:
-        """Whoever claims what waits dies before it begins."""
+        """A worker claims each waiting flow run, and dies before it begins."""
         for flow_run in list(flow_runs(self.client, ["SCHEDULED"])):
             for state in (Pending(), Crashed()):
                 self.client.set_flow_run_state(flow_run.id, state, force=True)
