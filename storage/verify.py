@@ -1,6 +1,6 @@
 """Faults of the index, or of the files that it is made from, and what they mean. Changes nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import duckdb
@@ -37,7 +37,8 @@ def check(home_root: Path, *, full: bool = False) -> list[str]:
     A segment that is not ingested yet is nothing wrong.
 
     Args:
-        full: every segment is read whole; else those alone that changed since they were ingested, or were not yet.
+        full: every segment is read whole, and runs are looked for that only their experiments list; else those segments
+            alone that changed since they were ingested, or were not yet.
     """
     root = Path(home_root).absolute()
     known, obstacle = _index(root)
@@ -47,6 +48,7 @@ def check(home_root: Path, *, full: bool = False) -> list[str]:
     lines += [
         line for pattern in _OTHER_DOCUMENTS for path in sorted(root.glob(pattern)) for line in _document(root, path)
     ]
+    lines += _absent(root, set(runs)) if full else []
     if obstacle := obstacle or database.damage_of_index(root):
         return [*lines, f"experiments.duckdb: {obstacle}; `rpg db rebuild` makes it again"]
     return [*lines, *_gone(root, known), *_copies(root), *_packs(root, full=full)]
@@ -150,6 +152,20 @@ def _gone(root: Path, known: dict[str, KnownSegment]) -> Iterator[str]:
     for run_id, segments in missing.items():
         for segment in lost(root, run_id, segments, run_segments(root, run_id)):
             yield f"{segment.key}: {GONE}; {_ANSWERS[segment.table]}; {_CURE}, or `rpg db rebuild` forgets it"
+
+
+def _absent(root: Path, runs: Set[str]) -> Iterator[str]:
+    """Runs that an experiment or a study has, and of which there is no directory."""
+    for path in sorted([*root.glob("experiments/*/experiment.json"), *root.glob("studies/*/study.json")]):
+        kind, name, _ = path.relative_to(root).parts
+        document = read_document(path)
+        listed = list(document.get("runs") or ())
+        for part in (*(document.get("versions") or ()), *(document.get("trials") or ())):
+            listed += part.get("runs") or part.get("run_ids") or ()
+        for run_id in dict.fromkeys(listed):
+            if run_id not in runs:
+                of = f"the {'study' if kind == 'studies' else 'experiment'} {name}"
+                yield f"{_shown(f'runs/{run_id}')}: gone, and {of} lists it; answers lack it; {_CURE}, or run it again"
 
 
 def _packs(root: Path, *, full: bool) -> Iterator[str]:

@@ -14,6 +14,7 @@ from specs.errors import RpgError
 
 LEAST_FREE = 64 << 20
 """Bytes that a run's records, its logs and the database take before there is any model."""
+_FULL_BYTES = 1 << 20
 _ELSEWHERE = "  hint: RPG_HOME names the directory in which everything is kept; without it that is .rpg here"
 STORE = "RPG_STORE"
 """Environment variable of a worker whose home nobody shares: an object store's URL, as s3://bucket/prefix."""
@@ -75,6 +76,10 @@ class Home:
                 f"no space: {free >> 20} MiB are free for {self.root}, and a run needs {LEAST_FREE >> 20} at least"
             )
             raise RpgError(f"{message}\n  hint: `rpg gc` frees what nothing needs; or set RPG_HOME to another disk")
+
+    def is_full(self) -> bool:
+        """Whether hardly anything can be written to the disk now."""
+        return shutil.disk_usage(self.root).free < _FULL_BYTES
 
     @property
     def prefect(self) -> Path:

@@ -10,7 +10,8 @@ import duckdb
 
 from pipelines.home.garbage import size_of
 from pipelines.home.home import STORE, Home
-from pipelines.home.runs import find_run, is_study, read_state, status_of, study_runs
+from pipelines.home.runs import find_run, is_study, status_of, study_runs
+from pipelines.home.state import RunState
 from pipelines.home.state import run_ids as run_ids_in
 from pipelines.home.versions import is_experiment, runs_of, split_name, versions_in
 from specs.errors import RpgError
@@ -108,7 +109,7 @@ def _refusal(home: Home, run_id: str) -> str:
     status = status_of(home, run_id)
     if status == "running":
         return f"{run_id} is running; `rpg cancel {run_id}` stops it"
-    if status == "pending" and read_state(home, run_id).get("flow_run_id"):
+    if RunState(home, run_id).waits:
         return f"{run_id} waits on a server; `rpg cancel {run_id}` takes it back"
     for study in sorted(home.root.glob("studies/*/study.json")):
         if run_id in study_runs(home, study.parent.name):

@@ -1,6 +1,17 @@
 """A run's documents: run.json, what the run is, written once; and state.json, how it stands, replaced at every change.
 
 Only the process that holds the run's lease writes state.json. Anyone may read it at any moment and finds it whole.
+
+These methods alone change the status of a run:
+
+| method      | pending, failed, cancelled | running      | finished                           |
+|-------------|----------------------------|--------------|------------------------------------|
+| `submitted` | pending                    | pending      | finished, and waits for its worker |
+| `begin`     | running                    | running      | finished                           |
+| `work`      | running                    | running      | running: a stage is done again     |
+| `end`       | the ending                 | the ending   | finished, with its own ending      |
+
+So finished work stays finished until a stage of it is done again.
 """
 
 import json
@@ -10,11 +21,15 @@ from typing import Any, Literal
 
 from pipelines.home.home import Home
 from specs.machine.fence import Fence
-from specs.machine.files import now, read_json, write_json
+from specs.machine.files import DiskError, explained, now, read_json, sync, write_json
 from specs.machine.liveness import FINAL
 from specs.secrets import hide
 
 Status = Literal["pending", "running", "finished", "failed", "cancelled"]
+SUBMITTED = "submitted"
+"""Why a run waits for its first worker, or, finished, for one that does what is left of it."""
+_RESERVED_BYTES = 64 << 10
+"""Room for the record of a run's end, where the disk is full by then."""
 WAITING = "waiting for a worker"
 """Why a run that somebody had begun is pending: any worker of its pool goes on with it."""
 Record = dict[str, Any]
@@ -27,6 +42,7 @@ class RunState:
         """`fence`: of the lease under which this process writes; None: it only reads, or the run was never begun."""
         self._fence = fence
         self.path = home.run(run_id) / "state.json"
+        self._reserve = home.run(run_id) / ".state.reserve"
         empty: Record = {
             "status": "pending",
             "started_at": None,
@@ -52,30 +68,77 @@ class RunState:
         record: Record = self.record["stages"].get(name, {})
         return record
 
+    @property
+    def waits(self) -> bool:
+        """Whether a flow run of the run waits for a worker, as far as this home knows."""
+        asked = self.status == "pending" or (self.status == "finished" and self.record["reason"] == SUBMITTED)
+        return asked and self.record["flow_run_id"] is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended and no flow run of it waits: nothing more is to come."""
+        return self.status in FINAL and not self.waits
+
     def submitted(self, flow_run_id: str, api_url: str) -> None:
         """Records that a flow run waits for a worker. Does not wait for the disk: the server has the flow run."""
-        self.record |= {"status": "pending", "reason": "submitted", "flow_run_id": flow_run_id, "api_url": api_url}
+        status = "finished" if self.status == "finished" else "pending"
+        self.record |= {"status": status, "reason": SUBMITTED, "flow_run_id": flow_run_id, "api_url": api_url}
         write_json(self.path, self.record, durable=False)
+
+    def begin(self, **fields: Any) -> None:
+        """Records that this process executes the run from now on. One that has finished stays so until `work`."""
+        with explained(self._reserve):
+            self._reserve.parent.mkdir(parents=True, exist_ok=True)
+            self._reserve.write_bytes(bytes(_RESERVED_BYTES))
+        self.update(**(fields if self.status == "finished" else fields | self._running()))
+
+    def work(self) -> None:
+        """Records that a stage is done from now on, also of a run that had finished."""
+        if self.status == "finished":
+            self.update(**self._running())
+
+    def _running(self) -> Record:
+        started_at = self.record["started_at"] or now()
+        return {"status": "running", "reason": "", "cause": None, "started_at": started_at, "ended_at": None}
 
     def update(self, **fields: Any) -> None:
         """Sets fields of the run and writes the file, without the secrets that an error's words may hold.
 
         Raises SupersededError where the run was taken over.
         """
+        self._set(fields)
+        write_json(self.path, self.record)
+
+    def _set(self, fields: Record) -> None:
         if self._fence:
             self._fence.check()
         self.record |= json.loads(hide(json.dumps(fields)))
-        write_json(self.path, self.record)
 
-    def end(self, status: str, reason: str, *, cause: str | None = None, ended_at: str = "") -> None:
+    def end(self, status: str, reason: str, *, cause: str | None = None) -> None:
         """Records how the run has ended, or that it is to go on later (pending), and that no process executes it.
+
+        A run of which nothing was done since it finished keeps that ending. On a full disk the record takes the room
+        that `begin` has reserved.
 
         Args:
             cause: of a failure, by its class.
-            ended_at: UTC, ISO-8601; empty: now, or not at all where it is to go on.
         """
-        at = ended_at or (now() if status in FINAL else None)
-        self.update(status=status, reason=reason, cause=cause, ended_at=at, pid=None, pid_started=None)
+        ending: Record = {"status": status, "reason": reason, "cause": cause}
+        ending["ended_at"] = now() if status in FINAL else None
+        if self.status == "finished":
+            ending = {"reason": ""}
+        self._set(ending | {"pid": None, "pid_started": None})
+        try:
+            write_json(self.path, self.record)
+            self._reserve.unlink(missing_ok=True)
+        except DiskError:
+            if not self._reserve.exists():
+                raise
+            with self._reserve.open("r+b") as file:  # in place, which needs no further room
+                file.write(json.dumps(self.record, indent=1, ensure_ascii=False).encode())
+                file.truncate()
+            sync(self._reserve)
+            self._reserve.replace(self.path)
 
     def update_stage(self, name: str, **fields: Any) -> None:
         """Sets fields of one stage and writes the file."""

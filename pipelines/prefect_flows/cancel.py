@@ -17,7 +17,6 @@ from pipelines.prefect_flows.stop import (
     end_everywhere,
     stop_flow_runs,
     waiting_on_servers,
-    waits,
 )
 from pipelines.prefect_server.client import api_url, prefect_client
 from pipelines.prefect_server.flow_runs import OPEN, flow_runs, run_id_of
@@ -69,7 +68,7 @@ def cancel_run(
         NotStoppedError: the run was asked to stop and has not stopped yet.
     """
     silent = set() if silent is None else silent
-    deadline = time.monotonic() + _patience(grace)
+    deadline = time.monotonic() + patience(grace)
     while True:
         if _is_executed(home, run_id):
             request_cancel(home.run(run_id), grace)
@@ -104,7 +103,7 @@ def cancel_experiment(home: Home, name: str, grace: float) -> Iterator[str]:
     """
     states = {run_id: RunState(home, run_id) for run_id in runs_of(home, name)}
     executed = [run_id for run_id in states if _is_executed(home, run_id)]
-    left = [run_id for run_id, state in states.items() if state.status == "running" or waits(state)]
+    left = [run_id for run_id, state in states.items() if state.status == "running" or state.waits]
     silent: set[str] = set()
     left += waiting_on_servers(home, split_name(name)[0], states, silent)
     left = [run_id for run_id in left if run_id not in executed]
@@ -203,7 +202,7 @@ def _is_executed(home: Home, run_id: str) -> bool:
 
 def _has_stopped(home: Home, run_id: str, grace: float) -> bool:
     """Waits for the end of the process that executes a run, which was asked to stop."""
-    deadline = time.monotonic() + _patience(grace)
+    deadline = time.monotonic() + patience(grace)
     while _is_executed(home, run_id):
         if time.monotonic() > deadline:
             return False
@@ -211,7 +210,7 @@ def _has_stopped(home: Home, run_id: str, grace: float) -> bool:
     return True
 
 
-def _patience(grace: float) -> float:
+def patience(grace: float) -> float:
     """Seconds that a run which was asked to stop may take: enough to see that a failed host's heartbeat is missing."""
     return max(grace + CLOSING_SECONDS, liveness.LEASE_SECONDS + 1)
 

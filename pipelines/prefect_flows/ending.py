@@ -10,7 +10,6 @@ from pipelines.prefect_server.flow_runs import set_state, state_of
 from pipelines.processes.reap import end_left_process
 from pipelines.processes.stop import clear_request
 from specs.machine.lease import acquire
-from specs.machine.liveness import FINAL
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -37,7 +36,7 @@ def end_run(
     home: Home, run_id: str, ending: Ending, *servers: FlowRuns, of: str = "", watched: bool = False
 ) -> Ending | None:
     """Ends a run that nobody executes, on servers and on record. A run that has ended on record keeps that ending, and
-    the servers are told that one.
+    the servers are told that one, unless a flow run of it waits: that one gets the ending, the record stays as it is.
 
     The servers come first, while this process holds the run: what they refuse is not on record either, and no worker
     that they have given the run to can begin it. What is not written then, since the disk is full, is written by the
@@ -55,13 +54,13 @@ def end_run(
         DiskError: the disk refused.
     """
     state = RunState(home, run_id)
-    if state.status in FINAL:
+    if state.is_over:
         return _tell(servers, state)
     with acquire(home.run(run_id), watched=watched, settles=True) as lease:
         state = RunState(home, run_id, lease.fence)
         if of and state.record["flow_run_id"] != of:
             return None
-        if state.status in FINAL:
+        if state.is_over:
             return _tell(servers, state)
         if state.status == "running":
             end_work(home, run_id)

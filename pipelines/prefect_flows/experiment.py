@@ -230,7 +230,7 @@ def outcome_of(execution: RunExecution) -> RunOutcome:
         return RunOutcome(run, "busy", error)
     if isinstance(error, StageStoppedError):
         return RunOutcome(run, "cancelled", error, interrupted=error.request.whole_command)
-    if execution.state.status == "finished":
+    if error is None and execution.state.status == "finished":
         return RunOutcome(run, "finished")
     return RunOutcome(run, "failed", error or RuntimeError(execution.state.record["reason"] or "the flow failed"))
 

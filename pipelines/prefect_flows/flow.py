@@ -41,6 +41,7 @@ from pipelines.running.run import RunExecution
 from pipelines.running.stages import StageOutcome, perform_stage
 from specs.errors import SpecError
 from specs.loader import Document
+from specs.machine.exit_cause import Cause
 from specs.machine.fence import SupersededError
 from specs.machine.files import read_json
 from specs.machine.lease import RunBusyError
@@ -176,25 +177,33 @@ def _execute_begun(execution: RunExecution, do: DoStage) -> "State[Any] | None":
         dashboard.publish_plan(execution)
         early = _run_stages(execution, do)
     except Pause:  # Prefect's own, between two tasks of a flow run that was suspended on the server.
-        execution.finish("pending", SUSPENDED)
+        execution.state.end("pending", SUSPENDED)
         raise
     except BaseException as error:
         status = "cancelled" if isinstance(error, KeyboardInterrupt) else "failed"
-        execution.error = error if isinstance(error, Exception) else None
-        execution.finish(status, f"{type(error).__name__}: {error}")
+        if isinstance(error, Exception):
+            # A stage's own failure, which the server could not be told, says more.
+            execution.error = error = execution.error or error
+        execution.state.end(status, f"{type(error).__name__}: {error}", cause=_cause(execution, error))
         raise
     if early is None:
-        execution.finish("finished")
+        execution.state.end("finished", "")
         return Completed(message=f"{execution.run_id}: all stages done")
     if early.name == PAUSED:
-        execution.finish("cancelled", early.message or "")
+        execution.state.end("cancelled", early.message or "")
         return Completed(name=PAUSED, message=early.message)
     if isinstance(execution.error, StageStoppedError) and execution.error.request.status == "pending":
-        execution.finish("pending", WAITING if _is_given_back(execution) else execution.error.request.reason)
+        execution.state.end("pending", WAITING if _is_given_back(execution) else execution.error.request.reason)
         return None
     ending = Ending("cancelled" if early.is_cancelled() else "failed", early.message or "")
-    execution.finish(*ending, cause=cause_of_error(execution.error))
+    execution.state.end(*ending, cause=_cause(execution, execution.error))
     return state_as(*ending)
+
+
+def _cause(execution: RunExecution, error: BaseException | None) -> Cause:
+    """The cause of the run's failure. On a full disk what fails first may say something else, as the server does."""
+    cause = cause_of_error(error)
+    return "disk_full" if cause == "other" and execution.home.is_full() else cause
 
 
 def _is_given_back(execution: RunExecution) -> bool:

@@ -12,11 +12,10 @@ from pipelines.prefect_flows.ending import Ending, FlowRuns, end_flow_run, end_r
 from pipelines.prefect_flows.submit import flow_run_link
 from pipelines.prefect_server.api import is_healthy, running_services
 from pipelines.prefect_server.client import prefect_client
-from pipelines.prefect_server.flow_runs import LIVE, OPEN, flow_runs, has_begun, run_id_of, state_of
+from pipelines.prefect_server.flow_runs import LIVE, OPEN, flow_runs, has_begun, run_id_of, state_of, study_of
 from pipelines.processes.stop import cancel_message
 from specs.errors import Issue, SpecError
 from specs.machine.files import read_json
-from specs.machine.liveness import FINAL
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -45,18 +44,13 @@ class EndedError(SpecError):
     """The run is not running and waits nowhere any more; the issue says how it stands."""
 
 
-def waits(state: RunState) -> bool:
-    """Whether a run waits on a server, as far as this home knows."""
-    return state.status == "pending" and state.record["flow_run_id"] is not None
-
-
 def waiting_on_servers(home: Home, experiment: str, states: Mapping[str, RunState], silent: set[str]) -> list[str]:
     """Runs of an experiment that have ended on record, and of which a server has flow runs that have not.
 
     Args:
         silent: as of `end_everywhere`.
     """
-    ended = {run_id: state.record.get("api_url") for run_id, state in states.items() if state.status in FINAL}
+    ended = {run_id: state.record.get("api_url") for run_id, state in states.items() if state.is_over}
     waiting: set[str] = set()
     for url in filter(None, dict.fromkeys(ended.values())):
         if _answers(url, silent):
@@ -82,10 +76,10 @@ def end_everywhere(home: Home, run_id: str, grace: float, *, was_executed: bool,
     """
     state = RunState(home, run_id)
     with _servers(home, state, silent) as servers:
-        if state.status in FINAL:
+        if state.is_over:
             return _end_what_waits(home, state, servers, was_executed=was_executed)
         own = _own(state, servers)
-        if waits(state):
+        if state.waits:
             return _end_waiting(home, state, own, servers, grace)
         if state.status == "pending":
             raise EndedError(Issue("the run is not running but pending", given=run_id))
@@ -98,8 +92,9 @@ def end_everywhere(home: Home, run_id: str, grace: float, *, was_executed: bool,
 
 
 def stop_flow_runs(home: Home, client: "SyncPrefectClient", found: "Sequence[FlowRun]", grace: float) -> str:
-    """Stops flow runs of one run that only the server knows. Result and NotStoppedError are as of `end_everywhere`."""
-    run_id, begun, status = run_id_of(found[-1]), False, "cancelled"
+    """Stops flow runs of one run, or of a study, that only the server knows. Result and NotStoppedError are as of
+    `end_everywhere`."""
+    run_id, begun, status = run_id_of(found[-1]) or study_of(found[-1]), False, "cancelled"
     for flow_run in found:
         begun = begun or has_begun(flow_run)
         for _ in range(_ROUNDS):
@@ -150,12 +145,16 @@ def _end_what_waits(home: Home, state: RunState, servers: Sequence[FlowRuns], *,
     _end_for_good(home, run_id, Ending(state.status, ""), servers, of=state.record["flow_run_id"] or "")
     if was_executed:
         return words(run_id, state.status)
-    return f"{run_id} is {state.status} already; what waited of it on the server is taken back"
+    return _taken_back(run_id, state.status)
+
+
+def _taken_back(run_id: str, status: str) -> str:
+    return f"{run_id} is {status} already; what waited of it on the server is taken back"
 
 
 def _end_waiting(home: Home, state: RunState, own: "FlowRun | None", servers: Sequence[FlowRuns], grace: float) -> str:
     """Ends a run that waits on a server, as far as this home knows. Result and errors are as of `end_everywhere`."""
-    run_id = state.path.parent.name
+    run_id, was_finished = state.path.parent.name, state.status == "finished"
     if own is None and not state.record.get("api_url"):
         hint = "name it: `rpg cancel RUN --profile URL`"
         raise SpecError(Issue("this home does not know which Prefect server has the run", given=run_id, hint=hint))
@@ -183,6 +182,8 @@ def _end_waiting(home: Home, state: RunState, own: "FlowRun | None", servers: Se
         now = _end_for_good(home, run_id, ending, servers).status
     if is_final and not asked:
         raise EndedError(Issue(f"the run is not running but {now}", given=run_id))
+    if was_finished:
+        return _taken_back(run_id, "finished")
     return words(run_id, now, begun=begun or ("here" if RunState(home, run_id).record["started_at"] else ""))
 
 
@@ -213,9 +214,9 @@ def _stopped(home: Home, client: "SyncPrefectClient", flow_run: "FlowRun", grace
         # Again: a flow that is given back at the same time may be scheduled, and begun, once more.
         ask_to_stop(client, flow_run, grace)
         if time.monotonic() > deadline:
-            run_id, link = run_id_of(flow_run), flow_run_link(home, str(client.api_url), str(flow_run.id))
-            status = _status(flow_run)
-            raise NotStoppedError(f"{run_id} was asked to stop and is still {status} on the server: {link}")
+            name, status = run_id_of(flow_run) or study_of(flow_run), _status(flow_run)
+            link = flow_run_link(home, str(client.api_url), str(flow_run.id))
+            raise NotStoppedError(f"{name} was asked to stop and is still {status} on the server: {link}")
         time.sleep(_LOOK_SECONDS)
         flow_run = client.read_flow_run(flow_run.id)
     return flow_run
@@ -243,7 +244,7 @@ def _servers(home: Home, state: RunState, silent: set[str]) -> Iterator[list[Flo
             if _answers(url, silent):
                 client = clients.enter_context(prefect_client(home, url))
                 servers.append(FlowRuns(client, _flow_runs(client, state)))
-            elif url == submitted_to and waits(state):
+            elif url == submitted_to and state.waits:
                 message = f"the Prefect server at {url}, which has the run, does not answer"
                 hint = "the same command works when it answers again"
                 raise SpecError(Issue(message, given=state.path.parent.name, hint=hint))

@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import Any
@@ -28,10 +28,10 @@ from pipelines.prefect_server.template import begin_with_template, keep_template
 from pipelines.processes.fork_server import show_as
 from pipelines.processes.own_fork import OwnFork, fork_self
 from pipelines.processes.reap import ProcessRecord
-from pipelines.processes.supervisor import log_tail, start
+from pipelines.processes.supervisor import log_size, log_tail, start
 from specs.errors import RpgError
 from specs.machine.files import read_json, write_json
-from specs.machine.liveness import is_alive, start_of
+from specs.machine.liveness import is_alive, place_of, start_of
 
 START_SECONDS = 300.0
 """A first start migrates a new database: 11 s on an idle machine with two cores, ten times that on a very busy one."""
@@ -70,7 +70,10 @@ class Services:
 
     def write(self, home: Home) -> None:
         """Writes it where other commands look."""
-        write_json(services_file(home), asdict(self))
+        path = services_file(home)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        supervisor = replace(self.supervisor, place=place_of(path.parent))
+        write_json(path, asdict(replace(self, supervisor=supervisor)))
 
 
 def services_file(home: Home) -> Path:
@@ -81,7 +84,7 @@ def services_file(home: Home) -> Path:
 def running_services(home: Home) -> Services | None:
     """Programs that `rpg up` has started, if its supervisord is still alive."""
     fields = read_json(services_file(home))
-    supervisor = ProcessRecord.parse(fields.get("supervisor") or {})
+    supervisor = ProcessRecord.parse(fields.get("supervisor") or {}, home.prefect)
     if supervisor is None or not is_alive(supervisor.pid, supervisor.started):
         return None
     return Services(**fields | {"supervisor": supervisor})
@@ -113,12 +116,18 @@ def is_healthy(url: str, timeout: float = 2.0) -> bool:
     return answers(f"{url}/ready", timeout)
 
 
-def wait_until_healthy(url: str, process: Popen[bytes] | OwnFork, log: Path, timeout: float = START_SECONDS) -> None:
-    """Returns when the API answers. Raises ServiceError when its process ends first, or `timeout` seconds are over."""
+def wait_until_healthy(
+    url: str, process: Popen[bytes] | OwnFork, log: Path, timeout: float = START_SECONDS, *, log_start: int = 0
+) -> None:
+    """Returns when the API answers. Raises ServiceError when its process ends first, or `timeout` seconds are over.
+
+    Args:
+        log_start: the log's length when the process was started.
+    """
     deadline = time.monotonic() + timeout
     while not is_healthy(url):
         if process.poll() is not None:
-            raise ServiceError(f"the Prefect server ended while starting; {log}:\n{log_tail(log)}")
+            raise ServiceError(f"the Prefect server ended while starting; {log}:\n{log_tail(log, since=log_start)}")
         if time.monotonic() > deadline:
             raise ServiceError(f"the Prefect server did not answer within {timeout:g} s; see {log}")
         time.sleep(0.1)
@@ -163,7 +172,7 @@ def _own_urls(home: Home) -> set[str]:
     urls = {services.url, services.record_url} if services else set()
     for path in home.prefect.glob("embedded-*.json"):
         fields = read_json(path)
-        if (server := ProcessRecord.parse(fields)) and is_alive(server.pid, server.started):
+        if (server := ProcessRecord.parse(fields, home.prefect)) and is_alive(server.pid, server.started):
             urls.add(fields.get("url", ""))
     return urls - {""}
 
@@ -197,7 +206,7 @@ class EmbeddedServer:
         # Bound from the start to the end, so that no other user can take the port and be shown the password.
         self._listener, self._held = bound_port()
         self.url = f"http://127.0.0.1:{self._held.getsockname()[1]}/api"
-        self._log = home.logs / "prefect-server.log"
+        self._log, self._log_start = home.logs / "prefect-server.log", 0
         self._record = home.prefect / f"embedded-{os.getpid()}.json"
         self._process: Popen[bytes] | OwnFork | None = None
         self._is_new = False
@@ -210,6 +219,7 @@ class EmbeddedServer:
         self._home.prefect.mkdir(parents=True, exist_ok=True)
         self._starting.enter_context(self._home.locked("prefect-start", waiting=lambda: None))
         make_passwords(self._home)
+        self._log_start = log_size(self._log)
         self._is_new = begin_with_template(sqlite_file(self._home))
         settings = embedded_environment(self._home, self.url) | {"PREFECT_UI_ENABLED": "0"}
         with self._listener as listener:
@@ -220,14 +230,14 @@ class EmbeddedServer:
             if self._process is None:
                 self._process = start(SERVER_COMMAND, self._log, environment=settings, standard_input=port)
         parent = {"parent": os.getpid(), "parent_started": start_of(os.getpid())}
-        process = asdict(ProcessRecord.of(self._process.pid, "server"))
+        process = asdict(ProcessRecord.of(self._process.pid, "server", self._home.prefect))
         write_json(self._record, process | parent | {"url": self.url})
 
     def wait(self) -> None:
         """Returns when it answers."""
         assert self._process is not None, "start() comes first"
         try:
-            wait_until_healthy(self.url, self._process, self._log)
+            wait_until_healthy(self.url, self._process, self._log, log_start=self._log_start)
             if self._is_new:
                 keep_template(sqlite_file(self._home))
         finally:

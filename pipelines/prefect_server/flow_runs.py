@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pipelines.prefect_server.deployments import EXPERIMENTS
+from pipelines.prefect_server.deployments import EXPERIMENTS, STUDIES
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -21,25 +21,28 @@ _PAGE = 200
 
 
 def flow_runs(
-    client: "SyncPrefectClient", types: Sequence[str], *, name: str = "", experiment: str = ""
+    client: "SyncPrefectClient", types: Sequence[str], *, name: str = "", experiment: str = "", study: str = ""
 ) -> Iterator["FlowRun"]:
-    """The flow runs of experiments' runs in states of some types.
+    """The flow runs of experiments' runs, or those of a study, in states of some types.
 
     Args:
         name: only those that the dashboard calls so; empty: all.
         experiment: only those of this experiment; empty: of all.
+        study: the flow runs of this study, and none of its trials'; empty: those of runs.
     """
     from prefect.client.schemas import filters
     from prefect.client.schemas.objects import StateType
     from prefect.client.schemas.sorting import FlowRunSort
 
     of_types = filters.FlowRunFilterStateType(any_=[StateType(kind) for kind in types])
+    tag = f"study:{study}" if study else f"experiment:{experiment}" if experiment else ""
     wanted = filters.FlowRunFilter(
         state=filters.FlowRunFilterState(type=of_types),
         name=filters.FlowRunFilterName(any_=[name]) if name else None,
-        tags=filters.FlowRunFilterTags(all_=[f"experiment:{experiment}"]) if experiment else None,
+        tags=filters.FlowRunFilterTags(all_=[tag]) if tag else None,
     )
-    of_flow = filters.FlowFilter(name=filters.FlowFilterName(any_=[EXPERIMENTS.flow]))
+    flow = STUDIES if study else EXPERIMENTS
+    of_flow = filters.FlowFilter(name=filters.FlowFilterName(any_=[flow.flow]))
     return pages(
         lambda limit, offset: client.read_flow_runs(
             flow_filter=of_flow, flow_run_filter=wanted, sort=FlowRunSort.ID_DESC, limit=limit, offset=offset
@@ -59,6 +62,11 @@ def pages(read: Callable[[int, int], Sequence[Item]]) -> Iterator[Item]:
 def run_id_of(flow_run: "FlowRun") -> str:
     """The run that a flow run executes; empty where its parameters name none."""
     return str(flow_run.parameters.get("run_id", ""))
+
+
+def study_of(flow_run: "FlowRun") -> str:
+    """The study that a flow run executes, by its parameter `study NAME`; empty where it executes a run."""
+    return "" if run_id_of(flow_run) else str(flow_run.parameters.get("name", "")).removeprefix("study ")
 
 
 def state_of(flow_run: "FlowRun") -> "State[Any]":

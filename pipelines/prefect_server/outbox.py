@@ -46,7 +46,8 @@ class Message:
     """An artifact, a log line or an event, as plain data."""
 
     kind: Literal["artifact", "page", "log", "event"]
-    """page: an artifact of no flow run, which takes the place of the one that the server has of its key."""
+    """artifact: it takes the place of the one of its key that the server has of the flow run. page: an artifact of no
+    flow run, which takes the place of whichever the server has of its key."""
     fields: dict[str, Any]
     """Fields of Prefect's ArtifactCreate, LogCreate or Event, as JSON."""
 
@@ -68,8 +69,8 @@ class Outbox:
         self._lock = threading.Lock()
         self._messages: dict[str, Message] = {}
         self._lines = 0
-        self._bars: dict[str, UUID] = {}
-        """The artifacts of progress bars that the server has, by key."""
+        self._artifacts: dict[str, UUID] = {}
+        """The artifacts of the flow run that this process has sent, by key."""
         self._closing, self._delivered = threading.Event(), threading.Event()
         self._given_up = self._schedule = False
 
@@ -80,7 +81,7 @@ class Outbox:
             threading.Thread(target=self._work, args=arguments, name="outbox", daemon=True).start()
 
     def artifact(self, key: str, kind: Literal["markdown", "table", "progress"], data: Any, description: str) -> None:
-        """Shows an artifact on the dashboard, in place of an unsent one of this key.
+        """Shows an artifact on the dashboard, in place of what the flow run has of this key.
 
         Args:
             data: Markdown, a table's rows, or percent done.
@@ -216,14 +217,10 @@ class Outbox:
                     del self._messages[key]
 
     def _send(self, client: "SyncPrefectClient", key: str, message: Message) -> None:
-        bar = self._bars.get(key)
         with _refusals_noted(key):
-            if bar is not None:
-                _move_bar(client, bar, message.fields["data"])
-            else:
-                created = send(client, message)
-                if message.fields.get("type") == "progress" and created is not None:
-                    self._bars[key] = created
+            sent = send(client, message, self._artifacts.get(key))
+            if message.kind == "artifact" and sent is not None:
+                self._artifacts[key] = sent
 
 
 def stop_request(flow_run: "FlowRun") -> StopRequest | None:
@@ -240,8 +237,12 @@ def stop_request(flow_run: "FlowRun") -> StopRequest | None:
     return None
 
 
-def send(client: "SyncPrefectClient", message: Message) -> UUID | None:
-    """Sends one message. Returns the id of an artifact."""
+def send(client: "SyncPrefectClient", message: Message, present: UUID | None = None) -> UUID | None:
+    """Sends one message. Returns the id of an artifact.
+
+    Args:
+        present: the artifact whose place it takes, if the caller knows it; else the server is asked.
+    """
     from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate, LogCreate
 
     fields = _without_nul(message.fields)
@@ -251,19 +252,22 @@ def send(client: "SyncPrefectClient", message: Message) -> UUID | None:
     if message.kind == "event":
         client.request("POST", "/events", json=[fields])
         return None
-    if message.kind == "page" and (present := _present(client, fields["key"])):
-        client.update_artifact(present, ArtifactUpdate(data=fields["data"], description=fields["description"]))
+    if present := present or _present(client, message):
+        # Each further artifact of a flow run would be a chip of its own on the dashboard's graph, for good.
+        client.update_artifact(present, ArtifactUpdate(data=fields["data"], description=fields.get("description")))
         return present
     return client.create_artifact(ArtifactCreate.model_validate(fields)).id
 
 
-def _present(client: "SyncPrefectClient", key: str) -> UUID | None:
-    """The artifact that the server shows of a key."""
+def _present(client: "SyncPrefectClient", message: Message) -> UUID | None:
+    """The artifact that the server shows of a message's key, where the message takes its place."""
     from prefect.client.schemas.filters import ArtifactCollectionFilter, ArtifactCollectionFilterKey
 
-    of_key = ArtifactCollectionFilter(key=ArtifactCollectionFilterKey(any_=[key]))
+    of_key = ArtifactCollectionFilter(key=ArtifactCollectionFilterKey(any_=[message.fields["key"]]))
     latest = client.read_latest_artifacts(artifact_filter=of_key)
-    return latest[0].latest_id if latest else None
+    if not latest or (message.kind == "artifact" and str(latest[0].flow_run_id) != message.fields.get("flow_run_id")):
+        return None
+    return latest[0].latest_id
 
 
 def _without_nul(value: Any) -> Any:
@@ -316,12 +320,6 @@ def _refusals_noted(name: str) -> Iterator[None]:
         _log.warning("the Prefect server refused %s: %s", name, error)
     except (ValueError, TypeError) as error:
         _log.warning("%s cannot be sent to the Prefect server: %s", name, error)
-
-
-def _move_bar(client: "SyncPrefectClient", artifact: UUID, percent: float) -> None:
-    from prefect.client.schemas.actions import ArtifactUpdate
-
-    client.update_artifact(artifact, ArtifactUpdate(data=percent))
 
 
 def _client_settings() -> dict[Any, Any]:

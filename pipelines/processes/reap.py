@@ -1,13 +1,14 @@
 """Processes that a later command can recognise and end: those that a killed command has left behind.
 
-A process is known by its pid and its start time, as pids are used again.
+A process is known by its pid and its start time, as pids are used again. A record counts only in the directory in which
+it was written: one that was copied with its home tells of the other home's process.
 """
 
 import contextlib
 import os
 import signal
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,17 @@ import psutil
 
 from pipelines.home.home import Home
 from specs.machine.files import read_json, write_json
-from specs.machine.liveness import began_with, has_holder, is_alive, is_visible, pid_namespace_here, start_of
+from specs.machine.liveness import (
+    began_with,
+    has_holder,
+    is_alive,
+    is_place,
+    is_visible,
+    pid_namespace_here,
+    place_of,
+    start_of,
+)
+from specs.machine.scratch import sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +42,38 @@ class ProcessRecord:
     """What it is for: a stage's name, or server, worker."""
     pid_namespace: str = ""
     """In which the numbers count: `specs.machine.liveness.pid_namespace_here`; empty in records of earlier versions."""
+    place: str = field(default="", compare=False)
+    """The directory of the file that has the record: `specs.machine.liveness.place_of`; empty in earlier versions."""
 
     @classmethod
-    def of(cls, pid: int, stage: str = "") -> "ProcessRecord":
-        """The record of a process that is alive."""
-        return cls(pid, os.getpgid(pid), start_of(pid), stage, pid_namespace_here())
+    def of(cls, pid: int, stage: str = "", within: Path | None = None) -> "ProcessRecord":
+        """The record of a process that is alive. `within`: the directory of the file that is to have it."""
+        place = place_of(within) if within else ""
+        return cls(pid, os.getpgid(pid), start_of(pid), stage, pid_namespace_here(), place)
 
     @classmethod
     def read(cls, path: Path) -> "ProcessRecord | None":
-        """The record in a process.json; None where there is none or it is not whole."""
-        return cls.parse(read_json(path))
+        """The record in a process.json; None where there is none, it is not whole, or it was copied from elsewhere."""
+        return cls.parse(read_json(path), path.parent)
 
     @classmethod
-    def parse(cls, fields: dict[str, Any]) -> "ProcessRecord | None":
-        """From plain data; None where a field is missing."""
+    def parse(cls, fields: dict[str, Any], within: Path) -> "ProcessRecord | None":
+        """From plain data; None where a field is missing, or the record was copied from elsewhere.
+
+        Args:
+            within: the directory of the file that has it.
+        """
         try:
-            numbers = int(fields["pid"]), int(fields["pgid"])
-            return cls(*numbers, str(fields["started"]), fields.get("stage", ""), fields.get("pid_namespace", ""))
+            numbers, place = (int(fields["pid"]), int(fields["pgid"])), str(fields.get("place", ""))
+            started, stage, namespace = str(fields["started"]), fields.get("stage", ""), fields.get("pid_namespace", "")
         except (KeyError, TypeError, ValueError):
             return None
+        return cls(*numbers, started, stage, namespace, place) if is_place(place, within) else None
 
     def write(self, path: Path) -> None:
         """Writes a process.json, where the next command looks for it."""
-        write_json(path, asdict(self))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, asdict(self) | {"place": place_of(path.parent)})
 
 
 def group_members(record: ProcessRecord) -> list[psutil.Process]:
@@ -95,19 +115,22 @@ def _send(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 def reap(home: Home) -> list[ProcessRecord]:
     """Ends what killed commands left running: stage processes whose flow is gone, API servers whose command is gone.
+    Their temporary directories are removed.
 
     A flow that was only stopped (Ctrl-Z) keeps its stage until another process takes the run from it.
 
     Returns those that were still alive.
     """
     ended = []
+    sweep(home.root)
     left = [*home.root.glob("runs/*/process.json"), *home.root.glob("runs/*/concurrent/*/process.json")]
     for run in sorted({home.root / "runs" / path.relative_to(home.root).parts[1] for path in left}):
         if not has_holder(run, read_json(run / "state.json")):
             ended += end_left_process(run)
     for path in sorted(home.prefect.glob("embedded-*.json")):
         fields = read_json(path)
-        if not is_alive(fields.get("parent"), fields.get("parent_started")):
+        is_copied = ProcessRecord.read(path) is None
+        if is_copied or not is_alive(fields.get("parent"), fields.get("parent_started")):
             ended += _reap_one(path)
     return ended
 

@@ -20,6 +20,10 @@ _PLAIN_SECONDS = 10.0
 """Least time between two lines about the same stage where stderr is no terminal."""
 
 
+_RECORDED = {"done": "finished", "stopped": "cancelled", "busy": "running"}
+"""The record's word for how a stage or a run ended, where it is another one."""
+
+
 class ProgressReporter(Protocol):
     """Is called with what happens in a run."""
 
@@ -174,7 +178,7 @@ class ParallelProgress:
         """Takes its line away and prints one that stays: how it ended, and what is left."""
         self.live.pop(run_id, None)
         self.left.run_ended(run_id)
-        self.console.print(f"{self._headings[run_id]}  {status}", style="bold", markup=False)
+        self.console.print(f"{self._headings[run_id]}  {_RECORDED.get(status, status)}", style="bold", markup=False)
         if not self.console.is_terminal:
             self.console.print(self._summary(), markup=False)
 
@@ -240,7 +244,7 @@ def _beginning(reason: str) -> str:
 def _ending(stage: str, outcome: str, seconds: float) -> str:
     colour = {"done": "green", "cached": "cyan", "paused": "yellow"}.get(outcome, "red")
     took = "" if outcome == "cached" else f"  {seconds:.1f} s"
-    return f"{stage:<9} [{colour}]{outcome}[/]{took}"
+    return f"{stage:<9} [{colour}]{_RECORDED.get(outcome, outcome)}[/]{took}"
 
 
 def logged_line(log: Path, stage: str, *, since: int = 0) -> str:

@@ -80,8 +80,6 @@ class RunExecution:
         self.sinks = SinkProcesses(home, run_id, ())
         """They send what the run records. Once it has begun, they are those of its spec's sinks that lack something."""
         self.begun = False
-        self._before: Record = {}
-        """The state as it was before this execution changed it."""
 
     @property
     def directory(self) -> Path:
@@ -153,17 +151,11 @@ class RunExecution:
         register_run(self.home, self.document, self.plan)
         _join_experiment(self.home, self.document, self.plan)
         write_json(self.directory / "plan.json", self.plan.record())
-        self._before = dict(self.state.record)
         self.begun = True
         adds = any(stage.action == "RUN" for stage in self.plan.stages)
         lacking = [sink for sink in self.plan.experiment.sinks if adds or is_behind(self.home, self.run_id, sink)]
         self.sinks = SinkProcesses(self.home, self.run_id, lacking)
-        self.state.update(
-            status="running",
-            reason="",
-            cause=None,
-            started_at=self.state.record["started_at"] or now(),
-            ended_at=None,
+        self.state.begin(
             pid=os.getpid(),
             pid_started=start_of(os.getpid()),
             host=socket.gethostname(),
@@ -177,16 +169,6 @@ class RunExecution:
         if flow_run_id == before["flow_run_id"] or WORKER not in os.environ:
             return str(before.get("api_url") or "")
         return os.environ.get("PREFECT_API_URL", "")
-
-    def finish(self, status: str, reason: str = "", *, cause: str | None = None) -> None:
-        """Records how the run ended, or that it is to go on later (pending). A finished run of which every stage was
-        cached keeps the time it ended.
-        """
-        nothing_done = (
-            status == self._before["status"] == "finished" and self.state.record["stages"] == self._before["stages"]
-        )
-        ended_at = self._before["ended_at"] if nothing_done else ""
-        self.state.end(status, reason, cause=cause, ended_at=ended_at or "")
 
 
 def register_run(home: Home, document: "Document", plan: RunPlan) -> None:

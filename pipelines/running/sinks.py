@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipelines.home.home import Home
-from pipelines.processes.supervisor import SERVER_PASSWORDS, log_tail, start
+from pipelines.processes.supervisor import SERVER_PASSWORDS, log_size, log_tail, start
 from pipelines.sinks.sending import noted
 from rpg.recording.segments import SegmentWriter
 from specs.machine.files import read_json
@@ -38,6 +38,8 @@ class SinkProcesses:
         self._processes: dict[Sink, subprocess.Popen[bytes]] = {}
         self._failed_at: dict[Sink, float] = {}
         """When those failed that are to be started again."""
+        self._log_starts: dict[Sink, int] = {}
+        """Length of each one's log when its process was started."""
         self._failures: dict[Sink, str] = {}
         """The last one of each sink that has failed."""
 
@@ -68,7 +70,7 @@ class SinkProcesses:
                 continue
             if sink not in self._failed_at:
                 self._failed_at[sink] = time.monotonic()
-                self._fail(sink, noted(self._home, self._run_id, sink).error or log_tail(self._log(sink), 1))
+                self._fail(sink, noted(self._home, self._run_id, sink).error or self._said(sink))
             elif time.monotonic() - self._failed_at[sink] > _RETRY_SECONDS:
                 self._start(sink)
 
@@ -76,6 +78,7 @@ class SinkProcesses:
         self._failed_at.pop(sink, None)
         command = [sys.executable, "-m", "pipelines.sinks", self._run_id, sink.model_dump_json()]
         own = {"RPG_HOME": str(self._home.root)}
+        self._log_starts[sink] = log_size(self._log(sink))
         self._processes[sink] = start(command, self._log(sink), environment=own, withheld=SERVER_PASSWORDS)
 
     def _fail(self, sink: Sink, message: str) -> None:
@@ -106,6 +109,9 @@ class SinkProcesses:
             writer.event(step, SINK_FAILED, f"{sink.type}: {message}")
         with contextlib.suppress(FileExistsError):  # an earlier call that came no further has recorded as much
             writer.flush()
+
+    def _said(self, sink: Sink) -> str:
+        return log_tail(self._log(sink), 1, since=self._log_starts[sink])
 
     def _log(self, sink: Sink) -> Path:
         return self._home.run(self._run_id) / "logs" / f"sink-{sink.type}.log"

@@ -170,6 +170,7 @@ def _record_cached(execution: RunExecution, stage: StagePlan) -> StageOutcome:
 
 def _recorded(execution: RunExecution, stage: StagePlan, work: Callable[[], None]) -> StageOutcome:
     """Does a stage's work, and records its start and how it ended."""
+    execution.state.work()
     _record(execution, stage, status="running", cached=False, started_at=now(), ended_at=None)
     try:
         work()

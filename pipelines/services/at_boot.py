@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipelines.home.home import Home
-from pipelines.launchers.network import free_port
 from pipelines.prefect_server.api import ServiceError, Services, running_services
-from pipelines.services.stack import DEFAULT_PORT, Wanted, up
+from pipelines.services.stack import Wanted, next_port, up
 from pipelines.services.supervisord import write_private
 from pipelines.services.systemd import Unit, lasting
 from specs.errors import RpgError
@@ -48,7 +47,7 @@ def _write_wanted(home: Home, wanted: Wanted, services: Services | None) -> None
     """Writes what `main` reads: what is not asked for is as before, or as it is up now."""
     before = _read_wanted(home)
     fixed = Wanted(
-        wanted.port or before.port or (services.port if services else free_port(DEFAULT_PORT)),
+        wanted.port or before.port or (services.port if services else next_port(home)),
         wanted.profile or before.profile or (services.profile if services else "embedded"),
         wanted.workers or before.workers or 1,
     )

@@ -10,7 +10,7 @@ from pipelines.home.home import Home
 from pipelines.prefect_server.api import ServiceError
 from pipelines.prefect_server.credentials import PASSWORDS_VARIABLE, own_string
 from pipelines.prefect_server.settings import server_environment
-from pipelines.processes.supervisor import log_tail
+from pipelines.processes.supervisor import log_size, log_tail
 from pipelines.services.backends import PREFECT_DATABASE, STUDIES_DATABASE, Postgres, Redis
 from pipelines.services.supervisord import Program, Supervisor
 
@@ -63,10 +63,13 @@ class ServerProfile:
             "-c",
             "from pipelines.prefect_server.api_process import prepare_database; prepare_database()",
         ]
+        log_start = log_size(log)
         with log.open("ab") as output:
             done = subprocess.run(command, env=os.environ | self.environment, stdout=output, stderr=output)
         if done.returncode != 0:
-            raise ServiceError(f"Prefect's database could not be brought up to date; {log}:\n{log_tail(log)}")
+            raise ServiceError(
+                f"Prefect's database could not be brought up to date; {log}:\n{log_tail(log, since=log_start)}"
+            )
 
     def background_services(self) -> Program:
         """Scheduling, late runs, events, automations: one process."""

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import psutil
 
@@ -32,7 +33,7 @@ from pipelines.services.server_profile import ServerProfile
 from pipelines.services.supervisord import Program, Supervisor, end_supervisor
 from pipelines.services.systemd import Unit
 from specs.errors import RpgError
-from specs.machine.files import read_json
+from specs.machine.files import read_json, write_json
 
 DEFAULT_PORT = 4200
 
@@ -42,7 +43,7 @@ class Wanted:
     """Wishes of a call of `rpg up`."""
 
     port: int = 0
-    """Port of the Prefect dashboard; 0: 4200, or any free one where that is taken."""
+    """Port of the Prefect dashboard; 0: `next_port`."""
     profile: Profile | None = None
     """None: the one that is up, else embedded."""
     workers: int = 0
@@ -94,7 +95,7 @@ def _refuse_another(services: Services, supervisor: Supervisor, wanted: Wanted) 
 
 
 def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
-    port = wanted.port or free_port(DEFAULT_PORT)
+    port = wanted.port or next_port(home)
     studies_port, record_port = free_port(port + 1), free_port(port + 2)
     url = f"http://127.0.0.1:{port}/api"
     make_passwords(home)
@@ -114,6 +115,7 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
     supervisor, process = Supervisor.start(home, programs)
     services = Services(url, process, supervisor.port, wanted.profile or "embedded")
     services.write(home)
+    write_json(_port_file(home), {"port": port})
     try:
         if server:
             say("starting PostgreSQL and Redis")
@@ -139,6 +141,16 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
         services_file(home).unlink(missing_ok=True)
         raise
     return services
+
+
+def next_port(home: Home) -> int:
+    """The port of the dashboard where none is asked for: the last one, at first 4200, or any free one."""
+    return free_port(read_json(_port_file(home)).get("port") or DEFAULT_PORT)
+
+
+def _port_file(home: Home) -> Path:
+    """The port that the home's dashboard had last: records of submitted runs, links and clients name it."""
+    return home.services / "port.json"
 
 
 def _api(port: int, environment: dict[str, str], processes: int) -> Program:
@@ -231,9 +243,9 @@ def _end_recorded(home: Home) -> bool:
     was_up = False
     # Before there was a supervisord, each program stood there itself.
     for name in ("worker", "studies", "server"):
-        if record := ProcessRecord.parse(fields.get(name) or {}):
+        if record := ProcessRecord.parse(fields.get(name) or {}, home.prefect):
             was_up |= end(record, grace=5.0)
-    if record := ProcessRecord.parse(fields.get("supervisor") or {}):
+    if record := ProcessRecord.parse(fields.get("supervisor") or {}, home.prefect):
         was_up |= end_supervisor(record)
     services_file(home).unlink(missing_ok=True)
     return was_up

@@ -23,7 +23,7 @@ from pipelines.prefect_server.api import START_SECONDS, ServiceError, answers, r
 from pipelines.prefect_server.credentials import password
 from pipelines.processes.reap import ProcessRecord, end
 from pipelines.processes.stop import give_back_grace
-from pipelines.processes.supervisor import log_tail, start
+from pipelines.processes.supervisor import log_size, log_tail, start
 from specs.machine.files import replacing
 from specs.machine.liveness import began_with, is_alive
 
@@ -80,6 +80,8 @@ class Supervisor:
     def __init__(self, home: Home, port: int) -> None:
         self._home = home
         self.port = port
+        self._log_starts: dict[str, int] = {}
+        """Length of each log under logs/ when supervisord was started."""
 
     def _order(self, name: str, *arguments: Any) -> Any:
         """One of supervisord's methods of XML-RPC. Raises ServiceError where it does not answer, or refuses."""
@@ -97,12 +99,13 @@ class Supervisor:
         supervisor = cls(home, free_port())
         supervisor._write(list(programs))
         log = home.logs / "supervisord.log"
+        supervisor._log_starts = {path.name: log_size(path) for path in home.logs.glob("*.log")}
         command = [sys.executable, "-m", "supervisor.supervisord", "--configuration", "services/supervisord.conf"]
         process = start(command, log, attached=False, directory=home.root)
         deadline = time.monotonic() + START_SECONDS
         while not supervisor.answers():
             if process.poll() is not None or time.monotonic() > deadline:
-                raise ServiceError(f"supervisord does not start; {log}:\n{log_tail(log)}")
+                raise ServiceError(f"supervisord does not start; {log}:\n{supervisor._tail(log)}")
             time.sleep(_POLL_SECONDS / 2)
         return supervisor, ProcessRecord.of(process.pid, "supervisord")
 
@@ -144,10 +147,14 @@ class Supervisor:
         deadline = time.monotonic() + timeout
         while not ready():
             if started != set(self.pids(program.name)):
-                raise ServiceError(f"{program.name} ended while starting; {log}:\n{log_tail(log)}")
+                raise ServiceError(f"{program.name} ended while starting; {log}:\n{self._tail(log)}")
             if time.monotonic() > deadline:
                 raise ServiceError(f"{program.name} did not answer within {timeout:g} s; see {log}")
             time.sleep(_POLL_SECONDS)
+
+    def _tail(self, log: Path) -> str:
+        """The end of what was written to a log since supervisord was started."""
+        return log_tail(log, since=self._log_starts.get(log.name, 0))
 
     def wait_for_address(self, program: Program) -> None:
         """Returns when the program answers at its address, at once if it has none. Raises ServiceError like `wait`, and

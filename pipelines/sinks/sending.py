@@ -8,11 +8,12 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from pipelines.home.home import Home
-from pipelines.home.runs import read_state, status_of
+from pipelines.home.runs import read_state
 from pipelines.sinks.record import Ending, News, Point, describe, read_ending, read_news
 from pipelines.sinks.tracker import Session, open_session
 from specs.errors import RpgError
 from specs.machine.files import now, read_json, write_json
+from specs.machine.liveness import is_executed
 from specs.schema.execution import Sink, not_installed
 from specs.secrets import hide
 
@@ -107,7 +108,7 @@ class _Sending:
         with Store.open(self._home.root) as store:
             while True:
                 # The status first: of a run that has ended by now, the record is whole.
-                executed = status_of(self._home, self._run_id) == "running"
+                executed = self._is_executed()
                 store.refresh()
                 news = read_news(store, self._run_id, after=max(self._steps, default=0), attempt=self._attempt)
                 if session.replaces and self._is_overtaken(news):
@@ -149,8 +150,14 @@ class _Sending:
     def _wait(self) -> None:
         """Until the next look at the record, or the run's end."""
         deadline = time.monotonic() + _LOOK_SECONDS
-        while time.monotonic() < deadline and status_of(self._home, self._run_id) == "running":
+        while time.monotonic() < deadline and self._is_executed():
             time.sleep(_STATUS_SECONDS)
+
+    def _is_executed(self) -> bool:
+        """Whether a process executes the run, and has not recorded its end. One that had finished is called so until a
+        stage of it is done anew."""
+        state = read_state(self._home, self._run_id)
+        return state.get("pid") is not None and is_executed(self._home.run(self._run_id), state)
 
 
 def _file(home: Home, run_id: str, sink: Sink) -> Path:

@@ -27,6 +27,8 @@ from pipelines.studies.space import text_of
 from pipelines.studies.trials import Trial, violations
 from specs.schema.study import Study
 
+CONFIRMATION = "-confirmation"
+"""End of the name of the experiment that confirms a study."""
 LARGEST_SEED = 2**32
 LEAST_CHANCE = 0.05
 """Chance of being told from the baseline after all seeds, below which a candidate stops."""
@@ -49,7 +51,12 @@ class Arm:
 
 def experiment_name(study: Study) -> str:
     """The experiment that the confirmation's runs are: one group of seeds an arm, the baseline first."""
-    return f"{study.name[:50]}-confirmation"
+    return experiment_of_confirmation(study.name)
+
+
+def experiment_of_confirmation(study: str) -> str:
+    """Name of the experiment that confirms the study of a name."""
+    return f"{study[:50]}{CONFIRMATION}"
 
 
 def fresh_seeds(study: Study, searched: Sequence[int]) -> list[int]:

@@ -24,7 +24,7 @@ from pipelines.studies.answers.answer import answer
 from pipelines.studies.answers.report import write_study_report
 from pipelines.studies.answers.results import StudyRecord
 from pipelines.studies.trials import StudyInterruptedError
-from pipelines.studies.workers import StudyStop, work
+from pipelines.studies.workers import StudyStop, note_submission, work
 from specs.machine.lease import RunBusyError, acquire
 from specs.study_document import StudyDocument
 
@@ -118,5 +118,6 @@ def submit_study(
             )
             for number in range(1, workers + 1)
         ]
+        note_submission(home, document.study.name, url)
         note_idle_pool(client, home, pool, say)
     return [flow_run_link(home, url, str(flow_run.id)) for flow_run in created]

@@ -144,7 +144,7 @@ class TrialLedger:
         """The trial that this worker has claimed already, else the first that nobody works on."""
         open_ones = [trial for trial in trials if not trial.ended and trial.state != "paused"]
         own = [trial for trial in open_ones if trial.work.worker and trial.work.worker.id == self._worker.id]
-        return next(iter(own or [trial for trial in open_ones if trial.work.abandoned]), None)
+        return next(iter(own or [trial for trial in open_ones if trial.work.is_abandoned(self._worker)]), None)
 
     def claim(self, trial: Trial, until: int) -> Trial:
         """Claims a trial for this worker. `until`: the step to train to; 0: the end."""

@@ -93,7 +93,9 @@ class _StudyWorker:
         self.stopping = stopping
         self._is_told = False
         self.storage = open_storage(home, self.study.name, self._wait_for_database)
-        self.ledger = TrialLedger(document, self.storage, Worker.this(), stopping)
+        directory = home.study(self.study.name)
+        directory.mkdir(parents=True, exist_ok=True)
+        self.ledger = TrialLedger(document, self.storage, Worker.this(directory), stopping)
         self.foreign: list[ForeignResult] = []
         self.record: dict[str, Any] = {}
         self._written_at, self._write_seconds = -1e9, 0.0

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines.studies.samplers import optuna_inside
 from specs.machine.files import now
-from specs.machine.liveness import is_alive, start_of
+from specs.machine.liveness import is_alive, place_of, start_of
 from specs.schema.study import Study, measure_label
 from specs.study_space import Params
 
@@ -46,11 +47,14 @@ class Worker:
     host: str
     pid: int
     pid_started: str
+    place: str = ""
+    """The study's directory in its home: `specs.machine.liveness.place_of`; empty in records of earlier versions."""
 
     @classmethod
-    def this(cls) -> "Worker":
-        """A new worker of this process."""
-        return cls(uuid.uuid4().hex[:12], socket.gethostname(), os.getpid(), start_of(os.getpid()))
+    def this(cls, directory: Path | None = None) -> "Worker":
+        """A new worker of this process, at the study of that directory."""
+        place = place_of(directory) if directory else ""
+        return cls(uuid.uuid4().hex[:12], socket.gethostname(), os.getpid(), start_of(os.getpid()), place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +70,11 @@ class Work:
     beat: str = ""
     """When the worker last gave a sign of life."""
 
-    @property
-    def abandoned(self) -> bool:
+    def is_abandoned(self, seen_by: Worker) -> bool:
         """Whether somebody has to take the work up: nobody has, or the one who did is gone."""
         if self.paused:
             return False
-        return self.worker is None or not _lives(self.worker, self.beat)
+        return self.worker is None or not _lives(self.worker, self.beat, seen_by)
 
     def plain(self) -> dict[str, Any]:
         """The work as JSON data."""
@@ -213,8 +216,9 @@ def _state(frozen: "FrozenTrial", work: Work) -> State:
     return states[frozen.state.name]
 
 
-def _lives(worker: Worker, beat: str) -> bool:
-    if worker.host == socket.gethostname():
+def _lives(worker: Worker, beat: str, seen_by: Worker) -> bool:
+    # One at a copy of the study, or with another home, is known by its signs of life alone.
+    if worker.host == seen_by.host and worker.place in ("", seen_by.place):
         return is_alive(worker.pid, worker.pid_started)
     silent = datetime.now(UTC) - datetime.fromisoformat(beat) if beat else None
     return silent is not None and silent.total_seconds() < SILENT_SECONDS

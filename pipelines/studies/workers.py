@@ -6,31 +6,46 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.home.home import Home
+from pipelines.home.runs import is_study, status_of
+from pipelines.home.versions import runs_of
+from pipelines.prefect_flows.cancel import patience
+from pipelines.prefect_flows.ending import GONE, Ending, end_flow_run
 from pipelines.prefect_flows.experiment import RunOutcome, execute_experiment
-from pipelines.prefect_server.api import client_settings
+from pipelines.prefect_flows.stop import EndedError, NotStoppedError, ask_to_stop, stop_flow_runs
+from pipelines.prefect_server.api import client_settings, is_healthy, running_services
+from pipelines.prefect_server.client import api_url, prefect_client
+from pipelines.prefect_server.flow_runs import OPEN, flow_runs, has_begun
 from pipelines.prefect_server.outbox import Outbox
 from pipelines.processes.stop import GIVEN_BACK, GRACE_SECONDS, Stop, StopRequest, give_back_grace
 from pipelines.running.progress import RunsReporter
 from pipelines.studies.answers.dashboard import publish_study
-from pipelines.studies.answers.results import StudyRecord
+from pipelines.studies.answers.results import StudyRecord, read_study
+from pipelines.studies.confirmation import CONFIRMATION, experiment_of_confirmation
 from pipelines.studies.study import run_study
 from pipelines.studies.trials import StudyInterruptedError
 from specs.document import Document
-from specs.errors import RpgError, SpecError, render
+from specs.errors import Issue, RpgError, SpecError, render
 from specs.machine.files import now, read_json, write_json
-from specs.machine.lease import Lease
+from specs.machine.lease import Lease, RunBusyError, acquire
+from specs.machine.liveness import is_executed, newest_lease
 from specs.machine.parent import die_with_parent
 from specs.study_document import StudyDocument
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
 
 _NUMBER = "RPG_STUDY_WORKER"
 _END_SECONDS = 60.0
 _TAKEN_OVER = "another process has taken the study's flow run over"
+_LOOK_SECONDS = 0.2
 
 
 class StudyStop(Stop):
@@ -86,6 +101,106 @@ def request_study_cancel(home: Home, study: str, grace: float = GRACE_SECONDS) -
         grace: seconds after which what still runs is killed.
     """
     write_json(home.study(study) / "cancel.json", {"grace": grace, "requested_at": now()})
+
+
+def note_submission(home: Home, study: str, url: str) -> None:
+    """Notes the server that a study was submitted to, where whoever cancels it looks."""
+    urls = [*_submitted_to(home, study), url]
+    write_json(home.study(study) / "submitted.json", {"api_urls": list(dict.fromkeys(urls))})
+
+
+def _submitted_to(home: Home, study: str) -> list[str]:
+    return list(read_json(home.study(study) / "submitted.json").get("api_urls") or ())
+
+
+def study_named(home: Home, name: str, profile: str = "") -> str:
+    """The study that a user names who cancels something; empty where the name is none's.
+
+    Args:
+        name: the study's, which its trials' experiment has too; or that of the experiment which confirms it.
+        profile: the server that knows it, a URL or the name of a Prefect profile; empty: this home knows it.
+    """
+    names = dict.fromkeys([name, name.removesuffix(CONFIRMATION)])
+    if not profile:
+        return next((each for each in names if is_study(home, each) or _submitted_to(home, each)), "")
+    with prefect_client(home, api_url(home, profile)) as client:
+        return next((each for each in names if any(flow_runs(client, OPEN, study=each))), "")
+
+
+def cancel_study(home: Home, name: str, grace: float, profile: str = "") -> str:
+    """Stops a study, wherever its workers are and whether or not they have begun, and waits until it has stopped.
+
+    What is trained is saved: run or submitted again, the study goes on.
+
+    Args:
+        grace: seconds after which what still runs is killed.
+        profile: the server that has it, a URL or the name of a Prefect profile; empty: those that it was submitted to
+            from here, and that of `rpg up`.
+    Returns:
+        How it ended, in words.
+    Raises:
+        SpecError: there is no such study, it is not running, or a server that may have it does not answer.
+        NotStoppedError: it was asked to stop and has not stopped yet.
+    """
+    services = running_services(home)
+    own = dict.fromkeys([*_submitted_to(home, name), *([services.url] if services else [])])
+    urls = [api_url(home, profile)] if profile else list(own)
+    if is_study(home, name) and (not profile or urls[0] in own):
+        # First: no worker here begins what a server has of it.
+        request_study_cancel(home, name, grace)
+    silent = [url for url in urls if not is_healthy(url, timeout=10.0)]
+    found = [_stop_on_server(home, name, grace, url) for url in urls if url not in silent]
+    if silent and (profile or silent != [services.url if services else ""]):
+        message = f"the Prefect server at {silent[0]}, which may have the study, does not answer"
+        raise SpecError(Issue(message, given=name, hint="the same command works when it answers again"))
+    begun = is_study(home, name) or any(began for of_server in found for began in of_server)
+    if not begun and not any(found):
+        raise SpecError(Issue("no such study", given=name, hint="`rpg study list` lists those of this home"))
+    was_executed = bool(_executed(home, name))
+    _wait_for_workers(home, name, grace)
+    if not any(found) and not was_executed and (status := read_study(home, name).status) in ("finished", "stopped"):
+        raise EndedError(Issue(f"the study is not running but {status}", given=name))
+    if not begun:
+        return f"{name} was waiting and is cancelled"
+    return f"{name} is cancelled; run or submitted again, it goes on from here"
+
+
+def _stop_on_server(home: Home, study: str, grace: float, url: str) -> list[bool]:
+    """Ends all flow runs of a study that a server has. Returns of each whether a worker had begun it."""
+    with prefect_client(home, url) as client:
+        found = list(flow_runs(client, OPEN, study=study))
+        executed = [flow_run for flow_run in found if not _end_dead(home, client, study, flow_run)]
+        for flow_run in executed:
+            ask_to_stop(client, flow_run, grace)
+        for flow_run in executed:
+            stop_flow_runs(home, client, [flow_run], grace)
+    return [has_begun(flow_run) for flow_run in found]
+
+
+def _end_dead(home: Home, client: "SyncPrefectClient", study: str, flow_run: "FlowRun") -> bool:
+    """Ends a flow run that a worker of this home had, where nobody executes it. Returns whether that is so."""
+    directory = home.study_flow(study, str(flow_run.id))
+    if newest_lease(directory) is None or is_executed(directory, {}):
+        return False
+    with contextlib.suppress(RunBusyError), acquire(directory, settles=True):
+        end_flow_run(client, flow_run, Ending("cancelled", GONE))
+        return True
+    return False
+
+
+def _executed(home: Home, study: str) -> list[str]:
+    """The runs of a study, of its trials and of those that confirm, that are executed now."""
+    run_ids = [*runs_of(home, study), *runs_of(home, experiment_of_confirmation(study))]
+    return [run_id for run_id in run_ids if status_of(home, run_id) == "running"]
+
+
+def _wait_for_workers(home: Home, study: str, grace: float) -> None:
+    """Returns when no run of the study is executed any more. Raises NotStoppedError where that takes too long."""
+    deadline = time.monotonic() + patience(grace)
+    while executed := _executed(home, study):
+        if time.monotonic() > deadline:
+            raise NotStoppedError(f"{study} was asked to stop, and {', '.join(executed)} is still executed")
+        time.sleep(_LOOK_SECONDS)
 
 
 def work(

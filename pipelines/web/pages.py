@@ -1,7 +1,5 @@
 """The pages: the table of experiments, studies and runs, and each one's report, rendered again when it has changed."""
 
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ from pipelines.report.evidence import told_apart
 from pipelines.report.page import render
 from pipelines.studies.answers.report import write_study_report
 from specs.machine.files import read_json
+from specs.machine.scratch import Scratch
 from storage import Store
 
 _EXPERIMENTS = """
@@ -49,14 +48,15 @@ class Pages:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._cache = Path(tempfile.mkdtemp(prefix="rpg-pages-"))
+        self._scratch = Scratch(home.root, "pages")
+        self._cache = self._scratch.path
         self._versions: dict[str, str] = {}
         """Digest of what each unit's page in the cache was rendered from."""
         self._turn = threading.Lock()
 
     def close(self) -> None:
         """Removes the cached pages."""
-        shutil.rmtree(self._cache, ignore_errors=True)
+        self._scratch.remove()
 
     def index(self) -> str:
         """The table of everything recorded."""

@@ -369,6 +369,8 @@ class LeaseDocument(TypedDict, total=False):
     released: bool
     pid_namespace: str
     settles: bool
+    place: str
+    is_copied: bool
 
 
 class Origins(TypedDict, total=False):

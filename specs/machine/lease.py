@@ -19,7 +19,7 @@ from types import TracebackType
 
 from specs.machine.fence import Fence, lease_file
 from specs.machine.files import DiskError, create_json, now, read_json, write_json
-from specs.machine.liveness import LeaseRecord, is_executed, newest_lease, pid_namespace_here, start_of
+from specs.machine.liveness import LeaseRecord, is_executed, newest_lease, pid_namespace_here, place_of, start_of
 
 BEAT_SECONDS = 5.0
 STILL_SECONDS = 12.0
@@ -108,6 +108,7 @@ def acquire(
         RunBusyError: another process executes the run; the message says which, where and since when.
         DiskError: the disk refused.
     """
+    run_directory.mkdir(parents=True, exist_ok=True)
     while True:
         before = newest_lease(run_directory)
         if is_executed(run_directory, read_json(run_directory / "state.json")):
@@ -129,6 +130,7 @@ def acquire(
             at=begun,
             pid_namespace=pid_namespace_here(),
             settles=settles,
+            place=place_of(run_directory),
         )
         # Where another process was first, the next round meets its lease.
         with contextlib.suppress(FileExistsError):

@@ -99,15 +99,22 @@ class LeaseRecord:
     """In which `pid` counts: `pid_namespace_here`; empty in leases of earlier versions."""
     settles: bool = False
     """Whether the run was taken only to write down how it stands: what a holder before has left is still there."""
+    place: str = ""
+    """The run's directory: `place_of`; empty in leases of earlier versions."""
+    is_copied: bool = False
+    """Whether the lease was read in another directory than it is of. Then its holder executes another copy of the run,
+    and only a heartbeat that reaches this one, as through an object store, shows that it executes this one too."""
 
     @property
     def is_of_this_host(self) -> bool:
         """Whether the holder runs on this host, since its last boot, so that its process can be looked at.
 
-        Containers may have the host's name and boot; a process of another one cannot be looked at all the same.
+        The holder of a copied lease is looked at by the home that the lease is of. Containers may have the host's name
+        and boot; a process of another one cannot be looked at all the same.
         """
         of_this_boot = self.pid_started.partition(":")[0] == (_boot() or "clock")
-        return self.host == socket.gethostname() and of_this_boot and is_visible(self.pid_namespace)
+        is_near = self.host == socket.gethostname() and of_this_boot and is_visible(self.pid_namespace)
+        return is_near and not self.is_copied
 
     @property
     def seconds_since_beat(self) -> float:
@@ -145,7 +152,8 @@ def newest_lease(run_directory: Path, *, settling: bool = True) -> LeaseRecord |
         # Where it is unreadable its number counts all the same, and nobody holds it: `Lease.release` has an empty one.
         document = read_document(path)
         known = {name: document[name] for name in LeaseRecord.__slots__ if name in document}
-        lease = LeaseRecord(**known | {"number": int(path.stem)})
+        is_copied = not is_place(str(known.get("place", "")), run_directory)
+        lease = LeaseRecord(**known | {"number": int(path.stem), "is_copied": is_copied})
         if settling or not lease.settles:
             return lease
     return None
@@ -206,6 +214,28 @@ def start_of(pid: int) -> str:
         raise psutil.NoSuchProcess(pid) from None
     # The name, in parentheses, may hold anything; the state after it is field 3, the start field 22: proc_pid_stat(5).
     return f"{boot}:{status.rpartition(')')[2].split()[22 - 3]}"
+
+
+def place_of(directory: Path) -> str:
+    """Tells a directory from its copies: its inode and its path. The device is left out: machines that share a
+    directory number its device each in its own way."""
+    return f"{directory.stat().st_ino} {os.path.realpath(directory)}"
+
+
+def is_place(place: str, directory: Path) -> bool:
+    """Whether a directory is the one that had this `place_of`, and no copy of it; assumed where none was recorded.
+
+    It may have another name by now, or have one on each machine.
+    """
+    inode, _, path = place.partition(" ")
+    if path in ("", str(directory)) or path == os.path.realpath(directory):
+        return True
+    try:
+        if inode != str(directory.stat().st_ino):
+            return False
+        return os.path.samefile(path, directory)  # else two file systems happen to have the same number
+    except OSError:  # nothing has that name any more, or on this machine
+        return True
 
 
 def began_with(pid: int, leader: str) -> bool:

@@ -3,9 +3,7 @@
 import contextlib
 import os
 import re
-import shutil
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -18,6 +16,7 @@ from typing import Any, TypeVar
 
 import duckdb
 
+from specs.machine.scratch import Scratch
 from storage.database import quoted
 from storage.errors import QueryError
 
@@ -40,7 +39,7 @@ class Limits:
     quarter of what this machine, or this container, has."""
 
 
-_scratch: set[str] = set()
+_scratches: "weakref.WeakSet[Scratch]" = weakref.WeakSet()
 """Directories of this process's queries."""
 _stuck: "list[Future[Any]]" = []
 """Parts of queries that did not stop when they were told to."""
@@ -70,12 +69,12 @@ def confine(connection: duckdb.DuckDBPyConnection, root: Path, limits: Limits) -
     What does not fit into memory goes to a directory that only this user can read. It is removed by the function that
     is returned, to be called once the connection is closed, and else with the connection.
     """
-    scratch = tempfile.mkdtemp(prefix="rpg-query-")
-    _scratch.add(scratch)
-    remove_scratch = weakref.finalize(connection, shutil.rmtree, scratch, ignore_errors=True)
+    scratch = Scratch(root, "query")
+    remove_scratch = weakref.finalize(connection, scratch.remove)
+    _scratches.add(scratch)
     places = {path for name in ("runs", "packs") for path in (root / name, (root / name).resolve())}  # links, perhaps
     connection.execute(
-        f"SET memory_limit = '{limits.memory_bytes or default_memory()}B'; SET temp_directory = {quoted(scratch)};"
+        f"SET memory_limit = '{limits.memory_bytes or default_memory()}B'; SET temp_directory = {quoted(scratch.path)};"
         " SET autoload_known_extensions = false; SET autoinstall_known_extensions = false;"
         f" SET allowed_directories = [{', '.join(quoted(path) for path in sorted(places))}];"
         " SET enable_external_access = false; SET lock_configuration = true"
@@ -182,8 +181,8 @@ def exit_if_stuck(code: int) -> None:
     """
     if all(answer.done() for answer in _stuck):
         return
-    for scratch in _scratch:
-        shutil.rmtree(scratch, ignore_errors=True)
+    for scratch in list(_scratches):
+        scratch.remove()
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,6 +1,5 @@
 """One statement as it runs: checked, within its limits, its rows in batches."""
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -138,5 +137,5 @@ def _from_arrow(error: OSError) -> duckdb.Error:
 
 def _needs_too_much(error: duckdb.Error, limit: int) -> str:
     if "max_temp_directory_size" in str(error):
-        return f"the query needs more disk than is free in {tempfile.gettempdir()}\n  hint: set TMPDIR to a larger one"
+        return "the query needs more disk than is free below the home\n  hint: `rpg gc` frees what nothing needs"
     return out_of_memory(limit)

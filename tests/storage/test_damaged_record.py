@@ -292,6 +292,25 @@ def test_a_directory_in_the_place_of_a_document_leaves_no_file_open(home: Path) 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_run_whose_directory_is_gone_is_named_by_whoever_lists_it(home: Path) -> None:
+    there = sorted(path.name for path in (home / "runs").iterdir())
+    version = {"version": 1, "recipes": [], "runs": ["lost-1"], "looks": []}
+    lists = {
+        "experiments/sums/experiment.json": {"runs": [*there, "lost-0"], "versions": [version]},
+        "studies/clips/study.json": {"trials": [{"number": 0, "run_ids": ["lost-2"]}]},
+    }
+    for path, document in lists.items():
+        (home / path).parent.mkdir(parents=True, exist_ok=True)
+        (home / path).write_text(json.dumps(document))
+    before = check(home)
+    named = [line for line in check(home, full=True) if line not in before]
+    assert [line.partition(";")[0] for line in named] == [
+        "runs/lost-0: gone, and the experiment sums lists it",
+        "runs/lost-1: gone, and the experiment sums lists it",
+        "runs/lost-2: gone, and the study clips lists it",
+    ]
+
+
 def test_a_lease_that_says_in_words_whether_it_only_settles_was_to_execute_the_run(home: Path) -> None:
     run = home / "runs/a-0"
     write_json(run / "leases/0007.json", {"number": 7, "settles": "no"})

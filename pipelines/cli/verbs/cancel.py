@@ -17,7 +17,7 @@ def cancel(
         typer.Option(help="On a server, whoever has submitted it: a Prefect API's URL or a Prefect profile's name."),
     ] = "",
 ) -> None:
-    """Stops a run after the step under way or after --grace seconds, whichever is first.
+    """Stops a run after the step under way or after --grace seconds, whichever is first; a study as `rpg study cancel`.
 
     One that was submitted is stopped wherever a worker executes it. Exits 1 where it has not stopped in the end."""
     import sys
@@ -27,10 +27,13 @@ def cancel(
     from pipelines.home.versions import runs_of
     from pipelines.prefect_flows.cancel import cancel_experiment, cancel_on_server, cancel_run
     from pipelines.prefect_flows.stop import NotStoppedError
+    from pipelines.studies.workers import cancel_study, study_named
 
     home = Home.from_environment()
     try:
-        if profile:
+        if not is_run(home, name) and (study := study_named(home, name, profile)):
+            print(cancel_study(home, study, grace, profile), file=sys.stderr)
+        elif profile:
             for line in cancel_on_server(home, profile, name, grace):
                 print(line, file=sys.stderr)
         elif not is_run(home, name) and runs_of(home, name):

@@ -96,16 +96,22 @@ def submit(
 def cancel(
     name: Name,
     grace: Annotated[float, typer.Option(help="Seconds for what runs to save its state before it is killed.")] = 5.0,
+    profile: Annotated[
+        str,
+        typer.Option(help="On a server, whoever has submitted it: a Prefect API's URL or a Prefect profile's name."),
+    ] = "",
 ) -> None:
-    """Stops a study's workers: what they train is saved, and the study goes on when it is run or submitted again."""
+    """Stops a study, begun or not, wherever its workers are: what they train is saved, and the study goes on when it is
+    run or submitted again. Exits 1 where it has not stopped in the end."""
     from pipelines.home.home import Home
-    from pipelines.studies.answers.results import read_study
-    from pipelines.studies.workers import request_study_cancel
+    from pipelines.prefect_flows.stop import NotStoppedError
+    from pipelines.studies.workers import cancel_study
 
-    home = Home.from_environment()
-    study = read_study(home, _name(name))
-    request_study_cancel(home, study.name, grace)
-    typer.echo(f"asked the workers of {study.name} to stop; `rpg study list` shows what is left")
+    try:
+        typer.echo(cancel_study(Home.from_environment(), _name(name), grace, profile), err=True)
+    except NotStoppedError as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(1) from None
 
 
 @group.command()

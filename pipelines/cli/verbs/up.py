@@ -11,7 +11,8 @@ from pipelines.cli.options import AsJson
 
 def up(
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Of the Prefect dashboard; 0: 4200, or a free one if that is taken.")
+        int,
+        typer.Option(min=0, max=65535, help="Of the Prefect dashboard; 0: the last one, at first 4200, or a free one."),
     ] = 0,
     profile: Annotated[
         Literal["embedded", "server"] | None,

@@ -7,6 +7,7 @@ A job that is in the queue for the same work is waited for; else a new one is su
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipelines.launchers import LaunchedStage, job_file, launched_stage
@@ -15,6 +16,7 @@ from pipelines.launchers.slurm.queue import ALIVE, JOB_MODULE, batch_log, job_st
 from pipelines.processes.supervisor import log_size, log_tail
 from specs.machine.exit_cause import STOPPED
 from specs.machine.files import now, read_json, write_json
+from specs.machine.liveness import place_of
 from specs.machine.parent import die_with_parent
 from specs.schema.experiment import Experiment
 from specs.schema.launchers import SlurmLauncher
@@ -44,7 +46,7 @@ class SlurmHead:
         """Until the job has ended for good; returns its exit code."""
         self._files.directory.mkdir(exist_ok=True)
         self._log.parent.mkdir(exist_ok=True)
-        log_began = log_size(self._log)
+        log_began = {log: log_size(log) for log in self._log.parent.iterdir()}
         job = self._running_job() or self._submit()
         return self._wait(job, log_began) if job else 1
 
@@ -98,11 +100,12 @@ class SlurmHead:
             _say(f"sbatch refused: {answer.stderr.strip()}")
             return ""
         job = answer.stdout.strip().partition(";")[0]
-        write_json(self._files.submitted, {"job": job, "submitted_at": now(), **self._work()})
+        about = {"job": job, "submitted_at": now(), "place": place_of(self._files.directory)}
+        write_json(self._files.submitted, {**about, **self._work()})
         _say(f"job {job} is submitted")
         return job
 
-    def _wait(self, job: str, log_began: int) -> int:
+    def _wait(self, job: str, log_began: Mapping[Path, int]) -> int:
         asked_at, gone_at, state = 0.0, 0.0, ""
         while True:
             if ended := read_json(self._files.ended):
@@ -123,11 +126,15 @@ class SlurmHead:
                 return STOPPED if self._stopping else self._ended(1, log_began)
             time.sleep(_POLL_SECONDS)
 
-    def _ended(self, code: int, log_began: int) -> int:
-        """Prints the ends of the job's logs where it failed: the cause is looked for in what this process prints."""
+    def _ended(self, code: int, log_began: Mapping[Path, int]) -> int:
+        """Prints the ends of the job's logs where it failed: the cause is looked for in what this process prints.
+
+        Args:
+            log_began: the length of each log at the beginning; of one that was not there, 0.
+        """
         if code not in (0, STOPPED):
             for log in [self._log, *sorted(self._log.parent.glob(f"{self._stage}-[0-9]*.log"))]:
-                _say(f"the end of {log.name}:\n{log_tail(log, since=log_began if log == self._log else 0)}")
+                _say(f"the end of {log.name}:\n{log_tail(log, since=log_began.get(log, 0))}")
         return code
 
     def _ask_to_stop(self, job: str) -> None:

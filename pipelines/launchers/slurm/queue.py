@@ -13,6 +13,7 @@ from pipelines.home.home import Home
 from pipelines.launchers import Finding, LaunchedStage
 from pipelines.launchers.slurm.job_files import JobFiles
 from specs.machine.files import read_json
+from specs.machine.liveness import is_place
 from specs.schema.experiment import Experiment
 from specs.schema.launchers import VARIABLE_NAME, SlurmLauncher
 from specs.secrets import is_reference
@@ -40,7 +41,10 @@ def slurm(*command: str, given: str = "") -> "subprocess.CompletedProcess[str]":
 
 def submitted_job(run_directory: Path) -> str:
     """The number of the job that was last submitted for a run; empty where there is none."""
-    return str(read_json(JobFiles.of(run_directory).submitted).get("job", ""))
+    files = JobFiles.of(run_directory)
+    submitted = read_json(files.submitted)
+    # A copy of the run's directory has the number of a job that is not its own.
+    return str(submitted.get("job", "")) if is_place(str(submitted.get("place", "")), files.directory) else ""
 
 
 def job_state(job: str) -> str:

@@ -77,7 +77,7 @@ def flow_processes(home: Home) -> list[FlowProcess]:
     flows = []
     for path in sorted(_directory(home).glob("*.json")):
         fields = read_json(path)
-        if fields.get("host") == socket.gethostname() and (process := ProcessRecord.parse(fields)):
+        if fields.get("host") == socket.gethostname() and (process := ProcessRecord.parse(fields, path.parent)):
             flows.append(FlowProcess(path.stem, process, fields.get("supervisor", "")))
     return flows
 
@@ -124,7 +124,9 @@ def main() -> None:
     # The working directory that Prefect's worker gives a flow goes with that worker.
     os.chdir(home.root)
     process = start([sys.executable, "-m", __spec__.name, _ENTRY], home.logs / "flows.log", attached=False)
-    path, record = _directory(home) / f"{flow_run_id}.json", ProcessRecord.of(process.pid, "flow")
+    path = _directory(home) / f"{flow_run_id}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = ProcessRecord.of(process.pid, "flow", path.parent)
     flow = FlowProcess(flow_run_id, record, os.environ.get(SUPERVISOR, ""))
     write_json(path, asdict(record) | {"host": socket.gethostname(), "supervisor": flow.supervisor})
     if flow.is_orphan:  # The worker was stopped before it could know of this flow.

@@ -7,6 +7,7 @@ the flow from wherever the deployment says. Ours takes all of that from this cod
 else fails, and its state says why.
 """
 
+import tempfile
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -17,8 +18,10 @@ from prefect.states import Failed
 from prefect.workers.base import BaseWorkerResult
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
+from pipelines.home.home import Home
 from pipelines.prefect_server.deployments import DEPLOYMENTS, Deployment
 from specs.machine.own_cache import local_directory
+from specs.machine.scratch import Scratch
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -130,10 +133,15 @@ async def _no_hooks(*_arguments: Any) -> None:
 
 
 def main() -> None:
-    """Prefect's command line, which also knows our kind of worker."""
+    """Prefect's command line, which also knows our kind of worker.
+
+    Prefect's temporary files lie below the home, where the next command removes them: a worker ends by being killed.
+    """
     from prefect.cli import app
 
-    app()
+    with Scratch(Home.from_environment().root, "worker") as directory:
+        tempfile.tempdir = str(directory)
+        app()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from pipelines.home.home import Home
-from pipelines.home.state import WAITING, Record, RunState
+from pipelines.home.state import SUBMITTED, WAITING, Record, RunState
 from pipelines.prefect_flows.ending import (
     GONE,
     Ending,
@@ -32,8 +32,8 @@ from pipelines.prefect_flows.ending import (
 )
 from pipelines.prefect_flows.workers.flow_process import FlowProcess, flow_processes, forget, is_noted
 from pipelines.prefect_server.api import client_settings
-from pipelines.prefect_server.deployments import EXPERIMENTS, STUDIES
-from pipelines.prefect_server.flow_runs import is_unchanged, run_id_of, set_state, state_of
+from pipelines.prefect_server.deployments import EXPERIMENTS, SCHEDULES, STUDIES
+from pipelines.prefect_server.flow_runs import is_unchanged, run_id_of, set_state, state_of, study_of
 from pipelines.prefect_server.outbox import SUSPENDED, deliver, schedule_again
 from pipelines.remote.sharing import shared_run
 from specs.machine.files import read_json
@@ -105,8 +105,9 @@ class Reconciliation:
             if flow.is_alive and not flow.is_at_work:
                 with self._failure_noted(f"flow run {flow.flow_run_id}", flow.flow_run_id):
                     self._end_stopped(client, flow)
-        for name, settle in ((STUDIES.flow, self._settle_study), (EXPERIMENTS.flow, self._settle_run)):
-            for flow_run in self._open_flow_runs(client, name):
+        flows = {STUDIES: self._settle_study, EXPERIMENTS: self._settle_run, SCHEDULES: self._settle_submission}
+        for deployment, settle in flows.items():
+            for flow_run in self._open_flow_runs(client, deployment.flow):
                 with self._failure_noted(_named(flow_run), str(flow_run.id)):
                     settle(client, flow_run, processes.get(str(flow_run.id)))
         for flow in dead:
@@ -124,8 +125,7 @@ class Reconciliation:
 
         with contextlib.suppress(ObjectNotFound):
             flow_run = client.read_flow_run(UUID(flow.flow_run_id))
-            study = str(flow_run.parameters.get("name", "")).removeprefix("study ")
-            run_id = run_id_of(flow_run)
+            study, run_id = study_of(flow_run), run_id_of(flow_run)
             directory = self._home.run(run_id) if run_id else self._home.study_flow(study, flow.flow_run_id)
             lease = newest_lease(directory)
             is_own = lease is not None and lease.pid == flow.process.pid
@@ -176,7 +176,8 @@ class Reconciliation:
             shared.fetch_standing()
         if not run_id or not (directory / "state.json").exists():
             return  # Of a worker with a home of its own.
-        record = RunState(self._home, run_id).record
+        standing = RunState(self._home, run_id)
+        record = standing.record
         own = record["flow_run_id"] == str(flow_run.id)
         state = state_of(flow_run)
         if self._watch.is_executed(directory, record):
@@ -190,10 +191,10 @@ class Reconciliation:
             return
         if not shared and self._may_be_elsewhere(client, flow_run, record, lease):
             return
-        ending = self._ending(client, flow_run, record, lease)
+        ending = self._ending(client, flow_run, standing, lease)
         if ending is None:
             self._schedule_again(client, flow_run, shared is not None)
-        elif record["status"] in FINAL or (own and ending.status in FINAL):
+        elif standing.is_over or (own and ending.status in FINAL):
             with contextlib.suppress(RunBusyError):
                 of = str(flow_run.id)  # The run may have been submitted again since its record was read.
                 end_run(self._home, run_id, ending, FlowRuns(client, [flow_run]), of=of, watched=True)
@@ -201,17 +202,17 @@ class Reconciliation:
             end_flow_run(client, flow_run, ending, record["stages"])
 
     def _ending(
-        self, client: "SyncPrefectClient", flow_run: "FlowRun", record: Record, lease: LeaseRecord | None
+        self, client: "SyncPrefectClient", flow_run: "FlowRun", standing: RunState, lease: LeaseRecord | None
     ) -> Ending | None:
         """How a flow run that nobody executes ends; None: a worker of its pool is to go on with it."""
         state = state_of(flow_run)
-        own = record["flow_run_id"] == str(flow_run.id)
+        own = standing.record["flow_run_id"] == str(flow_run.id)
         directory = self._home.run(run_id_of(flow_run))
         if state.is_cancelling():
             return Ending("cancelled", "cancelled while nobody executed it")
-        if own and record["status"] == "pending" and self._cannot_begin(client, flow_run, lease):
+        if own and standing.waits and self._cannot_begin(client, flow_run, lease):
             return Ending("failed", f"its flow could not begin: {state.message}")
-        if own and record["status"] not in FINAL and flow_run.deployment_id:
+        if own and not standing.is_over and flow_run.deployment_id:
             return Ending("crashed", GONE) if _crashes_again_and_again(directory) else None
         return Ending("crashed", GONE if own else "another flow run has this run now")
 
@@ -229,7 +230,7 @@ class Reconciliation:
         with contextlib.suppress(RunBusyError), acquire(self._home.run(run_id), watched=True, settles=True) as lease:
             # Read again: it may have been cancelled or submitted again before this process held it.
             state = RunState(self._home, run_id, lease.fence)
-            if state.status in FINAL or state.record["flow_run_id"] != str(flow_run.id):
+            if state.is_over or state.record["flow_run_id"] != str(flow_run.id):
                 return
             end_tasks(client, flow_run, {})
             if is_unchanged(client, flow_run):
@@ -292,7 +293,8 @@ class Reconciliation:
                 known = self._waiting.get(path)
                 if known is None or known[0] != changed:
                     record = read_json(path)
-                    is_open = record.get("status") in ("pending", "running") and record.get("flow_run_id")
+                    is_open = record.get("reason") == SUBMITTED or record.get("status") in ("pending", "running")
+                    is_open = is_open and record.get("flow_run_id")
                     known = changed, UUID(record["flow_run_id"]) if is_open else None
                 waiting[path] = known
         self._waiting = waiting
@@ -312,12 +314,13 @@ class Reconciliation:
     def _settle_study(self, client: "SyncPrefectClient", flow_run: "FlowRun", process: FlowProcess | None) -> None:
         """Settles a study by the lease that its flow holds. Scheduled again, a study that is done or cancelled ends at
         once."""
-        # Its parameter is "study NAME".
-        study = str(flow_run.parameters.get("name", "")).removeprefix("study ")
-        directory = self._home.study_flow(study, str(flow_run.id))
+        directory = self._home.study_flow(study_of(flow_run), str(flow_run.id))
         lease, state = newest_lease(directory), state_of(flow_run)
         if lease is None and process is None:
-            return  # Of a worker with a home of its own.
+            # One that is pending was claimed by a worker, of whatever home, that has not begun it.
+            nothing_recorded = {"reason": "", "ended_at": None}
+            if state.is_crashed() or self._may_be_elsewhere(client, flow_run, nothing_recorded, lease):
+                return
         if self._watch.is_executed(directory, {}):
             if state.is_crashed() or (state.is_pending() and _age(state) > _STARTING):
                 from prefect.states import Running
@@ -330,7 +333,16 @@ class Reconciliation:
             end_flow_run(client, flow_run, Ending("cancelled", GONE))
         elif state.is_crashed() and lease is not None and lease.released:
             return  # The flow has ended by itself: its log says why.
+        elif self._cannot_begin(client, flow_run, lease):
+            end_flow_run(client, flow_run, Ending("failed", f"its flow could not begin: {state.message}"))
         else:
+            schedule_again(client, flow_run, GONE)
+
+    def _settle_submission(self, client: "SyncPrefectClient", flow_run: "FlowRun", process: FlowProcess | None) -> None:
+        """Schedules a scheduled submission again that a worker has claimed and not begun, or whose process is gone."""
+        state = state_of(flow_run)
+        is_lost = state.is_pending() or (state.is_running() and process is not None)
+        if is_lost and not (process and process.is_alive) and _age(state) > _STARTING:
             schedule_again(client, flow_run, GONE)
 
     def _is_open(self, client: "SyncPrefectClient", flow_run_id: UUID) -> bool:

@@ -2,9 +2,9 @@
 
 import logging
 from collections.abc import Sequence
-from uuid import UUID
 
 from pipelines.home.home import Home
+from pipelines.prefect_server.outbox import Message, send
 from pipelines.report.evidence import show
 from pipelines.studies.answers.answer import amount, answer, with_interval
 from pipelines.studies.answers.results import StudyRecord, Trial, cost_words
@@ -19,22 +19,16 @@ def publish_study(home: Home, record: StudyRecord) -> None:
     An API that is away costs the artifact alone: the next call brings it up to date.
     """
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import ArtifactCreate
     from prefect.runtime import flow_run
     from prefect.settings import PREFECT_API_URL
 
     if not PREFECT_API_URL.value():  # the client would start a server of its own
         return
     try:
-        shown = ArtifactCreate(
-            type="markdown",
-            key=f"study-{record.name}",
-            description=f"Study {record.name}",
-            data=study_markdown(home, record),
-            flow_run_id=UUID(flow_run.id) if flow_run.id else None,
-        )
+        shown = {"type": "markdown", "key": f"study-{record.name}", "description": f"Study {record.name}"}
+        fields = shown | {"data": study_markdown(home, record), "flow_run_id": flow_run.id or None}
         with get_client(sync_client=True) as client:
-            client.create_artifact(shown)
+            send(client, Message("artifact" if flow_run.id else "page", fields))
     except Exception as error:  # whatever the client raises: nothing of the study depends on it
         _log.warning("the dashboard does not show how far study %s is: %s", record.name, error)
 

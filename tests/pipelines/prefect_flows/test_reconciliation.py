@@ -24,7 +24,7 @@ from prefect.client.schemas.filters import (
     ArtifactFilterKey,
 )
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Running, Scheduled, State
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Pending, Running, Scheduled, State
 from waiting import wait_for
 
 from pipelines.home.home import Home
@@ -39,7 +39,7 @@ from pipelines.prefect_server import outbox
 from pipelines.prefect_server.api import EmbeddedServer, client_settings
 from pipelines.prefect_server.client import prefect_client
 from pipelines.prefect_server.deployments import EXPERIMENTS, POOL, SCHEDULES, STUDIES, ensure_deployment
-from pipelines.prefect_server.outbox import unsent_file
+from pipelines.prefect_server.outbox import Outbox, unsent_file
 from pipelines.processes.reap import ProcessRecord
 from specs.loader import load_document
 from specs.machine import liveness
@@ -219,6 +219,47 @@ def test_a_study_that_nobody_executes_is_cancelled(site: Site) -> None:
     assert site.state(flow_run_id) == "CANCELLED"
 
 
+def test_a_study_that_its_worker_claimed_and_never_began_is_scheduled_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, claimed = site.study_flow_run(Pending())
+    site.compare()
+    assert site.state(claimed) == "PENDING", "its worker may be about to begin it"
+    states = {
+        site.study_flow_run(state)[1]: after
+        for state, after in ((Cancelling(), "CANCELLED"), (Running(), "RUNNING"), (Crashed(), "CRASHED"))
+    }
+    monkeypatch.setattr(reconciliation, "_STARTING", timedelta(0))
+    site.compare()
+    assert site.state(claimed) == "SCHEDULED"
+    assert {each: site.state(each) for each in states} == states, "one that runs may be that of another home"
+
+
+def test_a_scheduled_submission_that_its_worker_never_began_is_scheduled_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = ensure_deployment(site.client, SCHEDULES)
+    created = site.client.create_flow_run_from_deployment(deployment, parameters={"experiment": "tiny"})
+    site.client.set_flow_run_state(created.id, Pending(), force=True)
+    site.compare()
+    assert site.state(created.id) == "PENDING"
+    monkeypatch.setattr(reconciliation, "_STARTING", timedelta(0))
+    site.compare()
+    assert site.state(created.id) == "SCHEDULED"
+
+
+def test_a_study_whose_flow_crashes_again_and_again_before_it_can_begin_fails(site: Site) -> None:
+    _, flow_run_id = site.study_flow_run(Crashed())
+    for _ in range(2):
+        site.dead_process(flow_run_id)
+        site.compare()
+        assert site.state(flow_run_id) == "SCHEDULED"
+        site.client.set_flow_run_state(flow_run_id, Crashed(message="terminated"), force=True)
+    site.dead_process(flow_run_id)
+    site.compare()
+    assert site.state(flow_run_id) == "FAILED"
+
+
 def test_a_study_that_has_just_ended_gets_time_to_tell_the_server(site: Site) -> None:
     for seconds_ago, state in ((0, "CANCELLING"), (20, "CANCELLED")):
         directory, flow_run_id = site.study_flow_run(Cancelling())
@@ -369,6 +410,36 @@ def test_an_experiments_page_is_one_page_that_is_renewed(site: Site) -> None:
     assert [page.data for page in site.client.read_artifacts(artifact_filter=of_key)] == ["# 2 runs"]
     of_latest = ArtifactCollectionFilter(key=ArtifactCollectionFilterKey(any_=["sums"]))
     assert [page.data for page in site.client.read_latest_artifacts(artifact_filter=of_latest)] == ["# 2 runs"]
+
+
+def artifacts_of(site: Site, flow_run_id: UUID, key: str) -> list[Any]:
+    of_key = ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
+    found = site.client.read_artifacts(artifact_filter=of_key)
+    return [artifact.data for artifact in found if artifact.flow_run_id == flow_run_id]
+
+
+def test_what_a_flow_run_shows_again_and_again_is_one_artifact_that_is_renewed(site: Site) -> None:
+    """However its flows end, and whatever they could not send."""
+    _, flow_run_id = site.flow_run(Running())
+    for attempt in range(2):
+        with client_settings(site.home, str(site.client.api_url)):
+            shown = Outbox(site.home, str(flow_run_id))
+            for number in range(3):
+                shown.artifact("curve", "markdown", f"# {attempt} {number}", "Curve")
+                shown.artifact("bar", "progress", float(10 * attempt + number), "Bar")
+                shown.artifact("results", "table", [{"attempt": attempt, "number": number}], "Results")
+                shown._send_all(site.client)
+    assert artifacts_of(site, flow_run_id, "curve") == ["# 1 2"]
+    assert artifacts_of(site, flow_run_id, "bar") == [12.0]
+    assert len(artifacts_of(site, flow_run_id, "results")) == 1
+    fields = {"key": "curve", "type": "markdown", "data": "# late", "flow_run_id": str(flow_run_id)}
+    write_json(unsent_file(site.home, "late"), {"messages": [{"kind": "artifact", "fields": fields}]})
+    outbox.deliver(site.client, site.home)
+    assert artifacts_of(site, flow_run_id, "curve") == ["# late"]
+    _, other = site.flow_run(Running())
+    outbox.send(site.client, outbox.Message("artifact", fields | {"data": "# other", "flow_run_id": str(other)}))
+    assert artifacts_of(site, other, "curve") == ["# other"], "each flow run has its own"
+    assert artifacts_of(site, flow_run_id, "curve") == ["# late"]
 
 
 def test_a_document_is_fetched_from_a_server_that_answers_only_later(

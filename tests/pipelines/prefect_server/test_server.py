@@ -20,6 +20,7 @@ import pytest
 from live import Lab
 
 from pipelines.home.home import Home
+from pipelines.launchers.network import free_port
 from pipelines.prefect_server import client as server_client
 from pipelines.prefect_server.api import (
     Api,
@@ -36,10 +37,11 @@ from pipelines.prefect_server.api import (
 )
 from pipelines.prefect_server.client import prefect_client
 from pipelines.prefect_server.credentials import make_passwords, own_string, password
+from pipelines.prefect_server.settings import sqlite_file
 from pipelines.processes.reap import ProcessRecord, reap
 from pipelines.processes.supervisor import start
 from pipelines.services.backends import Postgres, Redis, _let_in
-from pipelines.services.stack import _cancel_runs, down
+from pipelines.services.stack import _cancel_runs, down, next_port
 from pipelines.services.supervisord import Program, Supervisor
 from specs.machine.files import read_json, write_json
 from specs.machine.liveness import is_alive
@@ -100,6 +102,67 @@ def test_a_server_that_dies_while_starting_is_an_error_with_the_end_of_its_log(t
     process = start([sys.executable, "-c", "import sys; sys.exit('port is taken')"], log)
     with pytest.raises(ServiceError, match="port is taken"):
         wait_until_healthy("http://127.0.0.1:9/api", process, log)
+
+
+def test_an_error_quotes_the_log_of_this_start_alone(tmp_path):
+    home = Home(tmp_path)
+    home.logs.mkdir()
+    for name in ("prefect-server", "api", "supervisord"):
+        (home.logs / f"{name}.log").write_text("an error of last week\n")
+    sqlite_file(home).parent.mkdir()
+    sqlite_file(home).write_bytes(b"no database")
+    server = EmbeddedServer(home)
+    server.start()
+    try:
+        with pytest.raises(ServiceError, match="ended while starting") as failed:
+            server.wait()
+    finally:
+        server.stop()
+    assert "file is not a database" in str(failed.value)
+    assert "last week" not in str(failed.value)
+
+    done = subprocess.run([sys.executable, "-c", BROKEN, tmp_path], capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("api ended while starting"), done.stderr
+    assert "last week" not in done.stdout
+
+
+BROKEN = """
+import sys
+from pathlib import Path
+from pipelines.home.home import Home
+from pipelines.prefect_server.api import ServiceError
+from pipelines.services.supervisord import Program, end_supervisor, Supervisor
+program = Program("api", [sys.executable, "-c", "raise SystemExit(3)"])
+supervisor, process = Supervisor.start(Home(Path(sys.argv[1])), [program])
+try:
+    supervisor.run("api")
+    supervisor.wait(program, lambda: False, timeout=60)
+except ServiceError as error:
+    print(error)
+finally:
+    end_supervisor(process)
+"""
+
+
+def test_the_dashboard_keeps_its_port_while_that_is_free(tmp_path):
+    home = Home(tmp_path)
+    port = free_port()
+    write_json(home.services / "port.json", {"port": port})
+    assert next_port(home) == port
+    with socket.create_server(("127.0.0.1", port)):
+        assert next_port(home) != port
+    assert next_port(home) == port
+
+
+@pytest.mark.long
+def test_up_takes_the_port_again_that_it_had_before(lab: Lab) -> None:
+    port = free_port()
+    try:
+        for arguments in (("--port", str(port)), ()):
+            assert f":{port}\n" in lab.rpg("up", *arguments).out
+            assert lab.rpg("down").code == 0
+    finally:
+        lab.rpg("down")
 
 
 def test_a_server_whose_call_was_killed_is_ended_by_the_next_command(tmp_path):

@@ -35,7 +35,11 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> str:
 def outcomes(err: str) -> dict[str, str]:
     """Stage -> how it ended, from the progress lines."""
     words = [line.split() for line in err.splitlines() if line.startswith("  ")]
-    return {parts[0]: parts[1] for parts in words if len(parts) > 1 and parts[1] in ("done", "cached", "failed")}
+    return {
+        parts[0]: parts[1]
+        for parts in words
+        if len(parts) > 1 and parts[1] in ("finished", "cached", "failed", "cancelled")
+    }
 
 
 def test_the_first_run_shows_the_answer_its_graph_and_its_artifacts(done):
@@ -108,7 +112,7 @@ def test_another_number_of_samples_evaluates_again_and_trains_nothing(done):
     result = done.rpg("run", str(done.spec), overrides=("evaluation.samples_per_problem=3",))
     assert result.code == 0, result.err
     cached = dict.fromkeys(("data", "base", "train"), "cached")
-    assert outcomes(result.err) == cached | {"evaluate": "done", "report": "done"}
+    assert outcomes(result.err) == cached | {"evaluate": "finished", "report": "finished"}
     (run_id,) = done.run_ids()
     assert done.query("select distinct samples_per_problem from evaluations") == [(3,)]
     assert done.state(run_id)["evaluation"] == done.state(run_id)["stages"]["evaluate"]["fingerprint"]
@@ -121,7 +125,7 @@ def test_a_damaged_result_is_made_again(done):
     (output / "train.parquet").write_bytes(b"not parquet")
     result = done.rpg("run", str(done.spec))
     assert result.code == 0, result.err
-    assert outcomes(result.err)["data"] == "done"
+    assert outcomes(result.err)["data"] == "finished"
     assert outcomes(result.err)["train"] == "cached"
 
 
@@ -136,8 +140,14 @@ def test_plan_and_run_agree_on_a_flipped_byte_and_the_weights_are_exported_again
     result = done.rpg("run", str(done.spec))
     assert result.code == 0, result.err
     ended = outcomes(result.err)
-    assert {stage: "cached" if action == "CACHED" else "done" for stage, action in actions.items()} == ended
-    assert ended == {"data": "cached", "base": "cached", "train": "done", "evaluate": "cached", "report": "done"}
+    assert {stage: "cached" if action == "CACHED" else "finished" for stage, action in actions.items()} == ended
+    assert ended == {
+        "data": "cached",
+        "base": "cached",
+        "train": "finished",
+        "evaluate": "cached",
+        "report": "finished",
+    }
     assert weights.read_bytes() == whole
     assert outcomes(done.rpg("run", str(done.spec)).err) == dict.fromkeys(ended, "cached")
 
@@ -206,5 +216,5 @@ def test_concurrent_runs_share_a_stage_and_one_process_has_a_run(lab):
     assert set(outcomes(same.err).values()) == {"cached"}
     ended = [finished(first), finished(other_seed)]
     assert [result.code for result in ended] == [0, 0], [result.err for result in ended]
-    assert sorted(outcomes(result.err)["base"] for result in ended) == ["cached", "done"]
-    assert sorted(outcomes(result.err)["data"] for result in ended) == ["cached", "done"]
+    assert sorted(outcomes(result.err)["base"] for result in ended) == ["cached", "finished"]
+    assert sorted(outcomes(result.err)["data"] for result in ended) == ["cached", "finished"]

@@ -1,8 +1,11 @@
 """Why stages end, as real errors show it, and what real runs do about it."""
 
+import contextlib
 import errno
 import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from live import Lab, finished, kill
 from places import TESTS
 from waiting import wait_for
 
+from pipelines.home.runs import status_of
 from pipelines.running.failures import early_exit
 from specs.machine.exit_cause import EarlyExit, cause_of, forget_exits, note_exit, noted_exits
 from specs.machine.files import write_json
@@ -200,3 +204,35 @@ def test_a_report_that_takes_longer_than_its_limit_is_ended(lab: Lab) -> None:
     (run_id,) = lab.run_ids()
     assert lab.state(run_id)["cause"] == "hung"
     assert lab.state(run_id)["stages"]["evaluate"]["status"] == "finished"
+
+
+@pytest.mark.long
+def test_a_run_on_a_full_disk_fails_with_that_cause_and_goes_on_when_there_is_room(lab: Lab, tmp_path: Path) -> None:
+    """Everything of the home is on that disk: the record, the leases, the logs and the server's database."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256m", "none", disk], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        small = Lab(Path(shutil.copytree(lab.root, disk / "home")), lab.spec)
+        command = small.start("run", str(small.spec), overrides=("training.steps=60",))
+        wait_for(lambda: any(small.progress(run_id) >= 3 for run_id in small.run_ids()), what="step 3")
+        (run_id,) = small.run_ids()
+        filler = disk / "filler"
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        ended = finished(command)
+        assert ended.code == 1, ended.err
+        filler.unlink()
+        state = small.state(run_id)
+        assert (status_of(small.home, run_id), state["cause"]) == ("failed", "disk_full"), small.account(run_id)
+        assert small.query("select status, cause from runs") == [("failed", "disk_full")]
+        assert small.rpg("resume", run_id, overrides=()).code == 0
+        assert small.state(run_id)["status"] == "finished"
+    finally:
+        lab.clean_up()
+        subprocess.run(["umount", "-l", disk], check=True)

@@ -28,7 +28,7 @@ def test_a_stage_is_one_line_and_a_cached_one_has_no_time():
     shown.stage_ended("data", "done", 1.25)
     shown.stage_started("base", "done")
     shown.stage_ended("base", "cached", 0.01)
-    expected = "[1/2] tiny-s0-1  kl_coef=0.1 seed 0\n  data      done  1.2 s\n  base      cached\n"
+    expected = "[1/2] tiny-s0-1  kl_coef=0.1 seed 0\n  data      finished  1.2 s\n  base      cached\n"
     assert out.getvalue() == expected
 
 
@@ -43,6 +43,21 @@ def test_a_stage_that_begins_is_starting(reason, shown_as):
     shown.stage_ended("train", "done", 1.0)
     assert shown_as in out.getvalue()
     assert "new" not in out.getvalue()
+
+
+def test_a_stage_and_a_run_end_in_the_words_of_the_record(runs):
+    shown, out = plain()
+    shown.run_started("tiny-s0-1", "seed 0", 1, 1)
+    for outcome in ("done", "cached", "stopped", "failed"):
+        shown.stage_ended("train", outcome, 1.0)
+    words = [line.split()[1] for line in out.getvalue().splitlines()[1:]]
+    assert words == ["finished", "cached", "cancelled", "failed"]
+    several = ParallelProgress(TimeLeft(runs, 2), Console(file=out, highlight=False, soft_wrap=True))
+    for status in ("finished", "cancelled", "failed", "busy"):
+        several.run_started("tiny-s0-1", "seed 0", 1, 2)
+        several.run_ended("tiny-s0-1", status)
+    ended = [line.split()[-1] for line in out.getvalue().splitlines() if line.startswith("[1/2]") and "0  " in line]
+    assert [word for word in ended if word != "0"] == ["finished", "cancelled", "failed", "running"]
 
 
 def test_brackets_in_a_name_are_no_markup():

@@ -2,30 +2,41 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import Abort
 from prefect.flow_engine import run_flow_sync
-from prefect.states import Cancelling, Paused
+from prefect.states import AwaitingRetry, Cancelling, Crashed, Late, Paused, Pending, Running, Scheduled
 from tiny_study import write_study
 
 from pipelines.home.home import Home
+from pipelines.home.state import RunState
 from pipelines.prefect_server.api import EmbeddedServer, client_settings
 from pipelines.prefect_server.client import prefect_client
+from pipelines.prefect_server.credentials import own_string
 from pipelines.prefect_server.deployments import STUDIES, ensure_deployment
+from pipelines.prefect_server.flow_runs import OPEN, flow_runs
 from pipelines.prefect_server.outbox import SUSPENDED
 from pipelines.processes.stop import GIVEN_BACK
 from pipelines.studies import flow
 from pipelines.studies.trials import StudyInterruptedError
-from pipelines.studies.workers import StudyStop
+from pipelines.studies.workers import StudyStop, cancel_study, study_named
 from specs import load_study_document
+from specs.machine.files import write_json
+from specs.machine.lease import acquire
 from specs.machine.liveness import newest_lease
+from specs.study_document import StudyDocument
+
+Call = Callable[..., tuple[int, str, str]]
 
 
 class Site:
@@ -118,6 +129,94 @@ def test_a_study_whose_worker_is_stopped_is_given_back(site: Site, monkeypatch: 
     with pytest.raises(Abort, match=GIVEN_BACK):
         site.execute(flow_run, terminate, monkeypatch)
     assert site.state(flow_run) == "SCHEDULED", "any worker of the pool goes on with it"
+
+
+STATES = [Scheduled(), Late(scheduled_time=datetime.now(UTC)), AwaitingRetry(scheduled_time=datetime.now(UTC))]
+
+
+def submit(site: Site, workers: int = 1) -> list[FlowRun]:
+    """A study that nobody has begun, as `rpg study submit` leaves it."""
+    flow.submit_study(StudyDocument.from_json(site.document), site.home, site.server.url, workers=workers)
+    return list(flow_runs(site.client, OPEN, study="clips"))
+
+
+@pytest.mark.parametrize("far", [True, False], ids=["from a far client", "from the home"])
+@pytest.mark.parametrize("verb", ["cancel", "study cancel"])
+def test_a_submitted_study_that_nobody_has_begun_is_cancelled(
+    site: Site, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch, verb: str, far: bool
+) -> None:
+    submitted = submit(site, workers=2)
+    assert len(submitted) == 2
+    begin_at(site, monkeypatch, tmp_path if far else site.home.root)
+    code, _, err = call(*verb.split(), "clips", *(["--profile", site.server.url] if far else []))
+    assert (code, err) == (0, "clips was waiting and is cancelled\n")
+    assert {site.state(flow_run) for flow_run in submitted} == {"CANCELLED"}
+    code, _, err = call(*verb.split(), "clips", *(["--profile", site.server.url] if far else []))
+    assert code == 2, "there is nothing to cancel any more"
+
+
+def begin_at(site: Site, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """The commands of this test are called in that home, by who knows the server's password."""
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", own_string(site.home))
+    monkeypatch.setenv("RPG_HOME", str(home))
+
+
+@pytest.mark.parametrize("name", ["clips", "clips-confirmation"])
+def test_a_study_under_way_is_stopped_as_a_whole_from_a_far_client(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (flow_run,) = submit(site)
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", own_string(site.home))
+    far, said = Home(tmp_path), []
+    threads: list[threading.Thread] = []
+
+    def cancel(_flow_run_id: UUID) -> None:
+        def from_afar() -> None:
+            study = study_named(far, name, site.server.url)
+            said.append(cancel_study(far, study, 0.0, site.server.url))
+
+        threads.append(threading.Thread(target=from_afar))
+        threads[0].start()
+
+    site.execute(flow_run, cancel, monkeypatch)
+    threads[0].join()
+    assert said == ["clips is cancelled; run or submitted again, it goes on from here"]
+    assert site.state(flow_run) == "CANCELLED"
+
+
+@pytest.mark.parametrize("state", [*STATES, Pending(), Running(), Paused(), Crashed()], ids=lambda state: state.name)
+def test_a_study_is_cancelled_in_any_state_of_its_flow_run(site: Site, state: State[Any]) -> None:
+    (flow_run,) = submit(site)
+    for entered in (Running(), state):
+        site.client.set_flow_run_state(flow_run.id, entered, force=True)
+    acquire(site.home.study_flow("clips", str(flow_run.id))).release()  # A worker had it, and is gone.
+    assert cancel_study(site.home, "clips", 0.0).startswith("clips is cancelled")
+    assert site.state(flow_run) == "CANCELLED"
+
+
+def test_a_study_that_a_command_runs_here_is_stopped_and_waited_for(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    write_json(home.study("clips") / "study.json", {"name": "clips"})
+    write_json(home.experiment("clips") / "experiment.json", {"current": ["clips-s0"]})
+    lease = acquire(home.run("clips-s0"))
+    state = RunState(home, "clips-s0", lease.fence)
+    state.begin(pid=os.getpid())
+    stop, seen = StudyStop(home, "clips"), []
+    time.sleep(0.01)  # Times are kept in milliseconds.
+
+    def trial() -> None:
+        while (request := stop.requested()) is None:
+            time.sleep(0.05)
+        seen.append(request.reason)
+        state.end("cancelled", request.reason)
+        lease.release()
+
+    thread = threading.Thread(target=trial)
+    thread.start()
+    assert study_named(home, "clips") == "clips"
+    assert cancel_study(home, "clips", 0.0) == "clips is cancelled; run or submitted again, it goes on from here"
+    thread.join(timeout=0.5)
+    assert seen == ["cancelled with its study"]
 
 
 def test_a_study_whose_worker_is_stopped_while_the_server_is_away_does_not_fail(

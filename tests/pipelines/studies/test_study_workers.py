@@ -188,9 +188,18 @@ def test_a_worker_that_was_given_up_for_dead_tells_nothing(home: Home, tmp_path:
 def test_a_worker_of_another_host_is_judged_by_its_signs_of_life() -> None:
     here, elsewhere = Worker.this(), Worker("other", "elsewhere", 1, "x")
     silent = (datetime.now(UTC) - timedelta(seconds=SILENT_SECONDS + 1)).isoformat()
-    assert Work(worker=elsewhere, beat=silent).abandoned
-    assert not Work(worker=elsewhere, beat=now()).abandoned
-    assert not Work(worker=here, beat=silent).abandoned, "one of this host is looked at"
+    assert Work(worker=elsewhere, beat=silent).is_abandoned(here)
+    assert not Work(worker=elsewhere, beat=now()).is_abandoned(here)
+    assert not Work(worker=here, beat=silent).is_abandoned(here), "one of this host is looked at"
+
+
+def test_a_worker_at_a_copy_of_the_study_counts_by_its_signs_of_life_alone(tmp_path: Path) -> None:
+    silent = (datetime.now(UTC) - timedelta(seconds=SILENT_SECONDS + 1)).isoformat()
+    (tmp_path / "original").mkdir()
+    (tmp_path / "copy").mkdir()
+    original, copy = Worker.this(tmp_path / "original"), Worker.this(tmp_path / "copy")
+    assert Work(worker=original, beat=silent).is_abandoned(copy)
+    assert not Work(worker=original, beat=silent).is_abandoned(original)
 
 
 def test_a_worker_has_a_session_of_its_own_and_dies_with_the_one_that_started_it(home: Home, tmp_path: Path) -> None:

@@ -33,9 +33,23 @@ from pipelines.prefect_server.api import answers
 from pipelines.prefect_server.credentials import make_passwords
 from pipelines.remote.record_files import NotRecordedError, is_recorded, open_recorded, read_listings
 from pipelines.web.app import make_app
+from pipelines.web.pages import Pages
 from storage import Store
 
 AUTH = "team:a password"
+
+
+def test_pages_lie_below_the_home_and_those_of_a_server_that_was_killed_are_removed(home: Home) -> None:
+    left = home.root / "tmp" / "pages-left"
+    (left / "runs").mkdir(parents=True)
+    left.with_name("pages-left.lock").touch()
+    pages = Pages(home)
+    assert "sums-s0" in pages.report("runs", "sums-s0")
+    (lock, directory) = sorted((home.root / "tmp").iterdir(), key=lambda path: path.is_dir())
+    assert (directory / "runs" / "sums-s0.html").is_file()
+    assert lock.name == f"{directory.name}.lock"
+    pages.close()
+    assert not list((home.root / "tmp").iterdir())
 
 
 def anybody(_shown: str) -> bool:

@@ -1,6 +1,7 @@
 """What a query may cost, and what is said to one that asks for more."""
 
-import tempfile
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,12 +28,10 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def scratch(home: Path) -> Iterator[Path]:
     """The directory for temporary files, which is empty again at the end."""
-    (tmp_path / "scratch").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
-    yield tmp_path / "scratch"
-    assert not list((tmp_path / "scratch").iterdir())
+    yield home / "tmp"
+    assert not list((home / "tmp").iterdir())
 
 
 def test_a_query_is_stopped_at_its_time_limit_and_the_snapshot_stays(home: Path) -> None:
@@ -112,10 +111,36 @@ def test_what_does_not_fit_goes_to_a_directory_that_is_removed(home: Path, scrat
     with Store.open(home, Limits(memory_bytes=40_000_000)) as store:
         with store.stream("select range, hash(range) as h from range(4000000) order by h") as answer:
             next(answer.rows())
-            (directory,) = scratch.iterdir()
+            (directory,) = (path for path in scratch.iterdir() if path.is_dir())
             assert directory.stat().st_mode & 0o777 == 0o700
             assert list(directory.iterdir())
         assert not list(home.rglob("*.tmp"))
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from storage import Store
+from storage.statements.limits import Limits
+with Store.open(Path(sys.argv[1]), Limits(memory_bytes=40_000_000)) as store:
+    with store.stream("select range, hash(range) as h from range(4000000) order by h") as answer:
+        next(answer.rows())
+        print("\\nspilled", flush=True)  # after DuckDB's progress bar
+        sys.stdin.read()
+"""
+
+
+def test_what_a_killed_query_had_put_on_disk_is_removed_by_the_next_one(home: Path, scratch: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(home)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as query:
+        assert query.stdout is not None
+        assert b"spilled\n" in iter(query.stdout.readline, b"")
+        with Store.open(home) as store:
+            store.query("select 1")
+        query.kill()
+    assert sum(path.stat().st_size for path in scratch.rglob("*.tmp")) > 1_000_000, "nobody else's query removes it"
+    with Store.open(home) as store:
+        store.query("select 1")
 
 
 def test_a_process_takes_no_more_than_the_limit_for_what_duckdb_does_not_count(home: Path) -> None:
