@@ -78,12 +78,16 @@ def conversation_ids(
         said: the texts of the conversation.
         render: writes the conversation around such texts.
     """
-    whole = tokenizer.encode(render(said), add_special_tokens=False)
-    template = render([mark(place) if text else "" for place, text in enumerate(said)])
+    text = render(said)
+    template = render([mark(place) if each else "" for place, each in enumerate(said)])
+    whole = tokenizer.encode(text, add_special_tokens=False)
     around = [tokenizer.encode(piece, add_special_tokens=False) for piece in _MARKED.split(template)[::2] if piece]
-    is_plain = all(_among(tokenizer, tokenizer.encode(text, add_special_tokens=False)) == [] for text in said)
-    if is_plain and _among(tokenizer, whole) == _among(tokenizer, (token for ids in around for token in ids)):
-        return whole
+    if _among(tokenizer, whole) == [token for ids in around for token in _among(tokenizer, ids)]:
+        # A template that looks into the texts might leave out a token of its own where a text has another.
+        is_opaque = text == _MARKED.sub(lambda match: said[int(match[1])], template)
+        alone = (tokenizer.encode(each, add_special_tokens=False) for each in said)
+        if is_opaque or not any(_among(tokenizer, ids) for ids in alone):
+            return whole
     return rendered_ids(tokenizer, template, said)
 
 

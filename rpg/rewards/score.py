@@ -1,6 +1,5 @@
 """The score of a response, and what scores responses."""
 
-import math
 import socket
 import sys
 import traceback
@@ -32,6 +31,7 @@ _LONGEST_NAME, _MOST_TERMS = 200, 1000
 """Characters of a term's name, and the number of terms of a score."""
 _MOST_REASONS = 3
 """Kinds of failure that a sentence names."""
+_FINITE = sys.float_info.max
 _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
 
@@ -166,7 +166,7 @@ def _valid(reward: Reward, score: Score) -> Score:
         if number("penalty", score.penalty, largest) > 0:
             raise ValueError(f"penalty is {score.penalty!r}; allowed: a number of at most 0")
     if score.terms or score.weights:
-        _check_terms(reward, score)
+        _check_terms(reward, score, largest)
     if score.verdicts is not None:
         from rpg.rewards.judges.verdicts import check_verdicts
 
@@ -176,30 +176,32 @@ def _valid(reward: Reward, score: Score) -> Score:
     return replace(score, value=value, correct=correct)
 
 
-def _check_terms(reward: Reward, score: Score) -> None:
+def _check_terms(reward: Reward, score: Score, largest: float) -> None:
     """Raises ValueError where a score's terms are not numbers with weights, by names that can be recorded."""
     terms, weights = score.terms, score.weights
     if not isinstance(terms, dict) or not isinstance(weights, dict) or terms.keys() != weights.keys():
         raise ValueError("terms and weights are not numbers by the same names")
     if len(terms) > _MOST_TERMS:
         raise ValueError(f"it has {len(terms)} terms; allowed: at most {_MOST_TERMS}")
-    largest = max(part.largest_value() for part in (reward, *reward.parts()))
-    for name in terms:
+    for name, value in terms.items():
         if text("a term's name", name) is None or len(name) > _LONGEST_NAME:
             raise ValueError(f"a term's name is {name!r:.200}; allowed: a text of at most {_LONGEST_NAME} characters")
-        number(f"the term {name}", terms[name], largest)
-        number(f"the weight of {name}", weights[name], math.inf)
+        if not (type(value) is float and -largest <= value <= largest):  # a term may have a larger bound than the sum
+            number(f"the term {name}", value, max(part.largest_value() for part in (reward, *reward.parts())))
+        number("a term's weight", weights[name], _FINITE)
 
 
 def number(name: str, value: object, largest: float) -> float:
     """Returns the value as a finite number from -largest to largest. ValueError where it is none."""
+    if type(value) is float and -largest <= value <= largest:  # most of them
+        return value
     plain = _plain(value)
     try:
-        if isinstance(plain, Real) and math.isfinite(found := float(plain)) and -largest <= found <= largest:
+        if isinstance(plain, Real) and -largest <= (found := float(plain)) <= largest:
             return found
     except OverflowError:
         pass
-    allowed = "a finite number" if largest == math.inf else f"a number from {-largest:g} to {largest:g}"
+    allowed = "a finite number" if largest == _FINITE else f"a number from {-largest:g} to {largest:g}"
     raise ValueError(f"{name} is {plain!r:.200}; allowed: {allowed}")
 
 

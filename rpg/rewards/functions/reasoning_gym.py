@@ -80,6 +80,8 @@ class ReasoningGym(Reward):
         """See Reward."""
         from rpg.data import reasoning_gym_imported  # noqa: F401
 
+        _installed()  # before a process is forked for each response
+
     def runs(self, problem: Problem) -> bool:
         """See Reward. Most of the tasks compare alone, as their source says."""
         return not _compares(type(_task_of(problem)))

@@ -117,7 +117,7 @@ def test_no_answer_runs_as_code(task: str, tmp_path: Path) -> None:
     [
         ("puzzle24", "6*4*1*1"),  # other numbers than the problem's
         ("countdown", "{target}e0 + {product}*0e0"),  # a number that the task does not see
-        ("countdown", "(pi/pi + E/E)*{target}"),
+        ("countdown", "({product})*0e0 + pi/pi*{target}e0"),
         ("simple_integration", "Integral({integrand}, x)"),  # the question as its answer
         ("intermediate_integration", "integrate({integrand}, x)"),
     ],

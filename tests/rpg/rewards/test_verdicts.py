@@ -95,7 +95,7 @@ FAULTS = [
     (Score(1.0, True, weights={"a": 1.0}), "terms and weights are not numbers by the same names"),
     (Score(1.0, True, terms=[1.0], weights=[1.0]), "terms and weights are not numbers"),
     (Score(1.0, True, terms={"a": math.nan}, weights={"a": 1.0}), "the term a is nan"),
-    (Score(1.0, True, terms={"a": 1.0}, weights={"a": math.inf}), "the weight of a is inf; allowed: a finite number"),
+    (Score(1.0, True, terms={"a": 1.0}, weights={"a": math.inf}), "a term's weight is inf; allowed: a finite number"),
     (Score(1.0, True, terms={"a": {}}, weights={"a": 1.0}), "the term a is {}"),
     (Score(1.0, True, terms={1: 1.0}, weights={1: 1.0}), "a term's name is 1; allowed"),
     (Score(1.0, True, terms={"a" * 201: 1.0}, weights={"a" * 201: 1.0}), "a term's name is 'aaa"),
