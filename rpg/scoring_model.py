@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-from rpg.plain_text import conversation_ids
+from rpg.data.plain_text import conversation_ids
 from specs.machine.parent import die_with_parent, own_threads, share_cores
 
 _LONGEST = 16384

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rpg.plain_text import mark, rendered_ids, spelled, unmarked
+from rpg.data.plain_text import mark, rendered_ids, spelled, unmarked
 from rpg.tools.calls import read_calls
 from specs.errors import Issue, SpecError
 

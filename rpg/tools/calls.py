@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
-from rpg.plain_text import plain_ids
+from rpg.data.plain_text import plain_ids
 from rpg.tools.tool import Tool
 from specs.errors import Issue, SpecError
 from specs.schema.rollout import HermesFormat, TagsFormat

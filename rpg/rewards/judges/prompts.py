@@ -37,7 +37,7 @@ _SQUARE = (
 )
 _CONTROL = re.compile(rf"<(?=[|\uff5c]|/?(?:{_ANGLED})>|<SYS>|</SYS>)|\[(?=/?(?:{_SQUARE})\])")
 """Beginnings of what chat templates take for control tokens: <|im_end|>, </s>, [INST]. A service is sent a text, and
-does not say which tokens its model has; a model of this machine gets tokens, see `rpg.plain_text`."""
+does not say which tokens its model has; a model of this machine gets tokens, see `rpg.data.plain_text`."""
 PREFIX = "Verdict: "
 """What the reply of a local judge begins with that is to say its verdict at once: it goes on from there."""
 

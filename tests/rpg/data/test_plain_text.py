@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from rpg.base.tokenization import make_tokenizer
-from rpg.plain_text import conversation_ids, plain_ids, rendered_ids, spelled
+from rpg.data.plain_text import conversation_ids, plain_ids, rendered_ids, spelled
 from rpg.rewards.judges.prompts import harmless
 from rpg.rollouters.chat import ChatTokens, Message
 from rpg.scoring_model import _Tokens
@@ -46,7 +46,7 @@ def fast(model: Tokenizer, special: list[str] = SPECIAL, **named: Any) -> PreTra
 
 
 def byte_level() -> PreTrainedTokenizerFast:
-    """As GPT-2's and Qwen's."""
+    """A tokenizer as GPT-2 and Qwen have."""
     model = Tokenizer(models.BPE())
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = decoders.ByteLevel()
@@ -56,7 +56,7 @@ def byte_level() -> PreTrainedTokenizerFast:
 
 
 def byte_fallback() -> PreTrainedTokenizerFast:
-    """As Llama's, with a token before each text."""
+    """A tokenizer as Llama has, with a token before each text."""
     model = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     model.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     pieces = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -68,7 +68,7 @@ def byte_fallback() -> PreTrainedTokenizerFast:
 
 
 def unigram() -> PreTrainedTokenizerFast:
-    """As T5's: the vocabulary has the control tokens too, with the best scores."""
+    """A tokenizer as T5 has: the vocabulary has the control tokens too, with the best scores."""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     pieces += [("\u2581", -2.0), *((character, -4.0) for character in sorted(set("".join(CORPUS)) - {" "}))]
     pieces += [("\u2581the", -3.0), ("sum", -3.0), ("<extra_id_1>", 0.0), ("[TOOL_CALLS]", 0.0)]
@@ -78,7 +78,7 @@ def unigram() -> PreTrainedTokenizerFast:
 
 
 def word_piece() -> PreTrainedTokenizerFast:
-    """As BERT's: letters become small, and a control token is found in such text."""
+    """A tokenizer as BERT has: letters become small, and a control token is found in such text."""
     pieces = ["[UNK]", "[CLS]", *sorted({each for each in "".join(CORPUS).lower() if each.strip()})]
     pieces += [f"##{piece}" for piece in pieces[2:]]
     model = Tokenizer(models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]"))
@@ -90,7 +90,7 @@ def word_piece() -> PreTrainedTokenizerFast:
 
 
 def only_bytes() -> PreTrainedTokenizerFast:
-    """As one that is made here from nothing."""
+    """A tokenizer that is made here from nothing."""
     made = make_tokenizer(ByteTokenizer(), ())
     made.chat_template = CHATML
     return made
@@ -141,7 +141,7 @@ def test_honest_text_has_the_tokens_that_it_always_had(kind: Callable[[], PreTra
 
 @pytest.fixture(scope="module")
 def scoring(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], _Tokens]:
-    """What a local judge has, for each kind of tokenizer and each template."""
+    """Tokens of a local judge, for each kind of tokenizer and each template."""
     made = {}
     for kind in KINDS:
         for name, template in (("chatml", CHATML), ("trimmed", TRIMMED), ("none", None)):
