@@ -8,10 +8,12 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
+from rpg.data.plain_text import conversation_ids
 from specs.machine.parent import before_torch, die_with_parent, own_threads
 
 _LONGEST = 16384
@@ -48,24 +50,29 @@ class _Tokens:
         self.tokenizer = tokenizer_of(directory)
         context = context_of(config_of(directory)) or _LONGEST
         self.longest = min(context, max_length or _LONGEST)
-        self._special = sorted(self.tokenizer.all_special_tokens, key=len, reverse=True)
 
     def of(self, messages: list[dict[str, str]], *, prefix: str | None) -> list[int]:
-        """Token ids of a conversation. What is said in it makes no special token.
+        """Token ids of a conversation. What is said in it makes no control token.
 
         Args:
             prefix: what the reply begins with; None: no reply is asked for.
         """
-        from rpg.rewards.judges.prompts import harmless
 
-        said = [message | {"content": harmless(message["content"], self._special)} for message in messages]
-        if self.tokenizer.chat_template:
-            text = self.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=prefix is not None)
-        else:
-            text = "\n\n".join(message["content"] for message in said) + ("\n" if prefix is not None else "")
-        adds = not self.tokenizer.chat_template
-        ids: list[int] = self.tokenizer(str(text) + (prefix or ""), add_special_tokens=adds)["input_ids"]
-        return ids
+        def render(said: Sequence[str]) -> str:
+            if not self.tokenizer.chat_template:
+                return "\n\n".join(said) + ("\n" if prefix is not None else "") + (prefix or "")
+            given = [message | {"content": text} for message, text in zip(messages, said, strict=True)]
+            text = self.tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=prefix is not None)
+            return str(text) + (prefix or "")
+
+        ids = conversation_ids(self.tokenizer, [message["content"] for message in messages], render)
+        return ids if self.tokenizer.chat_template else self._with_special(ids)
+
+    def _with_special(self, ids: list[int]) -> list[int]:
+        """Token ids with those that the tokenizer puts around a text by itself."""
+        bare, whole = (self.tokenizer("a", add_special_tokens=adds)["input_ids"] for adds in (False, True))
+        begin = next(place for place in range(len(whole)) if whole[place : place + len(bare)] == bare)
+        return [*whole[:begin], *ids, *whole[begin + len(bare) :]]
 
 
 class _Judge:

@@ -1,6 +1,7 @@
 """Faults of the index, or of the files that it is made from, and what they mean. Changes nothing."""
 
 from collections.abc import Iterator, Set
+from contextlib import suppress
 from pathlib import Path
 
 import duckdb
@@ -8,9 +9,10 @@ import duckdb
 from specs.documents.names import is_readable_name
 from specs.documents.reading import numbered, read_checked, read_document
 from specs.machine.liveness import FINAL, STATUSES
-from storage import database
+from storage import database, store
 from storage.columns import NATIVE
 from storage.contents import half_written, is_damaged, left_out, lost, merged_away, read
+from storage.errors import QueryError
 from storage.segments import BadSegmentError, Segment, entries, misnamed_files, run_segments
 from storage.units import GONE, KnownSegment, known_segments
 
@@ -26,6 +28,13 @@ _ANSWERS = {
 }
 """Table -> what a lost segment of it means."""
 _OTHER_DOCUMENTS = ("experiments/*/*.json", "studies/*/study.json", "artifacts/*/[!.]*/manifest.json")
+_TEXTS = (
+    ("rollouts", "verdicts", "ARRAY", "a JSON list of objects", "the view `verdicts` lacks them"),
+    ("evaluation_samples", "verdicts", "ARRAY", "a JSON list of objects", "the view `verdicts` lacks them"),
+    ("evaluation_samples", "turns", "ARRAY", "a JSON list of objects", "the view `turns` lacks them"),
+    ("rollouts", "reward_terms", "OBJECT", "a JSON object", "replay and the report of the terms lack them"),
+)
+"""Columns of JSON: table, column, type of the JSON, its words, and what a row of another kind means."""
 _CURE = "restore it from a backup"
 _EACH_STEP = ("metrics", "rollouts")
 """Tables that have rows of every step."""
@@ -51,7 +60,7 @@ def check(home_root: Path, *, full: bool = False) -> list[str]:
     lines += _absent(root, set(runs)) if full else []
     if obstacle := obstacle or database.damage_of_index(root):
         return [*lines, f"experiments.duckdb: {obstacle}; `rpg db rebuild` makes it again"]
-    return [*lines, *_gone(root, known), *_copies(root), *_packs(root, full=full)]
+    return [*lines, *_gone(root, known), *_copies(root), *_packs(root, full=full), *_unreadable_texts(root)]
 
 
 def _shown(path: str) -> str:
@@ -208,3 +217,20 @@ def _copies(root: Path) -> Iterator[str]:
         yield f"experiments.duckdb: damaged: {str(error).splitlines()[0]}; `rpg db rebuild` makes it again"
     finally:
         connection.close()
+
+
+def _unreadable_texts(root: Path) -> Iterator[str]:
+    """Names the runs with rows whose columns of JSON are of another kind: an earlier version may have written them."""
+    with store.Store.open(root) as record, suppress(QueryError):  # of a damaged file, which is named elsewhere
+        for table, column, kind, words, meaning in _TEXTS:
+            elements = f" AND list_distinct(json_type({column}, '$[*]')) <@ ['OBJECT']" if kind == "ARRAY" else ""
+            fits = f"coalesce(TRY(json_type({column}) = '{kind}'{elements}), false)"
+            rows = record.query(
+                f"SELECT run_id, count(*), min(step) FROM {table} WHERE {column} IS NOT NULL AND NOT {fits}"
+                " GROUP BY run_id ORDER BY run_id"
+            ).rows
+            for run_id, count, step in rows:
+                yield (
+                    f"runs/{run_id}: {count} rows of {table}, the first of step {step}, have {column} that are not"
+                    f" {words}; {meaning}"
+                )

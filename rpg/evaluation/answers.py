@@ -84,7 +84,9 @@ def _answers(
         ]
         owners = [problem for problem in problems for _ in range(samples)]
         with_turns = spec.rollout.rollouter.gives_tokens
-        scoring = Scoring(tokenizer, scorer, owners, group_size=samples, with_turns=with_turns)
+        scoring = Scoring(
+            tokenizer, scorer, owners, group_size=samples, reward_at=spec.reward_at, with_turns=with_turns
+        )
         with memory_of_sampler(spec.rollout, device):
             groups = spec.rollout.rollouter.generate(
                 seeded,

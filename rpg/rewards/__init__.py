@@ -7,13 +7,13 @@ docs/extending.md.
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 
 from rpg.rewards.functions.weighted_sum import WeightedSum
-from rpg.rewards.score import FULL_MARK, Member, Place, Score, Scorer, as_of, failures, prove, verdict
+from rpg.rewards.score import FULL_MARK, Member, Place, Score, Scorer, checked, failures, prove, verdict
 from rpg.rewards.sealing import in_threads, refusal
 from rpg.sandbox import room
 from rpg.sandbox.room import cores
@@ -86,9 +86,8 @@ def open_scorer(reward: Reward, place: Place | None = None) -> Scorer:
     if issue := refusal(reward):
         raise SpecError(issue)
     if reward.waits:
-        own: Scorer = reward.open(place or Place())
-        return own
-    if isinstance(reward, WeightedSum) and any(part.waits for part in reward.parts()):
+        return _Checked(reward, reward.open(place or Place()))
+    if isinstance(reward, WeightedSum) and any(part.waits or part.sealed == "always" for part in reward.parts()):
         return _OfTerms(reward, place or Place())
     if reward.in_process:
         return _InProcess(reward)
@@ -118,39 +117,67 @@ class _BySet(Scorer):
         self._open.close()
 
 
+class _Checked(Scorer):
+    """A Scorer that checks the verdicts of a reward's own scorer."""
+
+    def __init__(self, reward: Reward, own: Scorer) -> None:
+        self._reward, self._own = reward, own
+
+    def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":
+        """See Scorer. Its result raises what the own scorer's raises."""
+        pending = self._own.submit(problem, response, member)
+        return _after([pending], lambda: checked(self._reward, pending.result()))
+
+    def close(self) -> None:
+        """See Scorer."""
+        self._own.close()
+
+
 class _OfTerms(Scorer):
-    """A Scorer of a sum with a term that waits: each term has a scorer of its own."""
+    """A Scorer of a sum with a term that waits or may run text of a response: each term has a scorer of its own, so
+    that no response that is run can change another term's score."""
 
     def __init__(self, reward: WeightedSum, place: Place) -> None:
         self._reward = reward
         self._open = ExitStack()
         self._terms: dict[str, Scorer] = {}
+        limit = {"timeout_seconds": reward.timeout_seconds}
         for index, term in enumerate(reward.terms):
             at = replace(place, path=(*place.path, "terms", index, "reward"))
-            self._terms[term.label] = self._open.enter_context(open_scorer(term.reward, at))
+            own = term.reward if term.reward.waits else term.reward.model_copy(update=limit)
+            self._terms[term.label] = self._open.enter_context(open_scorer(own, at))
 
     def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":
         """See Scorer. Its result raises what that of a term raises."""
         pending = {label: scorer.submit(problem, response, member) for label, scorer in self._terms.items()}
-        total: Future[Score] = Future()
-        left = itertools.count(1)
 
-        def end(_done: object = None) -> None:
-            if next(left) < len(pending):  # a count is one step, whichever threads end at once
-                return
-            try:
-                scores = {label: each.result() for label, each in pending.items()}
-                total.set_result(as_of(self._reward, self._reward.together(scores)))
-            except BaseException as error:  # of a term; or it was cancelled, and nobody waits
-                total.set_exception(error)
+        def total() -> Score:
+            scores = {label: each.result() for label, each in pending.items()}
+            return checked(self._reward, self._reward.together(scores))
 
-        for each in pending.values():
-            each.add_done_callback(end)
-        return total
+        return _after(list(pending.values()), total)
 
     def close(self) -> None:
         """See Scorer."""
         self._open.close()
+
+
+def _after(pending: "Sequence[Future[Score]]", score: Callable[[], Score]) -> "Future[Score]":
+    """Returns the future of a score that is formed once all of these are there."""
+    formed: Future[Score] = Future()
+    left = itertools.count(1)
+
+    def end(_done: object) -> None:
+        if next(left) < len(pending):  # a count is one step, whichever threads end at once
+            return
+        try:
+            formed.set_result(score())
+        except BaseException as error:  # of one of them; or it was cancelled, and nobody waits
+            formed.set_exception(error)
+
+    for each in pending:
+        each.add_done_callback(end)
+    return formed
 
 
 class _InThreads(Scorer):

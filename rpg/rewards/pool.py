@@ -12,10 +12,10 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rpg.data import metadata
-from rpg.rewards.score import LONGEST_VERDICT, Member, Score, Scorer, as_of, received
+from rpg.rewards.score import LONGEST_VERDICT, Member, Score, Scorer, checked, received
 from rpg.rewards.sealing import code_of, is_sealed, runs_code
 from rpg.sandbox import Confined, Limits, start
 from rpg.types import Problem
@@ -246,9 +246,7 @@ class _Worker:
             self._failed_starts = 0
             return None
         try:
-            score = received(line)
-            # Text of a response that is run has no network: what it says of a service is none's.
-            return replace(score, away=False) if score.away and runs_code(self._reward) else score
+            return received(line, ran_text=runs_code(self._reward))
         except ValueError:
             return self._died("the scorer wrote what is no verdict")
 
@@ -277,7 +275,7 @@ class _Worker:
                 self.task.tries += 1
                 heapq.heappush(self._later, self.task)
             else:
-                self.task.verdict.set_result(as_of(self._reward, verdict))
+                self.task.verdict.set_result(checked(self._reward, verdict))
             self.task = None
 
 

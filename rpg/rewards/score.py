@@ -1,6 +1,5 @@
 """The score of a response, and what scores responses."""
 
-import math
 import socket
 import sys
 import traceback
@@ -8,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -24,9 +24,14 @@ from specs.schema.reward import Reward
 FULL_MARK = 1.0
 """The value from which a response counts as correct, under every scorer that is not graded."""
 LONGEST_VERDICT = 16 << 20
-"""Bytes. A verdict has the answer that was extracted, at most a whole response."""
+"""Bytes. A verdict has the answer that was extracted, at most a whole response. Also the most characters of a text."""
+_LONGEST_REASON = 1 << 14
+"""Characters of an error that are kept."""
+_LONGEST_NAME, _MOST_TERMS = 200, 1000
+"""Characters of a term's name, and the number of terms of a score."""
 _MOST_REASONS = 3
 """Kinds of failure that a sentence names."""
+_FINITE = sys.float_info.max
 _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
 
@@ -71,7 +76,7 @@ class Score:
     @classmethod
     def of(cls, value: float, extracted: str | None) -> Self:
         """The verdict of a scorer that worked."""
-        return cls(value=value, correct=value >= FULL_MARK, extracted=extracted)
+        return cls(value=value, correct=bool(value >= FULL_MARK), extracted=extracted)
 
     @classmethod
     def failed(cls, error: str, *, away: bool = False) -> Self:
@@ -96,25 +101,46 @@ def scores_vary(scores: Sequence[Score], *, by_term: bool) -> bool:
     return any(len(each) > 1 for each in (*values, {score.turns for score in known}))
 
 
-_SCORE = TypeAdapter(Score)
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """The part of a verdict that is taken from a process which may have run text of a response."""
+
+    value: float
+    extracted: str | None = None
+    error: str | None = None
 
 
-def received(line: bytes | bytearray) -> Score:
-    """The verdict that a worker sent as JSON. ValueError where it is none: what was scored may have written it."""
-    score = _SCORE.validate_json(line, strict=True)
-    if not all(map(math.isfinite, (score.value, score.penalty, *score.terms.values()))):
-        raise ValueError("not a finite number")
-    return score
+_SCORE, _SAID = TypeAdapter(Score), TypeAdapter(_Said)
+
+
+def received(line: bytes | bytearray, *, ran_text: bool) -> Score:
+    """Returns the verdict that a worker sent as JSON. ValueError where it is none.
+
+    Args:
+        ran_text: the worker may have run text of a response, which may have written the line: value, extracted answer
+            and error are read, and nothing else.
+    """
+    if not ran_text:
+        return _SCORE.validate_json(line, strict=True)
+    said = _SAID.validate_json(line, strict=True)
+    return Score.failed(said.error) if said.error is not None else Score.of(said.value, said.extracted)
 
 
 def verdict(reward: Reward, problem: Problem, response: str) -> Score:
     """The reward's score of a response, or why there is none. SandboxError where the sandbox failed, and no reward."""
-    return as_of(reward, _verdict(reward, problem, response))
+    return checked(reward, _verdict(reward, problem, response))
 
 
-def as_of(reward: Reward, score: Score) -> Score:
-    """The score, as one of the reward: a graded one says of none whether it is correct, and a response that it fails on
-    is worth the least that it declares, or 0."""
+def checked(reward: Reward, score: Score) -> Score:
+    """Returns the score as one of the reward. Every verdict passes here, whoever formed it.
+
+    A score that is invalid becomes a failure that says why. A graded reward says of no response whether it is correct,
+    and a response that it fails on is worth the least that it declares, or 0.
+    """
+    try:
+        score = _valid(reward, score)
+    except ValueError as fault:
+        score = Score.failed(f"the reward returned an invalid score: {fault}")
     if not reward.grades():
         return score
     least = reward.worst_value()
@@ -122,16 +148,94 @@ def as_of(reward: Reward, score: Score) -> Score:
     return replace(score, value=value, correct=None)
 
 
+def _valid(reward: Reward, score: Score) -> Score:
+    """Returns the score with plain numbers. ValueError where the recorder or the training could not take it."""
+    if not isinstance(score, Score):
+        raise ValueError(f"{score!r:.200} is no Score")
+    largest = reward.largest_value()
+    value, correct = number("value", score.value, largest), _plain(score.correct)
+    if not (correct is None or isinstance(correct, bool)) or not isinstance(score.away, bool):
+        given = f"{(correct, score.away)!r:.200}"
+        raise ValueError(f"correct and away are {given}; allowed: True and False, and None for correct")
+    text("extracted", score.extracted)
+    error = text("error", score.error)
+    if error is not None and len(error) > _LONGEST_REASON:
+        score = replace(score, error=error[:_LONGEST_REASON])
+    if score.penalty or score.turns:
+        number("turns", score.turns, largest)
+        if number("penalty", score.penalty, largest) > 0:
+            raise ValueError(f"penalty is {score.penalty!r}; allowed: a number of at most 0")
+    if score.terms or score.weights:
+        _check_terms(reward, score, largest)
+    if score.verdicts is not None:
+        from rpg.rewards.judges.verdicts import check_verdicts
+
+        check_verdicts(text("verdicts", score.verdicts))
+    if type(score.value) is float and correct is score.correct:
+        return score
+    return replace(score, value=value, correct=correct)
+
+
+def _check_terms(reward: Reward, score: Score, largest: float) -> None:
+    """Raises ValueError where a score's terms are not numbers with weights, by names that can be recorded."""
+    terms, weights = score.terms, score.weights
+    if not isinstance(terms, dict) or not isinstance(weights, dict) or terms.keys() != weights.keys():
+        raise ValueError("terms and weights are not numbers by the same names")
+    if len(terms) > _MOST_TERMS:
+        raise ValueError(f"it has {len(terms)} terms; allowed: at most {_MOST_TERMS}")
+    for name, value in terms.items():
+        if text("a term's name", name) is None or len(name) > _LONGEST_NAME:
+            raise ValueError(f"a term's name is {name!r:.200}; allowed: a text of at most {_LONGEST_NAME} characters")
+        if not (type(value) is float and -largest <= value <= largest):  # a term may have a larger bound than the sum
+            number(f"the term {name}", value, max(part.largest_value() for part in (reward, *reward.parts())))
+        number("a term's weight", weights[name], _FINITE)
+
+
+def number(name: str, value: object, largest: float) -> float:
+    """Returns the value as a finite number from -largest to largest. ValueError where it is none."""
+    if type(value) is float and -largest <= value <= largest:  # most of them
+        return value
+    plain = _plain(value)
+    try:
+        if isinstance(plain, Real) and -largest <= (found := float(plain)) <= largest:
+            return found
+    except OverflowError:
+        pass
+    allowed = "a finite number" if largest == _FINITE else f"a number from {-largest:g} to {largest:g}"
+    raise ValueError(f"{name} is {plain!r:.200}; allowed: {allowed}")
+
+
+def text(name: str, value: object) -> str | None:
+    """Returns the value where it is a text that can be recorded, or None. ValueError where it is neither."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r:.200}; allowed: a text or None")
+    if len(value) > LONGEST_VERDICT:
+        raise ValueError(f"{name} has {len(value)} characters; allowed: at most {LONGEST_VERDICT}")
+    if not value.isascii():
+        value.encode()  # a UnicodeEncodeError is a ValueError: half a surrogate pair
+    return value
+
+
+def _plain(value: object) -> object:
+    """Returns the Python number of a NumPy scalar or of a tensor with one element; any other value as it is."""
+    if value is None or type(value) in (float, bool, int):
+        return value
+    try:
+        return value.item()  # type: ignore[attr-defined]
+    except (AttributeError, ValueError, RuntimeError, TypeError):
+        return value
+
+
 def _verdict(reward: Reward, problem: Problem, response: str) -> Score:
     try:
-        score = reward.score(problem, response)
+        score: Score = reward.score(problem, response)
     except SandboxError:
         raise
     except Exception as error:
         place = _place(reward, error)
         return Score.failed(f"{type(error).__name__}: {error}"[:500] + place, away=_is_away(error))
-    if not isinstance(score, Score) or not math.isfinite(score.value):
-        return Score.failed(f"the scorer returned {score!r}"[:500])
     return score
 
 

@@ -11,8 +11,8 @@ from specs.schema.reward import Reward
 
 
 def refusal(reward: Reward) -> Issue | None:
-    """Why this machine may not score with the reward: it may run what a response says, and cannot be sealed here, or
-    not together with a part that needs the machine; or it lacks something else.
+    """Why this machine may not score with the reward: it may run what a response says, and cannot be sealed here; or it
+    lacks something else.
     """
     if issue := next((issue for part in reward.parts() if (issue := part.lacks())), None):
         return issue
@@ -26,16 +26,6 @@ def refusal(reward: Reward) -> Issue | None:
             path=("reward",),
             given=reward.type,
             hint=f"{lack.hint}; or take a reward that compares: exact_match, math_dapo, math_verify",
-        )
-    if not runs_code(reward):
-        return None
-    if opened := [part.type for part in reward.parts() if part.sealed == "never" and not part.in_process]:
-        return Issue(
-            f"{running} may run what a response says, and {opened[0]} cannot be scored in its sandbox",
-            path=("reward",),
-            given=reward.type,
-            hint=f"take one of the two. If {opened[0]} needs no network, no file of its own and no variable of the"
-            ' environment, its class may say `sealed = "if possible"`',
         )
     return None
 

@@ -6,12 +6,12 @@ read as markup: a tokenizer's special tokens in it are plain characters.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rpg.data.plain_text import mark, rendered_ids, spelled, unmarked
 from rpg.tools.calls import read_calls
 from specs.errors import Issue, SpecError
 
@@ -23,9 +23,6 @@ Message = dict[str, Any]
 objects where they are JSON."""
 _UNLIKE = {"n": 1, "stop": None, "logprobs": False, "top_logprobs": None}
 """Options that would change what comes back in ways that the endpoint has not, and the value that asks for nothing."""
-_MARK = "\ue000{}\ue001"
-"""Stands for a message's content while the template writes what is around it."""
-_MARKED = re.compile("\ue000([0-9]+)\ue001")
 
 
 class ChatError(Exception):
@@ -82,9 +79,9 @@ def _text(content: Any) -> str:
         case None:
             return ""
         case str():
-            return _MARKED.sub(r"\1", content)
+            return unmarked(content)
         case list() if all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
-            return _MARKED.sub(r"\1", "".join(part["text"] for part in content))
+            return unmarked("".join(part["text"] for part in content))
     raise ChatError("the content of a message is a text, or a list of parts of type text")
 
 
@@ -141,8 +138,8 @@ class ChatTokens:
         Raises:
             ChatError: the template does not take them.
         """
-        marked, said = _marked(messages)
-        return self._encoded(self._render(marked, tools), said)
+        marked, said = self._marked(messages)
+        return tuple(rendered_ids(self.tokenizer, self._render(marked, tools), said))
 
     def behind(self, messages: Sequence[Message], known: int, tools: Sequence[Any], last: int) -> tuple[int, ...]:
         """Tokens behind the policy's words up to where it speaks again: of the messages after the first `known`, whose
@@ -153,22 +150,22 @@ class ChatTokens:
         Raises:
             ChatError: the template does not take them.
         """
-        marked, said = _marked(messages)
-        own = _MARK.format(known - 1)
+        marked, said = self._marked(messages)
+        own = mark(known - 1)
         marked[known - 1] = {"role": "assistant", "content": own}
         _, found, rest = self._render(marked, tools).partition(own)
         if not found:
             raise ChatError("the chat template leaves out what the policy said")
         if last in self.tokenizer.all_special_ids:
             rest = rest.removeprefix(str(self.tokenizer.decode([last])))
-        return self._encoded(rest, said)
+        return tuple(rendered_ids(self.tokenizer, rest, said))
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
         try:
             return str(
                 self.tokenizer.apply_chat_template(
                     list(messages),
-                    tools=list(tools) or None,
+                    tools=spelled(self.tokenizer, list(tools)) or None,
                     chat_template=self._template,
                     tokenize=False,
                     add_generation_prompt=True,
@@ -177,25 +174,14 @@ class ChatTokens:
         except Exception as error:  # whatever a template raises of roles that it does not know
             raise ChatError(f"the chat template does not take these messages: {error}"[:500]) from None
 
-    def _encoded(self, text: str, said: Sequence[str]) -> tuple[int, ...]:
-        """Token ids of what the template wrote, with the contents in the places of their marks."""
-        ids: list[int] = []
-        for place, piece in enumerate(_MARKED.split(text)):
-            if place % 2:
-                ids += self.tokenizer.encode(said[int(piece)], add_special_tokens=False, split_special_tokens=True)
-            elif piece:
-                ids += self.tokenizer.encode(piece, add_special_tokens=False)
-        return tuple(ids)
-
-
-def _marked(messages: Sequence[Message]) -> tuple[list[Message], list[str]]:
-    """The messages with marks for their contents, and the contents."""
-    said = [message["content"] for message in messages]
-    marked = [
-        {**message, "content": _MARK.format(place)} if message["content"] else message
-        for place, message in enumerate(messages)
-    ]
-    return marked, said
+    def _marked(self, messages: Sequence[Message]) -> tuple[list[Message], list[str]]:
+        """The messages with marks for their contents, and the contents."""
+        said = [message["content"] for message in messages]
+        marked = [
+            spelled(self.tokenizer, {**message, "content": ""}) | {"content": mark(place) if message["content"] else ""}
+            for place, message in enumerate(messages)
+        ]
+        return marked, said
 
 
 @dataclass(frozen=True, slots=True)

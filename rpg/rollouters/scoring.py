@@ -1,13 +1,14 @@
 """Finished responses are scored while others are still being sampled."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rpg.rewards import Score, Scorer
-from rpg.rewards.score import Group
+from rpg.rewards.score import Group, checked, number
 from rpg.types import Problem, RecordedTurn, Rollout
+from specs.schema.reward import Reward
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,6 +24,7 @@ class Scoring:
         problems: Sequence[Problem],
         *,
         group_size: int,
+        reward_at: Callable[[str], Reward],
         with_turns: bool = False,
     ) -> None:
         """
@@ -31,6 +33,7 @@ class Scoring:
             scorer: of responses.
             problems: one entry a response, in the order of the rollouter's responses.
             group_size: responses to each prompt, which follow one another.
+            reward_at: the reward of the problems of a set, by the set's place in the spec.
             with_turns: whether the turns of each response are kept for the record.
         """
         self._group_size = group_size
@@ -38,17 +41,21 @@ class Scoring:
         self._with_turns = with_turns
         self._tokenizer = tokenizer
         self._scorer = scorer
+        self._reward_at = reward_at
         self._problems = problems
         self._texts: dict[int, str] = {}
         self._verdicts: dict[int, Future[Score]] = {}
         self._turns: dict[int, tuple[RecordedTurn, ...]] = {}
         self._turn_rewards: dict[int, float] = {}
+        self._faults: dict[int, str] = {}
+        """Why the rewards of a response's turns are invalid."""
 
     def begin(self, index: int, rollout: Rollout) -> None:
         """Begins to score a response by its answer: the text of its last sampled turn, or what its environment says."""
         said = self._decoded(rollout.answer_ids)
         self._texts[index] = said if len(rollout.turns) == 1 else self._decoded(rollout.response_ids)
         answer = said if rollout.answer is None else rollout.answer
+        fault = self._fault_of_turns(index, rollout)
         if self._with_turns:
             self._turns[index] = tuple(
                 RecordedTurn(
@@ -58,12 +65,12 @@ class Scoring:
                     turn.tool,
                     turn.error,
                     turn.seconds,
-                    turn.reward,
+                    0.0 if fault and turn.reward is not None else turn.reward,
                     turn.restart,
                 )
                 for turn in rollout.turns
             )
-        self._turn_rewards[index] = rollout.turn_rewards
+        self._turn_rewards[index] = 0.0 if fault else rollout.turn_rewards
         group, place = divmod(index, self._group_size)
         member = (self._groups[group], place)
         self._verdicts[index] = self._scorer.submit(self._problems[index], answer, member)
@@ -91,7 +98,21 @@ class Scoring:
     def score(self, index: int) -> Score:
         """Score of a response that has ended, once it is there."""
         score = self._verdicts[index].result()
+        if fault := self._faults.get(index):
+            return checked(self._reward_at(self._problems[index].source), Score.failed(fault))
         return replace(score, turns=self._turn_rewards[index]) if self._turn_rewards[index] else score
+
+    def _fault_of_turns(self, index: int, rollout: Rollout) -> str:
+        """Notes why the rewards of a response's turns are invalid, which makes the response fail. Returns it."""
+        if not (rewards := [turn.reward for turn in rollout.turns if turn.reward is not None]):
+            return ""
+        largest = self._reward_at(self._problems[index].source).largest_value()
+        try:
+            total = sum(number("the reward of a turn", reward, largest) for reward in rewards)
+            number("the sum of the turns' rewards", total, largest)
+        except ValueError as error:
+            self._faults[index] = f"the environment gave an invalid reward: {error}"
+        return self._faults.get(index, "")
 
     def _decoded(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))

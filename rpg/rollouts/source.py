@@ -293,6 +293,7 @@ class RolloutSource:
             self._components.scorer,
             asked,
             group_size=self._training.group_size,
+            reward_at=self._components.spec.reward_at,
             with_turns=several_turns,
         )
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
+from rpg.data.plain_text import plain_ids
 from rpg.tools.tool import Tool
 from specs.errors import Issue, SpecError
 from specs.schema.rollout import HermesFormat, TagsFormat
@@ -71,7 +72,7 @@ def answer_ids(
 ) -> tuple[int, ...]:
     """Token ids of an answer and its markup. Of an answer that is too long the end is left out, never the markup."""
     before, after = (tokenizer.encode(text, add_special_tokens=False) if text else [] for text in around)
-    said = tokenizer.encode(answer, add_special_tokens=False, split_special_tokens=True) if answer else []
+    said = plain_ids(tokenizer, answer)
     return (*before, *said[: max(0, most - len(before) - len(after))], *after)
 
 

@@ -46,6 +46,10 @@ class Reward(OpenSection):
     """Least value of a graded reward, with which a seed whose training failed counts. None: there is
     none, and nothing is claimed where a seed failed."""
 
+    largest: ClassVar[float] = 1e6
+    """Largest absolute value of a score. A score beyond it is invalid, and its response counts as one that could not be
+    scored."""
+
     type: str
     """Name of the reward."""
     overlong: Overlong | None = addition(None)
@@ -68,6 +72,10 @@ class Reward(OpenSection):
     def worst_value(self) -> float | None:
         """The least value that there can be; None: it is not known."""
         return self.worst
+
+    def largest_value(self) -> float:
+        """Returns the largest absolute value of a valid score."""
+        return self.largest
 
     def written_in(self) -> tuple[str, ...]:
         """Files of its code beside the modules of its class: an error names the line in one of them."""

@@ -62,12 +62,12 @@ SELECT * REPLACE (coalesce(restart, false) AS restart) FROM (
             dataset,
             problem_id,
             sample,
-            unnest(from_json(turns, '[{"turn": "INTEGER", "sampled": "BOOLEAN", "tool": "VARCHAR", "text": "VARCHAR", "num_tokens": "INTEGER", "reward": "DOUBLE", "error": "VARCHAR", "seconds": "DOUBLE", "restart": "BOOLEAN"}]')) AS said
+            unnest(TRY(from_json(turns, '[{"turn": "INTEGER", "sampled": "BOOLEAN", "tool": "VARCHAR", "text": "VARCHAR", "num_tokens": "INTEGER", "reward": "DOUBLE", "error": "VARCHAR", "seconds": "DOUBLE", "restart": "BOOLEAN"}]'))) AS said
         FROM evaluation_samples WHERE turns IS NOT NULL
     )
 );
 
--- One row per reply of a judge. Of training rollout_id says on which response, of an evaluation dataset, problem_id and sample do.
+-- One row per reply of a judge; a response whose verdicts are not JSON has none, and `rpg db check` names its run. Of training rollout_id says on which response, of an evaluation dataset, problem_id and sample do.
 --   step: of training, from 1; of an evaluation 0 is the base model
 --   rollout_id: the response, as in rollouts; NULL: of an evaluation
 --   dataset: name of the evaluation set; NULL: of training
@@ -91,7 +91,7 @@ WITH judged AS (
 ), each AS (
     SELECT
         * EXCLUDE (verdicts),
-        unnest(from_json(verdicts, '[{"judge": "VARCHAR", "vote": "INTEGER", "place": "INTEGER", "text": "VARCHAR", "score": "DOUBLE", "error": "VARCHAR", "prompt_tokens": "INTEGER", "tokens": "INTEGER", "cost": "DOUBLE", "key": "VARCHAR"}]')) AS said
+        unnest(TRY(from_json(verdicts, '[{"judge": "VARCHAR", "vote": "INTEGER", "place": "INTEGER", "text": "VARCHAR", "score": "DOUBLE", "error": "VARCHAR", "prompt_tokens": "INTEGER", "tokens": "INTEGER", "cost": "DOUBLE", "key": "VARCHAR"}]'))) AS said
     FROM judged
 )
 SELECT * EXCLUDE (said), unnest(said) FROM each;

@@ -22,7 +22,7 @@ from pipelines.running.experiment_page import experiment_markdown
 from rpg.recording.segments import SegmentWriter
 from rpg.rewards import Reward, Score
 from rpg.rewards.functions.weighted_sum import Term, WeightedSum
-from rpg.rewards.score import as_of
+from rpg.rewards.score import checked
 from specs.errors import SpecError
 from specs.loader import load_study
 from specs.records import Int32, MetricRow
@@ -162,8 +162,8 @@ class Style(Reward):
 
 def test_a_response_that_a_graded_reward_fails_on_is_worth_its_least_value() -> None:
     failed = Score.failed("ValueError: no")
-    assert as_of(Style(type="style"), failed) == replace(failed, value=-2.0, correct=None)
-    assert as_of(Reward.model_validate({"type": "exact_match"}), failed) == failed
+    assert checked(Style(type="style"), failed) == replace(failed, value=-2.0, correct=None)
+    assert checked(Reward.model_validate({"type": "exact_match"}), failed) == failed
 
 
 def test_the_first_term_of_a_sum_says_whether_it_is_graded() -> None:

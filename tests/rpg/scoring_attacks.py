@@ -1,6 +1,6 @@
 """Answers that attack the process which scores them, and what came of each as JSON. Run by test_scoring_sandbox.py.
 
-    python scoring_attacks.py tasks|misbehaviour DIRECTORY
+    python scoring_attacks.py evaluated|misbehaviour DIRECTORY
 
 DIRECTORY is writable for everybody and holds `secret`.
 """
@@ -19,6 +19,16 @@ from rpg.rewards import Score, open_scorer
 from rpg.types import Problem
 from specs.schema.reward import Reward
 
+EVALUATES = """
+def score(response, answer):
+    try:
+        eval(response)
+    except Exception:
+        pass
+    return float(answer == response)
+"""
+"""A reward that runs what a response says."""
+PROBLEM = Problem("p", "?", "right", "d")
 THAT_EVALUATE = (
     *("countdown", "puzzle24", "string_insertion", "spiral_matrix", "binary_matrix", "n_queens"),
     *("simple_integration", "intermediate_integration", "polynomial_multiplication"),
@@ -57,8 +67,8 @@ os._exit(3)
 
 
 def main(what: str, directory: Path) -> None:
-    if what == "tasks":
-        print(json.dumps(attacked_tasks(directory)))
+    if what == "evaluated":
+        print(json.dumps(attacked(directory)))
     else:
         print(json.dumps(misbehaved()))
     left = psutil.Process().children(recursive=True)
@@ -74,11 +84,11 @@ def item(task: str) -> Problem:
 
 def code(text: str) -> str:
     """An answer that runs the code when it is evaluated, by Python or by sympy."""
-    return f"<answer>exec(__import__('base64').b64decode('{base64.b64encode(text.encode()).decode()}'), {{}})</answer>"
+    return f"exec(__import__('base64').b64decode('{base64.b64encode(text.encode()).decode()}'), {{}})"
 
 
-def attacked_tasks(directory: Path) -> dict[str, Any]:
-    """Effect that the answer could have, for each task."""
+def attacked(directory: Path) -> Any:
+    """Effect that the answer could have."""
     os.environ["HF_TOKEN"] = "hf_secret"
     with socket.create_server(("127.0.0.1", 0)) as server, scorer(10.0) as pool:
         known = {
@@ -88,8 +98,8 @@ def attacked_tasks(directory: Path) -> dict[str, Any]:
             "PORT": server.getsockname()[1],
         }
         attack = "".join(f"{name} = {value!r}\n" for name, value in known.items()) + EVIDENCE
-        scores = pool.score([item(task) for task in THAT_EVALUATE], [code(attack)] * len(THAT_EVALUATE))
-    return dict(zip(THAT_EVALUATE, (evidence(score) for score in scores), strict=True))
+        (score,) = pool.score([PROBLEM], [code(attack)])
+    return evidence(score)
 
 
 def evidence(score: Score) -> Any:
@@ -134,19 +144,24 @@ ANSWERS = next(fd for fd in range(3, 64) if writes(fd))
 
 def misbehaved() -> dict[str, Any]:
     """What came of each answer, and of a right one after it."""
-    problem = item("string_insertion")
     found = {}
     with scorer(1.0, workers=1) as pool:
         for name, text in MISBEHAVIOUR.items():
-            bad, good = pool.score([problem] * 2, [code(ANSWERS + text), problem.answer])
+            bad, good = pool.score([PROBLEM] * 2, [code(ANSWERS + text), PROBLEM.answer])
             found[name] = {"value": bad.value, "error": bad.error, "next": good.value}
     return found
+
+
+def evaluating(timeout_seconds: float = 10.0) -> Reward:
+    """The reward that runs what a response says."""
+    fields = {"type": "python", "path": "evaluates.py", "code": EVALUATES, "timeout_seconds": timeout_seconds}
+    return Reward.model_validate(fields)
 
 
 def scorer(timeout_seconds: float, workers: int = 2) -> Any:
     from rpg.rewards.pool import WorkerPool
 
-    reward = Reward.model_validate({"type": "reasoning_gym", "timeout_seconds": timeout_seconds})
+    reward = evaluating(timeout_seconds)
     return open_scorer(reward) if workers > 1 else WorkerPool(reward, workers=workers)
 
 

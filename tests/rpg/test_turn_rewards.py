@@ -1,19 +1,24 @@
 """Rewards of turns: what a response earns with them, and advantages by turn."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
 
 from rpg.advantages import token_advantages, turn_returns
+from rpg.base.tokenization import make_tokenizer
 from rpg.batches.batch import StepRollouts, collate
 from rpg.batches.step_loss import step_advantages
 from rpg.metrics import rollout_metrics
-from rpg.rewards import Score
+from rpg.rewards import Problem, Score, open_scorer
+from rpg.rollouters.scoring import Scoring
 from rpg.rollouts.dynamic_sampling import refill
 from rpg.types import RecordedTurn, Rollout, RolloutGroup, Turn
 from specs.schema.experiment import Experiment
+from specs.schema.model import ByteTokenizer
 from specs.schema.objective import Advantage
+from specs.schema.reward import Reward
 from tests.rpg.tiny_run import SPEC
 
 GIVEN = Turn((3,))
@@ -120,3 +125,39 @@ def test_rewards_of_turns_are_in_the_metrics_and_make_a_group_vary() -> None:
     equal = step_of((1.0, rollout(0.5)), (0.5, rollout(1.0)))
     kept = [refill(lambda *_, step=step: step, groups=1, max_batches=2).figures for step in (varies, equal)]
     assert [each["dynamic_sampling/filled_groups"] for each in kept] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "why"),
+    [
+        ([math.nan], "the reward of a turn is nan; allowed: a number from -1e+06 to 1e+06"),
+        ([0.5, -math.inf], "the reward of a turn is -inf; allowed: a number from -1e+06 to 1e+06"),
+        ([1e300, None], "the reward of a turn is 1e+300; allowed: a number from -1e+06 to 1e+06"),
+        (["1"], "the reward of a turn is '1'; allowed: a number from -1e+06 to 1e+06"),
+        ([9e5, 9e5], "the sum of the turns' rewards is 1800000.0; allowed: a number from -1e+06 to 1e+06"),
+    ],
+)
+def test_an_invalid_reward_of_a_turn_makes_its_response_fail_and_no_other(rewards: list[Any], why: str) -> None:
+    tokenizer = make_tokenizer(ByteTokenizer(), ())
+    reward = Reward.model_validate({"type": "exact_match"})
+    rollouts = [rollout(*rewards), rollout(0.25)]
+    problem = Problem("p", "?", "none", "d")
+    with open_scorer(reward) as scorer:
+        scoring = Scoring(tokenizer, scorer, [problem] * 2, group_size=2, reward_at=lambda _: reward, with_turns=True)
+        for index, each in enumerate(rollouts):
+            scoring.begin(index, each)
+        failed, other = scoring.scores()
+    assert failed == Score.failed(f"the environment gave an invalid reward: {why}")
+    assert (other.error, other.turns) == (None, 0.25)
+    step = collate(
+        [RolloutGroup((4,), tuple(rollouts), 0)],
+        problems=[0],
+        responses=scoring.texts(),
+        scores=[failed, other],
+        turns=scoring.turns(2),
+    )
+    metrics = rollout_metrics(step)
+    assert metrics["reward/error_fraction"] == 0.5
+    assert metrics["reward/mean"] == metrics["turn_reward/mean"] == 0.125
+    for credit in ("turn", "outcome"):
+        assert torch.isfinite(torch.as_tensor(step_advantages(experiment(credit=credit), step))).all()

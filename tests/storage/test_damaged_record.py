@@ -3,10 +3,13 @@
 import json
 import os
 import random
+import re
 import shutil
 import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from specs.documents.reading import read_checked
@@ -337,3 +340,43 @@ def test_documents_of_another_shape_are_named_by_queries_and_by_check(home: Path
             line.partition("; it is passed over; restore it from a backup")[0] for line in sorted(check(home))
         ] == lines
         ingest(home)
+
+
+@pytest.mark.parametrize("bad", ["no JSON", "[" * 1000, "", '{"judge": 1}', "[1, null]", '"text"'])
+def test_a_text_of_a_row_that_is_no_verdict_breaks_no_view_and_is_named(tmp_path: Path, bad: str) -> None:
+    good = json.dumps([{"judge": "m", "vote": 0, "text": "5", "score": 0.5}])
+    turns = json.dumps([{"turn": 0, "sampled": True, "text": "1", "num_tokens": 1}])
+    for number, (said, spoken) in enumerate([(good, turns), (bad, bad)]):
+        run = RecordedRun(tmp_path, f"a-{number}", seed=number)
+        run.start(1)
+        run.steps(1, 3)
+        run.evaluate()
+        rewrite(run.path, "rollouts", verdicts=said, reward_terms="{}" if said == good else said)
+        rewrite(run.path, "evaluation_samples", verdicts=said, turns=spoken)
+        age(run.path)
+    ingest(tmp_path)
+    with Store.open(tmp_path) as store:
+        for view, count in (("verdicts", 7), ("turns", 1)):
+            readable = f"select count(*) from {view} where run_id = 'a-0'"
+            assert store.query(readable).rows == [(count,)]
+            assert store.query(f"select count(text) from {view}").rows == [(count,)]
+    for full in (False, True):
+        lines = [line for line in check(tmp_path, full=full) if line.startswith("runs/a-1: ")]
+        named = [line.split(" have ")[1].split(" that")[0] for line in lines]
+        assert named == ["verdicts", "verdicts", "turns"] + ["reward_terms"] * (not bad.startswith("{"))
+        assert lines[0] == (
+            "runs/a-1: 6 rows of rollouts, the first of step 1, have verdicts that are not a JSON list of objects;"
+            " the view `verdicts` lacks them"
+        )
+        assert not [line for line in check(tmp_path, full=full) if line.startswith("runs/a-0: ")]
+
+
+def rewrite(run: Path, table: str, **values: str) -> None:
+    """Writes a run's segments of a table anew with these values in all rows, as an earlier version may have."""
+    for path in run.glob(f"**/segments/{table}/*.parquet"):
+        rows = pq.read_table(path)
+        for name, value in values.items():
+            place = rows.column_names.index(name)
+            rows = rows.set_column(place, rows.field(name), pa.array([value] * len(rows)))
+        path.unlink()
+        pq.write_table(rows, path.with_name(re.sub(r"-[0-9a-f]{12,}\.parquet$", ".parquet", path.name)))

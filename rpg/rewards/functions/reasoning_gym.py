@@ -1,11 +1,15 @@
-"""The scorers that come with reasoning-gym's tasks. Some run the answer as Python: in a sealed process only."""
+"""The scorers that come with reasoning-gym's tasks. Those that evaluate the answer get what was parsed of it."""
 
+import builtins
 import json
 import re
+from collections.abc import Callable
 from functools import lru_cache
+from importlib.metadata import version
 from typing import Any, ClassVar, Literal
 
 from rpg.rewards.comparing import only_compares
+from rpg.rewards.parsing import arithmetic, formula, literal
 from rpg.rewards.score import Score
 from rpg.types import Problem
 from specs.errors import Issue
@@ -13,11 +17,50 @@ from specs.schema.data import Source
 from specs.schema.reward import Reward
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+TESTED = "0.1.25"
+"""Version of reasoning-gym that the tables below are of."""
+_INTEGERS = re.compile(r"[0-9]+")
+
+
+def _listed(answer: str, entry: dict[str, Any]) -> str:
+    valid = [entry["answer"], *entry["metadata"].get("valid_answers", ())]
+    return literal(answer, {text for each in valid for text in (each, each.strip())})
+
+
+def _combined(answer: str, entry: dict[str, Any]) -> str:
+    """Returns the arithmetic where its numbers are the problem's: the task itself asks only how many there are."""
+    written = arithmetic(answer)
+    numbers = sorted(map(int, _INTEGERS.findall(written)))
+    return written if numbers == sorted(entry["metadata"]["numbers"]) else ""
+
+
+def _expression(answer: str, entry: dict[str, Any]) -> str:
+    import sympy
+
+    symbols = {"C", entry["metadata"].get("variable")}
+    return formula(answer, lambda name: name not in symbols and (hasattr(sympy, name) or hasattr(builtins, name)))
+
+
+PARSED: dict[str, Callable[[str, dict[str, Any]], str]] = {
+    **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), _listed),
+    "countdown": lambda answer, _entry: arithmetic(answer),
+    "puzzle24": _combined,
+    **dict.fromkeys(("intermediate_integration", "polynomial_multiplication", "simple_integration"), _expression),
+}
+"""Tasks whose scorers evaluate the answer, and what they are given in its place."""
+READ = frozenset(
+    {"arc_agi", "bitwise_arithmetic", "boxnet", "calendar_arithmetic", "codeio", "number_sorting", "rearc"}
+    | {"propositional_logic", "rubiks_cube", "rush_hour", "sokoban", "word_ladder"}
+)
+"""Tasks whose scorers people have read, as `only_compares` cannot follow them: they evaluate no answer."""
+REFUSED = {"composite": "it hands the answer on to the scorers of other tasks: name those tasks as sets of their own"}
+"""Tasks that are not scored, and why."""
 
 
 class ReasoningGym(Reward):
     """The task's own mark, from 0 to 1; partial credit is the task's affair. For reasoning-gym's problems only. Needs
-    bubblewrap: some of the scorers run the answer."""
+    bubblewrap. Answers that a task would evaluate are parsed first, and a task whose scorer was not checked for that is
+    refused."""
 
     libraries: ClassVar[tuple[str, ...]] = ("reasoning-gym", "python")
     sealed: ClassVar[Literal["always"]] = "always"
@@ -25,7 +68,8 @@ class ReasoningGym(Reward):
     def refuses(self, source: Source) -> Issue | None:
         """See Reward."""
         if source.source == "reasoning_gym":
-            return None
+            task = getattr(source, "task", "")
+            return _refusal(task, REFUSED[task]) if task in REFUSED else None
         return Issue(
             "reward.type reasoning_gym scores reasoning-gym's own problems only",
             given=source.source,
@@ -36,10 +80,18 @@ class ReasoningGym(Reward):
         """See Reward."""
         from rpg.data import reasoning_gym_imported  # noqa: F401
 
+        _installed()  # before a process is forked for each response
+
     def runs(self, problem: Problem) -> bool:
         """See Reward. Most of the tasks compare alone, as their source says."""
-        task: type = type(_task_of(problem))
-        return not only_compares(task, "score_answer", frozenset({"config"}))
+        return not _compares(type(_task_of(problem)))
+
+    def objects_to(self, problem: Problem) -> Issue | None:
+        """See Reward."""
+        if "entry" not in problem.metadata:
+            return None  # `refuses` says so of the source
+        why = why_not(task := problem.metadata["task"], type(_task_of(problem)))
+        return _refusal(task, why) if why else None
 
     def score(self, problem: Problem, response: str) -> Score:
         """See Reward.
@@ -50,8 +102,37 @@ class ReasoningGym(Reward):
         """
         tagged = _TAGGED.findall(response)
         extracted = (tagged[-1] if tagged else response).strip()
-        value = float(_task_of(problem).score_answer(extracted, problem.metadata["entry"]))
-        return Score.of(value, extracted or None)
+        scorer, task, entry = _task_of(problem), problem.metadata["task"], problem.metadata["entry"]
+        if why := why_not(task, type(scorer)):
+            raise ValueError(f"the task {task} is not scored: {why}")
+        answer = PARSED[task](extracted, entry) if task in PARSED else extracted
+        return Score.of(float(scorer.score_answer(answer, entry)), extracted or None)
+
+
+def why_not(task: str, scorer: type) -> str:
+    """Returns why a task's answers are not scored; empty where they are."""
+    if task in REFUSED:
+        return REFUSED[task]
+    if _compares(scorer):
+        return ""
+    if task not in PARSED and task not in READ:
+        return "nobody has checked whether its scorer evaluates the answer"
+    if (installed := _installed()) != TESTED:
+        return f"its scorer was checked in reasoning-gym {TESTED}, and {installed} is installed"
+    return ""
+
+
+def _refusal(task: str, why: str) -> Issue:
+    return Issue(f"reward.type reasoning_gym does not score the task {task}", given=why, hint="take another task")
+
+
+def _compares(scorer: type) -> bool:
+    return only_compares(scorer, "score_answer", frozenset({"config"}))
+
+
+@lru_cache(maxsize=1)
+def _installed() -> str:
+    return version("reasoning-gym")
 
 
 def _task_of(problem: Problem) -> Any:

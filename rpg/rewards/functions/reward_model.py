@@ -12,7 +12,7 @@ from pydantic import Field
 from rpg.rewards.judges.endpoint import RequestRefusedError
 from rpg.rewards.judges.model_process import ModelSettings, ScoringModel
 from rpg.rewards.judges.verdicts import KeptReplies, Reply
-from rpg.rewards.score import Member, Place, Score, Scorer, as_of
+from rpg.rewards.score import Member, Place, Score, Scorer
 from rpg.types import Problem
 from specs.bounds import read_within
 from specs.errors import Issue
@@ -76,7 +76,7 @@ class RewardModel(Reward):
             )
         )
         name = f"{directory_digest(Path(self.path))} {self.label} {self.max_length}"
-        return ClassifierScorer(self, name, model, KeptReplies(place.verdicts), threads=2 * self.batch_size)
+        return ClassifierScorer(name, model, KeptReplies(place.verdicts), threads=2 * self.batch_size)
 
     def score(self, problem: Problem, response: str) -> Score:
         """One value by hand; nothing is kept of it."""
@@ -101,8 +101,8 @@ class RewardModel(Reward):
 class ClassifierScorer(Scorer):
     """A Scorer that has a classifier say the values, many at once."""
 
-    def __init__(self, reward: Reward, name: str, model: ScoringModel, kept: KeptReplies, *, threads: int) -> None:
-        self._reward, self._name, self._model, self._kept = reward, name, model, kept
+    def __init__(self, name: str, model: ScoringModel, kept: KeptReplies, *, threads: int) -> None:
+        self._name, self._model, self._kept = name, model, kept
         self._threads = ThreadPoolExecutor(threads, "classifying")
 
     def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":  # noqa: ARG002
@@ -121,7 +121,7 @@ class ClassifierScorer(Scorer):
         try:
             value = float(kept.text) if kept else self._model.classify(messages)
         except RequestRefusedError as error:
-            return as_of(self._reward, Score.failed(str(error)))
+            return Score.failed(str(error))
         if kept is None:
             self._kept.write(asked, Reply(str(value)))
         return Score(value, None)

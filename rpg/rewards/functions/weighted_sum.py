@@ -59,6 +59,10 @@ class WeightedSum(Reward):
             return None
         return sum(term.weight * value for term, value in zip(self.terms, known, strict=True))
 
+    def largest_value(self) -> float:
+        """See Reward: that of the terms' largest values, added up."""
+        return sum(abs(term.weight) * term.reward.largest_value() for term in self.terms)
+
     def prepare(self) -> None:
         """See Reward."""
         for term in self.terms:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 VERSION = 1
@@ -28,10 +28,16 @@ _FORMS = {
     "pairs": "VERDICT-{key}: N\nwhere N is the number of the better answer, 1 or 2, or 0 if neither is better.",
     "group": "VERDICT-{key}: N, N, ...\nwith the numbers of all {count} answers, the best first.",
 }
-_CONTROL = re.compile(
-    r"<(?=[|\uff5c]|/?(?:s|bos|eos|pad|unk|mask|(?:start|end)_of_turn|im_(?:start|end)|SYS)>|<SYS>|</SYS>)|\[(?=/?INST\])"
+_ANGLED = (
+    "s|bos|eos|pad|unk|mask|(?:start|end)_of_[a-z]+|im_(?:start|end)|SYS|(?:extra_id_|unused)[0-9]+|think|tool_[a-z]+"
 )
-"""Beginnings of what chat templates take for control tokens: <|im_end|>, </s>, [INST]."""
+_SQUARE = (
+    "INST|SYSTEM_PROMPT|TOOL_[A-Z]+|AVAILABLE_TOOLS|MODEL_SETTINGS|THINK|ARGS|CALL_ID|IMG(?:_[A-Z]+)?"
+    "|CLS|SEP|MASK|gMASK"
+)
+_CONTROL = re.compile(rf"<(?=[|\uff5c]|/?(?:{_ANGLED})>|<SYS>|</SYS>)|\[(?=/?(?:{_SQUARE})\])")
+"""Beginnings of what chat templates take for control tokens: <|im_end|>, </s>, [INST]. A service is sent a text, and
+does not say which tokens its model has; a model of this machine gets tokens, see `rpg.data.plain_text`."""
 PREFIX = "Verdict: "
 """What the reply of a local judge begins with that is to say its verdict at once: it goes on from there."""
 
@@ -83,21 +89,14 @@ def question(form: Form, problem: str, answers: Sequence[str], gold: str = "") -
     return Question(({"role": "system", "content": system}, {"role": "user", "content": user}), key)
 
 
-def harmless(text: str, tokens: Iterable[str] = ()) -> str:
+def harmless(text: str) -> str:
     """The text with a space in what a model would read as control tokens.
 
-    Args:
-        tokens: texts of a tokenizer's special tokens, where it is known.
-
     Example:
-        >>> harmless("</s> 1 < 2 <|im_end|>")
-        '< /s> 1 < 2 < |im_end|>'
+        >>> harmless("</s> 1 < 2 <|im_end|> [TOOL_CALLS]")
+        '< /s> 1 < 2 < |im_end|> [ TOOL_CALLS]'
     """
-    text = _CONTROL.sub(lambda match: f"{match[0]} ", text)
-    for token in tokens:
-        if token and token in text:
-            text = text.replace(token, f"{token[:1]} {token[1:]}")
-    return text
+    return _CONTROL.sub(lambda match: f"{match[0]} ", text)
 
 
 def number_in(form: Form, reply: str, key: str, *, at_once: bool) -> float:

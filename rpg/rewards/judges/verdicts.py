@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import sys
 from contextlib import suppress
@@ -9,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from specs.machine.files import DiskError, create_json, read_json
 
@@ -38,6 +41,27 @@ class Verdict:
     """Names the question in its own lines."""
     place: int = 0
     """Where the response stood among the answers of the question, from 0."""
+
+
+_VERDICTS = TypeAdapter(list[Verdict])
+_LARGEST = 2**31
+"""The record's whole numbers are below it."""
+
+
+def check_verdicts(said: str | None) -> None:
+    """Raises ValueError where a text is no JSON list of verdicts, as the view `verdicts` reads them."""
+    try:
+        verdicts = _VERDICTS.validate_json(said or "", strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        why = " ".join([*map(str, first["loc"]), first["msg"]])
+        raise ValueError(f"verdicts is not a JSON list of verdicts: {why}"[:300]) from None
+    for verdict in verdicts:
+        counts = (verdict.vote, verdict.prompt_tokens, verdict.tokens, verdict.place)
+        if not all(0 <= count < _LARGEST for count in counts):
+            raise ValueError(f"a verdict's vote, place and tokens are {counts}; allowed: 0 to {_LARGEST - 1}")
+        if not all(map(math.isfinite, (verdict.cost, verdict.score or 0.0))):
+            raise ValueError(f"a verdict's score and cost are {(verdict.score, verdict.cost)}; allowed: finite numbers")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ from rpg.rewards.functions.weighted_sum import Term, WeightedSum
 from rpg.rewards.pool import WorkerPool
 from rpg.rewards.score import RewardAwayError, RewardFailedError
 from rpg.types import Problem
-from specs.errors import SpecError
 from specs.schema.reward import Reward
 from tests.rpg.batches.test_batch import example
 
@@ -266,14 +265,18 @@ def test_a_term_that_fails_makes_the_sum_fail_and_is_named() -> None:
     assert re.fullmatch(f"task: {FOREIGN_PROBLEM}", score.error)
 
 
-def test_a_sum_of_a_part_that_runs_responses_and_one_that_needs_the_machine_is_refused() -> None:
-    runs, needs = {"type": "reasoning_gym"}, Faulty(type="faulty")
-    mixed = WeightedSum(
-        type="weighted_sum", terms=(Term(reward=Reward.model_validate(runs)), Term(reward=needs, weight=0.1))
+def test_a_part_that_needs_the_machine_is_scored_beside_one_that_runs_responses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS / "rpg"), os.environ.get("PYTHONPATH", "")]))
+    runs = Reward.model_validate(
+        {"type": "python", "path": "f.py", "code": "def score(response): return len(response)"}
     )
-    with pytest.raises(SpecError, match="reasoning_gym may run what a response says, and faulty cannot be scored"):
-        open_scorer(mixed)
-    open_scorer(weighted_sum({"reward": runs}, {"reward": {"type": "math_verify"}})).close()
+    mixed = WeightedSum(type="weighted_sum", terms=(Term(reward=runs), Term(reward=Faulty(type="faulty"), weight=0.1)))
+    with open_scorer(mixed) as scorer:
+        (score,) = scorer.score([problem("a")], ["environment"])
+    assert score.terms == {"python": 11.0, "faulty": 1.0}
+    assert score.error is None
 
 
 def test_the_step_records_the_mean_of_each_term() -> None:

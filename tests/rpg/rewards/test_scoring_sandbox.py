@@ -15,14 +15,13 @@ import psutil
 import pytest
 from as_users import as_user
 from places import ROOT, TESTS
-from scoring_attacks import code, item
+from scoring_attacks import PROBLEM, code, evaluating
 from waiting import wait_for
 
 from rpg import sandbox
 from rpg.rewards import Score
 from rpg.rewards.pool import WorkerPool
 from rpg.sandbox.process import Limits, start
-from specs.schema.reward import Reward
 
 ATTACKS = TESTS / "rpg" / "scoring_attacks.py"
 ALLOWED = {
@@ -59,26 +58,24 @@ def attacked(what: str, user: str, directory: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("user", [pytest.param("root", marks=pytest.mark.long), "an ordinary user"])
 def test_an_answer_that_is_code_reaches_nothing(user: str, open_directory: Path) -> None:
-    found = attacked("tasks", user, open_directory)
-    assert len(found) == 9
-    for task, evidence in found.items():
-        assert evidence.pop("environment").keys() <= ALLOWED, task
-        assert evidence.pop("shell") in ("-1", "32512"), task  # no process could be made
-        assert evidence.pop("wrote its own code") in ("PermissionError", "OSError"), task
-        assert evidence == {
-            "user": 65534,
-            "rights": 1,  # can never gain more
-            "wrote": "FileNotFoundError",
-            "read": "FileNotFoundError",
-            "home": "FileNotFoundError",
-            "users": "FileNotFoundError",
-            "processes": "FileNotFoundError",
-            "connected": "OSError",  # there is no internet's socket to be had
-            "forked": "BlockingIOError",
-            "thread": "RuntimeError",
-            "attached to its parent": "-1",
-            "read the next request": "b''",
-        }, task
+    evidence = attacked("evaluated", user, open_directory)
+    assert evidence.pop("environment").keys() <= ALLOWED
+    assert evidence.pop("shell") in ("-1", "32512")  # no process could be made
+    assert evidence.pop("wrote its own code") in ("PermissionError", "OSError")
+    assert evidence == {
+        "user": 65534,
+        "rights": 1,  # can never gain more
+        "wrote": "FileNotFoundError",
+        "read": "FileNotFoundError",
+        "home": "FileNotFoundError",
+        "users": "FileNotFoundError",
+        "processes": "FileNotFoundError",
+        "connected": "OSError",  # there is no internet's socket to be had
+        "forked": "BlockingIOError",
+        "thread": "RuntimeError",
+        "attached to its parent": "-1",
+        "read the next request": "b''",
+    }
     assert not (open_directory / "written").exists()
 
 
@@ -117,11 +114,10 @@ def test_a_response_that_changes_its_scorer_changes_no_later_score() -> None:
         "import rpg.rewards.score as score\n"
         "score.Score.of = classmethod(lambda cls, value, extracted: cls(1.0, True, extracted))"
     )
-    problem = item("string_insertion")
-    with WorkerPool(Reward.model_validate({"type": "reasoning_gym"}), workers=1) as pool:
-        _, wrong, right = pool.score([problem] * 3, [code(every_mark_is_full), "wrong", problem.answer])
-    assert wrong == Score(0.0, False, "wrong")
-    assert right == Score(1.0, True, problem.answer)
+    with WorkerPool(evaluating(), workers=1) as pool:
+        _, wrong, right = pool.score([PROBLEM] * 3, [code(every_mark_is_full), "0", PROBLEM.answer])
+    assert wrong == Score(0.0, False)
+    assert right == Score(1.0, True)
 
 
 def test_what_a_sealed_process_started_ends_with_it() -> None:

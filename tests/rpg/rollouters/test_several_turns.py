@@ -255,7 +255,8 @@ def test_a_batch_of_a_single_turn_and_one_reward_waits_in_a_file_like_those_of_b
 
 
 def test_a_response_that_nobody_told_of_is_named() -> None:
-    scoring = Scoring(cast("Any", None), cast("Any", None), [Problem("p0", "0=", "0", "train")], group_size=1)
+    nothing = cast("Any", None)
+    scoring = Scoring(nothing, nothing, [Problem("p0", "0=", "0", "train")], group_size=1, reward_at=nothing)
     with pytest.raises(ValueError, match="did not call on_response for response 0"):
         scoring.texts()
 
