@@ -3,7 +3,6 @@
 import atexit
 import json
 import re
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
@@ -13,9 +12,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from rpg.rewards.asserts import asserted
 from rpg.rewards.score import Score
 from rpg.sandbox import Limits, Program, Sandbox
-from rpg.sandbox.room import Session, has_compiler
+from rpg.sandbox.room import has_compiler
 from rpg.types import Problem
 from specs.errors import Issue
 from specs.schema.base import execution
@@ -144,7 +144,7 @@ class Code(Reward):
         """Whether each test passed, one after another."""
         sandbox = _sandbox(self.seconds_per_test, self.memory_mb)
         if tests["kind"] == "assert":
-            yield from _asserted(sandbox, tests, chosen, code)
+            yield from asserted(sandbox, tests, chosen, code)
             return
         # An import from __future__ stands before all else.
         prelude = "" if self.language != "python" or "__future__" in code else _PRELUDE
@@ -180,29 +180,6 @@ def _called(sandbox: Sandbox, tests: dict[str, Any], solution: str, arguments: A
         wrapped = isinstance(expected, list) and bool(expected) and same_value(value, expected[0])
         return same_value(value, expected) or wrapped
     return bool(value == expected)
-
-
-def _asserted(sandbox: Sandbox, tests: dict[str, Any], chosen: Sequence[Any], code: str) -> Iterator[bool]:
-    """The program runs before it is told of any test, and says by a word that it is told last that one has passed.
-
-    It runs beside the tests all the same: a program that is out to find the word there can.
-    """
-    with sandbox.session() as session:
-        ready = _passes(session, f"{tests['setup']}\n") and _passes(session, _completed(tests, code))
-        for statements in chosen:
-            yield ready and _passes(session, statements)
-
-
-def _completed(tests: dict[str, Any], code: str) -> str:
-    """The program; where it is but the body of the function that the problem begins, with that beginning."""
-    is_body = tests["function"] and not re.search(rf"\b{re.escape(tests['function'])}\b", code)
-    return tests["setup"] + code if is_body else code
-
-
-def _passes(session: Session, statements: str) -> bool:
-    word = secrets.token_hex(16)
-    outcome = session.execute(f"{statements}\nprint({word!r})")
-    return outcome.fine and outcome.stdout.splitlines()[-1:] == [word]
 
 
 def same_output(output: str, expected: str, *, close: bool) -> bool:
