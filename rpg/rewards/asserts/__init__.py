@@ -5,9 +5,11 @@ program's is ever compared, and no expected value is where the program can read 
 values run beside the program.
 """
 
+import binascii
 import marshal
 import re
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +20,20 @@ from typing import Any
 from rpg.sandbox import Sandbox, SandboxError, Session
 from rpg.sandbox.room import cores
 
-_INSIDE = Path(__file__).with_name("asserts_inside.py")
+_MODULES = ("values", "examination", "beside")
+"""Modules that run in the sandbox, each with those before it."""
+_LOADER = """
+def _inside():
+    import binascii, builtins, marshal, sys, types, zlib
+    names = {}
+    for name, code in marshal.loads(zlib.decompress(binascii.a2b_base64("PACKED"))):
+        module = sys.modules[name] = types.ModuleType(name)
+        module.__builtins__ = vars(builtins).copy()
+        exec(code, vars(module))
+        names |= vars(module)
+    return names
+_inside = _inside()
+"""
 _MOST_KNOWN = 4096
 """Problems of which it is kept that their tests run beside the program."""
 
@@ -40,7 +55,7 @@ def asserted(sandbox: Sandbox, tests: dict[str, Any], chosen: Sequence[str], cod
 def _passes(
     examiner: "_Examiner", program: Session, seconds: float, tests: dict[str, Any], chosen: Sequence[str], code: str
 ) -> Iterator[bool]:
-    ready = program.execute(f"{_loaded()}\n{tests['setup']}").fine and _loads_whole(program, tests, code)
+    ready = program.execute(f"{tests['setup']}\n{_loading('values')}").fine and _loads_whole(program, tests, code)
     for number in range(len(chosen)):
         yield ready and _passes_one(examiner, program, number, seconds)
 
@@ -68,7 +83,7 @@ def _passes_beside(
     session: Session, _seconds: float, tests: dict[str, Any], chosen: Sequence[str], code: str
 ) -> Iterator[bool]:
     given = (f"{tests['setup']}\n", list(chosen), tests["function"])
-    ready = session.execute(f"{_loaded()}\n_tests = _inside['Beside'](*{given!r})").fine
+    ready = session.execute(f"{_loading('beside')}\n_tests = _inside['Beside'](*{given!r})").fine
     ready = ready and _said(session, f"_inside['reply'](str(_tests.start({_completed(tests, code)!r})))") == "True"
     for number in range(len(chosen)):
         yield ready and _said(session, f"_inside['reply'](str(_tests.passes({number})))") == "True"
@@ -86,14 +101,15 @@ def _said(session: Session, code: str) -> str:
     return outcome.stdout.rpartition("\n")[2] if outcome.fine else ""
 
 
-@lru_cache(maxsize=1)
-def _loaded() -> str:
-    """Code that loads `asserts_inside` under the name _inside, with builtins of its own, which no program replaces."""
-    compiled = marshal.dumps(compile(_INSIDE.read_text(), "<asserts>", "exec"))
-    return (
-        "import builtins, marshal\n_inside = {'__name__': 'asserts', '__builtins__': dict(vars(builtins))}\n"
-        f"exec(marshal.loads({compiled!r}), _inside)"
-    )
+@lru_cache(maxsize=3)
+def _loading(last: str) -> str:
+    """Code that loads our modules up to the last, whose names are then in `_inside`. Each has builtins of its own,
+    which no program replaces."""
+    names = _MODULES[: _MODULES.index(last) + 1]
+    codes = {f"{__name__}.{name}": (Path(__file__).with_name(f"{name}.py")).read_text() for name in names}
+    compiled = marshal.dumps([(name, compile(code, f"<{name}>", "exec", optimize=2)) for name, code in codes.items()])
+    packed = binascii.b2a_base64(zlib.compress(compiled), newline=False).decode()
+    return _LOADER.replace("PACKED", packed)
 
 
 class _Examiner:
@@ -102,7 +118,7 @@ class _Examiner:
     def __init__(self, sandbox: Sandbox, tests: dict[str, Any], chosen: Sequence[str]) -> None:
         self._session = sandbox.session()
         given = (f"{tests['setup']}\n", list(chosen), tests["function"])
-        opened = self._session.execute(f"{_loaded()}\n_tests = _inside['Examination'](*{given!r})").fine
+        opened = self._session.execute(f"{_loading('examination')}\n_tests = _inside['Examination'](*{given!r})").fine
         self.first_calls = [self._ask("first_calls()") if opened else "" for _ in chosen]
         """Calls that each test makes first, JSON; `beside` where it needs the program itself; empty where it fails
         whatever the program is."""

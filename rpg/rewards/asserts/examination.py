@@ -1,0 +1,277 @@
+"""Tests that run without the program. This process has the expected values, and nothing of the program but plain data.
+
+It runs in the sandbox, where our packages are not shown, and imports the standard library and `values` alone.
+"""
+
+import ast
+import builtins
+import random
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from rpg.rewards.asserts.values import DEEPEST, decoded, dumps, encoded, loads
+
+_MOST_UNKNOWN = 2_000
+"""Calls that are asked for at once, and conditions on values that are not known: a test may loop until one holds."""
+
+
+class NeedsProgramError(BaseException):
+    """The tests need the program itself, and not its values alone. No Exception, as tests may catch those."""
+
+
+class _EnoughError(BaseException):
+    """A test that has asked for as much as is asked for at once."""
+
+
+class _Unknown:
+    """Value of a call that has not been made. What is done with it has no result yet."""
+
+    conditions = 0
+    """How often one was a condition in this run of a test. They hold."""
+
+    __array_ufunc__ = __iter__ = __contains__ = None
+    __hash__ = object.__hash__
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        numpy = sys.modules.get("numpy")
+        if name in _METHODS or (numpy and hasattr(numpy.ndarray, name)):
+            return _UnknownMethod()
+        raise NeedsProgramError
+
+    def __bool__(self) -> bool:
+        _Unknown.conditions += 1
+        if _Unknown.conditions > _MOST_UNKNOWN:
+            raise _EnoughError
+        return True
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise NeedsProgramError
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        raise NeedsProgramError
+
+
+class _UnknownMethod(_Unknown):
+    """What a value that is not known yet has under the name of a method of plain data."""
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        return _Unknown()
+
+
+_METHODS = {name for kind in (str, list, dict, set, bytes, int, float) for name in dir(kind)}
+
+
+def _itself(self: _Unknown, *others: object) -> _Unknown:
+    for other in others:
+        if not isinstance(other, _Unknown):
+            encoded(other, _refused)  # an object is compared by its own means
+    return self
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv"):
+    setattr(_Unknown, f"__{_name}__", _itself)
+for _name in ("floordiv", "mod", "pow", "neg", "abs", "round", "getitem", "and", "or"):
+    setattr(_Unknown, f"__{_name}__", _itself)
+
+
+_MODULES = {
+    *("abc", "array", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "enum"),
+    *("fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "numbers", "numpy", "operator"),
+    *("queue", "random", "re", "statistics", "string", "typing", "unicodedata"),
+}
+"""What tests may import: nothing that would run a text, which may be a value of the program."""
+_RUNS_TEXT = {"eval", "exec", "compile", "__import__", "open", "input", "globals", "locals", "vars"}
+
+
+class _Asserts(ast.NodeTransformer):
+    """Puts `_assert(lambda: X)` in the place of `assert X`, so that tests go on where X is not known yet."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+        call = ast.Call(ast.Name("_assert", ast.Load()), [ast.Lambda(nothing, node.test)], [])
+        return ast.copy_location(ast.Expr(call), node)
+
+
+class Examination:
+    """Tests of a problem, run without the program.
+
+    A test is run with what is known of the program's values. Where it needs more it is run on with values that are
+    not known, to learn which further calls it makes; then the program is asked for all of them at once.
+    """
+
+    def __init__(self, setup: str, tests: list[str], function: str) -> None:
+        """Runs the setup. What is wrong with the texts is raised."""
+        sys.set_int_max_str_digits(0)
+        sys.setrecursionlimit(DEEPEST)
+        self._setup = compile(setup, "<setup>", "exec")
+        trees = [ast.parse(test) for test in tests]
+        self._before = self._fresh()
+        used = [node for tree in trees for node in ast.walk(tree)]
+        self._functions = functions_of(used, self._before, function)
+        self._needs_program = any(map(_needs_program, [*used, *ast.walk(ast.parse(setup))])) or not _only_called(
+            used, self._functions
+        )
+        self._tests = [compile(ast.fix_missing_locations(_Asserts().visit(tree)), "<test>", "exec") for tree in trees]
+        self._first: list[list[str]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets what tests have left."""
+        self._names = self._fresh()
+        self._names |= {name: partial(self._call, name) for name in self._functions}
+        self._names["_assert"] = self._assert
+
+    def first_calls(self) -> str:
+        """Returns the calls that the next test makes first, JSON; `beside` where it needs the program itself."""
+        self._requests, self._answers = [], []
+        try:
+            _, self._names = self._run(len(self._first))
+        except NeedsProgramError:
+            self._needs_program = True
+        if self._needs_program:
+            return "beside"
+        self._first.append(self._requests)
+        return self._new_calls()
+
+    def judge(self, number: int, answers: str, *, first: bool) -> str:
+        """Runs a test with the values that calls have given.
+
+        Args:
+            answers: values of the calls that were asked for last, JSON.
+            first: these are the first calls of the test.
+        Returns:
+            `passed` or `failed`; else further calls that it makes, JSON.
+        """
+        if first:
+            self._requests, self._answers = [*self._first[number]], []
+        try:
+            known = loads(answers)
+        except (ValueError, RecursionError):
+            return "failed"
+        if type(known) is not list or len(known) != len(self._requests) - len(self._answers):
+            return "failed"
+        self._answers += known
+        passed, names = self._run(number)
+        if self._asked:
+            return self._new_calls()
+        self._names = names
+        return "passed" if passed else "failed"
+
+    def _fresh(self) -> dict[str, Any]:
+        names: dict[str, Any] = {"__name__": "tests"}
+        exec(self._setup, names)
+        return names
+
+    def _new_calls(self) -> str:
+        return f"[{', '.join(self._requests[len(self._answers) :])}]"
+
+    def _run(self, number: int) -> tuple[bool, dict[str, Any]]:
+        """Whether the test passed, as far as that is known, and the names that it leaves."""
+        self._place = self._asked = _Unknown.conditions = 0
+        names = dict(self._names)
+        random.seed(0)  # it is to make the same calls each time
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(0)
+        try:
+            exec(self._tests[number], names)
+        except NeedsProgramError:
+            raise
+        except BaseException:
+            return False, names
+        return True, names
+
+    def _assert(self, condition: Callable[[], Any]) -> None:
+        try:
+            holds = condition()
+        except Exception:
+            if self._asked:
+                return
+            raise
+        if not self._asked and not holds:
+            raise AssertionError
+
+    def _call(self, name: str, /, *arguments: Any, **named: Any) -> Any:
+        request = dumps([name, encoded(list(arguments), _refused), encoded(named, _refused)])
+        place, self._place = self._place, self._place + 1
+        if not self._asked and place < len(self._answers) and self._requests[place] == request:
+            return _value_of(self._answers[place])
+        if not self._asked:
+            del self._requests[place:], self._answers[place:]
+        elif self._asked == _MOST_UNKNOWN:
+            raise _EnoughError
+        self._asked += 1
+        self._requests.append(request)
+        return _Unknown()
+
+
+def _refused(_value: Any) -> Any:
+    raise NeedsProgramError
+
+
+def _value_of(said: Any) -> Any:
+    """Returns the value of a call, or raises what the call raised."""
+    if type(said) is dict and "error" in said:
+        name, text = said["error"]
+        kind = getattr(builtins, str(name), None)
+        kind = kind if isinstance(kind, type) and issubclass(kind, Exception) else Exception
+        raise kind(text)
+    return decoded(said)
+
+
+def functions_of(nodes: list[ast.AST], known: dict[str, Any], function: str) -> set[str]:
+    """Names that tests take from the program."""
+    loaded = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    own = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    own |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    own |= {node.name for node in nodes if isinstance(node, ast.ExceptHandler) and node.name}
+    for node in nodes:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            own |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    return {name for name in loaded - own - set(known) if not hasattr(builtins, name)} | ({function} - {""})
+
+
+def _needs_program(node: ast.AST) -> bool:
+    """Whether the node might run a text of the program's, or looks at the identity of its objects."""
+    match node:
+        case ast.Import(names=names):
+            return any(alias.name.partition(".")[0] not in _MODULES for alias in names)
+        case ast.ImportFrom(module=module):
+            return (module or "").partition(".")[0] not in _MODULES
+        case ast.Name(id=name):
+            return name in _RUNS_TEXT
+        case ast.Compare(ops=operators, comparators=others):
+            pairs = zip(operators, others, strict=True)
+            return any(
+                isinstance(each, (ast.Is, ast.IsNot)) and not isinstance(other, ast.Constant) for each, other in pairs
+            )
+        case ast.NamedExpr() | ast.Await() | ast.Global():
+            return True
+    return False
+
+
+def _only_called(nodes: list[ast.AST], functions: set[str]) -> bool:
+    """Whether tests have functions of the program, call them or hand them on, and take the values.
+
+    A capital is the beginning of a class. A value that is dropped was asked for by what the call does to its arguments,
+    but within `try`, where it is to raise.
+    """
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    called = [part for call in calls for part in (call.func, *call.args, *(each.value for each in call.keywords))]
+    called = [part for part in called if isinstance(part, ast.Name)]
+    named = [node for node in nodes if isinstance(node, ast.Name) and node.id in functions]
+    tried = {id(each) for node in nodes if isinstance(node, ast.Try) for part in node.body for each in ast.walk(part)}
+    dropped = [node.value for node in nodes if isinstance(node, ast.Expr) and id(node) not in tried]
+    return (
+        bool(functions)
+        and not any(name[0].isupper() for name in functions)
+        and {id(node) for node in named} <= {id(part) for part in called}
+        and not any(
+            isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in {*functions, "candidate"}
+            for call in dropped
+        )
+    )

@@ -1,0 +1,160 @@
+"""Values of a program as plain data. The program's process runs `answer`: it calls the program's functions, and sends
+what they return. Whatever it sends is a claim: the process of the tests makes new objects of it.
+
+It runs in the sandbox, where our packages are not shown, and imports the standard library alone.
+"""
+
+import itertools
+import json
+import os
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from numbers import Complex, Integral, Rational, Real
+from typing import Any
+
+dumps, loads, write = json.dumps, json.loads, os.write
+"""Bound here, before a program can replace them."""
+_SCALARS = {type(None), bool, int, float, str}
+_MOST_ITEMS = 100_000
+"""Items of an iterator that are sent. Whoever asks for more gets an error."""
+DEEPEST = 50_000
+"""Limit of recursion where values are sent and received."""
+_NUMPY_KINDS = "biufcSU"
+_NUMBERS: tuple[tuple[Any, Any], ...] = ((Integral, int), (Rational, Fraction), (Real, float), (Complex, complex))
+
+
+def _reduced(value: Any) -> list[Any]:
+    return list(value.__reduce__()[1])
+
+
+def _pairs(value: Any) -> list[Any]:
+    return list(map(list, value.items()))
+
+
+def _made_by(kind: type) -> Callable[[list[Any]], Any]:
+    return lambda parts: kind(*parts)
+
+
+_KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[list[Any]], Any]]] = {
+    **{kind: (list, kind) for kind in (tuple, set, frozenset, deque, bytes, bytearray)},
+    **{kind: (_reduced, _made_by(kind)) for kind in (range, Decimal, Fraction, date, time, datetime, timedelta)},
+    **{kind: (_pairs, kind) for kind in (dict, OrderedDict)},
+    Counter: (_pairs, lambda parts: Counter(dict(parts))),
+    complex: (lambda value: [value.real, value.imag], _made_by(complex)),
+    type({}.keys()): (list, lambda parts: dict.fromkeys(parts).keys()),
+    type({}.values()): (list, lambda parts: dict(enumerate(parts)).values()),
+    type({}.items()): (list, lambda parts: dict(parts).items()),
+}
+"""Kind -> how it becomes a list, and how the list becomes it."""
+_BASES = (defaultdict, str, tuple, list, dict, set, frozenset)
+"""Kinds whose subclasses are sent as the kind itself."""
+
+
+class _Opaque:
+    """A value of the program that is no plain data: it has a truth value and equals nothing."""
+
+    def __init__(self, truth: bool) -> None:
+        self._truth = truth
+
+    def __bool__(self) -> bool:
+        return self._truth
+
+
+def _of_numpy(parts: list[Any]) -> Any:
+    import numpy as np
+
+    name, shape, items = parts
+    if np.dtype(name).kind not in _NUMPY_KINDS:
+        raise ValueError(name)
+    return np.array(items, np.dtype(name)).reshape(shape)[()]
+
+
+def _iterator_of(parts: list[Any]) -> Iterator[Any]:
+    yield from parts
+    if len(parts) == _MOST_ITEMS:
+        raise ValueError("more items than are sent")
+
+
+_MAKERS: dict[str, Callable[[list[Any]], Any]] = {kind.__name__: make for kind, (_, make) in _KINDS.items()}
+_MAKERS |= {"numpy": _of_numpy, "iterator": _iterator_of, "object": lambda parts: _Opaque(bool(parts[0]))}
+
+
+def _opaque(value: Any) -> Any:
+    return {"object": [bool(value)]}
+
+
+def encoded(value: Any, other: Callable[[Any], Any] = _opaque) -> Any:
+    """Returns the value as JSON has it: scalars and lists as they are, any other kind as {name of the kind: list}.
+
+    Args:
+        other: gives the form of what is no plain data.
+    """
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if kind is list:
+        return _all(value, other)
+    if kind in _KINDS:
+        return {kind.__name__: _all(_KINDS[kind][0](value), other)}
+    numpy = sys.modules.get("numpy")
+    if numpy and isinstance(value, (numpy.ndarray, numpy.generic)) and value.dtype.kind in _NUMPY_KINDS:
+        return {"numpy": [value.dtype.str, list(value.shape), _all(value.ravel().tolist(), other)]}
+    for abstract, make in _NUMBERS:
+        if isinstance(value, abstract):
+            return encoded(make(value), other)
+    for base in _BASES:
+        if isinstance(value, base):
+            plain = dict if base is defaultdict else base
+            return encoded(str.__str__(value) if plain is str else plain(value), other)
+    if isinstance(value, Iterator):
+        return {"iterator": _all(list(itertools.islice(value, _MOST_ITEMS)), other)}
+    return other(value)
+
+
+def _all(values: list[Any], other: Callable[[Any], Any]) -> list[Any]:
+    return values if _SCALARS.issuperset(map(type, values)) else [encoded(value, other) for value in values]
+
+
+def decoded(value: Any) -> Any:
+    """Returns what `encoded` was given, as new objects. Raises an Exception where it is no such form."""
+    if type(value) is list:
+        return list(value) if _SCALARS.issuperset(map(type, value)) else [decoded(each) for each in value]
+    if type(value) is not dict:
+        return value
+    ((name, parts),) = value.items()
+    return _MAKERS[name](decoded(parts))
+
+
+def answer(calls: str, names: dict[str, Any]) -> None:
+    """Makes the calls and writes the values as the last line of standard output."""
+    said = []
+    digits, depth = sys.get_int_max_str_digits(), sys.getrecursionlimit()
+    for name, arguments, named in loads(calls):
+        try:
+            value = names[name](*decoded(arguments), **decoded(named))
+            sys.setrecursionlimit(DEEPEST)
+            said.append(encoded(value))
+        except Exception as error:
+            kind = next(each for each in type(error).__mro__ if each.__module__ == "builtins")
+            said.append({"error": [kind.__name__, str(error)[:500]]})
+        finally:
+            sys.setrecursionlimit(depth)
+    sys.set_int_max_str_digits(0)
+    sys.setrecursionlimit(DEEPEST)
+    reply(dumps(said))
+    sys.set_int_max_str_digits(digits)
+    sys.setrecursionlimit(depth)
+
+
+def reply(text: str) -> None:
+    """Writes the text as the last line of standard output, whatever `sys.stdout` is by now."""
+    with suppress(Exception):
+        sys.stdout.flush()
+    rest = memoryview(f"\n{text}".encode())
+    while rest:
+        rest = rest[write(1, rest) :]
