@@ -2,31 +2,27 @@
 
 A call of the program's function goes to the program's process, and its value comes back as plain data: no object of the
 program's is ever compared, and no expected value is where the program can read it. Tests whose form needs more than
-values run beside the program.
+values run beside the program. `values`, `examination` and `beside` are what runs in the sandbox.
 """
 
-import binascii
 import marshal
 import re
 import threading
-import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import lru_cache, partial
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rpg.sandbox import Sandbox, SandboxError, Session
+from rpg.sandbox import Outcome, Sandbox, SandboxError, Session
 from rpg.sandbox.room import cores
 
-_MODULES = ("values", "examination", "beside")
-"""Modules that run in the sandbox, each with those before it."""
 _LOADER = """
 def _inside():
-    import binascii, builtins, marshal, sys, types, zlib
+    import builtins, marshal, sys, types
     names = {}
-    for name, code in marshal.loads(zlib.decompress(binascii.a2b_base64("PACKED"))):
+    for name, code in marshal.loads(bytes.fromhex("COMPILED")):
         module = sys.modules[name] = types.ModuleType(name)
         module.__builtins__ = vars(builtins).copy()
         exec(code, vars(module))
@@ -34,8 +30,27 @@ def _inside():
     return names
 _inside = _inside()
 """
-_MOST_KNOWN = 4096
-"""Problems of which it is kept that their tests run beside the program."""
+_MOST_PLANS = 256
+"""Problems of which it is kept how their tests are run."""
+
+
+class _Problem(NamedTuple):
+    """Tests that are run together."""
+
+    sandbox: Sandbox
+    setup: str
+    function: str
+    tests: tuple[str, ...]
+
+
+class _Plan(NamedTuple):
+    """How tests are run."""
+
+    beside: bool
+    """They need the program itself."""
+    says: str
+    """Calls that each test makes first, JSON. Of tests that run beside the program `1` where the names of builtins are
+    Python's own in them. Empty: the tests fail whatever the program is."""
 
 
 def asserted(sandbox: Sandbox, tests: dict[str, Any], chosen: Sequence[str], code: str) -> Iterator[bool]:
@@ -46,47 +61,75 @@ def asserted(sandbox: Sandbox, tests: dict[str, Any], chosen: Sequence[str], cod
         chosen: statements.
         code: the program.
     """
-    with _EXAMINERS.lent(sandbox, tests, chosen) as examiner:
-        passes = _passes_beside if examiner is None else partial(_passes, examiner)
-        with sandbox.session() as session:
-            yield from passes(session, sandbox.limits.seconds, tests, chosen, code)
+    problem = _Problem(sandbox, f"{tests['setup']}\n", tests["function"], tuple(chosen))
+    program = _completed(tests, code)
+    plan = _EXAMINERS.plan(problem)
+    if plan.beside:
+        yield from _passed_beside(problem, program, plan)
+        return
+    said = _judged(problem, program, plan) if plan.says else ""
+    yield from (said[number : number + 1] == "P" for number in range(len(chosen)))
 
 
-def _passes(
-    examiner: "_Examiner", program: Session, seconds: float, tests: dict[str, Any], chosen: Sequence[str], code: str
-) -> Iterator[bool]:
-    ready = program.execute(f"{tests['setup']}\n{_loading('values')}").fine and _loads_whole(program, tests, code)
-    for number in range(len(chosen)):
-        yield ready and _passes_one(examiner, program, number, seconds)
+def _judged(problem: _Problem, program: str, plan: _Plan) -> str:
+    """For each test P or F, as far as the program came."""
+    with problem.sandbox.session() as session:
+        values = _values(session, problem, program, plan.says)
+        if not values:
+            return ""
+        examiner = _EXAMINERS.take(problem)
+        said = examiner.ask(f"judge({values!r})")
+        if not said:  # it may have ended long ago; or it ends with these values
+            examiner.close()
+            examiner = _Examiner(problem)
+            said = examiner.ask(f"judge({values!r})")
+        left = problem.sandbox.limits.seconds
+        while ":" in said:
+            said, _, calls = said.partition(":")
+            outcome = session.execute(_answering(calls))
+            left -= outcome.seconds
+            said += examiner.ask(f"go_on({_last_line(outcome) if left > 0 else ''!r})")
+        _EXAMINERS.give_back(problem, examiner)
+        return said
 
 
-def _loads_whole(program: Session, tests: dict[str, Any], code: str) -> bool:
+def _values(session: Session, problem: _Problem, program: str, calls: str) -> str:
+    """Values of all tests' first calls, JSON; empty where the program gets through none of them."""
+    if not _loads(session, problem, program):
+        return ""
+    outcome = session.execute(_answering(calls))
+    if outcome.fine or "\0" not in outcome.stdout:
+        return _last_line(outcome)
+    # It did not get through all of them in the time of one test, or ended: each test has its own time.
+    found = []
+    with problem.sandbox.session() as again:
+        alive = _loads(again, problem, program)
+        for number in range(len(problem.tests)):
+            line = _last_line(again.execute(_answering(calls, number))) if alive else ""
+            found += [line] if (alive := bool(line)) else []
+    return f"[{', '.join(line[1:-1] for line in found)}]"
+
+
+def _loads(session: Session, problem: _Problem, program: str) -> bool:
     """Whether the program comes to its end. Else it may have ended by `exit(0)`, before its last line."""
-    return _said(program, f"{_completed(tests, code)}\n_inside['reply']('loaded')") == "loaded"
+    return (
+        session.execute(f"{problem.setup}\n{_loading('values')}").fine
+        and _last_line(session.execute(f"{program}\n_inside['reply']('loaded')")) == "loaded"
+    )
 
 
-def _passes_one(examiner: "_Examiner", program: Session, number: int, seconds: float) -> bool:
-    calls, first = examiner.first_calls[number], True
-    while calls and seconds > 0:
-        values = "[]"
-        if calls != "[]":
-            outcome = program.execute(f"_inside['answer']({calls!r}, globals())")
-            values, seconds = outcome.stdout.rpartition("\n")[2] if outcome.fine else "", seconds - outcome.seconds
-        said = examiner.judge(number, values, first=first)
-        if said in ("", "passed", "failed"):
-            return said == "passed"
-        calls, first = said, False
-    return False
+def _answering(calls: str, number: int = -1) -> str:
+    """Code that makes the calls of one test, or of all, and prints the values."""
+    return f"_inside['answer']({calls!r}, globals(), {number})"
 
 
-def _passes_beside(
-    session: Session, _seconds: float, tests: dict[str, Any], chosen: Sequence[str], code: str
-) -> Iterator[bool]:
-    given = (f"{tests['setup']}\n", list(chosen), tests["function"])
-    ready = session.execute(f"{_loading('beside')}\n_tests = _inside['Beside'](*{given!r})").fine
-    ready = ready and _said(session, f"_inside['reply'](str(_tests.start({_completed(tests, code)!r})))") == "True"
-    for number in range(len(chosen)):
-        yield ready and _said(session, f"_inside['reply'](str(_tests.passes({number})))") == "True"
+def _passed_beside(problem: _Problem, program: str, plan: _Plan) -> Iterator[bool]:
+    given = (problem.setup, list(problem.tests), plan.says == "1")
+    with problem.sandbox.session() as session:
+        ready = session.execute(f"{_loading('beside')}\n_tests = _inside['Beside'](*{given!r})").fine
+        ready = ready and _last_line(session.execute(f"_tests.start({program!r})")) == "True"
+        for number in range(len(problem.tests)):
+            yield ready and _last_line(session.execute(f"_tests.passes({number})")) == "True"
 
 
 def _completed(tests: dict[str, Any], code: str) -> str:
@@ -95,108 +138,85 @@ def _completed(tests: dict[str, Any], code: str) -> str:
     return tests["setup"] + code if is_body else code
 
 
-def _said(session: Session, code: str) -> str:
-    """The last line that the code prints; empty where it does not come to its end."""
-    outcome = session.execute(code)
-    return outcome.stdout.rpartition("\n")[2] if outcome.fine else ""
+def _last_line(outcome: Outcome) -> str:
+    """The last line that a call has printed; empty where it did not come to its end."""
+    return outcome.stdout.rstrip("\n").rpartition("\n")[2] if outcome.fine else ""
 
 
 @lru_cache(maxsize=3)
 def _loading(last: str) -> str:
-    """Code that loads our modules up to the last, whose names are then in `_inside`. Each has builtins of its own,
-    which no program replaces."""
-    names = _MODULES[: _MODULES.index(last) + 1]
-    codes = {f"{__name__}.{name}": (Path(__file__).with_name(f"{name}.py")).read_text() for name in names}
-    compiled = marshal.dumps([(name, compile(code, f"<{name}>", "exec", optimize=2)) for name, code in codes.items()])
-    packed = binascii.b2a_base64(zlib.compress(compiled), newline=False).decode()
-    return _LOADER.replace("PACKED", packed)
+    """Code that loads our modules for the sandbox, whose names are then in `_inside`: `values`, and one that needs it.
+    Each has builtins of its own, which no program replaces."""
+    paths = {name: Path(__file__).with_name(f"{name}.py") for name in dict.fromkeys(("values", last))}
+    codes = [
+        (f"{__name__}.{name}", compile(path.read_text(), f"<{name}>", "exec", optimize=2))
+        for name, path in paths.items()
+    ]
+    return _LOADER.replace("COMPILED", marshal.dumps(codes).hex())
 
 
 class _Examiner:
     """An interpreter with the tests of a problem, and nothing of a program."""
 
-    def __init__(self, sandbox: Sandbox, tests: dict[str, Any], chosen: Sequence[str]) -> None:
-        self._session = sandbox.session()
-        given = (f"{tests['setup']}\n", list(chosen), tests["function"])
-        opened = self._session.execute(f"{_loading('examination')}\n_tests = _inside['Examination'](*{given!r})").fine
-        self.first_calls = [self._ask("first_calls()") if opened else "" for _ in chosen]
-        """Calls that each test makes first, JSON; `beside` where it needs the program itself; empty where it fails
-        whatever the program is."""
+    def __init__(self, problem: _Problem) -> None:
+        self._session = problem.sandbox.session()
+        given = (problem.setup, list(problem.tests), problem.function)
+        code = f"{_loading('examination')}\n_tests = _inside['Examination'](*{given!r})\n_inside['reply'](_tests.plan)"
+        beside, marked, says = _last_line(self._session.execute(code)).partition(":")
+        self.plan = _Plan(bool(beside), says if marked else "")
 
-    def begin(self) -> bool:
-        """Forgets an earlier program. Whether the interpreter is still there."""
+    def ask(self, call: str) -> str:
+        """What a method of `Examination` says; empty where it came to no end."""
         with suppress(SandboxError):
-            return self._session.execute("_tests.begin()").fine
-        return False
-
-    def judge(self, number: int, values: str, *, first: bool) -> str:
-        """See `Examination.judge`; empty where it came to no end."""
-        return self._ask(f"judge({number}, {values!r}, first={first})")
+            return _last_line(self._session.execute(f"_inside['reply'](_tests.{call})"))
+        return ""
 
     def close(self) -> None:
         """Ends the interpreter."""
         self._session.close()
-
-    def _ask(self, call: str) -> str:
-        return _said(self._session, f"_inside['reply'](_tests.{call})")
 
 
 class _Examiners:
     """Examiners of problems, which go from one response to the next. Those that idle are as many as there are cores."""
 
     def __init__(self) -> None:
-        self._idle: OrderedDict[Any, list[_Examiner]] = OrderedDict()
-        self._beside: OrderedDict[Any, None] = OrderedDict()
+        self._plans: OrderedDict[_Problem, _Plan] = OrderedDict()
+        self._idle: list[tuple[_Problem, _Examiner]] = []
         self._lock = threading.Lock()
 
-    @contextmanager
-    def lent(self, sandbox: Sandbox, tests: dict[str, Any], chosen: Sequence[str]) -> Iterator[_Examiner | None]:
-        """An examiner for one program; None where the tests run beside it."""
-        key = (sandbox, tests["setup"], tests["function"], tuple(chosen))
-        examiner = self._taken(key) or self._opened(key, sandbox, tests, chosen)
-        try:
-            yield examiner
-        finally:
-            if examiner:
-                self._give_back(key, examiner)
+    def plan(self, problem: _Problem) -> _Plan:
+        """How the tests of a problem are run."""
+        with self._lock:
+            if plan := self._plans.get(problem):
+                self._plans.move_to_end(problem)
+                return plan
+        examiner = _Examiner(problem)
+        with self._lock:
+            self._plans[problem] = examiner.plan
+            while len(self._plans) > _MOST_PLANS:
+                self._plans.popitem(last=False)
+        if examiner.plan.says and not examiner.plan.beside:
+            self.give_back(problem, examiner)
+        else:
+            examiner.close()
+        return examiner.plan
 
-    def _taken(self, key: Any) -> _Examiner | None:
+    def take(self, problem: _Problem) -> _Examiner:
+        """An examiner of the problem, for one program."""
         with self._lock:
-            examiners = self._idle.get(key)
-            examiner = examiners.pop() if examiners else None
-            if not examiners:
-                self._idle.pop(key, None)
-        if examiner is None or examiner.begin():
-            return examiner
-        examiner.close()
-        return None
+            for place, (other, examiner) in enumerate(self._idle):
+                if other == problem:
+                    del self._idle[place]
+                    return examiner
+        return _Examiner(problem)
 
-    def _opened(self, key: Any, sandbox: Sandbox, tests: dict[str, Any], chosen: Sequence[str]) -> _Examiner | None:
+    def give_back(self, problem: _Problem, examiner: _Examiner) -> None:
+        """Keeps an examiner for the next program."""
         with self._lock:
-            if key in self._beside:
-                return None
-        examiner = _Examiner(sandbox, tests, chosen)
-        if "beside" not in examiner.first_calls:
-            examiner.begin()
-            return examiner
-        examiner.close()
-        with self._lock:
-            self._beside[key] = None
-            while len(self._beside) > _MOST_KNOWN:
-                self._beside.popitem(last=False)
-        return None
-
-    def _give_back(self, key: Any, examiner: _Examiner) -> None:
-        with self._lock:
-            self._idle.setdefault(key, []).append(examiner)
-            self._idle.move_to_end(key)
-            gone = []
-            while sum(map(len, self._idle.values())) > cores():
-                oldest, examiners = next(iter(self._idle.items()))
-                gone.append(examiners.pop(0))
-                if not examiners:
-                    del self._idle[oldest]
-        for each in gone:
+            self._idle.append((problem, examiner))
+            gone = self._idle[: -cores()]
+            del self._idle[: -cores()]
+        for _, each in gone:
             each.close()
 
 

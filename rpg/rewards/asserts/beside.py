@@ -14,8 +14,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from rpg.rewards.asserts.examination import functions_of
-from rpg.rewards.asserts.values import decoded, encoded, write
+from rpg.rewards.asserts.values import decoded, encoded, reply, write
 
 _exit, _urandom = os._exit, os.urandom
 """Bound here, before a program can replace them."""
@@ -56,21 +55,22 @@ class Beside:
     its parent can check; what it prints or how it ends says nothing.
     """
 
-    def __init__(self, setup: str, tests: list[str], function: str) -> None:
-        """Runs the setup and compiles the tests."""
+    def __init__(self, setup: str, tests: list[str], own_builtins: bool) -> None:
+        """Runs the setup and compiles the tests.
+
+        Args:
+            own_builtins: whether the name of a builtin is Python's own in tests, and not a function of the program.
+        """
         self._main = ModuleType("__main__")
         exec(compile(setup, "<setup>", "exec"), self._main.__dict__)
         trees = [ast.parse(test) for test in tests]
-        nodes = [node for tree in trees for node in ast.walk(tree)]
         sides = _PlainSides()
         self._tests = [compile(ast.fix_missing_locations(sides.visit(tree)), "<test>", "exec") for tree in trees]
         self._own = {"_plain": _plain, "_literal": sides.literals.__getitem__, "__builtins__": dict(vars(builtins))}
-        self._builtins: set[str] = set()
-        if functions_of(nodes, self._main.__dict__, function):  # else the program's has the name of a builtin
-            self._builtins = set(vars(builtins)) - {function}
+        self._builtins = set(vars(builtins)) if own_builtins else set()
 
-    def start(self, program: str) -> bool:
-        """Starts the child. Whether it has loaded the program."""
+    def start(self, program: str) -> None:
+        """Starts the child, and replies whether it has loaded the program."""
         compiled = compile(program, "<program>", "exec")
         sys.stdout.flush()
         sys.modules["linecache"].cache.clear()
@@ -90,16 +90,16 @@ class Beside:
                 _exit(1)
         os.close(orders)
         os.close(words)
-        return self._answered()
+        self._answer()
 
-    def passes(self, number: int) -> bool:
-        """Whether a test passes."""
+    def passes(self, number: int) -> None:
+        """Replies whether a test passes."""
         with suppress(BrokenPipeError):
             write(self._orders, number.to_bytes(4, "little"))
-        return self._answered()
+        self._answer()
 
-    def _answered(self) -> bool:
-        return os.read(self._words, 64) == self._word
+    def _answer(self) -> None:
+        reply(str(os.read(self._words, 64) == self._word))
 
     def _work(
         self, program: Any, order: Callable[[], bytes], passed: Callable[[], Any], failed: Callable[[], Any]

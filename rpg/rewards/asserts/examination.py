@@ -7,7 +7,7 @@ import ast
 import builtins
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -109,65 +109,72 @@ class Examination:
         sys.setrecursionlimit(DEEPEST)
         self._setup = compile(setup, "<setup>", "exec")
         trees = [ast.parse(test) for test in tests]
-        self._before = self._fresh()
         used = [node for tree in trees for node in ast.walk(tree)]
-        self._functions = functions_of(used, self._before, function)
-        self._needs_program = any(map(_needs_program, [*used, *ast.walk(ast.parse(setup))])) or not _only_called(
-            used, self._functions
-        )
+        self._functions = _functions_of(used, self._fresh(), function)
         self._tests = [compile(ast.fix_missing_locations(_Asserts().visit(tree)), "<test>", "exec") for tree in trees]
         self._first: list[list[str]] = []
-        self.begin()
+        self.plan = f"beside:{int(bool(self._functions))}"
+        """`:` and the calls that each test makes first; or `beside:`, see `rpg.rewards.asserts`."""
+        needs = any(map(_needs_program, [*used, *ast.walk(ast.parse(setup))]))
+        if needs or not _only_called(used, self._functions):
+            return
+        self._begin()
+        try:
+            for number in range(len(tests)):
+                self._requests, self._answers = [], []
+                _, self._names = self._run(number)
+                self._first.append(self._requests)
+        except NeedsProgramError:
+            return
+        self.plan = f":{_listed(map(_listed, self._first))}"
 
-    def begin(self) -> None:
+    def judge(self, values: str) -> str:
+        """Runs all tests with the values of their first calls.
+
+        Args:
+            values: for each test a list, JSON.
+        Returns:
+            P or F for each test, until one makes further calls: then `:`, and a list of these, JSON.
+        """
+        self._values, self._number = _read(values), 0
+        self._begin()
+        return self._next()
+
+    def go_on(self, values: str) -> str:
+        """Goes on with the values of further calls. Returns what `judge` does, from that test on."""
+        new = _read(values)
+        self._answers += new[0] if len(new) == 1 and type(new[0]) is list else []
+        return self._next(self._judged())
+
+    def _next(self, said: str = "") -> str:
+        """Runs the tests from the number on, after what has been said."""
+        while self._number < len(self._tests) and ":" not in said:
+            known = self._values[self._number] if self._number < len(self._values) else []
+            self._requests, self._answers = [*self._first[self._number]], known if type(known) is list else []
+            said += self._judged()
+        return said
+
+    def _judged(self) -> str:
+        """Runs a test, and leaves it where it needs no further call."""
+        passed, names = False, self._names
+        if len(self._answers) == len(self._requests):
+            passed, names = self._run(self._number)
+            if self._asked:
+                return f":[{_listed(self._requests[len(self._answers) :])}]"
+        self._names = names
+        self._number += 1
+        return "P" if passed else "F"
+
+    def _begin(self) -> None:
         """Forgets what tests have left."""
         self._names = self._fresh()
         self._names |= {name: partial(self._call, name) for name in self._functions}
         self._names["_assert"] = self._assert
 
-    def first_calls(self) -> str:
-        """Returns the calls that the next test makes first, JSON; `beside` where it needs the program itself."""
-        self._requests, self._answers = [], []
-        try:
-            _, self._names = self._run(len(self._first))
-        except NeedsProgramError:
-            self._needs_program = True
-        if self._needs_program:
-            return "beside"
-        self._first.append(self._requests)
-        return self._new_calls()
-
-    def judge(self, number: int, answers: str, *, first: bool) -> str:
-        """Runs a test with the values that calls have given.
-
-        Args:
-            answers: values of the calls that were asked for last, JSON.
-            first: these are the first calls of the test.
-        Returns:
-            `passed` or `failed`; else further calls that it makes, JSON.
-        """
-        if first:
-            self._requests, self._answers = [*self._first[number]], []
-        try:
-            known = loads(answers)
-        except (ValueError, RecursionError):
-            return "failed"
-        if type(known) is not list or len(known) != len(self._requests) - len(self._answers):
-            return "failed"
-        self._answers += known
-        passed, names = self._run(number)
-        if self._asked:
-            return self._new_calls()
-        self._names = names
-        return "passed" if passed else "failed"
-
     def _fresh(self) -> dict[str, Any]:
         names: dict[str, Any] = {"__name__": "tests"}
         exec(self._setup, names)
         return names
-
-    def _new_calls(self) -> str:
-        return f"[{', '.join(self._requests[len(self._answers) :])}]"
 
     def _run(self, number: int) -> tuple[bool, dict[str, Any]]:
         """Whether the test passed, as far as that is known, and the names that it leaves."""
@@ -208,6 +215,19 @@ class Examination:
         return _Unknown()
 
 
+def _listed(texts: Iterable[str]) -> str:
+    return f"[{', '.join(texts)}]"
+
+
+def _read(values: str) -> list[Any]:
+    """Returns the list that a program has sent; an empty one where it is none."""
+    try:
+        found = loads(values)
+    except (ValueError, RecursionError):
+        return []
+    return found if type(found) is list else []
+
+
 def _refused(_value: Any) -> Any:
     raise NeedsProgramError
 
@@ -222,7 +242,7 @@ def _value_of(said: Any) -> Any:
     return decoded(said)
 
 
-def functions_of(nodes: list[ast.AST], known: dict[str, Any], function: str) -> set[str]:
+def _functions_of(nodes: list[ast.AST], known: dict[str, Any], function: str) -> set[str]:
     """Names that tests take from the program."""
     loaded = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     own = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}

@@ -130,31 +130,46 @@ def decoded(value: Any) -> Any:
     return _MAKERS[name](decoded(parts))
 
 
-def answer(calls: str, names: dict[str, Any]) -> None:
-    """Makes the calls and writes the values as the last line of standard output."""
-    said = []
-    digits, depth = sys.get_int_max_str_digits(), sys.getrecursionlimit()
-    for name, arguments, named in loads(calls):
-        try:
-            value = names[name](*decoded(arguments), **decoded(named))
-            sys.setrecursionlimit(DEEPEST)
-            said.append(encoded(value))
-        except Exception as error:
-            kind = next(each for each in type(error).__mro__ if each.__module__ == "builtins")
-            said.append({"error": [kind.__name__, str(error)[:500]]})
-        finally:
-            sys.setrecursionlimit(depth)
+def answer(calls: str, names: dict[str, Any], number: int = -1) -> None:
+    """Makes calls of the program's functions, and writes their values as the last line of standard output.
+
+    Args:
+        calls: for each test its calls, JSON. After each test a NUL is written.
+        names: the program's.
+        number: of the one test whose calls are made; -1: all.
+    """
+    digits = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)
+    tests = loads(calls)
+    said = []
+    for test in tests if number < 0 else [tests[number]]:
+        said.append([_called(names, *call) for call in test])
+        write(1, b"\0")
+    depth = sys.getrecursionlimit()
     sys.setrecursionlimit(DEEPEST)
     reply(dumps(said))
-    sys.set_int_max_str_digits(digits)
     sys.setrecursionlimit(depth)
+    sys.set_int_max_str_digits(digits)
+
+
+def _called(names: dict[str, Any], name: str, arguments: Any, named: Any) -> Any:
+    """Returns the value of a call, or what it raised, encoded."""
+    depth = sys.getrecursionlimit()
+    try:
+        value = names[name](*decoded(arguments), **decoded(named))
+        sys.setrecursionlimit(DEEPEST)
+        return encoded(value)
+    except Exception as error:
+        kind = next(each for each in type(error).__mro__ if each.__module__ == "builtins")
+        return {"error": [kind.__name__, str(error)[:500]]}
+    finally:
+        sys.setrecursionlimit(depth)
 
 
 def reply(text: str) -> None:
-    """Writes the text as the last line of standard output, whatever `sys.stdout` is by now."""
+    """Writes the text as a line of standard output, whatever `sys.stdout` is by now."""
     with suppress(Exception):
         sys.stdout.flush()
-    rest = memoryview(f"\n{text}".encode())
+    rest = memoryview(f"\n{text}\n".encode())
     while rest:
         rest = rest[write(1, rest) :]
