@@ -5,6 +5,7 @@ program's is ever compared, and no expected value is where the program can read 
 values run beside the program. `values`, `examination` and `beside` are what runs in the sandbox.
 """
 
+import json
 import marshal
 import re
 import threading
@@ -15,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rpg.sandbox import Outcome, Sandbox, SandboxError, Session
+from rpg.sandbox import Outcome, Program, Sandbox, SandboxError, Session
 from rpg.sandbox.room import cores
 
 _LOADER = """
@@ -51,6 +52,8 @@ class _Plan(NamedTuple):
     says: str
     """Calls that each test makes first, JSON. Of tests that run beside the program `1` where the names of builtins are
     Python's own in them. Empty: the tests fail whatever the program is."""
+    rounds: bool = False
+    """Tests of such a problem have made further calls, once they knew the values of the first."""
 
 
 def asserted(sandbox: Sandbox, tests: dict[str, Any], chosen: Sequence[str], code: str) -> Iterator[bool]:
@@ -64,17 +67,14 @@ def asserted(sandbox: Sandbox, tests: dict[str, Any], chosen: Sequence[str], cod
     problem = _Problem(sandbox, f"{tests['setup']}\n", tests["function"], tuple(chosen))
     program = _completed(tests, code)
     plan = _EXAMINERS.plan(problem)
-    if plan.beside:
-        yield from _passed_beside(problem, program, plan)
-        return
-    said = _judged(problem, program, plan) if plan.says else ""
+    said = "" if not plan.says else (_judged_beside if plan.beside else _judged)(problem, program, plan)
     yield from (said[number : number + 1] == "P" for number in range(len(chosen)))
 
 
 def _judged(problem: _Problem, program: str, plan: _Plan) -> str:
     """For each test P or F, as far as the program came."""
     with problem.sandbox.session() as session:
-        values = _values(session, problem, program, plan.says)
+        values = _values(session, problem, program, plan)
         if not values:
             return ""
         examiner = _EXAMINERS.take(problem)
@@ -83,6 +83,9 @@ def _judged(problem: _Problem, program: str, plan: _Plan) -> str:
             examiner.close()
             examiner = _Examiner(problem)
             said = examiner.ask(f"judge({values!r})")
+        if ":" in said and not plan.rounds:
+            _EXAMINERS.note_rounds(problem)
+            _values(session, problem, program, plan._replace(rounds=True))
         left = problem.sandbox.limits.seconds
         while ":" in said:
             said, _, calls = said.partition(":")
@@ -93,43 +96,50 @@ def _judged(problem: _Problem, program: str, plan: _Plan) -> str:
         return said
 
 
-def _values(session: Session, problem: _Problem, program: str, calls: str) -> str:
-    """Values of all tests' first calls, JSON; empty where the program gets through none of them."""
-    if not _loads(session, problem, program):
-        return ""
-    outcome = session.execute(_answering(calls))
-    if outcome.fine or "\0" not in outcome.stdout:
-        return _last_line(outcome)
-    # It did not get through all of them in the time of one test, or ended: each test has its own time.
-    found = []
-    with problem.sandbox.session() as again:
-        alive = _loads(again, problem, program)
-        for number in range(len(problem.tests)):
-            line = _last_line(again.execute(_answering(calls, number))) if alive else ""
-            found += [line] if (alive := bool(line)) else []
-    return f"[{', '.join(line[1:-1] for line in found)}]"
+def _values(session: Session, problem: _Problem, program: str, plan: _Plan) -> str:
+    """Values of all tests' first calls, JSON; empty where the program gets through none of them.
 
-
-def _loads(session: Session, problem: _Problem, program: str) -> bool:
-    """Whether the program comes to its end. Else it may have ended by `exit(0)`, before its last line."""
-    return (
+    They come from one process, if all are there in the time of one test. Else each test has its own time in the
+    session. Of tests that make further calls the program stays in the session.
+    """
+    if not plan.rounds:
+        given = json.dumps({"sources": [problem.setup, program], "calls": plan.says})
+        outcome = problem.sandbox.run(Program(f"{_loading('values')}\n_inside['run'](globals())", given))
+        if outcome.fine or "\0" not in outcome.stdout:
+            return _last_line(outcome)
+    alive = (
         session.execute(f"{problem.setup}\n{_loading('values')}").fine
         and _last_line(session.execute(f"{program}\n_inside['reply']('loaded')")) == "loaded"
     )
+    found = []
+    for number in range(len(problem.tests)):
+        line = _last_line(session.execute(_answering(plan.says, number))) if alive else ""
+        alive = bool(line)
+        found += [line[1:-1]] if alive else []
+    return f"[{', '.join(found)}]"
 
 
-def _answering(calls: str, number: int = -1) -> str:
-    """Code that makes the calls of one test, or of all, and prints the values."""
+def _answering(calls: str, number: int = 0) -> str:
+    """Code that makes the calls of one test, and prints the values."""
     return f"_inside['answer']({calls!r}, globals(), {number})"
 
 
-def _passed_beside(problem: _Problem, program: str, plan: _Plan) -> Iterator[bool]:
-    given = (problem.setup, list(problem.tests), plan.says == "1")
+def _judged_beside(problem: _Problem, program: str, plan: _Plan) -> str:
+    """For each test P or F, as far as the program came; see `_values` for the time that they have."""
+    given = [problem.setup, list(problem.tests), plan.says == "1"]
+    outcome = problem.sandbox.run(
+        Program(f"{_loading('beside')}\n_inside['run']()", json.dumps({"given": given, "program": program}))
+    )
+    if outcome.fine or "\0" not in outcome.stdout:
+        return _last_line(outcome)
+    said = ""
     with problem.sandbox.session() as session:
         ready = session.execute(f"{_loading('beside')}\n_tests = _inside['Beside'](*{given!r})").fine
-        ready = ready and _last_line(session.execute(f"_tests.start({program!r})")) == "True"
-        for number in range(len(problem.tests)):
-            yield ready and _last_line(session.execute(f"_tests.passes({number})")) == "True"
+        ready = ready and session.execute(f"_tests.start({program!r})").fine
+        while ready and len(said) < len(problem.tests):
+            letter = _last_line(session.execute(f"_inside['reply'](_tests.judge({len(said)}))"))
+            ready, said = bool(letter), said + letter
+    return said
 
 
 def _completed(tests: dict[str, Any], code: str) -> str:
@@ -200,6 +210,11 @@ class _Examiners:
         else:
             examiner.close()
         return examiner.plan
+
+    def note_rounds(self, problem: _Problem) -> None:
+        """Notes that its tests make further calls."""
+        with self._lock:
+            self._plans[problem] = self._plans[problem]._replace(rounds=True)
 
     def take(self, problem: _Problem) -> _Examiner:
         """An examiner of the problem, for one program."""
