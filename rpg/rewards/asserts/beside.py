@@ -52,13 +52,13 @@ def _is_literal(node: ast.expr) -> bool:
 def run() -> None:
     """Runs all tests of standard input beside the program that is there too, and replies P or F for each."""
     request = loads(sys.stdin.buffer.read())
-    tests = Beside(*request["given"])
+    tests = Beside(*request.pop("given"))  # the program sees this frame
     begun = monotonic()
     tests.start(request["program"])
     if monotonic() - begun > SHORT_SECONDS:
         write(1, b"\0")
     said = ""
-    for number in range(len(request["given"][1])):
+    for number in range(tests.count):
         said += tests.judge(number)
         write(1, b"\0")
     reply(said)
@@ -82,6 +82,7 @@ class Beside:
         trees = [ast.parse(test) for test in tests]
         sides = _PlainSides()
         self._tests = [compile(ast.fix_missing_locations(sides.visit(tree)), "<test>", "exec") for tree in trees]
+        self.count = len(tests)
         self._own = {"_plain": _plain, "_literal": sides.literals.__getitem__, "__builtins__": dict(vars(builtins))}
         self._builtins = set(vars(builtins)) if own_builtins else set()
 

@@ -202,7 +202,7 @@ class Examination:
             raise AssertionError
 
     def _call(self, name: str, /, *arguments: Any, **named: Any) -> Any:
-        request = dumps([name, encoded(list(arguments), _refused), encoded(named, _refused)])
+        request = dumps([name, encoded(list(arguments), _refused), encoded(named or None, _refused)])
         place, self._place = self._place, self._place + 1
         if not self._asked and place < len(self._answers) and self._requests[place] == request:
             return _value_of(self._answers[place])

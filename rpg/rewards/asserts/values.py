@@ -170,7 +170,7 @@ def _called(names: dict[str, Any], name: str, arguments: Any, named: Any) -> Any
     """Returns the value of a call, or what it raised, encoded."""
     depth = sys.getrecursionlimit()
     try:
-        value = names[name](*decoded(arguments), **decoded(named))
+        value = names[name](*decoded(arguments), **(decoded(named) or {}))
         sys.setrecursionlimit(DEEPEST)
         return encoded(value)
     except Exception as error:
