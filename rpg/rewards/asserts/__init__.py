@@ -9,6 +9,7 @@ import json
 import marshal
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -79,19 +80,16 @@ def _judged(problem: _Problem, program: str, plan: _Plan) -> str:
             return ""
         examiner = _EXAMINERS.take(problem)
         said = examiner.ask(f"judge({values!r})")
-        if not said:  # it may have ended long ago; or it ends with these values
-            examiner.close()
-            examiner = _Examiner(problem)
-            said = examiner.ask(f"judge({values!r})")
         if ":" in said and not plan.rounds:
             _EXAMINERS.note_rounds(problem)
             _values(session, problem, program, plan._replace(rounds=True))
-        left = problem.sandbox.limits.seconds
+        number, until = -1, 0.0
         while ":" in said:
             said, _, calls = said.partition(":")
-            outcome = session.execute(_answering(calls))
-            left -= outcome.seconds
-            said += examiner.ask(f"go_on({_last_line(outcome) if left > 0 else ''!r})")
+            if len(said) != number:  # another test
+                number, until = len(said), time.monotonic() + problem.sandbox.limits.seconds
+            values = _last_line(session.execute(_answering(calls))) if time.monotonic() < until else ""
+            said += examiner.ask(f"go_on({values!r})")
         _EXAMINERS.give_back(problem, examiner)
         return said
 
@@ -219,10 +217,12 @@ class _Examiners:
     def take(self, problem: _Problem) -> _Examiner:
         """An examiner of the problem, for one program."""
         with self._lock:
-            for place, (other, examiner) in enumerate(self._idle):
-                if other == problem:
-                    del self._idle[place]
-                    return examiner
+            places = [place for place, (other, _) in enumerate(self._idle) if other == problem]
+            examiner = self._idle.pop(places[-1])[1] if places else None
+        if examiner and examiner.ask("plan"):
+            return examiner
+        if examiner:  # it has ended meanwhile, with the values of an earlier program or for want of memory
+            examiner.close()
         return _Examiner(problem)
 
     def give_back(self, problem: _Problem, examiner: _Examiner) -> None:
