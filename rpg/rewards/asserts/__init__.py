@@ -73,7 +73,7 @@ def asserted(sandbox: Sandbox, tests: dict[str, Any], chosen: Sequence[str], cod
 
 
 def _judged(problem: _Problem, program: str, plan: _Plan) -> str:
-    """For each test P or F, as far as the program came."""
+    """Returns P or F for each test that the program gets to."""
     with problem.sandbox.session() as session:
         values = _values(session, problem, program, plan)
         if not values:
@@ -95,10 +95,10 @@ def _judged(problem: _Problem, program: str, plan: _Plan) -> str:
 
 
 def _values(session: Session, problem: _Problem, program: str, plan: _Plan) -> str:
-    """Values of all tests' first calls, JSON; empty where the program gets through none of them.
+    """Returns the values of all tests' first calls, JSON; empty if the program cannot make the first test's calls.
 
-    They come from one process, if all are there in the time of one test. Else each test has its own time in the
-    session. Of tests that make further calls the program stays in the session.
+    One process makes all calls, if they take no longer than one test may. Else, and if tests make further calls, each
+    test has its own time in the session, which keeps the program.
     """
     if not plan.rounds:
         given = json.dumps({"sources": [problem.setup, program], "calls": plan.says})
@@ -118,12 +118,12 @@ def _values(session: Session, problem: _Problem, program: str, plan: _Plan) -> s
 
 
 def _answering(calls: str, number: int = 0) -> str:
-    """Code that makes the calls of one test, and prints the values."""
+    """Returns code that makes the calls of one test, and prints the values."""
     return f"_inside['answer']({calls!r}, globals(), {number})"
 
 
 def _judged_beside(problem: _Problem, program: str, plan: _Plan) -> str:
-    """For each test P or F, as far as the program came; see `_values` for the time that they have."""
+    """Returns P or F for each test that the program gets to; see `_values` for the time that tests have."""
     given = [problem.setup, list(problem.tests), plan.says == "1"]
     outcome = problem.sandbox.run(
         Program(f"{_loading('beside')}\n_inside['run']()", json.dumps({"given": given, "program": program}))
@@ -141,20 +141,22 @@ def _judged_beside(problem: _Problem, program: str, plan: _Plan) -> str:
 
 
 def _completed(tests: dict[str, Any], code: str) -> str:
-    """The program; where it is but the body of the function that the problem begins, with that beginning."""
+    """Returns the whole program: a body alone comes after the beginning of its function, which the problem has."""
     is_body = tests["function"] and not re.search(rf"\b{re.escape(tests['function'])}\b", code)
     return tests["setup"] + code if is_body else code
 
 
 def _last_line(outcome: Outcome) -> str:
-    """The last line that a call has printed; empty where it did not come to its end."""
+    """Returns the last line that a call has printed; empty if the call failed."""
     return outcome.stdout.rstrip("\n").rpartition("\n")[2] if outcome.fine else ""
 
 
 @lru_cache(maxsize=3)
 def _loading(last: str) -> str:
-    """Code that loads our modules for the sandbox, whose names are then in `_inside`: `values`, and one that needs it.
-    Each has builtins of its own, which no program replaces."""
+    """Returns code that loads `values`, and the module `last`, which imports it. Their names are then in `_inside`.
+
+    Each module has its own copy of the builtins, which no program can replace.
+    """
     paths = {name: Path(__file__).with_name(f"{name}.py") for name in dict.fromkeys(("values", last))}
     codes = [
         (f"{__name__}.{name}", compile(path.read_text(), f"<{name}>", "exec", optimize=2))
@@ -174,7 +176,7 @@ class _Examiner:
         self.plan = _Plan(bool(beside), says if marked else "")
 
     def ask(self, call: str) -> str:
-        """What a method of `Examination` says; empty where it came to no end."""
+        """Returns the reply of a method of `Examination`; empty if the call fails."""
         with suppress(SandboxError):
             return _last_line(self._session.execute(f"_inside['reply'](_tests.{call})"))
         return ""
@@ -193,14 +195,15 @@ class _Examiners:
         self._lock = threading.Lock()
 
     def plan(self, problem: _Problem) -> _Plan:
-        """How the tests of a problem are run."""
+        """Returns how the tests of a problem are run."""
         with self._lock:
             if plan := self._plans.get(problem):
                 self._plans.move_to_end(problem)
                 return plan
         examiner = _Examiner(problem)
         with self._lock:
-            self._plans[problem] = examiner.plan
+            if examiner.plan.says:  # else it may have had no time on a busy machine
+                self._plans[problem] = examiner.plan
             while len(self._plans) > _MOST_PLANS:
                 self._plans.popitem(last=False)
         if examiner.plan.says and not examiner.plan.beside:
@@ -215,7 +218,7 @@ class _Examiners:
             self._plans[problem] = self._plans[problem]._replace(rounds=True)
 
     def take(self, problem: _Problem) -> _Examiner:
-        """An examiner of the problem, for one program."""
+        """Returns an examiner of the problem, for one program."""
         with self._lock:
             places = [place for place, (other, _) in enumerate(self._idle) if other == problem]
             examiner = self._idle.pop(places[-1])[1] if places else None

@@ -67,8 +67,8 @@ def run() -> None:
 class Beside:
     """Tests that run beside the program, in a child of a process that has not loaded it.
 
-    What a test needs is bound before the program is loaded. The child says that a test has passed by a word that only
-    its parent can check; what it prints or how it ends says nothing.
+    Builtins and literals of the tests are bound before the program is loaded. The child reports a passed test by a word
+    that its parent checks; its output and its exit code count for nothing.
     """
 
     def __init__(self, setup: str, tests: list[str], own_builtins: bool) -> None:
@@ -83,11 +83,15 @@ class Beside:
         sides = _PlainSides()
         self._tests = [compile(ast.fix_missing_locations(sides.visit(tree)), "<test>", "exec") for tree in trees]
         self.count = len(tests)
-        self._own = {"_plain": _plain, "_literal": sides.literals.__getitem__, "__builtins__": dict(vars(builtins))}
+        self._own: dict[str, Any] = {
+            "_plain": _plain,
+            "_literal": sides.literals.__getitem__,
+            "__builtins__": dict(vars(builtins)),
+        }
         self._builtins = set(vars(builtins)) if own_builtins else set()
 
     def start(self, program: str) -> None:
-        """Starts the child. SystemExit where the program does not come to its end."""
+        """Starts the child. Raises SystemExit if the program cannot be loaded."""
         compiled = compile(program, "<program>", "exec")
         sys.stdout.flush()
         sys.modules["linecache"].cache.clear()
@@ -112,7 +116,7 @@ class Beside:
             sys.exit("the program cannot be loaded")
 
     def judge(self, number: int) -> str:
-        """Returns P where a test passes, else F."""
+        """Returns P if a test passes, else F."""
         with suppress(BrokenPipeError):
             write(self._orders, number.to_bytes(4, "little"))
         return "P" if self._has_passed() else "F"

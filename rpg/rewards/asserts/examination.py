@@ -88,7 +88,7 @@ _RUNS_TEXT = {"eval", "exec", "compile", "__import__", "open", "input", "globals
 
 
 class _Asserts(ast.NodeTransformer):
-    """Puts `_assert(lambda: X)` in the place of `assert X`, so that tests go on where X is not known yet."""
+    """Replaces `assert X` by `_assert(lambda: X)`, so that a test continues if X is not known yet."""
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
@@ -99,8 +99,8 @@ class _Asserts(ast.NodeTransformer):
 class Examination:
     """Tests of a problem, run without the program.
 
-    A test is run with what is known of the program's values. Where it needs more it is run on with values that are
-    not known, to learn which further calls it makes; then the program is asked for all of them at once.
+    A test runs with the values that are known. If it makes further calls, it runs on with unknown values, and its calls
+    are noted; then the program is asked for all of these values at once.
     """
 
     def __init__(self, setup: str, tests: list[str], function: str) -> None:
@@ -112,6 +112,8 @@ class Examination:
         used = [node for tree in trees for node in ast.walk(tree)]
         self._functions = _functions_of(used, self._fresh(), function)
         self._tests = [compile(ast.fix_missing_locations(_Asserts().visit(tree)), "<test>", "exec") for tree in trees]
+        self._requests: list[str] = []
+        self._answers: list[Any] = []
         self._first: list[list[str]] = []
         self.plan = f"beside:{int(bool(self._functions))}"
         """`:` and the calls that each test makes first; or `beside:`, see `rpg.rewards.asserts`."""
@@ -141,13 +143,13 @@ class Examination:
         return self._next()
 
     def go_on(self, values: str) -> str:
-        """Goes on with the values of further calls. Returns what `judge` does, from that test on."""
+        """Runs the test again with the values of further calls, and then the next ones. Returns as `judge` does."""
         new = _read(values)
         self._answers += new[0] if len(new) == 1 and type(new[0]) is list else []
         return self._next(self._judged())
 
     def _next(self, said: str = "") -> str:
-        """Runs the tests from the number on, after what has been said."""
+        """Runs the next tests. Returns their letters after those of `said`."""
         while self._number < len(self._tests) and ":" not in said:
             known = self._values[self._number] if self._number < len(self._values) else []
             self._requests, self._answers = [*self._first[self._number]], known if type(known) is list else []
@@ -155,7 +157,7 @@ class Examination:
         return said
 
     def _judged(self) -> str:
-        """Runs a test, and leaves it where it needs no further call."""
+        """Runs a test. Returns P or F, or `:` and the further calls that it makes."""
         passed, names = False, self._names
         if len(self._answers) == len(self._requests):
             passed, names = self._run(self._number)
@@ -177,7 +179,7 @@ class Examination:
         return names
 
     def _run(self, number: int) -> tuple[bool, dict[str, Any]]:
-        """Whether the test passed, as far as that is known, and the names that it leaves."""
+        """Runs a test. Returns whether it passed, as far as that is known, and the names that it leaves."""
         self._place = self._asked = _Unknown.conditions = 0
         names = dict(self._names)
         random.seed(0)  # it is to make the same calls each time
@@ -220,7 +222,7 @@ def _listed(texts: Iterable[str]) -> str:
 
 
 def _read(values: str) -> list[Any]:
-    """Returns the list that a program has sent; an empty one where it is none."""
+    """Returns the list that a program has sent; an empty one if it has sent anything else."""
     try:
         found = loads(values)
     except (ValueError, RecursionError):
@@ -277,8 +279,8 @@ def _needs_program(node: ast.AST) -> bool:
 def _only_called(nodes: list[ast.AST], functions: set[str]) -> bool:
     """Whether tests have functions of the program, call them or hand them on, and take the values.
 
-    A capital is the beginning of a class. A value that is dropped was asked for by what the call does to its arguments,
-    but within `try`, where it is to raise.
+    A name with a capital is a class. A call whose value is dropped is made for its effect on the arguments; within
+    `try` it is made for its exception.
     """
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     called = [part for call in calls for part in (call.func, *call.args, *(each.value for each in call.keywords))]

@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import date, datetime, time, timedelta
@@ -54,7 +54,10 @@ _KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[list[Any]], Any]]] = {
     type({}.items()): (list, lambda parts: dict(parts).items()),
 }
 """Kind -> how it becomes a list, and how the list becomes it."""
-_BASES = (defaultdict, str, tuple, list, dict, set, frozenset)
+_BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (str, str.__str__),
+    *((kind, kind) for kind in (tuple, list, dict, set, frozenset, bytes)),
+)
 """Kinds whose subclasses are sent as the kind itself."""
 
 
@@ -95,7 +98,7 @@ def encoded(value: Any, other: Callable[[Any], Any] = _opaque) -> Any:
     """Returns the value as JSON has it: scalars and lists as they are, any other kind as {name of the kind: list}.
 
     Args:
-        other: gives the form of what is no plain data.
+        other: encodes a value that is no plain data.
     """
     kind = type(value)
     if kind in _SCALARS:
@@ -110,10 +113,9 @@ def encoded(value: Any, other: Callable[[Any], Any] = _opaque) -> Any:
     for abstract, make in _NUMBERS:
         if isinstance(value, abstract):
             return encoded(make(value), other)
-    for base in _BASES:
+    for base, make in _BASES:
         if isinstance(value, base):
-            plain = dict if base is defaultdict else base
-            return encoded(str.__str__(value) if plain is str else plain(value), other)
+            return encoded(make(value), other)
     if isinstance(value, Iterator):
         return {"iterator": _all(list(itertools.islice(value, _MOST_ITEMS)), other)}
     return other(value)
@@ -124,7 +126,7 @@ def _all(values: list[Any], other: Callable[[Any], Any]) -> list[Any]:
 
 
 def decoded(value: Any) -> Any:
-    """Returns what `encoded` was given, as new objects. Raises an Exception where it is no such form."""
+    """Returns the value that `encoded` was given, as new objects. Raises an Exception for any other form."""
     if type(value) is list:
         return list(value) if _SCALARS.issuperset(map(type, value)) else [decoded(each) for each in value]
     if type(value) is not dict:
