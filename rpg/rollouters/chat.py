@@ -92,7 +92,7 @@ def _call(call: Any) -> dict[str, Any]:
     except (TypeError, KeyError, AttributeError):
         raise ChatError("a call is an object with a function") from None
     if isinstance(arguments, str):
-        with suppress(ValueError):  # as the client wrote it
+        with suppress(ValueError, RecursionError):  # as the client wrote it
             arguments = json.loads(arguments)
     return {"id": str(call.get("id", "")), "type": "function", "function": {"name": name, "arguments": arguments}}
 

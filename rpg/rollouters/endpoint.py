@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 MODEL = "policy"
 """Name of the one model that there is. A request may name any other: it asks the policy all the same."""
 _DAY = 24 * 3600
+_LONGEST_REQUEST = 8 << 20
+"""Bytes. It is parsed in the process that trains."""
 """Seconds that a connection may lie idle: clients close theirs, for one that the server closes may have a request under
 way."""
 _LONGEST_DIRECTORY = 80
@@ -195,11 +197,11 @@ class Endpoint:
         if line is None:
             return _no_key()
         try:
-            body = json.loads(await request.body())
+            body = json.loads(await _bounded(request))
             asked = Asked(read_request(body))
             line.put(asked)
             reply = await asyncio.wrap_future(asked.answered)
-        except (ChatError, ValueError) as error:
+        except (ChatError, ValueError, RecursionError) as error:
             return _error(400, str(error), "invalid_request_error")
         if asked.request.stream:
             return StreamingResponse(_chunks(body, reply), media_type="text/event-stream")
@@ -208,6 +210,16 @@ class Endpoint:
     def _line_of(self, request: "HttpRequest") -> Line | None:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         return self._lines.get(key.strip()) if scheme.lower() == "bearer" else None
+
+
+async def _bounded(request: "HttpRequest") -> bytes:
+    """Returns the body of a request. ChatError where it is too long."""
+    content = bytearray()
+    async for part in request.stream():
+        content += part
+        if len(content) > _LONGEST_REQUEST:
+            raise ChatError(f"a request has at most {_LONGEST_REQUEST >> 20} MiB")
+    return bytes(content)
 
 
 _begins = threading.Lock()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_LONGEST_TOKEN = 256
+"""Characters. Of a tool's answer no more are tokenized than tokens of that length have: it may be of a mebibyte."""
 _SAID, _TOLD = "(what the policy said)", "(what the tool told)"
 """Texts of a made-up conversation, around which a template writes what stands around an answer."""
 
@@ -72,7 +74,7 @@ def answer_ids(
 ) -> tuple[int, ...]:
     """Token ids of an answer and its markup. Of an answer that is too long the end is left out, never the markup."""
     before, after = (tokenizer.encode(text, add_special_tokens=False) if text else [] for text in around)
-    said = plain_ids(tokenizer, answer)
+    said = plain_ids(tokenizer, answer[: most * _LONGEST_TOKEN])
     return (*before, *said[: max(0, most - len(before) - len(after))], *after)
 
 

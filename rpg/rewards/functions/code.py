@@ -3,7 +3,6 @@
 import atexit
 import json
 import re
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
@@ -13,9 +12,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from rpg.rewards.asserts import asserted
 from rpg.rewards.score import Score
 from rpg.sandbox import Limits, Program, Sandbox
-from rpg.sandbox.room import Session, has_compiler
+from rpg.sandbox.room import has_compiler
 from rpg.types import Problem
 from specs.errors import Issue
 from specs.schema.base import execution
@@ -44,6 +44,8 @@ answers.write(json.dumps({"value": value}))
 should be."""
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-8
 """How close numbers are, in the graders that ask for no more: numpy's defaults."""
+_LONGEST_NUMBER = 4300
+"""Characters of a number that is not written as expected; Python reads no longer integer."""
 
 
 class Code(Reward):
@@ -144,7 +146,7 @@ class Code(Reward):
         """Whether each test passed, one after another."""
         sandbox = _sandbox(self.seconds_per_test, self.memory_mb)
         if tests["kind"] == "assert":
-            yield from _asserted(sandbox, tests, chosen, code)
+            yield from asserted(sandbox, tests, chosen, code)
             return
         # An import from __future__ stands before all else.
         prelude = "" if self.language != "python" or "__future__" in code else _PRELUDE
@@ -170,11 +172,11 @@ def _sandbox(seconds: float, memory_mb: int) -> Sandbox:
 def _called(sandbox: Sandbox, tests: dict[str, Any], solution: str, arguments: Any, expected: Any) -> bool:
     request = {"solution": solution, "function": tests["function"], "arguments": arguments}
     outcome = sandbox.run(Program(_CALL, json.dumps(request)))
+    if not outcome.fine or not _fits(outcome.stdout, {"value": expected}):
+        return False
     try:
         value = json.loads(outcome.stdout)["value"]
-    except (ValueError, TypeError, KeyError):
-        return False
-    if not outcome.fine:
+    except (ValueError, TypeError, KeyError, RecursionError):
         return False
     if tests["grader"] == "apps":
         wrapped = isinstance(expected, list) and bool(expected) and same_value(value, expected[0])
@@ -182,27 +184,10 @@ def _called(sandbox: Sandbox, tests: dict[str, Any], solution: str, arguments: A
     return bool(value == expected)
 
 
-def _asserted(sandbox: Sandbox, tests: dict[str, Any], chosen: Sequence[Any], code: str) -> Iterator[bool]:
-    """The program runs before it is told of any test, and says by a word that it is told last that one has passed.
-
-    It runs beside the tests all the same: a program that is out to find the word there can.
-    """
-    with sandbox.session() as session:
-        ready = _passes(session, f"{tests['setup']}\n") and _passes(session, _completed(tests, code))
-        for statements in chosen:
-            yield ready and _passes(session, statements)
-
-
-def _completed(tests: dict[str, Any], code: str) -> str:
-    """The program; where it is but the body of the function that the problem begins, with that beginning."""
-    is_body = tests["function"] and not re.search(rf"\b{re.escape(tests['function'])}\b", code)
-    return tests["setup"] + code if is_body else code
-
-
-def _passes(session: Session, statements: str) -> bool:
-    word = secrets.token_hex(16)
-    outcome = session.execute(f"{statements}\nprint({word!r})")
-    return outcome.fine and outcome.stdout.splitlines()[-1:] == [word]
+def _fits(text: str, expected: Any) -> bool:
+    """Whether JSON has no more parts than the expected value, so that it costs no more to read than that."""
+    wanted = json.dumps(expected)
+    return all(text.count(mark) <= wanted.count(mark) for mark in '[{",')
 
 
 def same_output(output: str, expected: str, *, close: bool) -> bool:
@@ -215,15 +200,24 @@ def same_output(output: str, expected: str, *, close: bool) -> bool:
         >>> same_output("1 2.50 \\n", "1 2.5", close=False), same_output("0.333333333", "0.3333333", close=True)
         (True, True)
     """
-    got, wanted = ([line.strip() for line in text.strip().split("\n")] for text in (output, expected))
+    wanted = expected.strip().split("\n")
+    got = output.strip().split("\n", len(wanted))  # never more parts than a right output has, and one
     return len(got) == len(wanted) and all(
-        one == other or _same_numbers(one.split(), other.split(), close=close)
-        for one, other in zip(got, wanted, strict=True)
+        _same_line(one.strip(), other.strip(), close=close) for one, other in zip(got, wanted, strict=True)
     )
+
+
+def _same_line(got: str, wanted: str, *, close: bool) -> bool:
+    if got == wanted:
+        return True
+    words = wanted.split()
+    return _same_numbers(got.split(None, len(words)), words, close=close)
 
 
 def _same_numbers(got: list[str], wanted: list[str], *, close: bool) -> bool:
     if len(got) != len(wanted):
+        return False
+    if any(one != other and len(one) > _LONGEST_NUMBER for one, other in zip(got, wanted, strict=True)):
         return False
     if close:
         return all(one == other or _close(one, other) for one, other in zip(got, wanted, strict=True))

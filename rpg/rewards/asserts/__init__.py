@@ -1,0 +1,241 @@
+"""Tests of a program that are asserts. The program runs in one process of the sandbox, the tests in another.
+
+A call of the program's function goes to the program's process, and its value comes back as plain data: no object of the
+program's is ever compared, and no expected value is where the program can read it. Tests whose form needs more than
+values run beside the program. `values`, `examination` and `beside` are what runs in the sandbox.
+"""
+
+import json
+import marshal
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rpg.sandbox import Outcome, Program, Sandbox, SandboxError, Session
+from rpg.sandbox.room import cores
+
+_LOADER = """
+def _inside():
+    import builtins, marshal, sys, types
+    names = {}
+    for name, code in marshal.loads(bytes.fromhex("COMPILED")):
+        module = sys.modules[name] = types.ModuleType(name)
+        module.__builtins__ = vars(builtins).copy()
+        exec(code, vars(module))
+        names |= vars(module)
+    return names
+_inside = _inside()
+"""
+_MOST_PLANS = 256
+"""Problems of which it is kept how their tests are run."""
+
+
+class _Problem(NamedTuple):
+    """Tests that are run together."""
+
+    sandbox: Sandbox
+    setup: str
+    function: str
+    tests: tuple[str, ...]
+
+
+class _Plan(NamedTuple):
+    """How tests are run."""
+
+    beside: bool
+    """They need the program itself."""
+    says: str
+    """Calls that each test makes first, JSON. Of tests that run beside the program `1` where the names of builtins are
+    Python's own in them. Empty: the tests fail whatever the program is."""
+    rounds: bool = False
+    """Tests of such a problem have made further calls, once they knew the values of the first."""
+
+
+def asserted(sandbox: Sandbox, tests: dict[str, Any], chosen: Sequence[str], code: str) -> Iterator[bool]:
+    """Yields for one test after another whether the program passes it.
+
+    Args:
+        tests: see `rpg.data.test_cases.TestCases`.
+        chosen: statements.
+        code: the program.
+    """
+    problem = _Problem(sandbox, f"{tests['setup']}\n", tests["function"], tuple(chosen))
+    program = _completed(tests, code)
+    plan = _EXAMINERS.plan(problem)
+    said = "" if not plan.says else (_judged_beside if plan.beside else _judged)(problem, program, plan)
+    yield from (said[number : number + 1] == "P" for number in range(len(chosen)))
+
+
+def _judged(problem: _Problem, program: str, plan: _Plan) -> str:
+    """Returns P or F for each test that the program gets to."""
+    with problem.sandbox.session() as session:
+        values = _values(session, problem, program, plan)
+        if not values:
+            return ""
+        examiner = _EXAMINERS.take(problem)
+        said = examiner.ask(f"judge({values!r})")
+        if ":" in said and not plan.rounds:
+            _EXAMINERS.note_rounds(problem)
+            _values(session, problem, program, plan._replace(rounds=True))
+        number, until = -1, 0.0
+        while ":" in said:
+            said, _, calls = said.partition(":")
+            if len(said) != number:  # another test
+                number, until = len(said), time.monotonic() + problem.sandbox.limits.seconds
+            values = _last_line(session.execute(_answering(calls))) if time.monotonic() < until else ""
+            said += examiner.ask(f"go_on({values!r})")
+        _EXAMINERS.give_back(problem, examiner)
+        return said
+
+
+def _values(session: Session, problem: _Problem, program: str, plan: _Plan) -> str:
+    """Returns the values of all tests' first calls, JSON; empty if the program cannot make the first test's calls.
+
+    One process makes all calls, if they take no longer than one test may. Else, and if tests make further calls, each
+    test has its own time in the session, which keeps the program.
+    """
+    if not plan.rounds:
+        given = json.dumps({"sources": [problem.setup, program], "calls": plan.says})
+        outcome = problem.sandbox.run(Program(f"{_loading('values')}\n_inside['run'](globals())", given))
+        if outcome.fine or "\0" not in outcome.stdout:
+            return _last_line(outcome)
+    alive = (
+        session.execute(f"{problem.setup}\n{_loading('values')}").fine
+        and _last_line(session.execute(f"{program}\n_inside['reply']('loaded')")) == "loaded"
+    )
+    found = []
+    for number in range(len(problem.tests)):
+        line = _last_line(session.execute(_answering(plan.says, number))) if alive else ""
+        alive = bool(line)
+        found += [line[1:-1]] if alive else []
+    return f"[{', '.join(found)}]"
+
+
+def _answering(calls: str, number: int = 0) -> str:
+    """Returns code that makes the calls of one test, and prints the values."""
+    return f"_inside['answer']({calls!r}, globals(), {number})"
+
+
+def _judged_beside(problem: _Problem, program: str, plan: _Plan) -> str:
+    """Returns P or F for each test that the program gets to; see `_values` for the time that tests have."""
+    given = [problem.setup, list(problem.tests), plan.says == "1"]
+    outcome = problem.sandbox.run(
+        Program(f"{_loading('beside')}\n_inside['run']()", json.dumps({"given": given, "program": program}))
+    )
+    if outcome.fine or "\0" not in outcome.stdout:
+        return _last_line(outcome)
+    said = ""
+    with problem.sandbox.session() as session:
+        ready = session.execute(f"{_loading('beside')}\n_tests = _inside['Beside'](*{given!r})").fine
+        ready = ready and session.execute(f"_tests.start({program!r})").fine
+        while ready and len(said) < len(problem.tests):
+            letter = _last_line(session.execute(f"_inside['reply'](_tests.judge({len(said)}))"))
+            ready, said = bool(letter), said + letter
+    return said
+
+
+def _completed(tests: dict[str, Any], code: str) -> str:
+    """Returns the whole program: a body alone comes after the beginning of its function, which the problem has."""
+    is_body = tests["function"] and not re.search(rf"\b{re.escape(tests['function'])}\b", code)
+    return tests["setup"] + code if is_body else code
+
+
+def _last_line(outcome: Outcome) -> str:
+    """Returns the last line that a call has printed; empty if the call failed."""
+    return outcome.stdout.rstrip("\n").rpartition("\n")[2] if outcome.fine else ""
+
+
+@lru_cache(maxsize=3)
+def _loading(last: str) -> str:
+    """Returns code that loads `values`, and the module `last`, which imports it. Their names are then in `_inside`.
+
+    Each module has its own copy of the builtins, which no program can replace.
+    """
+    paths = {name: Path(__file__).with_name(f"{name}.py") for name in dict.fromkeys(("values", last))}
+    codes = [
+        (f"{__name__}.{name}", compile(path.read_text(), f"<{name}>", "exec", optimize=2))
+        for name, path in paths.items()
+    ]
+    return _LOADER.replace("COMPILED", marshal.dumps(codes).hex())
+
+
+class _Examiner:
+    """An interpreter with the tests of a problem, and nothing of a program."""
+
+    def __init__(self, problem: _Problem) -> None:
+        self._session = problem.sandbox.session()
+        given = (problem.setup, list(problem.tests), problem.function)
+        code = f"{_loading('examination')}\n_tests = _inside['Examination'](*{given!r})\n_inside['reply'](_tests.plan)"
+        beside, marked, says = _last_line(self._session.execute(code)).partition(":")
+        self.plan = _Plan(bool(beside), says if marked else "")
+
+    def ask(self, call: str) -> str:
+        """Returns the reply of a method of `Examination`; empty if the call fails."""
+        with suppress(SandboxError):
+            return _last_line(self._session.execute(f"_inside['reply'](_tests.{call})"))
+        return ""
+
+    def close(self) -> None:
+        """Ends the interpreter."""
+        self._session.close()
+
+
+class _Examiners:
+    """Examiners of problems, which go from one response to the next. Those that idle are as many as there are cores."""
+
+    def __init__(self) -> None:
+        self._plans: OrderedDict[_Problem, _Plan] = OrderedDict()
+        self._idle: list[tuple[_Problem, _Examiner]] = []
+        self._lock = threading.Lock()
+
+    def plan(self, problem: _Problem) -> _Plan:
+        """Returns how the tests of a problem are run."""
+        with self._lock:
+            if plan := self._plans.get(problem):
+                self._plans.move_to_end(problem)
+                return plan
+        examiner = _Examiner(problem)
+        with self._lock:
+            if examiner.plan.says:  # else it may have had no time on a busy machine
+                self._plans[problem] = examiner.plan
+            while len(self._plans) > _MOST_PLANS:
+                self._plans.popitem(last=False)
+        if examiner.plan.says and not examiner.plan.beside:
+            self.give_back(problem, examiner)
+        else:
+            examiner.close()
+        return examiner.plan
+
+    def note_rounds(self, problem: _Problem) -> None:
+        """Notes that its tests make further calls."""
+        with self._lock:
+            self._plans[problem] = self._plans[problem]._replace(rounds=True)
+
+    def take(self, problem: _Problem) -> _Examiner:
+        """Returns an examiner of the problem, for one program."""
+        with self._lock:
+            places = [place for place, (other, _) in enumerate(self._idle) if other == problem]
+            examiner = self._idle.pop(places[-1])[1] if places else None
+        if examiner and examiner.ask("plan"):
+            return examiner
+        if examiner:  # it has ended meanwhile, with the values of an earlier program or for want of memory
+            examiner.close()
+        return _Examiner(problem)
+
+    def give_back(self, problem: _Problem, examiner: _Examiner) -> None:
+        """Keeps an examiner for the next program."""
+        with self._lock:
+            self._idle.append((problem, examiner))
+            gone = self._idle[: -cores()]
+            del self._idle[: -cores()]
+        for _, each in gone:
+            each.close()
+
+
+_EXAMINERS = _Examiners()

@@ -1,0 +1,299 @@
+"""Tests that run without the program. This process has the expected values, and nothing of the program but plain data.
+
+It runs in the sandbox, where our packages are not shown, and imports the standard library and `values` alone.
+"""
+
+import ast
+import builtins
+import random
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from rpg.rewards.asserts.values import DEEPEST, decoded, dumps, encoded, loads
+
+_MOST_UNKNOWN = 2_000
+"""Calls that are asked for at once, and conditions on values that are not known: a test may loop until one holds."""
+
+
+class NeedsProgramError(BaseException):
+    """The tests need the program itself, and not its values alone. No Exception, as tests may catch those."""
+
+
+class _EnoughError(BaseException):
+    """A test that has asked for as much as is asked for at once."""
+
+
+class _Unknown:
+    """Value of a call that has not been made. What is done with it has no result yet."""
+
+    conditions = 0
+    """How often one was a condition in this run of a test. They hold."""
+
+    __array_ufunc__ = __iter__ = __contains__ = None
+    __hash__ = object.__hash__
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        numpy = sys.modules.get("numpy")
+        if name in _METHODS or (numpy and hasattr(numpy.ndarray, name)):
+            return _UnknownMethod()
+        raise NeedsProgramError
+
+    def __bool__(self) -> bool:
+        _Unknown.conditions += 1
+        if _Unknown.conditions > _MOST_UNKNOWN:
+            raise _EnoughError
+        return True
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise NeedsProgramError
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        raise NeedsProgramError
+
+
+class _UnknownMethod(_Unknown):
+    """What a value that is not known yet has under the name of a method of plain data."""
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        return _Unknown()
+
+
+_METHODS = {name for kind in (str, list, dict, set, bytes, int, float) for name in dir(kind)}
+
+
+def _itself(self: _Unknown, *others: object) -> _Unknown:
+    for other in others:
+        if not isinstance(other, _Unknown):
+            encoded(other, _refused)  # an object is compared by its own means
+    return self
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv"):
+    setattr(_Unknown, f"__{_name}__", _itself)
+for _name in ("floordiv", "mod", "pow", "neg", "abs", "round", "getitem", "and", "or"):
+    setattr(_Unknown, f"__{_name}__", _itself)
+
+
+_MODULES = {
+    *("abc", "array", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "enum"),
+    *("fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "numbers", "numpy", "operator"),
+    *("queue", "random", "re", "statistics", "string", "typing", "unicodedata"),
+}
+"""What tests may import: nothing that would run a text, which may be a value of the program."""
+_RUNS_TEXT = {"eval", "exec", "compile", "__import__", "open", "input", "globals", "locals", "vars"}
+
+
+class _Asserts(ast.NodeTransformer):
+    """Replaces `assert X` by `_assert(lambda: X)`, so that a test continues if X is not known yet."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+        call = ast.Call(ast.Name("_assert", ast.Load()), [ast.Lambda(nothing, node.test)], [])
+        return ast.copy_location(ast.Expr(call), node)
+
+
+class Examination:
+    """Tests of a problem, run without the program.
+
+    A test runs with the values that are known. If it makes further calls, it runs on with unknown values, and its calls
+    are noted; then the program is asked for all of these values at once.
+    """
+
+    def __init__(self, setup: str, tests: list[str], function: str) -> None:
+        """Runs the setup. What is wrong with the texts is raised."""
+        sys.set_int_max_str_digits(0)
+        sys.setrecursionlimit(DEEPEST)
+        self._setup = compile(setup, "<setup>", "exec")
+        trees = [ast.parse(test) for test in tests]
+        used = [node for tree in trees for node in ast.walk(tree)]
+        self._functions = _functions_of(used, self._fresh(), function)
+        self._tests = [compile(ast.fix_missing_locations(_Asserts().visit(tree)), "<test>", "exec") for tree in trees]
+        self._requests: list[str] = []
+        self._answers: list[Any] = []
+        self._first: list[list[str]] = []
+        self.plan = f"beside:{int(bool(self._functions))}"
+        """`:` and the calls that each test makes first; or `beside:`, see `rpg.rewards.asserts`."""
+        needs = any(map(_needs_program, [*used, *ast.walk(ast.parse(setup))]))
+        if needs or not _only_called(used, self._functions):
+            return
+        self._begin()
+        try:
+            for number in range(len(tests)):
+                self._requests, self._answers = [], []
+                _, self._names = self._run(number)
+                self._first.append(self._requests)
+        except NeedsProgramError:
+            return
+        self.plan = f":{_listed(map(_listed, self._first))}"
+
+    def judge(self, values: str) -> str:
+        """Runs all tests with the values of their first calls.
+
+        Args:
+            values: for each test a list, JSON.
+        Returns:
+            P or F for each test, until one makes further calls: then `:`, and a list of these, JSON.
+        """
+        self._values, self._number = _read(values), 0
+        self._begin()
+        return self._next()
+
+    def go_on(self, values: str) -> str:
+        """Runs the test again with the values of further calls, and then the next ones. Returns as `judge` does."""
+        new = _read(values)
+        self._answers += new[0] if len(new) == 1 and type(new[0]) is list else []
+        return self._next(self._judged())
+
+    def _next(self, said: str = "") -> str:
+        """Runs the next tests. Returns their letters after those of `said`."""
+        while self._number < len(self._tests) and ":" not in said:
+            known = self._values[self._number] if self._number < len(self._values) else []
+            self._requests, self._answers = [*self._first[self._number]], known if type(known) is list else []
+            said += self._judged()
+        return said
+
+    def _judged(self) -> str:
+        """Runs a test. Returns P or F, or `:` and the further calls that it makes."""
+        passed, names = False, self._names
+        if len(self._answers) == len(self._requests):
+            passed, names = self._run(self._number)
+            if self._asked:
+                return f":[{_listed(self._requests[len(self._answers) :])}]"
+        self._names = names
+        self._number += 1
+        return "P" if passed else "F"
+
+    def _begin(self) -> None:
+        """Forgets what tests have left."""
+        self._names = self._fresh()
+        self._names |= {name: partial(self._call, name) for name in self._functions}
+        self._names["_assert"] = self._assert
+
+    def _fresh(self) -> dict[str, Any]:
+        names: dict[str, Any] = {"__name__": "tests"}
+        exec(self._setup, names)
+        return names
+
+    def _run(self, number: int) -> tuple[bool, dict[str, Any]]:
+        """Runs a test. Returns whether it passed, as far as that is known, and the names that it leaves."""
+        self._place = self._asked = _Unknown.conditions = 0
+        names = dict(self._names)
+        random.seed(0)  # it is to make the same calls each time
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(0)
+        try:
+            exec(self._tests[number], names)
+        except NeedsProgramError:
+            raise
+        except BaseException:
+            return False, names
+        return True, names
+
+    def _assert(self, condition: Callable[[], Any]) -> None:
+        try:
+            holds = condition()
+        except Exception:
+            if self._asked:
+                return
+            raise
+        if not self._asked and not holds:
+            raise AssertionError
+
+    def _call(self, name: str, /, *arguments: Any, **named: Any) -> Any:
+        request = dumps([name, encoded(list(arguments), _refused), encoded(named or None, _refused)])
+        place, self._place = self._place, self._place + 1
+        if not self._asked and place < len(self._answers) and self._requests[place] == request:
+            return _value_of(self._answers[place])
+        if not self._asked:
+            del self._requests[place:], self._answers[place:]
+        elif self._asked == _MOST_UNKNOWN:
+            raise _EnoughError
+        self._asked += 1
+        self._requests.append(request)
+        return _Unknown()
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return f"[{', '.join(texts)}]"
+
+
+def _read(values: str) -> list[Any]:
+    """Returns the list that a program has sent; an empty one if it has sent anything else."""
+    try:
+        found = loads(values)
+    except (ValueError, RecursionError):
+        return []
+    return found if type(found) is list else []
+
+
+def _refused(_value: Any) -> Any:
+    raise NeedsProgramError
+
+
+def _value_of(said: Any) -> Any:
+    """Returns the value of a call, or raises what the call raised."""
+    if type(said) is dict and "error" in said:
+        name, text = said["error"]
+        kind = getattr(builtins, str(name), None)
+        kind = kind if isinstance(kind, type) and issubclass(kind, Exception) else Exception
+        raise kind(text)
+    return decoded(said)
+
+
+def _functions_of(nodes: list[ast.AST], known: dict[str, Any], function: str) -> set[str]:
+    """Names that tests take from the program."""
+    loaded = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    own = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    own |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    own |= {node.name for node in nodes if isinstance(node, ast.ExceptHandler) and node.name}
+    for node in nodes:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            own |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    return {name for name in loaded - own - set(known) if not hasattr(builtins, name)} | ({function} - {""})
+
+
+def _needs_program(node: ast.AST) -> bool:
+    """Whether the node might run a text of the program's, or looks at the identity of its objects."""
+    match node:
+        case ast.Import(names=names):
+            return any(alias.name.partition(".")[0] not in _MODULES for alias in names)
+        case ast.ImportFrom(module=module):
+            return (module or "").partition(".")[0] not in _MODULES
+        case ast.Name(id=name):
+            return name in _RUNS_TEXT
+        case ast.Compare(ops=operators, comparators=others):
+            pairs = zip(operators, others, strict=True)
+            return any(
+                isinstance(each, (ast.Is, ast.IsNot)) and not isinstance(other, ast.Constant) for each, other in pairs
+            )
+        case ast.NamedExpr() | ast.Await() | ast.Global():
+            return True
+    return False
+
+
+def _only_called(nodes: list[ast.AST], functions: set[str]) -> bool:
+    """Whether tests have functions of the program, call them or hand them on, and take the values.
+
+    A name with a capital is a class. A call whose value is dropped is made for its effect on the arguments; within
+    `try` it is made for its exception.
+    """
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    called = [part for call in calls for part in (call.func, *call.args, *(each.value for each in call.keywords))]
+    called = [part for part in called if isinstance(part, ast.Name)]
+    named = [node for node in nodes if isinstance(node, ast.Name) and node.id in functions]
+    tried = {id(each) for node in nodes if isinstance(node, ast.Try) for part in node.body for each in ast.walk(part)}
+    dropped = [node.value for node in nodes if isinstance(node, ast.Expr) and id(node) not in tried]
+    return (
+        bool(functions)
+        and not any(name[0].isupper() for name in functions)
+        and {id(node) for node in named} <= {id(part) for part in called}
+        and not any(
+            isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in {*functions, "candidate"}
+            for call in dropped
+        )
+    )
