@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
+from rpg.data.chat_template import render
 from specs.machine.parent import die_with_parent, own_threads, share_cores
 
 _LONGEST = 16384
@@ -60,7 +61,7 @@ class _Tokens:
 
         said = [message | {"content": harmless(message["content"], self._special)} for message in messages]
         if self.tokenizer.chat_template:
-            text = self.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=prefix is not None)
+            text = render(self.tokenizer, said, add_generation_prompt=prefix is not None)
         else:
             text = "\n\n".join(message["content"] for message in said) + ("\n" if prefix is not None else "")
         adds = not self.tokenizer.chat_template

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rpg.data.chat_template import TemplateError, render
 from rpg.tools.calls import read_calls
 from specs.errors import Issue, SpecError
 
@@ -165,16 +166,14 @@ class ChatTokens:
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    list(messages),
-                    tools=list(tools) or None,
-                    chat_template=self._template,
-                    tokenize=False,
-                    add_generation_prompt=True,
-                )
+            return render(
+                self.tokenizer,
+                messages,
+                tools=list(tools) or None,
+                chat_template=self._template,
+                add_generation_prompt=True,
             )
-        except Exception as error:  # whatever a template raises of roles that it does not know
+        except TemplateError as error:
             raise ChatError(f"the chat template does not take these messages: {error}"[:500]) from None
 
     def _encoded(self, text: str, said: Sequence[str]) -> tuple[int, ...]:
