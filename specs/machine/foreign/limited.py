@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-import resource
+import re
 import select
 import signal
 import struct
@@ -27,20 +27,25 @@ class LimitError(Exception):
 
 @contextmanager
 def limited_memory(most: int) -> Iterator[None]:
-    """Within the block this process may take `most` bytes more than it has, and write no file that is longer.
+    """Within the block this process may take `most` bytes more than it has (on Linux; elsewhere there is no limit).
 
-    What asks for more raises MemoryError or an error of its library's. Other limits that are lower stay.
+    An allocation beyond that raises MemoryError, or an error of its library's. A lower limit of the caller's stays.
     """
-    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    kept = [(kind, resource.getrlimit(kind)) for kind in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)]
-    for (kind, (soft, hard)), limit in zip(kept, (in_use + most, most), strict=True):
-        lower = [limit, *(each for each in (soft, hard) if each != resource.RLIM_INFINITY)]
-        resource.setrlimit(kind, (min(lower), hard))
+    status = Path("/proc/self/status")
+    if not status.exists():
+        yield
+        return
+    import resource
+
+    match = re.search(r"^VmData:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
+    assert match
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    allowed = {int(match[1]) * 1024 + most, *before} - {resource.RLIM_INFINITY}
+    resource.setrlimit(resource.RLIMIT_DATA, (min(allowed), before[1]))
     try:
         yield
     finally:
-        for kind, limits in kept:
-            resource.setrlimit(kind, limits)
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 @contextmanager
