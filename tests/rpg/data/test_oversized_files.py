@@ -89,7 +89,7 @@ def test_a_parquet_file_that_unfolds_too_far_is_refused_at_its_path(tmp_path: Pa
     if "memory" not in issue.message:
         with pytest.raises(SpecError, match=r"in a file of"):
             stage(sources(file, source="parquet"), tmp_path)
-    if " values in" in issue.message:
+    if "bytes of" not in issue.message and "memory" not in issue.message:
         with pytest.raises(SpecError, match=r"cannot be read as parquet: .* values in a file of"):
             read_own_file(file)
 
