@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
+from rpg.data.chat_template import render
 from rpg.data.plain_text import conversation_ids
 from specs.machine.parent import before_torch, die_with_parent, own_threads
 
@@ -58,14 +59,13 @@ class _Tokens:
             prefix: what the reply begins with; None: no reply is asked for.
         """
 
-        def render(said: Sequence[str]) -> str:
+        def written(said: Sequence[str]) -> str:
             if not self.tokenizer.chat_template:
                 return "\n\n".join(said) + ("\n" if prefix is not None else "") + (prefix or "")
             given = [message | {"content": text} for message, text in zip(messages, said, strict=True)]
-            text = self.tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=prefix is not None)
-            return str(text) + (prefix or "")
+            return render(self.tokenizer, given, add_generation_prompt=prefix is not None) + (prefix or "")
 
-        ids = conversation_ids(self.tokenizer, [message["content"] for message in messages], render)
+        ids = conversation_ids(self.tokenizer, [message["content"] for message in messages], written)
         return ids if self.tokenizer.chat_template else self._with_special(ids)
 
     def _with_special(self, ids: list[int]) -> list[int]:

@@ -15,11 +15,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from specs.documents.reading import numbered, read_document
+from specs.machine.foreign.limited import limited_memory
+from specs.machine.foreign.tables import OversizedError, allowed_memory, require_parquet
 from specs.segment_names import SegmentName, content_digest
 from storage.catalogue import FREED
 from storage.columns import arrow_schema
 from storage.segments import BadSegmentError, Segment
 
+_MOST_NAMES = 64 << 20
+"""Bytes of the list of segments that a compacted one replaces."""
 MERGED = b"rpg.merged"
 """Key of a compacted segment's metadata: the names of all segments whose rows are in it."""
 
@@ -134,6 +138,7 @@ def inspect(root: Path, segment: Segment) -> Footer:
         if not stat.S_ISREG((root / segment.key).stat().st_mode):  # a named pipe would keep its reader waiting
             raise BadSegmentError("no regular file")
         with pq.ParquetFile(root / segment.key) as file:
+            require_parquet((root / segment.key).stat().st_size, file.metadata)
             _require_columns(file.schema_arrow, arrow_schema(segment.table))
             _require_run(file, segment.run_id)
             metadata = file.schema_arrow.metadata or {}
@@ -142,6 +147,8 @@ def inspect(root: Path, segment: Segment) -> Footer:
             return Footer(file.metadata.num_rows, current, merged)
     except FileNotFoundError:
         raise
+    except OversizedError as error:
+        raise BadSegmentError(f"foreign: {error}") from error
     except (pa.ArrowException, OSError, ValueError, zlib.error) as error:
         raise BadSegmentError(f"not a whole Parquet file: {_first_line(error)}") from error
 
@@ -153,7 +160,8 @@ def write_merged(names: Iterable[str]) -> bytes:
 
 def read_merged(value: bytes) -> frozenset[str]:
     """Raises ValueError or zlib.error where the value is none of `write_merged`."""
-    return frozenset(json.loads(zlib.decompress(value)))
+    names = zlib.decompressobj().decompress(value, _MOST_NAMES)
+    return frozenset(json.loads(names))
 
 
 def read(root: Path, segment: Segment) -> pa.Table:
@@ -174,8 +182,10 @@ def read_groups(root: Path, segment: Segment) -> Iterator[pa.Table]:
         if (digest := segment.parsed.digest) and content_digest(root / segment.key) != digest:
             raise BadSegmentError("damaged: its content is not what was written")
         with pq.ParquetFile(root / segment.key) as file:
+            memory = allowed_memory((root / segment.key).stat().st_size)
             for group in range(file.num_row_groups):
-                rows = file.read_row_group(group)
+                with limited_memory(memory):
+                    rows = file.read_row_group(group)
                 columns = [_column(rows, field) for field in arrow_schema(segment.table)]
                 yield pa.Table.from_arrays(columns, schema=arrow_schema(segment.table))
     except FileNotFoundError:

@@ -55,6 +55,9 @@ ServerRecord = Annotated[
     str,
     typer.Option("--profile", help="Read the record of a server: a Prefect API's URL or a Prefect profile's name."),
 ]
+SafeCsv = Annotated[
+    bool, typer.Option("--safe-csv", help="In CSV, write text that a spreadsheet would compute (=, +, -, @) as text.")
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 

@@ -13,8 +13,10 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, assert_never
 
+from pipelines.terminal.cells import markdown_cell, spreadsheet_cell
 from pipelines.terminal.spelling import beneath
 from specs.errors import RpgError
 
@@ -54,10 +56,13 @@ class TableFormat(StrEnum):
     json = "json"
 
 
-def write_stream(stream: "Stream", kind: Format, output: Path | None) -> None:
+def write_stream(stream: "Stream", kind: Format, output: Path | None, *, safe: bool = False) -> None:
     """A query's answer, to a file or to stdout.
 
     Warnings go to stderr. Rows are written as they come; of a table only those that are shown are held.
+
+    Args:
+        safe: as for `csv_text`.
     """
     for warning in stream.warnings:
         print(f"warning: {warning}", file=sys.stderr)
@@ -65,11 +70,11 @@ def write_stream(stream: "Stream", kind: Format, output: Path | None) -> None:
         if kind is Format.parquet:
             _write_parquet(stream, file)
             return
-        for text in _texts(stream, kind, width=None if output is None else 0):
+        for text in _texts(stream, kind, width=None if output is None else 0, safe=safe):
             file.write(_encoded(text))
 
 
-def _texts(stream: "Stream", kind: Format, *, width: int | None) -> Iterator[str]:
+def _texts(stream: "Stream", kind: Format, *, width: int | None, safe: bool) -> Iterator[str]:
     """The answer in pieces."""
     columns, written = stream.columns, stream.texts()
     if kind is Format.table:
@@ -83,8 +88,10 @@ def _texts(stream: "Stream", kind: Format, *, width: int | None) -> Iterator[str
         every = [[cell_text(value) for value in row] for rows in stream.rows() for row in rows]
         yield table_for_papers(columns, every, TableFormat(kind.value))
     elif kind is Format.csv:
-        yield csv_text([columns])
-        yield from map(_lines, written) if written is not None else map(csv_text, stream.rows())
+        yield csv_text([columns], safe=safe)
+        yield from (
+            map(_lines, written) if written is not None else (csv_text(rows, safe=safe) for rows in stream.rows())
+        )
     else:
         start = "["
         if written is None:
@@ -104,8 +111,10 @@ def _object_text(row: dict[str, Any]) -> str:
     return "\n " + json_text(row).rstrip("\n").replace("\n", "\n ")
 
 
-def form_of(kind: Format) -> "Form | None":
-    """The form in which DuckDB writes rows for a format; None where it has none."""
+def form_of(kind: Format, *, safe: bool = False) -> "Form | None":
+    """The form in which DuckDB writes rows for a format; None where it has none. `safe`: as for `csv_text`."""
+    if safe and kind is Format.csv:
+        return None
     return "csv" if kind is Format.csv else "json" if kind is Format.json else None
 
 
@@ -194,8 +203,14 @@ def cell_text(value: Any) -> str:
     return str(value).translate(_CONTROL)
 
 
-def table_for_papers(columns: Sequence[str], rows: Sequence[Sequence[str]], kind: TableFormat) -> str:
-    """Rows of texts as a LaTeX table (package booktabs), as Markdown or as CSV. A line break in a cell is a space."""
+def table_for_papers(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], kind: TableFormat, *, safe: bool = False
+) -> str:
+    """Rows of texts as a LaTeX table (package booktabs), as Markdown or as CSV. A line break in a cell is a space.
+
+    Args:
+        safe: as for `csv_text`.
+    """
     cells = [[" ".join(cell.split()) for cell in row] for row in rows]
     match kind:
         case TableFormat.latex:
@@ -205,10 +220,10 @@ def table_for_papers(columns: Sequence[str], rows: Sequence[Sequence[str]], kind
                 [head, r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}", ""]
             )
         case TableFormat.markdown:
-            lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in [columns, *cells]]
+            lines = [f"| {' | '.join(map(markdown_cell, row))} |" for row in [columns, *cells]]
             return "\n".join([lines[0], "|" + "---|" * len(columns), *lines[1:], ""])
         case TableFormat.csv:
-            return csv_text([columns, *cells])
+            return csv_text([columns, *cells], safe=safe)
         case TableFormat.table | TableFormat.json:
             raise ValueError(f"{kind} is not written here")
         case _:
@@ -226,13 +241,19 @@ def _latex(text: str) -> str:
     return f"{escaped[:-2]}$^{{*}}$" if escaped.endswith(" *") else escaped
 
 
-def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """RFC 4180; NULL is an empty field, times are ISO-8601, lists and structs are JSON."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
+def csv_text(rows: Iterable[Sequence[Any]], *, safe: bool = False) -> str:
+    """RFC 4180; NULL is an empty field, times are ISO-8601, lists and structs are JSON.
+
+    Args:
+        safe: no text is a spreadsheet's formula.
+    """
+    lines: list[str] = []
+    # The csv module quotes a carriage return in a value only if it ends lines by one.
+    writer = csv.writer(SimpleNamespace(write=lambda line: lines.append(f"{line[:-2]}\n")), lineterminator="\r\n")
     for row in rows:
-        writer.writerow(_csv_field(value) for value in row)
-    return buffer.getvalue()
+        fields = (_csv_field(value) for value in row)
+        writer.writerow(spreadsheet_cell(field) if safe and isinstance(field, str) else field for field in fields)
+    return "".join(lines)
 
 
 def json_text(value: Any) -> str:

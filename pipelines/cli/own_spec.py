@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from specs.errors import Issue, SpecError
+from specs.machine.foreign.limited import limited_memory
+from specs.machine.foreign.tables import allowed_memory, lines_of, require_parquet
 
 _PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "prompts")
 _ANSWERS = ("answer", "reward_model.ground_truth", "ground_truth", "solution", "gold", "target", "label", "output")
@@ -169,17 +171,19 @@ def _read(data: Path) -> tuple[str, list[dict[str, Any]]]:
     try:
         if kind == "csv":
             with data.open(encoding="utf-8-sig", newline="") as lines:
-                rows: list[dict[str, Any]] = list(islice(csv.DictReader(lines), _READ))
+                rows: list[dict[str, Any]] = list(islice(csv.DictReader(lines_of(lines)), _READ))
         elif kind == "jsonl":
             with data.open(encoding="utf-8-sig") as lines:
-                rows = [json.loads(line) for line in islice(lines, _READ) if line.strip()]
+                rows = [json.loads(line) for line in islice(lines_of(lines), _READ) if line.strip()]
         else:
             import pyarrow.parquet as pq
 
-            with pq.ParquetFile(data) as table:
+            size = data.stat().st_size
+            with limited_memory(allowed_memory(size)), pq.ParquetFile(data) as table:
+                require_parquet(size, table.metadata)
                 rows = next(table.iter_batches(_READ)).to_pylist()
         flat = [{name: row.get(name) for name in names(row)} for row in rows]
-    except (OSError, ValueError, AttributeError, csv.Error, StopIteration) as error:
+    except (OSError, ValueError, MemoryError, RecursionError, AttributeError, csv.Error, StopIteration) as error:
         raise _wrong(f"cannot be read as {kind}: {str(error)[:200]}", data) from None
     if not flat:
         raise _wrong("has no rows", data)

@@ -17,15 +17,19 @@ _HELP = """A statement ends with `;` and may go over several lines.
 .quit            leave (so does Ctrl-D); Ctrl-C drops the statement under way"""
 
 
-def run_prompt(store: "Store", kind: Format) -> None:
-    """Reads statements from stdin and answers each. A wrong one is explained; from a pipe it ends the command."""
+def run_prompt(store: "Store", kind: Format, *, safe: bool = False) -> None:
+    """Reads statements from stdin and answers each. A wrong one is explained; from a pipe it ends the command.
+
+    Args:
+        safe: as for `csv_text`.
+    """
     interactive = sys.stdin.isatty()
     with _history(store, wanted=interactive):
         if interactive:
             print("SQL over everything recorded; .help says more", file=sys.stderr)
         for statement in _statements(interactive):
             try:
-                _answer(store, statement, kind)
+                _answer(store, statement, kind, safe=safe)
             except RpgError as error:
                 if not interactive:
                     raise
@@ -36,7 +40,7 @@ def run_prompt(store: "Store", kind: Format) -> None:
                 print("stopped", file=sys.stderr)
 
 
-def _answer(store: "Store", statement: str, kind: Format) -> None:
+def _answer(store: "Store", statement: str, kind: Format, *, safe: bool) -> None:
     if statement == ".help":
         print(_HELP)
         return
@@ -45,8 +49,9 @@ def _answer(store: "Store", statement: str, kind: Format) -> None:
     if command == ".schema":
         _print_columns(store, name.strip(), kind)
         return
-    with store.stream("SHOW TABLES" if command == ".tables" else statement, form=form_of(kind)) as answer:
-        write_stream(answer, kind, None)
+    asked = "SHOW TABLES" if command == ".tables" else statement
+    with store.stream(asked, form=form_of(kind, safe=safe)) as answer:
+        write_stream(answer, kind, None, safe=safe)
 
 
 def _print_columns(store: "Store", name: str, kind: Format) -> None:

@@ -17,7 +17,7 @@ from rpg.rewards import refusals
 from rpg.rewards.functions.judge import Judge
 from rpg.rewards.judges.endpoint import trouble_of
 from rpg.sandbox import room
-from specs.errors import Issue, SpecError
+from specs.errors import Issue, RpgError, SpecError
 from specs.machine.files import read_json
 from specs.machine.gpu_slots import holders, slots_here
 from specs.machine.liveness import status_of
@@ -174,8 +174,9 @@ def _profile(home: Home) -> Iterator[Finding]:
 
         try:
             yield Finding("profile", "ok", api_url(home, name))
-        except SpecError as error:
-            yield Finding("profile", "broken", f"RPG_PROFILE={name}: {error.issues[0].message}")
+        except RpgError as error:
+            message = error.issues[0].message if isinstance(error, SpecError) else str(error)
+            yield Finding("profile", "broken", f"RPG_PROFILE={name}: {message}")
 
 
 def _services(home: Home) -> Iterator[Finding]:

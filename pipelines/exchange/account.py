@@ -23,6 +23,7 @@ from pipelines.report.answer import (
 from pipelines.report.evidence import Group, Run
 from pipelines.report.experiment import certificate_in_words
 from pipelines.report.statistics import Interval
+from pipelines.terminal.cells import markdown_cell
 from rpg.statistics.wording import CHOSEN
 from specs.machine.files import read_json
 from storage import Store
@@ -110,6 +111,7 @@ def render(template: str, account: Account, **values: Any) -> str:
     )
     environment.filters["figure"] = _figure
     environment.filters["change"] = change
+    environment.filters["cell"] = markdown_cell
     return environment.get_template(template).render(account=account, run=account.run, **values)
 
 

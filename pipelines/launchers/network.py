@@ -3,9 +3,6 @@
 import contextlib
 import random
 import socket
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 
@@ -36,29 +33,6 @@ def bound_port() -> tuple[socket.socket, socket.socket]:
         each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # of one user's sockets alone
         each.bind(("127.0.0.1", port))
     return sockets
-
-
-def is_anothers(port: int, owner: int) -> bool:
-    """Whether another user than `owner` listens where a connection to a port of loopback arrives; not known: no."""
-    return any(port == listening and user != owner for listening, user in _loopback_listeners())
-
-
-_LISTENS = "0A"
-"""A connection's state in /proc/net/tcp."""
-
-
-def _loopback_listeners() -> Iterator[tuple[int, int]]:
-    """The port and the user of each socket that listens on 127.0.0.1, alone or among all addresses."""
-    here = f"{int.from_bytes(socket.inet_aton('127.0.0.1'), sys.byteorder):08X}"
-    mapped = f"{0:016X}{int.from_bytes(bytes([0, 0, 255, 255]), sys.byteorder):08X}{here}"
-    for name in ("tcp", "tcp6"):
-        lines: list[str] = []
-        with contextlib.suppress(OSError):
-            lines = Path("/proc/net", name).read_text().splitlines()[1:]
-        for _, local, _, state, _, _, _, user, *_ in map(str.split, lines):
-            address, _, port = local.partition(":")
-            if state == _LISTENS and (address in (here, mapped) or not address.strip("0")):
-                yield int(port, 16), int(user)
 
 
 def interface_of(address: str) -> str:

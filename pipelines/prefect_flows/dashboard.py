@@ -14,6 +14,7 @@ from typing import Any
 from pipelines.planning.plan import RunPlan
 from pipelines.running.experiment_page import experiment_markdown
 from pipelines.running.run import RunExecution
+from pipelines.terminal.cells import markdown_cell
 from rpg.statistics import THESE_WEIGHTS
 from specs.metrics import BY_NAME, METRICS, REWARD
 from storage import Store
@@ -43,10 +44,10 @@ def plan_markdown(run: RunPlan) -> str:
     lines += [f"  {source} --> {stage.stage}" for stage in run.stages for source in stage.inputs]
     lines += [f"  style {stage.stage} fill:{_COLOURS[stage.action]},color:#111" for stage in run.stages]
     lines += ["```", "", "| stage | action | fingerprint | why |", "|---|---|---|---|"]
-    lines += [f"| {s.stage} | {s.action} | `{s.fingerprint[:12]}` | {_cell(s.reason)} |" for s in run.stages]
+    lines += [f"| {s.stage} | {s.action} | `{s.fingerprint[:12]}` | {markdown_cell(s.reason)} |" for s in run.stages]
     if run.values:
         lines += ["", "| varies | value |", "|---|---|"]
-        lines += [f"| `{path}` | {_cell(str(value))} |" for path, value in run.values.items()]
+        lines += [f"| `{path}` | {markdown_cell(str(value))} |" for path, value in run.values.items()]
     return "\n".join(lines)
 
 
@@ -172,7 +173,3 @@ def key(execution: RunExecution, name: str) -> str:
 
 def _shown(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -15,13 +15,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from http.client import HTTPException
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import Any
 from urllib.parse import urlsplit
 
 from pipelines.home.home import Home
-from pipelines.launchers.network import bound_port, is_anothers
+from pipelines.launchers.network import bound_port
 from pipelines.prefect_server.credentials import AUTH_VARIABLE, make_passwords, own_string, renew
 from pipelines.prefect_server.settings import LOOPBACK, Profile, client_environment, embedded_environment, sqlite_file
 from pipelines.prefect_server.template import begin_with_template, keep_template
@@ -31,6 +32,7 @@ from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.supervisor import log_size, log_tail, start
 from specs.errors import RpgError
 from specs.machine.files import read_json, write_json
+from specs.machine.foreign.listeners import foreign_listener, guard_connections
 from specs.machine.liveness import is_alive, place_of, start_of
 
 START_SECONDS = 300.0
@@ -102,7 +104,7 @@ def status_of_answer(address: str, timeout: float = 2.0) -> int:
     except urllib.error.HTTPError as error:
         with error:
             return int(error.code)
-    except (urllib.error.URLError, OSError, ValueError):
+    except (urllib.error.URLError, HTTPException, OSError, ValueError):
         return 0
 
 
@@ -140,8 +142,8 @@ def refuse_anothers(address: str, owner: str = "") -> None:
     Args:
         owner: the user as whom it is to listen; empty: who calls.
     """
-    if (port := urlsplit(address).port) and is_anothers(port, pwd.getpwnam(owner).pw_uid if owner else os.geteuid()):
-        raise ServiceError(f"port {port} of this machine has been taken by another user, who is shown no password")
+    if why := foreign_listener(address, [pwd.getpwnam(owner).pw_uid if owner else os.geteuid()]):
+        raise ServiceError(why)
 
 
 def auth_string_for(home: Home, url: str) -> str:
@@ -149,10 +151,14 @@ def auth_string_for(home: Home, url: str) -> str:
     PREFECT_API_AUTH_STRING; empty where there is none.
 
     Raises:
-        ServiceError: another user listens where a server of this home did.
+        ServiceError: another user of this machine listens there, whom RPG_TRUSTED_USERS does not name.
     """
     if _as_recorded(url) not in _own_urls(home):
-        return os.environ.get(AUTH_VARIABLE, "")
+        if shown := os.environ.get(AUTH_VARIABLE, ""):
+            if why := foreign_listener(url):
+                raise ServiceError(why)
+            guard_connections(url)
+        return shown
     refuse_anothers(url)
     return own_string(home)
 

@@ -7,11 +7,12 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from json import JSONDecodeError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipelines.home.home import Home
-from pipelines.prefect_server.api import client_settings, is_healthy, running_services
+from pipelines.prefect_server.api import auth_string_for, client_settings, is_healthy, running_services
 from specs.errors import Issue, SpecError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def prefect_client(home: Home, url: str) -> Iterator["SyncPrefectClient"]:
     with client_settings(home, url):
         import httpx
         from prefect.client.orchestration import get_client
+        from pydantic import ValidationError
 
         waits = _Waits(url)
         hooks = {"request": [waits.begin], "response": [waits.end]}
@@ -47,6 +49,9 @@ def prefect_client(home: Home, url: str) -> Iterator["SyncPrefectClient"]:
                 yield client
         except httpx.HTTPStatusError as error:
             raise SpecError(_refusal(url, error.response)) from error
+        except (JSONDecodeError, ValidationError) as error:
+            given = str(error).partition("\n")[0]
+            raise SpecError(Issue(f"what answers at {url} is no Prefect server", given=given)) from error
         except httpx.TransportError as error:
             hint = "nothing is lost: the same command goes on when the server answers again"
             raise SpecError(Issue(f"the Prefect server at {url} stopped answering", hint=hint)) from error
@@ -136,6 +141,7 @@ def api_url(home: Home, profile: str) -> str:
         profile: an API's or a dashboard's URL, or the name of a Prefect profile; empty: the server of `rpg up`.
     Raises:
         SpecError: there is no such profile, or no server answers.
+        ServiceError: another user of this machine listens there.
     """
     if not profile:
         services = running_services(home)
@@ -149,6 +155,7 @@ def api_url(home: Home, profile: str) -> str:
         url = str(settings["PREFECT_API_URL"]).rstrip("/")
         if password := settings.get(_AUTH_STRING):
             os.environ.setdefault(_AUTH_STRING, str(password))
+    auth_string_for(home, url)  # refuses another user's server before anything is sent
     if not is_healthy(url, timeout=10.0):
         raise SpecError(Issue(f"no Prefect server answers at {url}", given=profile))
     return url

@@ -8,6 +8,7 @@ hundred lines every few seconds. Any other error keeps its traceback.
 
 import errno
 import logging
+import os
 import re
 import runpy
 import socket
@@ -17,6 +18,8 @@ import time
 import traceback
 from types import TracebackType
 from typing import Any
+
+from specs.machine.foreign.listeners import guard_connections
 
 _QUIET_SECONDS = 60.0
 """For so long an outage that was logged is not logged again."""
@@ -125,6 +128,7 @@ def _is_outage(error: BaseException) -> bool:
 def main() -> None:
     """Runs the module that the arguments name, as `python -m` does."""
     install()
+    guard_connections(os.environ.get("PREFECT_API_URL", ""))
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

@@ -3,7 +3,8 @@ const drawnOf = new Map();  // a line that has been smoothed -> itself as it was
 
 function download(chart) {
   const axes = chart.dataset.axes.split(" ").map(Number), across = axes.slice(0, 4), upward = axes.slice(4);
-  const quoted = (text) => `"${text.replaceAll('"', '""')}"`;
+  // An apostrophe before what a spreadsheet would take for a formula.
+  const quoted = (text) => `"${text.replace(/^[=+\-@\t\r\n＝＋－＠]/, "'$&").replaceAll('"', '""')}"`;
   const rows = [...chart.querySelectorAll("[data-name]")].flatMap((line) => pixelsOf(drawnOf.get(line) ?? line).map(
     ([x, y]) => [quoted(line.dataset.name), valueAt(x, 0.01, across), valueAt(y, 0.01, upward)].join(",")));
   const text = [`line,${quoted(chart.dataset.x)},value`, ...rows, ""].join("\n"), title = chart.getAttribute("aria-label");

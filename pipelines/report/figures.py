@@ -18,6 +18,7 @@ from pipelines.report.evidence import Group
 from pipelines.report.experiment import answer_charts
 from pipelines.report.palette import drawn_groups
 from pipelines.report.plots import IntervalChart, Mark
+from pipelines.terminal.cells import spreadsheet_cell
 from specs.machine.files import replacing
 from storage import Store
 
@@ -135,24 +136,34 @@ def figures_of(
     return {chart.name: Figure(chart) for chart in every}
 
 
-def save_figures(figures: Sequence[Figure], directory: Path) -> list[Path]:
-    """Writes each figure as SVG, PDF and PNG, a column and a page wide, and its data as CSV."""
+def save_figures(figures: Sequence[Figure], directory: Path, *, safe: bool = False) -> list[Path]:
+    """Writes each figure as SVG, PDF and PNG, a column and a page wide, and its data as CSV.
+
+    Args:
+        safe: no text of the CSV is a spreadsheet's formula.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     for figure in figures:
         stem = re.sub(r"[^\w.-]+", "-", figure.name)
         written += [figure.save(directory / f"{stem}.{kind}") for kind in KINDS]
         written += [figure.save(directory / f"{stem}-wide.{kind}", "page") for kind in KINDS]
-        written.append(_save_rows(figure.rows(), directory / f"{stem}.csv"))
+        written.append(_save_rows(figure.rows(), directory / f"{stem}.csv", safe=safe))
     return written
 
 
-def _save_rows(rows: Sequence[dict[str, Any]], path: Path) -> Path:
+def _save_rows(rows: Sequence[dict[str, Any]], path: Path, *, safe: bool) -> Path:
+    if safe:
+        rows = [{_safe(name): _safe(value) for name, value in row.items()} for row in rows]
     with replacing(path, durable=False) as aside, aside.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     return path
+
+
+def _safe(value: Any) -> Any:
+    return spreadsheet_cell(value) if isinstance(value, str) else value
 
 
 def palette() -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pipelines.home.home import Home
 from pipelines.home.runs import status_of
+from pipelines.terminal.cells import markdown_cell
 from specs.machine.files import read_json
 from specs.records import EVALUATION
 from storage import Store
@@ -31,7 +32,7 @@ def experiment_markdown(home: Home, experiment: str, record_url: str = "") -> st
         answer = [_answer(home, store, experiment), ""] if is_over else []
     datasets = sorted({dataset for of_run in accuracies.values() for dataset in of_run})
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
-    lines = [f"# {experiment}", "", *([record["question"], ""] if record.get("question") else [])]
+    lines = [f"# {experiment}", "", *([markdown_cell(record["question"]), ""] if record.get("question") else [])]
     lines += [f"{len(run_ids)} runs: {counts}", ""]
     lines += answer
     if set(statuses) != {"pending"}:
@@ -59,7 +60,7 @@ def _answer(home: Home, store: Store, experiment: str) -> str:
     groups = experiment_groups(home, experiment)
     found = answers_of(home, store, groups, [experiment])
     note_looks(home, [experiment])
-    return f"**{headline(found)}**"
+    return f"**{markdown_cell(headline(found))}**"
 
 
 def _accuracies(store: Store, experiment: str) -> dict[str, dict[str, float]]:
@@ -94,4 +95,4 @@ def _report(text: str, directory: Path, record_url: str) -> str:
 
 
 def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    return "| " + " | ".join(map(markdown_cell, cells)) + " |"

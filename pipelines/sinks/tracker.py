@@ -1,10 +1,13 @@
 """Sessions with a tracker, in which a run's copy there is brought up to the record."""
 
+import os
 from collections.abc import Sequence
 from typing import ClassVar, Protocol, assert_never
 
 from pipelines.home.home import Home
 from pipelines.sinks.record import Ending, Point, SentRun
+from specs.errors import RpgError
+from specs.machine.foreign.listeners import foreign_listener
 from specs.schema.execution import MlflowSink, Sink, TensorboardSink, WandbSink
 
 
@@ -29,7 +32,11 @@ class Session(Protocol):
 
 
 def open_session(sink: Sink, run: SentRun, home: Home) -> Session:
-    """Begins a session. Raises what the tracker's library does."""
+    """Begins a session. Raises what the tracker's library does, and RpgError where another user of this machine listens
+    at its address.
+    """
+    if why := foreign_listener(_address(sink)):
+        raise RpgError(why)
     match sink:
         case TensorboardSink():
             from pipelines.sinks.tensorboard import TensorboardSession
@@ -45,3 +52,13 @@ def open_session(sink: Sink, run: SentRun, home: Home) -> Session:
             return WandbSession(sink, run, home)
         case never:
             assert_never(never)
+
+
+def _address(sink: Sink) -> str:
+    """Returns the address that the tracker's password or key is sent to; empty if it gets none."""
+    match sink:
+        case MlflowSink() if {"MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"} & {*os.environ}:
+            return sink.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+        case WandbSink() if sink.mode != "offline":
+            return os.environ.get("WANDB_BASE_URL", "")
+    return ""

@@ -19,6 +19,7 @@ from filelock import FileLock
 
 from pipelines.home.home import Home
 from specs.errors import Issue, RpgError, SpecError
+from specs.machine.foreign.listeners import foreign_listener
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -148,6 +149,12 @@ def open_database(url: str) -> "tuple[BaseStorage, sqlalchemy.Engine]":
         message = f"{URL} names no database of studies"
         raise SpecError(Issue(message, given=scheme, allowed="postgresql://...", hint=hint))
     full = f"postgresql+psycopg://{rest}"
+
+    def refuse_foreign(*_connection: object) -> None:
+        if why := foreign_listener(full):
+            raise StudyStorageError(f"the database of {URL} cannot be opened: {why}")
+
+    refuse_foreign()
     try:
         # No pool: a worker holds no connection while it trains, and none is left open that a restart has cut.
         engine = sqlalchemy.create_engine(full, poolclass=sqlalchemy.NullPool)
@@ -155,6 +162,8 @@ def open_database(url: str) -> "tuple[BaseStorage, sqlalchemy.Engine]":
         with _held(engine, "rpg studies"):
             storage = optuna.storages.RDBStorage(full, engine_kwargs={"poolclass": sqlalchemy.NullPool})
         sqlalchemy.event.listen(storage.engine, "commit", _assert_locked)
+        for opened in (engine, storage.engine):
+            sqlalchemy.event.listen(opened, "do_connect", refuse_foreign)
     except ImportError:
         hint = "pip install 'rpg-experiments[postgres]'"
         raise SpecError(Issue(f"{URL} needs PostgreSQL's driver", hint=hint)) from None

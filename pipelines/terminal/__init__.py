@@ -1,1 +1,2 @@
-"""Text for a terminal: it cannot command the terminal (`spelling`), and Rich's console prints it (`console`)."""
+"""Text for a terminal: it cannot command the terminal (`spelling`), and Rich's console prints it (`console`). Text for
+cells of a spreadsheet and of Markdown (`cells`)."""

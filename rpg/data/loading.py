@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pyarrow.parquet as pq
 
 from rpg.data import metadata
+from rpg.data.chat_template import TemplateError, render_all
 from rpg.types import Problem
 from specs import errors
 from specs.schema.data import ChatPrompt, Data
@@ -72,7 +73,8 @@ def rendered(prompts: list[str], tokenizer: Any, data: Data, tools: Tools = ()) 
     """Staged prompts as the model sees them.
 
     Raises:
-        SpecError: they are messages and the tokenizer takes none, or tools are to be shown and its template shows none.
+        SpecError: they are messages and the tokenizer takes none, its template fails on them, or tools are to be shown
+            and it shows none.
     """
     if not isinstance(data.prompt, ChatPrompt):
         if tools:
@@ -90,12 +92,11 @@ def rendered(prompts: list[str], tokenizer: Any, data: Data, tools: Tools = ()) 
     thinking = data.prompt.enable_thinking
     arguments = {} if thinking == "unset" else {"enable_thinking": thinking}
     shown = {"tools": list(tools)} if tools else {}
-    texts = [
-        tokenizer.apply_chat_template(
-            json.loads(prompt), tokenize=False, add_generation_prompt=True, **shown, **arguments
-        )
-        for prompt in prompts
-    ]
+    try:
+        texts = render_all(tokenizer, prompts, **shown, **arguments)
+    except TemplateError as error:
+        hint = "take a model whose chat template renders these messages, or write data.prompt.type: template"
+        raise errors.SpecError(errors.Issue(str(error), path=("model", "path"), hint=hint)) from None
     names = [tool["function"]["name"] for tool in tools]
     if unseen := [name for name in names if any(name not in text for text in texts[:1])]:
         raise _no_tools(f"the model's chat template does not show {', '.join(unseen)}", "write format: tags")

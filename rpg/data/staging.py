@@ -14,6 +14,8 @@ from rpg.data.overlap import Questions, Words, without_instruction, words_of
 from rpg.data.problems import SourceProblem, StagedProblem
 from rpg.data.prompts import check_template, staged
 from specs.errors import Issue, Path, SpecError
+from specs.machine.files import files_under
+from specs.machine.foreign.tables import allowed_memory, within_memory
 from specs.schema.data import Data, Source
 
 SPLITS = ("train", "evaluation")
@@ -67,7 +69,7 @@ def stage(data: Data, out: FilePath) -> None:
 def _read_set(source: Source, data: Data, path: Path) -> StagedSet:
     result = StagedSet(path, [], generated=source.generated)
     seen: dict[str, str] = {}
-    for problem in _read(source.read(), path):
+    for problem in _read(source, source.read(), path):
         item = staged(problem, data.prompt)
         result.read += 1
         if data.deduplicate and item.problem_id in seen:
@@ -100,16 +102,25 @@ def first_problems(source: Source, data: Data, path: Path, count: int) -> list[S
         path: the set's place in the spec.
     """
     wanted = min(count, source.limit or count)
-    problems = [staged(problem, data.prompt) for problem in _read(source.peek(wanted), path)]
+    problems = [staged(problem, data.prompt) for problem in _read(source, source.peek(wanted), path)]
     if not problems and type(source).peek is Source.peek:  # another's gives none where it would take long to read them
         raise _no_problems(source, path)
     return problems
 
 
-def _read(problems: Iterator[SourceProblem], path: Path) -> Iterator[SourceProblem]:
+def _read(source: Source, problems: Iterator[SourceProblem], path: Path) -> Iterator[SourceProblem]:
     """A source's problems; what is wrong with it is told at its place in the spec."""
+    named = [FilePath(name) for _, _, name in source.paths()]
+    files = [file for file in named if file.is_file()] + [file for each in named for file in files_under(each)]
+    most = allowed_memory(sum(file.stat().st_size for file in files))
     try:
-        yield from problems
+        # Of a data set on the Hub, whose size is not known, the user names no file.
+        yield from within_memory(problems, most) if files else problems
+    except MemoryError:
+        given = ", ".join(map(str, named))
+        message = f"reading it takes more than {most >> 30} GiB of memory, and its size allows no more"
+        hint = "write the rows out anew, each value once for each row"
+        raise SpecError(Issue(message, (*path, "path"), given, hint=hint)) from None
     except SpecError as error:
         raise SpecError(*(replace(issue, path=(*path, *issue.path)) for issue in error.issues)) from error
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rpg.data.chat_template import TemplateError, render
 from rpg.data.plain_text import mark, rendered_ids, spelled, unmarked
 from rpg.tools.calls import read_calls
 from specs.errors import Issue, SpecError
@@ -162,16 +163,14 @@ class ChatTokens:
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    list(messages),
-                    tools=spelled(self.tokenizer, list(tools)) or None,
-                    chat_template=self._template,
-                    tokenize=False,
-                    add_generation_prompt=True,
-                )
+            return render(
+                self.tokenizer,
+                messages,
+                tools=spelled(self.tokenizer, list(tools)) or None,
+                chat_template=self._template,
+                add_generation_prompt=True,
             )
-        except Exception as error:  # whatever a template raises of roles that it does not know
+        except TemplateError as error:
             raise ChatError(f"the chat template does not take these messages: {error}"[:500]) from None
 
     def _marked(self, messages: Sequence[Message]) -> tuple[list[Message], list[str]]:

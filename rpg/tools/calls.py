@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
+from rpg.data.chat_template import TemplateError, render
 from rpg.data.plain_text import plain_ids
 from rpg.tools.tool import Tool
 from specs.errors import Issue, SpecError
@@ -90,9 +91,9 @@ def around_words(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str]:
         {"role": "user", "content": _TOLD},
     ]
     try:
-        text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    except Exception as error:  # whatever a template raises, or that there is none
-        raise _no_conversation(f"{type(error).__name__}: {error}") from None
+        text = render(tokenizer, messages, add_generation_prompt=True)
+    except TemplateError as error:
+        raise _no_conversation(str(error)) from None
     _, _, rest = text.partition(_SAID)
     end = str(tokenizer.eos_token or "")
     before, told, after = rest.removeprefix(end).partition(_TOLD)
@@ -165,13 +166,9 @@ class _Hermes:
         asked: list[dict[str, Any]] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
         told = [{"role": "tool", "name": "f", "content": f"{_TOLD}{index}"} for index in range(number)]
         try:
-            text = str(
-                self._tokenizer.apply_chat_template(
-                    [*asked, *told], tools=self._tools, tokenize=False, add_generation_prompt=True
-                )
-            )
-        except Exception as error:  # whatever a template raises of roles that it does not know
-            raise _no_tools(f"{type(error).__name__}: {error}") from None
+            text = render(self._tokenizer, [*asked, *told], tools=self._tools, add_generation_prompt=True)
+        except TemplateError as error:
+            raise _no_tools(str(error)) from None
         said, _, rest = text.partition(_SAID)
         end = str(self._tokenizer.eos_token or "")
         if not rest or not end or not rest.startswith(end):

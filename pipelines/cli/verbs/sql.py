@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.options import ServerRecord
+from pipelines.cli.options import SafeCsv, ServerRecord
 from pipelines.cli.output import Format
 
 
@@ -38,6 +38,7 @@ def sql(
     watch: Annotated[bool, typer.Option("--watch", help="Ask again and again, until Ctrl-C.")] = False,
     every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often --watch asks.")] = 2,
     profile: ServerRecord = "",
+    safe_csv: SafeCsv = False,
 ) -> None:
     """SQL over everything recorded, while training runs too."""
     import sys
@@ -67,13 +68,13 @@ def sql(
         tables = TABLES.keys() - unnamed
         record.refresh(tables)
         if query is None:
-            run_prompt(store, chosen)
+            run_prompt(store, chosen, safe=safe_csv)
             return
         while True:
-            with store.stream(query, params, form_of(chosen)) as answer:
+            with store.stream(query, params, form_of(chosen, safe=safe_csv)) as answer:
                 if watch and output is None and sys.stdout.isatty():
                     SafeConsole().clear()
-                write_stream(answer, chosen, output)
+                write_stream(answer, chosen, output, safe=safe_csv)
             if not watch:
                 return
             time.sleep(every)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, assert_never
 
 import typer
 
-from pipelines.cli.options import AsJson, Output, Overrides, Pool, Profile, StudyFile
+from pipelines.cli.options import AsJson, Output, Overrides, Pool, Profile, SafeCsv, StudyFile
 from pipelines.cli.output import TableFormat
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ def report(
     kind: Annotated[
         TableFormat | None, typer.Option("--format", help="Print the table of results instead, for a paper.")
     ] = None,
+    safe_csv: SafeCsv = False,
 ) -> None:
     """Writes the study's page: history, importances, slices, the best values; prints where it lies.
 
@@ -163,13 +164,13 @@ def report(
     from pipelines.studies.answers.report import write_study_report
 
     if kind is not None:
-        print_study_table(Home.from_environment(), _name(name), kind)
+        print_study_table(Home.from_environment(), _name(name), kind, safe=safe_csv)
         return
     typer.echo(write_study_report(Home.from_environment(), _name(name), output))
 
 
-def print_study_table(home: Home, name: str, kind: TableFormat) -> None:
-    """Prints a study's results, also for `rpg report`."""
+def print_study_table(home: Home, name: str, kind: TableFormat, *, safe: bool) -> None:
+    """Prints a study's results, also for `rpg report`; `safe` as for `csv_text`."""
     from pipelines.cli.output import as_objects, print_json, print_table, table_for_papers
     from pipelines.studies.answers.report import study_table
 
@@ -180,7 +181,7 @@ def print_study_table(home: Home, name: str, kind: TableFormat) -> None:
         case TableFormat.table:
             print_table(columns, rows)
         case TableFormat.latex | TableFormat.markdown | TableFormat.csv:
-            typer.echo(table_for_papers(columns, rows, kind), nl=False)
+            typer.echo(table_for_papers(columns, rows, kind, safe=safe), nl=False)
         case _:
             assert_never(kind)
 

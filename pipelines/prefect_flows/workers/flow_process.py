@@ -23,6 +23,7 @@ from pipelines.home.home import Home
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.supervisor import start
 from specs.machine.files import read_json, write_json
+from specs.machine.foreign.listeners import guard_connections
 from specs.machine.liveness import is_alive, start_of
 
 SUPERVISOR = "RPG_SUPERVISOR"
@@ -141,6 +142,7 @@ def execute() -> None:
     """The flow: Prefect's engine; then an end that waits for no server."""
     from pipelines.prefect_server.api import drain
 
+    guard_connections(os.environ.get("PREFECT_API_URL", ""))
     sys.argv = ["prefect.engine"]
     code = 0
     try:

@@ -8,6 +8,7 @@ from pipelines.prefect_server.outbox import Message, send
 from pipelines.report.evidence import show
 from pipelines.studies.answers.answer import amount, answer, with_interval
 from pipelines.studies.answers.results import StudyRecord, Trial, cost_words
+from pipelines.terminal.cells import markdown_cell
 
 _MOST_ROWS = 50
 _log = logging.getLogger("pipelines.studies")
@@ -36,7 +37,9 @@ def publish_study(home: Home, record: StudyRecord) -> None:
 def study_markdown(home: Home, record: StudyRecord) -> str:
     """The answer, how many trials there are of each state, the confirmation, and the best trials as a table."""
     conclusion = answer(home, record)
-    lines = [f"# {record.question or record.name}", "", f"**{conclusion.sentence}**", "", conclusion.note, ""]
+    said = (record.question or record.name, conclusion.sentence, conclusion.note)
+    question, sentence, note = map(markdown_cell, said)
+    lines = [f"# {question}", "", f"**{sentence}**", "", note, ""]
     lines += [", ".join(_counts(record)), ""]
     if conclusion.arms:
         rows = [
@@ -83,8 +86,4 @@ def _settings(trial: Trial, paths: Sequence[str]) -> list[str]:
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [columns, ["---"] * len(columns), *rows]
-    return [f"| {' | '.join(_cell(text) for text in row)} |" for row in lines]
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return [f"| {' | '.join(markdown_cell(text) for text in row)} |" for row in lines]

@@ -8,6 +8,7 @@ from pydantic import Field
 from rpg.data.columns import TableSource, existing_file
 from rpg.data.problems import SourceProblem
 from specs.errors import Issue, SpecError
+from specs.machine.foreign.tables import OversizedError, lines_of
 from specs.schema.base import names_path
 
 
@@ -23,7 +24,7 @@ class CsvSource(TableSource):
         """See Source; empty lines are passed over."""
         file = existing_file(self.path)
         with file.open(encoding="utf-8-sig", newline="") as lines:
-            rows = csv.reader(lines, delimiter=self.delimiter, strict=True)
+            rows = csv.reader(lines_of(lines), delimiter=self.delimiter, strict=True)
             try:
                 names = next(rows, [])
                 if len(set(names)) < len(names) or not all(names):
@@ -37,6 +38,8 @@ class CsvSource(TableSource):
                         message = f"{where}: {len(row)} values for {len(names)} columns"
                         raise _bad(message, self.delimiter.join(row)[:80], hint)
                     yield self.problem(dict(zip(names, row, strict=True)), self.name or file.stem, where)
+            except OversizedError as error:
+                raise _bad(f"{file.name}, {error}", "") from None
             except csv.Error as error:
                 raise _bad(f"{file.name}, line {rows.line_num}: not CSV: {error}", "") from None
             except UnicodeDecodeError:

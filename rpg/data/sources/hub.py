@@ -2,12 +2,15 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from rpg.data.columns import TableSource
 from rpg.data.problems import SourceProblem
 from specs.errors import Issue, SpecError
+from specs.machine.foreign.tables import OversizedError, require_parquet
 from specs.schema.base import names_path
 
 
@@ -53,11 +56,14 @@ class HubSource(TableSource):
         """The dataset, or its rows as they are read from its files."""
         import datasets
 
+        _check_files(self.path)
         datasets.disable_progress_bars()
         # A directory has no revisions; the argument would only change the cache's key.
         revision = {} if os.path.isdir(self.path) else {"revision": self.revision}
         try:
             return datasets.load_dataset(self.path, split=self.split, streaming=streaming, **revision)
+        except MemoryError:
+            raise
         except datasets.exceptions.DatasetNotFoundError as error:
             issue = Issue(
                 f"no such dataset: {error}",
@@ -81,3 +87,17 @@ class HubSource(TableSource):
                 given=self.split if split else self.path,
             )
         raise SpecError(issue)
+
+
+def _check_files(directory: str) -> None:
+    """Raises SpecError if a Parquet file of a directory holds more than a file of its size may."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for file in Path(directory).rglob("*.parquet") if os.path.isdir(directory) else ():
+        with suppress(pa.ArrowException, OSError), pq.ParquetFile(file) as table:  # `datasets` names the broken ones
+            try:
+                require_parquet(file.stat().st_size, table.metadata)
+            except OversizedError as error:
+                message = f"{file.name} unfolds too far: {error}"
+                raise SpecError(Issue(message, path=("path",), given=str(file))) from None

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Iterator
+from typing import IO
 
 from rpg.data.columns import TableSource, existing_file
 from rpg.data.problems import SourceProblem
 from specs.errors import Issue, SpecError
+from specs.machine.foreign.tables import OversizedError, lines_of
 from specs.schema.base import names_path
 
 
@@ -19,7 +21,7 @@ class JsonlSource(TableSource):
         """See Source; empty lines are passed over."""
         file = existing_file(self.path)
         with file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
+            for number, line in enumerate(_lines(lines, file.name), 1):
                 if not line.strip():
                     continue
                 where = f"{file.name}, line {number}"
@@ -34,6 +36,13 @@ class JsonlSource(TableSource):
                 if not isinstance(row, dict):
                     raise _bad_line(f"{where}: not a JSON object", line)
                 yield self.problem(row, self.name or file.stem, where)
+
+
+def _lines(file: IO[bytes], name: str) -> Iterator[bytes]:
+    try:
+        yield from lines_of(file)
+    except OversizedError as error:
+        raise SpecError(Issue(f"{name}, {error}", path=("path",))) from None
 
 
 def _bad_line(message: str, line: bytes) -> SpecError:

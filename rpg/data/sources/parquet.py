@@ -6,6 +6,7 @@ from pathlib import Path
 from rpg.data.columns import TableSource, existing_file
 from rpg.data.problems import SourceProblem
 from specs.errors import Issue, SpecError
+from specs.machine.foreign.tables import OversizedError, require_parquet, require_size
 from specs.schema.base import names_path
 
 _MAGIC = b"PAR1"
@@ -25,15 +26,24 @@ class ParquetSource(TableSource):
 
         file = existing_file(self.path)
         _check(file)
-        name, where = self.name or file.stem, file.name
+        name, where, size = self.name or file.stem, file.name, file.stat().st_size
         try:
             with pq.ParquetFile(file) as table:
+                require_parquet(size, table.metadata)
                 columns = self.columns_to_read(table.schema_arrow, where)
-                row_number = 0
+                row_number = unfolded = 0
                 for batch in table.iter_batches(_BATCH_ROWS, columns=columns):
+                    unfolded += batch.nbytes
+                    require_size(size, values=row_number, unfolded=unfolded)
                     for row in batch.to_pylist():
                         row_number += 1
                         yield self.problem(row, name, f"{where}, row {row_number}")
+        except MemoryError:
+            raise
+        except OversizedError as error:
+            raise SpecError(
+                Issue(f"the Parquet file unfolds too far: {error}", path=("path",), given=str(file))
+            ) from None
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(f"the Parquet file cannot be read: {str(error).splitlines()[0]}", file) from error
 

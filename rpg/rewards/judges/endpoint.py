@@ -13,6 +13,7 @@ from rpg.rewards.judges.prompts import Message
 from rpg.rewards.judges.verdicts import Reply
 from rpg.rewards.score import RewardAwayError
 from specs.errors import Issue, SpecError
+from specs.machine.foreign.listeners import foreign_listener
 from specs.machine.standstill import show_work
 from specs.secrets import HIDDEN, SecretError, resolved
 
@@ -130,6 +131,8 @@ class Endpoint:
         import httpx
 
         url = f"{self._settings.url.rstrip('/')}/chat/completions"
+        if self._key and (why := foreign_listener(url)):
+            raise SpecError(Issue(why, path=self._settings.path, given=self._settings.url))
         try:
             with self._client.stream("POST", url, json=body) as response:
                 content = _bounded(response)
@@ -202,6 +205,8 @@ def trouble_of(url: str, key: str, path: tuple[str | int, ...], *, seconds: floa
     try:
         secret = key_of(key, path)
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        if secret and (why := foreign_listener(url)):
+            return f"is not asked: {why}"
         with httpx.Client(headers=headers, timeout=seconds, trust_env=not is_loopback(url)) as client:
             status = client.get(f"{url.rstrip('/')}/models").status_code
     except SpecError as error:

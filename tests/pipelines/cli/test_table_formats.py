@@ -3,15 +3,22 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
+from places import ROOT
 from recorded_home import record_experiment, record_two_cells
 from recorded_study import record, study, trial
 
 from pipelines.cli.output import Format, TableFormat
 from pipelines.home.home import Home
+from pipelines.report.charts import Chart, Line
+from pipelines.report.figures import Figure, save_figures
+from pipelines.terminal.cells import spreadsheet_cell
 
 Call = Callable[..., tuple[int, str, str]]
 RESULTS = {
@@ -94,3 +101,58 @@ def test_rows_of_sql_say_the_same_in_every_form(
         assert all(row[0] in told for row in of_csv)
         return
     assert cells(told, kind) == of_csv
+
+
+FORMULAS = ("=1+1", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\uff1d1", "-1.5 [-2, -1]")
+PLAIN = ("-1.5", "+3", "-.5e-3", "a=1", "", "1e5")
+
+
+@pytest.mark.usefixtures("verbs")
+@pytest.mark.parametrize("to_file", [False, True])
+def test_safe_csv_quotes_what_a_spreadsheet_would_compute_and_leaves_numbers(
+    call: Call, to_file: bool, tmp_path: Path
+) -> None:
+    values = ", ".join(f"({number}, '{text}', {-number - 0.5})" for number, text in enumerate((*FORMULAS, *PLAIN)))
+    query = f'select t as "=a", v from (values {values}) as x(n, t, v) order by n'
+
+    def told(*words: str) -> list[list[str]]:
+        file = tmp_path / "rows.csv"
+        code, out, error = call("sql", query, *words, *(("-o", str(file)) if to_file else ("--format", "csv")))
+        assert (code, error) == (0, "")
+        return list(csv.reader(io.StringIO((file.read_bytes() if to_file else out.encode()).decode(), newline="")))
+
+    numbers = [str(-number - 0.5) for number in range(len(FORMULAS) + len(PLAIN))]
+    assert told() == [["=a", "v"], *map(list, zip((*FORMULAS, *PLAIN), numbers, strict=True))]
+    safe = [f"'{text}" for text in FORMULAS]
+    assert told("--safe-csv") == [["'=a", "v"], *map(list, zip((*safe, *PLAIN), numbers, strict=True))]
+
+
+def test_safe_csv_goes_with_every_verb_that_writes_csv(verbs: dict[str, tuple[str, ...]], call: Call) -> None:
+    for verb in verbs.values():
+        code, told, error = call(*verb, "--format", "csv", "--safe-csv")
+        assert (code, error) == (0, "")
+        of_csv = list(csv.reader(io.StringIO(told)))
+        assert not [cell for row in of_csv for cell in row if spreadsheet_cell(cell) != cell], verb
+        plain = list(csv.reader(io.StringIO(call(*verb, "--format", "csv")[1])))
+        assert of_csv == [[spreadsheet_cell(cell) for cell in row] for row in plain]
+    listed = {path.stem for path in (ROOT / "pipelines" / "cli" / "verbs").glob("*.py") if "Format" in path.read_text()}
+    assert listed == {"sql", "compare", "report", "study"}
+
+
+def test_figures_have_no_formula_in_their_csv(tmp_path: Path) -> None:
+    chart = Chart("rewards", "Rewards", [Line([(0.0, -1.0)], "@label")], "=x")
+    save_figures([Figure(chart)], tmp_path, safe=True)
+    (file,) = tmp_path.glob("*.csv")
+    assert list(csv.reader(io.StringIO(file.read_text())))[:2] == [["line", "'=x", "value"], ["'@label", "0.0", "-1.0"]]
+
+
+@pytest.mark.usefixtures("verbs")
+@pytest.mark.parametrize("text", ["<img src=x onerror=alert(1)>", "a|b", "a\nb", "&lt;b&gt;", "<!--", "a\\|b"])
+def test_a_markdown_cell_holds_no_html_and_stays_one_cell(call: Call, text: str) -> None:
+    query = f"select '{text}' as \"<b>\", 1 as n"
+    code, told, error = call("sql", query, "--format", "markdown")
+    assert (code, error) == (0, "")
+    html = MarkdownIt("commonmark").enable("table").render(told)
+    shown = re.findall(r"<t[hd]>(.*?)</t[hd]>", html)
+    assert [unescape(cell) for cell in shown] == ["<b>", "n", text.replace("\n", "\\n"), "1"]
+    assert not re.findall(r"<(?!/?(?:table|thead|tbody|tr|th|td)>)", html)

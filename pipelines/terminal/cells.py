@@ -1,0 +1,26 @@
+"""Recorded text in a cell of a table that another program shows: a spreadsheet, or whatever draws Markdown."""
+
+import re
+
+_FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+"""Beginning of a text that a spreadsheet may take for a formula; the last four are the wide forms of the first."""
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+
+
+def spreadsheet_cell(text: str) -> str:
+    """Returns the text with an apostrophe before it if a spreadsheet would compute it; a number stays a number.
+
+    >>> [spreadsheet_cell(text) for text in ("=1+1", "-1.5e-3", "-1.5 [-2, -1]", "a=1")]
+    ["'=1+1", '-1.5e-3', "'-1.5 [-2, -1]", 'a=1']
+    """
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
+
+
+def markdown_cell(text: str) -> str:
+    """Returns the text as Markdown for one cell: no HTML, no further cell, no line of its own.
+
+    >>> markdown_cell("a | <b>")
+    'a \\\\| &lt;b&gt;'
+    """
+    plain = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return " ".join(re.sub(r"(\\*)\|", r"\1\1\\|", plain).splitlines())

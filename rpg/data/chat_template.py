@@ -1,0 +1,61 @@
+"""Chat templates, which come with a model and may be anybody's: all are rendered here, under limits."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from specs.machine.foreign.limited import LimitError, in_limited_process, limited_seconds
+
+MOST_SECONDS = 10.0
+"""Time for one conversation: a thousand times what published templates take."""
+_MOST_MEMORY = 2 << 30
+"""Bytes that rendering may take."""
+
+
+class TemplateError(Exception):
+    """The template raised, or passed a limit. `str()` says which."""
+
+
+def render_all(tokenizer: Any, prompts: Sequence[str], **options: Any) -> list[str]:
+    """Returns conversations as the tokenizer's template writes them, each with the beginning of the reply.
+
+    Rendered in a process of its own, since no limit in this one ends a calculation such as 9**9**9.
+
+    Args:
+        tokenizer: transformers' own.
+        prompts: lists of messages, as JSON.
+        options: passed to the template.
+    Raises:
+        TemplateError: the template fails on one of them.
+    """
+    if not prompts:
+        return []
+    arguments = {"tokenize": False, "add_generation_prompt": True} | options
+    texts: list[str] = []
+    try:
+        for text in in_limited_process(
+            lambda: (str(tokenizer.apply_chat_template(json.loads(prompt), **arguments)) for prompt in prompts),
+            seconds=MOST_SECONDS,
+            memory=_MOST_MEMORY,
+        ):
+            texts.append(text)
+    except LimitError as error:
+        raise TemplateError(f"the chat template fails on prompt {len(texts) + 1}: {error}") from None
+    return texts
+
+
+def render(tokenizer: Any, messages: Sequence[Any], **options: Any) -> str:
+    """Returns one conversation as the tokenizer's template writes it, rendered here under a limit of time.
+
+    For the turns of a conversation, for which a process each would take too long.
+
+    Raises:
+        TemplateError: the template fails on it.
+    """
+    try:
+        with limited_seconds(MOST_SECONDS):
+            return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+    except MemoryError:
+        raise TemplateError("the chat template took too much memory") from None
+    except Exception as error:  # whatever a template raises of roles that it does not know
+        raise TemplateError(f"the chat template fails: {type(error).__name__}: {error}"[:500]) from None

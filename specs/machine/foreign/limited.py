@@ -1,0 +1,145 @@
+"""Limits of memory and time for work on text and files of other people."""
+
+import ctypes
+import os
+import re
+import select
+import signal
+import struct
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from specs.machine.parent import die_with_parent
+
+_FRAME = struct.Struct("=cQ")
+"""Kind and number of bytes of one message of the process."""
+_ITEM, _FAILED, _DONE = b"i", b"f", b"d"
+_CHUNK = 1 << 20
+
+
+class LimitError(Exception):
+    """The work passed a limit or failed. `str()` says how."""
+
+
+@contextmanager
+def limited_memory(most: int) -> Iterator[None]:
+    """Within the block this process may take `most` bytes more than it has (on Linux; elsewhere there is no limit).
+
+    An allocation beyond that raises MemoryError, or an error of its library's. A lower limit of the caller's stays.
+    """
+    status = Path("/proc/self/status")
+    if not status.exists():
+        yield
+        return
+    import resource
+
+    match = re.search(r"^VmData:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
+    assert match
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    allowed = {int(match[1]) * 1024 + most, *before} - {resource.RLIM_INFINITY}
+    resource.setrlimit(resource.RLIMIT_DATA, (min(allowed), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+@contextmanager
+def limited_seconds(seconds: float) -> Iterator[None]:
+    """Within the block Python code of this thread is interrupted by a LimitError after so many seconds."""
+    thread, lock, over = threading.get_ident(), threading.Lock(), False
+
+    def interrupt() -> None:
+        with lock:
+            if not over:
+                _raise_in(thread)
+
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except LimitError:
+        raise LimitError(f"took longer than {seconds:g} s") from None
+    finally:
+        with lock:
+            over = True
+        timer.cancel()
+
+
+def _raise_in(thread: int) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(LimitError))
+
+
+def in_limited_process(work: Callable[[], Iterable[str]], *, seconds: float, memory: int) -> Iterator[str]:
+    """Yields the texts that `work` gives in a fork of this process, which is killed when a limit is passed.
+
+    Args:
+        seconds: most that one text may take.
+        memory: bytes that the fork may take beyond those of this process.
+    Raises:
+        LimitError: a limit was passed, or `work` raised; with the exception's name and words.
+    """
+    reading, writing = os.pipe()
+    parent = os.getpid()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of other threads, which the fork does not have
+        child = os.fork()
+    if child == 0:
+        _work(work, memory, writing, parent)
+    os.close(writing)
+    try:
+        while True:
+            deadline = time.monotonic() + seconds
+            kind, length = _FRAME.unpack(_read(reading, _FRAME.size, deadline, seconds))
+            text = _read(reading, length, deadline, seconds).decode("utf-8", "surrogatepass")
+            if kind == _DONE:
+                return
+            if kind == _FAILED:
+                raise LimitError(text)
+            yield text
+    finally:
+        os.close(reading)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _work(work: Callable[[], Iterable[str]], memory: int, output: int, parent: int) -> None:
+    """The fork's part. Does not return."""
+    try:
+        die_with_parent(parent)
+        try:
+            with limited_memory(memory):
+                for text in work():
+                    _send(output, _ITEM, text)
+            _send(output, _DONE, "")
+        except MemoryError:
+            _send(output, _FAILED, f"took more than {memory >> 20} MiB of memory")
+        except Exception as error:
+            _send(output, _FAILED, f"{type(error).__name__}: {error}"[:500])
+    finally:
+        os._exit(1)
+
+
+def _send(output: int, kind: bytes, text: str) -> None:
+    content = text.encode("utf-8", "surrogatepass")
+    left = memoryview(_FRAME.pack(kind, len(content)) + content)
+    while left:
+        left = left[os.write(output, left) :]
+
+
+def _read(source: int, length: int, deadline: float, seconds: float) -> bytes:
+    parts, left = [], length
+    while left:
+        readable, _, _ = select.select([source], [], [], max(0.0, deadline - time.monotonic()))
+        if not readable:
+            raise LimitError(f"took longer than {seconds:g} s")
+        if not (part := os.read(source, min(left, _CHUNK))):
+            raise LimitError("took too much memory, or crashed")
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
