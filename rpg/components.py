@@ -17,9 +17,8 @@ from rpg.evaluation.answers import answers
 from rpg.evaluation.inputs import EvaluationInputs, evaluation_inputs
 from rpg.evaluation.records import Answered
 from rpg.guards import Guards
-from rpg.learner.deepspeed import Learner
+from rpg.learner.deepspeed import Learner, open_teacher
 from rpg.learner.passes import Passes
-from rpg.learner.teacher import open_teacher
 from rpg.pretrained import config_of, context_of, tokenizer_of
 from rpg.processes import ranks
 from rpg.recording.run_directory import RunDirectory

@@ -1,4 +1,4 @@
-"""The learner: a transformers model whose gradients, optimizer and shards are DeepSpeed's."""
+"""The learner: a transformers model whose gradients, optimizer and shards are DeepSpeed's; and a frozen teacher."""
 
 import logging
 import math
@@ -319,3 +319,30 @@ def inference_config(training: Training) -> dict[str, Any]:
     zero = {key: value for key, value in settings["zero_optimization"].items() if key != "offload_optimizer"}
     kept = {key: value for key, value in settings.items() if key != "optimizer"}
     return kept | {"zero_optimization": zero}
+
+
+def open_teacher(weights_dir: Path, training: Training, *, temperature: float, device: torch.device) -> Passes:
+    """Returns a teacher's passes, in the training precision. All ranks call it.
+
+    The teacher is a frozen model beside the policy: loaded once, whole on every rank, or at ZeRO 3 cut into one shard a
+    rank. Nothing of it is trained, saved or moved.
+
+    Args:
+        weights_dir: a transformers model directory.
+        temperature: logits are divided by it, as the policy's are.
+    Raises:
+        SpecError: ranks cannot share this model's sequences, or it scales its logits.
+    """
+    frozen = training.model_copy(update={"lora": None, "gradient_checkpointing": False, "kernels": "torch"})
+    model = load_model(weights_dir, frozen).requires_grad_(False)
+    policy: Any = Policy(model, temperature=temperature)
+    if training.zero_stage < 3:
+        return Passes(policy.to(device), model.config, training, device)
+    from rpg.learner.deepspeed_imported import deepspeed
+
+    settings = inference_config(training)
+    shard(policy, settings, dtype=getattr(torch, training.precision), device=device)
+    engine, *_ = deepspeed.initialize(model=policy, config=settings)
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    deepspeed.zero.register_external_parameter(policy, head.weight)
+    return Passes(engine, model.config, training, device)
