@@ -1,6 +1,10 @@
 """What Prefect does not promise and workers rely on is as they expect it."""
 
 import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 from prefect._internal.concurrency.threads import get_global_loop
 from prefect.events.worker import EventsWorker
@@ -13,6 +17,22 @@ from pipelines.prefect_flows.workers.process_worker import HOOKS, OwnWorker
 
 def test_a_runner_has_the_hooks_that_our_worker_takes_away() -> None:
     assert all(inspect.iscoroutinefunction(getattr(Runner, name)) for name in HOOKS)
+
+
+WORKER = """
+import tempfile
+import prefect.cli
+from pipelines.prefect_flows.workers import process_worker
+prefect.cli.app = lambda: print(tempfile.mkdtemp(suffix="prefect"))  # what its worker does for each flow run
+process_worker.main()
+"""
+
+
+def test_the_temporary_files_of_prefects_worker_lie_below_the_home(tmp_path: Path) -> None:
+    environment = os.environ | {"RPG_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", WORKER], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith(f"{tmp_path}/tmp/worker-"), done.stderr
+    assert not list((tmp_path / "tmp").iterdir()), "they end with it"
 
 
 def test_prefects_worker_submits_and_releases_by_the_names_that_ours_uses() -> None:
