@@ -207,13 +207,13 @@ class _Worker:
     def _start(self) -> None:
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
         self._received = bytearray()
-        self.unsent = memoryview(b"")
+        self.unsent = memoryview(self._job())
         self._ready = False
         self.deadline = time.monotonic() + _START_SECONDS
         sealed = is_sealed(self._reward)
         # A session of its own: the SIGTERM that asks a run to finish its step goes to the whole process group.
         self._process: Confined = start(
-            [sys.executable, "-P", "-m", "rpg.rewards.worker", *self._job()],
+            [sys.executable, "-P", "-m", "rpg.rewards.worker"],
             sealed=sealed,
             limits=self._limits(sealed),
             readable=code_of(self._reward),
@@ -230,10 +230,11 @@ class _Worker:
             return _UNSEALED
         return _RUNNING_CODE if runs_code(self._reward) else None
 
-    def _job(self) -> tuple[str, str, str]:
-        """The reward's class as `module:class`, its fields as JSON, and whether a response may be run."""
-        variant, alone = type(self._reward), "runs code" if runs_code(self._reward) else ""
-        return f"{variant.__module__}:{variant.__qualname__}", self._reward.model_dump_json(), alone
+    def _job(self) -> bytes:
+        """Returns the worker's first line, JSON; see `worker.main`. As an argument its size would have a limit."""
+        variant = type(self._reward)
+        job = [f"{variant.__module__}:{variant.__qualname__}", self._reward.model_dump_json(), runs_code(self._reward)]
+        return json.dumps(job).encode() + b"\n"
 
     def _verdict(self) -> Score | None:
         """The verdict that the worker sent; None for the line by which it says that it is ready.

@@ -42,7 +42,8 @@ class Score:
     """One response's verdict."""
 
     value: float
-    """The reward; 0 where the scorer failed."""
+    """The reward. Where the scorer failed, the least that the reward declares, or else 0; in training the least value
+    of its group if that is negative."""
     correct: bool | None
     """The value reaches the full mark; of a weighted sum, that of the first term. None: the reward is graded."""
     extracted: str | None = None
@@ -146,6 +147,24 @@ def checked(reward: Reward, score: Score) -> Score:
     least = reward.worst_value()
     value = least if score.error is not None and least is not None else score.value
     return replace(score, value=value, correct=None)
+
+
+def failures_at_worst(reward: Reward, scores: Sequence[Score]) -> list[Score]:
+    """Returns the scores of a group, failures with the least value of the group, and at most 0.
+
+    A failure would be the best of its group otherwise where all values are negative. Failures of a reward that declares
+    its least value have that already.
+
+    Example:
+        >>> failed = Score.failed("no verdict")
+        >>> dapo = Reward.model_validate({"type": "math_dapo"})
+        >>> [score.value for score in failures_at_worst(dapo, [Score.of(-1.0, "3"), failed])]
+        [-1.0, -1.0]
+    """
+    least = min((score.value for score in scores if score.error is None), default=0.0)
+    if least >= 0 or reward.worst_value() is not None:
+        return [*scores]
+    return [score if score.error is None else replace(score, value=least) for score in scores]
 
 
 def _valid(reward: Reward, score: Score) -> Score:

@@ -1,6 +1,7 @@
 """The process in which a scorer runs that may raise, hang, crash or eat the memory. Started by rpg.rewards.pool.
 
-Speaks JSON lines: {"problem": {...}, "response": "..."} in, a Score's fields out; an empty object once it is ready.
+Speaks JSON lines. In: the reward, then {"problem": {...}, "response": "..."} each. Out: an empty object once it is
+ready, then a Score's fields each.
 Where a response may be run as code, a child scores it and ends with it: what a response has changed in its process
 would change the scores of all later ones.
 """
@@ -34,19 +35,18 @@ class _OverTimeError(BaseException):
     """Not an Exception, so that a scorer's own `except Exception` does not swallow it."""
 
 
-def main(reward_class: str, options: str, runs_code: str) -> None:
+def main() -> None:
     """Serves until its input ends.
 
-    Args:
-        reward_class: `module:class`, so that no installed package need be searched for.
-        options: the reward's fields, JSON.
-        runs_code: not empty: a response to some problems may be run; this process is sealed.
+    The first line of the input is JSON: [the reward's class as `module:class`, so that no installed package need be
+    searched for; its fields as JSON; whether a response to some problems may be run, so that this process is sealed].
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a scorer prints must not mix with the verdicts
     signal.signal(signal.SIGALRM, _over_time)
     # Slurm sends the SIGTERM that asks a trainer to save its state to all that runs on a machine.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    reward_class, options, runs_code = json.loads(sys.stdin.readline())
     module, _, name = reward_class.partition(":")
     reward: Reward = getattr(importlib.import_module(module), name).model_validate_json(options)
     reward.prepare()
@@ -160,4 +160,4 @@ def _over_time(_signum: int, _frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -15,6 +15,7 @@ from rpg.types import Problem
 from specs.document import Document
 from specs.errors import SpecError
 from specs.loader import load_document
+from specs.schema.reward import Reward
 
 PROBLEM = Problem("p", prompt="6 * 7 =", answer="42", dataset="sums", metadata={"level": 3})
 STARTER = ROOT / "specs" / "experiments" / "quickstart.yaml"
@@ -153,3 +154,15 @@ def test_rewards_of_two_files_are_cells_of_a_matrix(tmp_path: Path) -> None:
     document = written(tmp_path, "def score(response):\n return 1\n", changes)
     first, second = document.source["matrix"]["product"]["reward"]
     assert (first["code"], second["code"]) == ("def score(response):\n return 1\n", "def score(response):\n return 0\n")
+
+
+def test_a_reward_of_any_size_reaches_its_worker() -> None:
+    """An argument of a process has at most 128 KiB."""
+    code = "# " + "x" * 60_000 + "\ndef score(response):\n return "
+    terms = [
+        {"name": name, "reward": {"type": "python", "path": f"{name}.py", "code": f"{code}{value}"}}
+        for name, value in (("a", 1), ("b", 2), ("c", 4))
+    ]
+    with open_scorer(Reward.model_validate({"type": "weighted_sum", "terms": terms})) as scorer:
+        (score,) = scorer.score([PROBLEM], ["42"])
+    assert (score.value, score.error) == (7.0, None)

@@ -15,7 +15,7 @@ from rpg.metrics import rollout_metrics
 from rpg.rewards import Problem, Score, open_scorer, prove
 from rpg.rewards.functions.weighted_sum import Term, WeightedSum
 from rpg.rewards.judges.verdicts import Verdict
-from rpg.rewards.score import LONGEST_VERDICT, RewardFailedError, Scorer, checked
+from rpg.rewards.score import LONGEST_VERDICT, RewardFailedError, Scorer, checked, failures_at_worst
 from specs.schema.reward import Reward
 from tests.rpg.batches.test_batch import example
 
@@ -221,3 +221,17 @@ def test_a_response_that_is_run_changes_no_other_term_of_a_sum() -> None:
     assert honest == Score(10.5, True, "right", terms={"exact_match": 1.0, "runs": 1.0}, weights=weights)
     assert (forged.value, forged.correct) == (3.5, False)
     assert (forged.terms, forged.weights) == ({"exact_match": 0.0, "runs": 7.0}, weights)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([-5.0, None, -2.0], [-5.0, -5.0, -2.0]),
+        ([3.0, None, 9.0], [3.0, 0.0, 9.0]),  # never better than the rewards that there could be
+        ([None, None], [0.0, 0.0]),
+    ],
+)
+def test_a_failure_is_never_the_best_of_its_group(values: list[float | None], expected: list[float]) -> None:
+    scores = [Score.failed("it raised") if value is None else Score.of(value, None) for value in values]
+    found = failures_at_worst(Reward.model_validate({"type": "math_dapo"}), scores)
+    assert [score.value for score in found] == expected
