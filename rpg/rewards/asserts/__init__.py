@@ -32,6 +32,8 @@ def _inside():
     return names
 _inside = _inside()
 """
+_LONGEST_KEPT, _MOST_KEPT = 1 << 14, 64
+"""Characters of the values, and number, of the verdicts that are kept of a problem: responses are often alike."""
 _MOST_PLANS = 256
 """Problems of which it is kept how their tests are run."""
 
@@ -53,6 +55,8 @@ class _Plan(NamedTuple):
     says: str
     """Calls that each test makes first, JSON. Of tests that run beside the program `1` where the names of builtins are
     Python's own in them. Empty: the tests fail whatever the program is."""
+    verdicts: dict[str, str]
+    """Values that programs have given -> what the tests said of them."""
     rounds: bool = False
     """Tests of such a problem have made further calls, once they knew the values of the first."""
 
@@ -76,13 +80,16 @@ def _judged(problem: _Problem, program: str, plan: _Plan) -> str:
     """Returns P or F for each test that the program gets to."""
     with problem.sandbox.session() as session:
         values = _values(session, problem, program, plan)
-        if not values:
-            return ""
+        if not values or values in plan.verdicts:
+            return plan.verdicts.get(values, "")
         examiner = _EXAMINERS.take(problem)
         said = examiner.ask(f"judge({values!r})")
         if ":" in said and not plan.rounds:
-            _EXAMINERS.note_rounds(problem)
-            _values(session, problem, program, plan._replace(rounds=True))
+            plan = plan._replace(rounds=True)
+            _EXAMINERS.keep(problem, plan)
+            _values(session, problem, program, plan)
+        elif said and ":" not in said and len(values) < _LONGEST_KEPT and len(plan.verdicts) < _MOST_KEPT:
+            plan.verdicts[values] = said
         number, until = -1, 0.0
         while ":" in said:
             said, _, calls = said.partition(":")
@@ -173,7 +180,7 @@ class _Examiner:
         given = (problem.setup, list(problem.tests), problem.function)
         code = f"{_loading('examination')}\n_tests = _inside['Examination'](*{given!r})\n_inside['reply'](_tests.plan)"
         beside, marked, says = _last_line(self._session.execute(code)).partition(":")
-        self.plan = _Plan(bool(beside), says if marked else "")
+        self.plan = _Plan(bool(beside), says if marked else "", {})
 
     def ask(self, call: str) -> str:
         """Returns the reply of a method of `Examination`; empty if the call fails."""
@@ -201,21 +208,20 @@ class _Examiners:
                 self._plans.move_to_end(problem)
                 return plan
         examiner = _Examiner(problem)
-        with self._lock:
-            if examiner.plan.says:  # else it may have had no time on a busy machine
-                self._plans[problem] = examiner.plan
-            while len(self._plans) > _MOST_PLANS:
-                self._plans.popitem(last=False)
+        if examiner.plan.says:  # else it may have had no time on a busy machine
+            self.keep(problem, examiner.plan)
         if examiner.plan.says and not examiner.plan.beside:
             self.give_back(problem, examiner)
         else:
             examiner.close()
         return examiner.plan
 
-    def note_rounds(self, problem: _Problem) -> None:
-        """Notes that its tests make further calls."""
+    def keep(self, problem: _Problem, plan: _Plan) -> None:
+        """Keeps how the tests of a problem are run."""
         with self._lock:
-            self._plans[problem] = self._plans[problem]._replace(rounds=True)
+            self._plans[problem] = plan
+            while len(self._plans) > _MOST_PLANS:
+                self._plans.popitem(last=False)
 
     def take(self, problem: _Problem) -> _Examiner:
         """Returns an examiner of the problem, for one program."""

@@ -106,7 +106,7 @@ class Beside:
                 os.dup2(2, 1)
                 os.closerange(3, min(orders, words))
                 os.closerange(min(orders, words) + 1, max(orders, words))
-                os.closerange(max(orders, words) + 1, 1 << 16)
+                os.closerange(max(orders, words) + 1, os.sysconf("SC_OPEN_MAX"))
                 self._work(compiled, partial(os.read, orders, 4), passed, partial(write, words, b"-"))
             finally:
                 _exit(1)
