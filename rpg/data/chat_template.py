@@ -1,7 +1,10 @@
 """Chat templates, which come with a model and may be anybody's: all are rendered here, under limits."""
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from specs.machine.foreign.limited import LimitError, in_limited_process, limited_seconds
@@ -10,6 +13,29 @@ MOST_SECONDS = 10.0
 """Time for one conversation: a thousand times what published templates take."""
 _MOST_MEMORY = 2 << 30
 """Bytes that rendering may take."""
+
+
+_CLOCK = "RPG_TEMPLATE_CLOCK"
+"""Variable with the time that templates read, ISO: of this process and those that it starts."""
+
+
+def stop_clock(data_dir: Path) -> None:
+    """Has templates read the time at which the data was staged, here and in processes that this one starts.
+
+    Some write today's date into each prompt. A run that is resumed, or asked for again, on another day goes on with the
+    prompts that it began with.
+    """
+    summary = data_dir / "summary.json"
+    if summary.exists():
+        # In the summary of an earlier version it is missing: then the file's own time counts.
+        written = datetime.fromtimestamp(summary.stat().st_mtime)
+        os.environ[_CLOCK] = json.loads(summary.read_text()).get("staged_at") or written.isoformat()
+
+
+def _clock() -> dict[str, Callable[[str], str]]:
+    """Returns the function that templates ask for the time, by its name in transformers."""
+    now = datetime.fromisoformat(os.environ[_CLOCK]) if _CLOCK in os.environ else datetime.now()
+    return {"strftime_now": now.strftime}
 
 
 class TemplateError(Exception):
@@ -30,7 +56,7 @@ def render_all(tokenizer: Any, prompts: Sequence[str], **options: Any) -> list[s
     """
     if not prompts:
         return []
-    arguments = {"tokenize": False, "add_generation_prompt": True} | options
+    arguments = {"tokenize": False, "add_generation_prompt": True} | _clock() | options
     texts: list[str] = []
     try:
         for text in in_limited_process(
@@ -54,7 +80,7 @@ def render(tokenizer: Any, messages: Sequence[Any], **options: Any) -> str:
     """
     try:
         with limited_seconds(MOST_SECONDS):
-            return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+            return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **_clock(), **options))
     except MemoryError:
         raise TemplateError("the chat template took too much memory") from None
     except Exception as error:  # whatever a template raises of roles that it does not know

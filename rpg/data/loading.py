@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pyarrow.parquet as pq
 
 from rpg.data import metadata
-from rpg.data.chat_template import TemplateError, render_all
+from rpg.data.chat_template import TemplateError, render_all, stop_clock
 from rpg.types import Problem
 from specs import errors
 from specs.schema.data import ChatPrompt, Data
@@ -25,6 +25,7 @@ def load_problems(
     Training problems whose prompt has more than `data.max_prompt_length` tokens are left out; an evaluation problem
     that long, or no training problem left, is a SpecError. `tokenizer` is transformers'.
     """
+    stop_clock(data_dir)
     rows = pq.read_table(data_dir / f"{split}.parquet").to_pylist()
     sources = _sources(data_dir, split) if any(source.reward for source in (*data.train, *data.evaluation)) else []
     problems = [
@@ -96,7 +97,7 @@ def rendered(prompts: list[str], tokenizer: Any, data: Data, tools: Tools = ()) 
         texts = render_all(tokenizer, prompts, **shown, **arguments)
     except TemplateError as error:
         hint = "take a model whose chat template renders these messages, or write data.prompt.type: template"
-        raise errors.SpecError(errors.Issue(str(error), path=("model", "path"), hint=hint)) from None
+        raise errors.SpecError(errors.Issue(str(error), path=("data", "prompt"), hint=hint)) from None
     names = [tool["function"]["name"] for tool in tools]
     if unseen := [name for name in names if any(name not in text for text in texts[:1])]:
         raise _no_tools(f"the model's chat template does not show {', '.join(unseen)}", "write format: tags")

@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path as FilePath
 
 import pyarrow as pa
@@ -52,7 +53,10 @@ class StagedSet:
 
 
 def stage(data: Data, out: FilePath) -> None:
-    """Writes train.parquet, evaluation.parquet and summary.json into `out`. SpecError where the data is wrong."""
+    """Writes train.parquet, evaluation.parquet and summary.json into `out`. SpecError where the data is wrong.
+
+    The summary has the time too, which chat templates read from then on.
+    """
     check_template(data.prompt.template)
     sets = {
         split: [_read_set(source, data, ("data", split, index)) for index, source in enumerate(getattr(data, split))]
@@ -62,7 +66,8 @@ def stage(data: Data, out: FilePath) -> None:
     _separate(sets["train"], sets["evaluation"], drop=data.overlap == "drop")
     for split in SPLITS:
         _write(list(itertools.chain.from_iterable(each.problems for each in sets[split])), out / f"{split}.parquet")
-    summary = {"overlap_of": QUESTIONS, **_summary(sets)}
+    staged_at = datetime.now().isoformat(timespec="seconds")
+    summary = {"overlap_of": QUESTIONS, "staged_at": staged_at, **_summary(sets)}
     (out / "summary.json").write_text(json.dumps(summary, indent=1))
 
 

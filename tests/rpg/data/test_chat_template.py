@@ -106,7 +106,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["loops", "reaches for attributes"])
-def test_validate_deep_ends_and_names_the_models_line(model: Path, tmp_path: Path, kind: str) -> None:
+def test_validate_deep_ends_and_names_the_prompts_line(model: Path, tmp_path: Path, kind: str) -> None:
     template, why = BOMBS[kind]
     (model / "chat_template.jinja").write_text(template)
     head, _, rest = SPEC.partition("model:\n")
@@ -118,8 +118,8 @@ def test_validate_deep_ends_and_names_the_models_line(model: Path, tmp_path: Pat
     environment = os.environ | {"RPG_HOME": str(tmp_path / "home")}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 2, result.stderr
-    line = next(number for number, line in enumerate(text.splitlines(), 1) if line.startswith("  path: "))
+    line = next(number for number, line in enumerate(text.splitlines(), 1) if line.startswith("  prompt: "))
     first = result.stderr.splitlines()[0]
-    assert first.startswith(f"{spec}:{line}: model.path: the chat template fails on prompt 1: "), result.stderr
+    assert first.startswith(f"{spec}:{line}: data.prompt: the chat template fails on prompt 1: "), result.stderr
     assert re.search(why, first)
     assert "Traceback" not in result.stderr

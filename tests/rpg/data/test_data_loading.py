@@ -1,7 +1,9 @@
 """Published problems as a model is asked them."""
 
 import json
+import os
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from rpg.base.tokenization import make_tokenizer
+from rpg.data.chat_template import render
 from rpg.data.loading import encode_prompts, load_problems
 from rpg.data.staging import SCHEMA, stage
 from rpg.evaluation.records import Answered, Recorder
@@ -161,3 +164,33 @@ def test_what_agents_are_given_goes_from_its_column_through_the_stage(
     problems = load_problems(tmp_path, "train", tokenizer, spec)
     assert [problem.metadata for problem in problems] == [{"hint": "gold", "level": number} for number in range(2)]
     assert [problem.public().metadata for problem in problems] == [{"level": 0}, {"level": 1}]
+
+
+DATED = "{{ strftime_now('%d %b %Y') }} {% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+def test_templates_read_the_time_at_which_the_data_was_staged(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RPG_TEMPLATE_CLOCK", raising=False)
+    tokenizer.chat_template = DATED
+    today = datetime.now().strftime("%d %b %Y")
+    assert render(tokenizer, [{"role": "user", "content": "a"}]) == f"{today} a"
+    chat = data(100, ChatPrompt())
+    publish(tmp_path, "train", '[{"role": "user", "content": "b"}]')
+    (tmp_path / "summary.json").write_text('{"staged_at": "2024-02-03T04:05:06"}')
+    assert load_problems(tmp_path, "train", tokenizer, chat)[0].prompt == "03 Feb 2024 b"
+    # And so do conversations, judges and processes that are started from here on.
+    assert render(tokenizer, [{"role": "user", "content": "a"}]) == "03 Feb 2024 a"
+
+
+def test_data_of_an_earlier_version_was_staged_when_its_summary_was_written(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RPG_TEMPLATE_CLOCK", raising=False)
+    tokenizer.chat_template = DATED
+    publish(tmp_path, "train", '[{"role": "user", "content": "b"}]')
+    (tmp_path / "summary.json").write_text("{}")
+    day = datetime(2023, 5, 6, 12).timestamp()
+    os.utime(tmp_path / "summary.json", (day, day))
+    assert load_problems(tmp_path, "train", tokenizer, data(100, ChatPrompt()))[0].prompt == "06 May 2023 b"
