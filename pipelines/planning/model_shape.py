@@ -107,7 +107,7 @@ def _count(settings: str) -> dict[str, Any] | None:
         given.write_text(settings)
         child = Child(
             "count",
-            [sys.executable, "-m", shape.__name__, str(given), str(figures)],
+            [sys.executable, "-P", "-m", shape.__name__, str(given), str(figures)],
             log=Path(name) / "count.log",
             record=Path(name) / "process.json",
             timeout_seconds=_COUNT_SECONDS,

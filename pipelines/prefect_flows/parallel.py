@@ -115,7 +115,7 @@ class _Worker:
         self._log_start = log_size(self._log)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipelines.prefect_flows.parallel", api_url],
+                [sys.executable, "-P", "-m", "pipelines.prefect_flows.parallel", api_url],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

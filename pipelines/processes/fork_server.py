@@ -123,7 +123,7 @@ class ForkServer:
             sys.modules["numpy.random"].seed()
         if "torch" in sys.modules:
             sys.modules["torch"].default_generator.seed()
-        show_as(" ".join([sys.executable, "-m", *asked["program"]]))
+        show_as(" ".join([sys.executable, "-P", "-m", *asked["program"]]))
 
     def _tell_end(self, descriptor: int) -> None:
         pid = self._forks.pop(descriptor)

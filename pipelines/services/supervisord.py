@@ -97,7 +97,7 @@ class Supervisor:
         supervisor = cls(home, free_port())
         supervisor._write(list(programs))
         log = home.logs / "supervisord.log"
-        command = [sys.executable, "-m", "supervisor.supervisord", "--configuration", "services/supervisord.conf"]
+        command = [sys.executable, "-P", "-m", "supervisor.supervisord", "--configuration", "services/supervisord.conf"]
         process = start(command, log, attached=False, directory=home.root)
         deadline = time.monotonic() + START_SECONDS
         while not supervisor.answers():
@@ -190,7 +190,7 @@ def _section(place: int, program: Program) -> str:
     head = [f"[program:{program.name}]"]
     if program.port:
         head = [f"[fcgi-program:{program.name}]", f"socket = tcp://127.0.0.1:{program.port}"]
-    command = shlex.join([sys.executable, "-m", "pipelines.services.launch", program.name]).replace("%", "%%")
+    command = shlex.join([sys.executable, "-P", "-m", "pipelines.services.launch", program.name]).replace("%", "%%")
     lines = [
         *head,
         f"command = {command}",

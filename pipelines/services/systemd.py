@@ -67,7 +67,7 @@ RequiresMountsFor={_quoted(root, of_command=False)}
 
 [Service]
 Type=forking
-ExecStart={" ".join(map(_quoted, (sys.executable, "-m", "pipelines.services.at_boot", root)))}
+ExecStart={" ".join(map(_quoted, (sys.executable, "-P", "-m", "pipelines.services.at_boot", root)))}
 PIDFile={_literal(root)}/services/supervisord.pid
 # A supervisord that was told to end stays down until the next boot.
 Restart=on-failure

@@ -141,7 +141,7 @@ def more_workers(document: StudyDocument, home: Home, api_url: str, count: int) 
 
 def _start(document: str, home: Home, api_url: str, number: int) -> subprocess.Popen[str]:
     environment = os.environ | {"RPG_HOME": str(home.root), _NUMBER: str(number)}
-    command = [sys.executable, "-m", "pipelines.studies.workers", api_url]
+    command = [sys.executable, "-P", "-m", "pipelines.studies.workers", api_url]
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

@@ -82,7 +82,7 @@ def _way() -> NamespaceSetup | Missing:
         return Missing("bubblewrap is not installed", _INSTALL)
     said = ""
     for way in (_OF_ROOT, _OF_USERS) if os.geteuid() == 0 else (_OF_USERS,):
-        trial = [*_command(way), *entered([sys.executable, "-c", "import rpg"], {}, nobody=way.nobody)]
+        trial = [*_command(way), *entered([sys.executable, "-P", "-c", "import rpg"], {}, nobody=way.nobody)]
         try:
             done = subprocess.run(trial, capture_output=True, env={}, timeout=_TRIAL_SECONDS, check=False)
         except subprocess.TimeoutExpired:

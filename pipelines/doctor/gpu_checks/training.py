@@ -222,7 +222,7 @@ def started(run: Path, *, until: int = 0) -> Iterator["subprocess.Popen[bytes]"]
     """The trainer's process, which is killed at the end of the block if it has not ended."""
     inputs = {"run_id": run.name, "fingerprint": "0" * 64, "data": "../data", "base": "../base", "until": until}
     (run / "inputs.json").write_text(json.dumps(inputs))
-    process = subprocess.Popen([sys.executable, "-m", "rpg.train", str(run)], stdin=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-P", "-m", "rpg.train", str(run)], stdin=subprocess.DEVNULL)
     try:
         yield process
     finally:

@@ -123,7 +123,7 @@ def main() -> None:
         os.environ.pop(name, None)
     # The working directory that Prefect's worker gives a flow goes with that worker.
     os.chdir(home.root)
-    process = start([sys.executable, "-m", __spec__.name, _ENTRY], home.logs / "flows.log", attached=False)
+    process = start([sys.executable, "-P", "-m", __spec__.name, _ENTRY], home.logs / "flows.log", attached=False)
     path, record = _directory(home) / f"{flow_run_id}.json", ProcessRecord.of(process.pid, "flow")
     flow = FlowProcess(flow_run_id, record, os.environ.get(SUPERVISOR, ""))
     write_json(path, asdict(record) | {"host": socket.gethostname(), "supervisor": flow.supervisor})
