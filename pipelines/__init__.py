@@ -6,6 +6,7 @@ that `import pipelines` costs nothing; it is no part of what a stage reaches.
 
 import contextlib
 import importlib
+import locale
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ def _leave_working_directory() -> None:
 
 
 _leave_working_directory()
+if locale.getpreferredencoding(False).lower() != "utf-8":
+    os.environ["PYTHONUTF8"] = "1"  # the processes started from here write UTF-8, which is read back here
 
 
 def __getattr__(name: str) -> Any:

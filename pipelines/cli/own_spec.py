@@ -205,7 +205,7 @@ def _has_chat_template(model: str) -> bool:
     if not os.path.isdir(model):
         return False
     config = Path(model) / "tokenizer_config.json"
-    in_config = config.is_file() and "chat_template" in config.read_text()
+    in_config = config.is_file() and "chat_template" in config.read_text(encoding="utf-8")
     return in_config or (Path(model) / "chat_template.jinja").is_file()
 
 

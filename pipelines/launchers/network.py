@@ -54,7 +54,7 @@ def _loopback_listeners() -> Iterator[tuple[int, int]]:
     for name in ("tcp", "tcp6"):
         lines: list[str] = []
         with contextlib.suppress(OSError):
-            lines = Path("/proc/net", name).read_text().splitlines()[1:]
+            lines = Path("/proc/net", name).read_text(encoding="utf-8").splitlines()[1:]
         for _, local, _, state, _, _, _, user, *_ in map(str.split, lines):
             address, _, port = local.partition(":")
             if state == _LISTENS and (address in (here, mapped) or not address.strip("0")):

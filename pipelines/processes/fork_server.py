@@ -171,7 +171,7 @@ def lost_threads() -> list[str]:
     os.waitpid(pid, 0)
     tasks = Path("/proc/self/task")
     others = (tasks / name / "comm" for name in os.listdir(tasks) if int(name) != os.getpid())
-    return [name for comm in others if (name := comm.read_text().strip()) not in _MAY_BE_LOST]
+    return [name for comm in others if (name := comm.read_text(encoding="utf-8").strip()) not in _MAY_BE_LOST]
 
 
 def show_as(title: str) -> None:

@@ -149,7 +149,7 @@ WantedBy={"multi-user.target" if self.is_system else "default.target"}
 
     def _order(self, *words: str) -> None:
         command = [*self._systemctl, *words]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8")
         if done.returncode != 0:
             journal = shlex.join(["journalctl", *self._systemctl[1:], "--unit", self.name])
             raise ServiceError(f"{shlex.join(command)}:\n{done.stderr.strip()}\nits words: {journal}")

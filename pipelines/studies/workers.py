@@ -146,7 +146,7 @@ def _start(document: str, home: Home, api_url: str, number: int) -> subprocess.P
         command,
         stdin=subprocess.PIPE,
         env=environment,
-        text=True,
+        encoding="utf-8",
         start_new_session=True,  # a terminal's Ctrl-C is for the first worker, which stops the others
         preexec_fn=partial(die_with_parent, os.getpid()),
     )

@@ -60,7 +60,7 @@ def stage(data: Data, out: FilePath) -> None:
     for split in SPLITS:
         _write(list(itertools.chain.from_iterable(each.problems for each in sets[split])), out / f"{split}.parquet")
     summary = {"overlap_of": QUESTIONS, **_summary(sets)}
-    (out / "summary.json").write_text(json.dumps(summary, indent=1))
+    (out / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
 
 
 def _read_set(source: Source, data: Data, path: Path) -> StagedSet:

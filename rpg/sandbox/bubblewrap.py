@@ -134,7 +134,9 @@ def _homes(paths: Iterable[Path]) -> list[Path]:
 def _scratch() -> tuple[str, ...]:
     """A small /tmp in memory, in which some libraries want a directory when they are imported."""
     # Older than 0.7 bubblewrap cannot bound it; then only the length of a file is bounded.
-    described = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
+    described = subprocess.run(
+        ["bwrap", "--help"], capture_output=True, encoding="utf-8", env={"PATH": os.environ["PATH"]}
+    )
     size = ("--size", str(_SCRATCH_BYTES)) if "--size" in described.stdout + described.stderr else ()
     return (*size, "--tmpfs", "/tmp")
 

@@ -172,7 +172,7 @@ def _end_descendants() -> None:
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     with suppress(ChildProcessError, OSError):
         while True:
-            for child in children.read_text().split():
+            for child in children.read_text(encoding="utf-8").split():
                 with suppress(ProcessLookupError):
                     os.kill(int(child), signal.SIGKILL)
             os.wait()

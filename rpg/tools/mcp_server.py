@@ -130,7 +130,7 @@ class Server:
         variables = {name: os.environ[name] for name in self._environment if name in os.environ}
         parameters = StdioServerParameters(command=program, args=arguments, env=variables)
         # A file with a descriptor, where standard error is captured too.
-        with open(os.dup(2), "w") as errors:
+        with open(os.dup(2), "w", encoding="utf-8") as errors:
             async with stdio_client(parameters, errors) as streams, mcp.ClientSession(*streams) as session:
                 await session.initialize()
                 tools: list[Any] = []

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import duckdb
 
-from storage.database import quoted
+from storage.database import as_pattern, quoted
 from storage.errors import QueryError
 
 _Answer = TypeVar("_Answer")
@@ -73,11 +73,12 @@ def confine(connection: duckdb.DuckDBPyConnection, root: Path, limits: Limits) -
     scratch = tempfile.mkdtemp(prefix="rpg-query-")
     _scratch.add(scratch)
     remove_scratch = weakref.finalize(connection, shutil.rmtree, scratch, ignore_errors=True)
-    places = {path for name in ("runs", "packs") for path in (root / name, (root / name).resolve())}  # links, perhaps
+    places = [path for name in ("runs", "packs") for path in (root / name, (root / name).resolve())]  # links, perhaps
+    allowed = {text for path in places for text in (str(path), as_pattern(path))}
     connection.execute(
         f"SET memory_limit = '{limits.memory_bytes or default_memory()}B'; SET temp_directory = {quoted(scratch)};"
         " SET autoload_known_extensions = false; SET autoinstall_known_extensions = false;"
-        f" SET allowed_directories = [{', '.join(quoted(path) for path in sorted(places))}];"
+        f" SET allowed_directories = [{', '.join(quoted(path) for path in sorted(allowed))}];"
         " SET enable_external_access = false; SET lock_configuration = true"
     )
     return remove_scratch
@@ -110,7 +111,7 @@ def process_within(limits: Limits) -> Iterator[None]:
         return
     import resource
 
-    match = re.search(r"^VmData:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
+    match = re.search(r"^VmData:\s+(\d+) kB$", status.read_text(encoding="utf-8"), re.MULTILINE)
     assert match
     before = resource.getrlimit(resource.RLIMIT_DATA)
     allowed = int(match[1]) * 1024 + (limits.memory_bytes or default_memory()) + _BESIDE_DUCKDB_BYTES

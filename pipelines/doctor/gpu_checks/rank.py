@@ -192,4 +192,4 @@ def _cpu_seconds(pid: int) -> float:
 
 if __name__ == "__main__":
     die_with_parent()
-    CheckingRank(json.loads(Path(sys.argv[1]).read_text())).run()
+    CheckingRank(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))).run()

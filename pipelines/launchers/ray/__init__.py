@@ -50,7 +50,7 @@ class RayRanks:
                 [sys.executable, "-P", "-m", "pipelines.launchers.ray.examination"],
                 input=experiment.model_dump_json(),
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
                 timeout=_ASK_SECONDS,
             )
         except subprocess.TimeoutExpired:

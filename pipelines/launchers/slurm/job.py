@@ -196,7 +196,7 @@ class Job:
 
 
 def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    return subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120).stdout
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def slurm(*command: str, given: str = "") -> "subprocess.CompletedProcess[str]":
         given: its input.
     """
     try:
-        return subprocess.run(command, input=given, capture_output=True, text=True, timeout=_COMMAND_SECONDS)
+        return subprocess.run(command, input=given, capture_output=True, encoding="utf-8", timeout=_COMMAND_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(command, 1, "", str(error))
 

@@ -124,8 +124,8 @@ def test_server_and_forks_end_with_a_command_that_is_killed(tmp_path):
         "from pipelines.processes.supervisor import Child, supervise\n"
         "forking._ACCELERATORS = ()\n"
         "place = Path(sys.argv[1])\n"
-        "job = Child('train', [sys.executable, '-P', '-m', 'says_what_it_is', 'wait'], place / 'log', place / 'process.json',"
-        " imports=())\n"
+        "job = Child('train', [sys.executable, '-P', '-m', 'says_what_it_is', 'wait'], place / 'log',"
+        " place / 'process.json', imports=())\n"
         "supervise(job, stop=lambda: None, tick=lambda: None)"
     )
     command = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
