@@ -21,9 +21,9 @@ def _leave_working_directory() -> None:
     """Removes the working directory from the path of modules, here and for processes started from here, where an empty
     part of PYTHONPATH (`PYTHONPATH=$PYTHONPATH:lib`) put it there: a file there would replace an installed module."""
     parts = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    named = [part for part in parts if part]
-    if len(named) in (0, len(parts)):
+    if len(parts) == 1 or all(parts):
         return
+    named = [part for part in parts if part]
     os.environ["PYTHONPATH"] = os.pathsep.join(named)
     with contextlib.suppress(FileNotFoundError):  # the working directory was deleted
         here = os.getcwd()
