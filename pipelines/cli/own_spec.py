@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from specs.documents.strict_json import parse_json
 from specs.errors import Issue, SpecError
 
 _PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "prompts")
@@ -172,7 +173,7 @@ def _read(data: Path) -> tuple[str, list[dict[str, Any]]]:
                 rows: list[dict[str, Any]] = list(islice(csv.DictReader(lines), _READ))
         elif kind == "jsonl":
             with data.open(encoding="utf-8-sig") as lines:
-                rows = [json.loads(line) for line in islice(lines, _READ) if line.strip()]
+                rows = [parse_json(line) for line in islice(lines, _READ) if line.strip()]
         else:
             import pyarrow.parquet as pq
 

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 
 from rpg.data import metadata
 from rpg.data.overlap import Questions, Words, without_instruction, words_of
-from rpg.data.problems import SourceProblem, StagedProblem
+from rpg.data.problems import SourceProblem, StagedProblem, text_of
 from rpg.data.prompts import check_template, staged
+from specs.documents.strict_json import half_character
 from specs.errors import Issue, Path, SpecError
 from specs.schema.data import Data, Source
 
@@ -108,7 +109,11 @@ def first_problems(source: Source, data: Data, path: Path, count: int) -> list[S
 def _read(problems: Iterator[SourceProblem], path: Path) -> Iterator[SourceProblem]:
     """A source's problems; what is wrong with it is told at its place in the spec."""
     try:
-        yield from problems
+        for number, problem in enumerate(problems, 1):
+            if half := half_character(f"{text_of(problem.prompt)}{problem.answer}{metadata.dump(problem.metadata)}"):
+                shown = text_of(problem.prompt)[:80].encode(errors="backslashreplace").decode()
+                raise SpecError(Issue(f"problem {number} of the set holds {half}", given=shown))
+            yield problem
     except SpecError as error:
         raise SpecError(*(replace(issue, path=(*path, *issue.path)) for issue in error.issues)) from error
 

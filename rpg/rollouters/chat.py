@@ -5,7 +5,6 @@ those tokens stand as they were sampled: no text of the policy's is ever tokenis
 read as markup: a tokenizer's special tokens in it are plain characters.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rpg.tools.calls import read_calls
+from specs.documents.strict_json import parse_json
 from specs.errors import Issue, SpecError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _call(call: Any) -> dict[str, Any]:
         raise ChatError("a call is an object with a function") from None
     if isinstance(arguments, str):
         with suppress(ValueError):  # as the client wrote it
-            arguments = json.loads(arguments)
+            arguments = parse_json(arguments)
     return {"id": str(call.get("id", "")), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

@@ -21,6 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from rpg.rollouters.chat import ChatError, Request, read_request
+from specs.documents.strict_json import parse_json
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -195,7 +196,7 @@ class Endpoint:
         if line is None:
             return _no_key()
         try:
-            body = json.loads(await request.body())
+            body = parse_json(await request.body())
             asked = Asked(read_request(body))
             line.put(asked)
             reply = await asyncio.wrap_future(asked.answered)

@@ -13,6 +13,7 @@ from pydantic import PrivateAttr
 from rpg.sandbox import watched
 from rpg.tools.tool import Tool, ToolSession
 from rpg.tools.tool_error import ToolError
+from specs.documents.strict_json import half_character
 
 if TYPE_CHECKING:
     import mcp
@@ -155,6 +156,8 @@ class Server:
                 raise ServerEndedError(f"the MCP server {' '.join(self._command)} has ended") from None
             raise ToolError(error.error.message) from None
         text = "\n".join(part.text for part in result.content if part.type == "text")
+        if half := half_character(text):
+            raise ToolError(f"the tool's answer holds {half}")
         if result.is_error:
             raise ToolError(text or "failed")
         return text

@@ -1,6 +1,5 @@
 """An OpenAI-compatible endpoint, asked patiently: a limit of its rate and an outage are waited out."""
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 from rpg.rewards.judges.prompts import Message
 from rpg.rewards.judges.verdicts import Reply
 from rpg.rewards.score import RewardAwayError
+from specs.documents.strict_json import parse_json
 from specs.errors import Issue, SpecError
 from specs.machine.standstill import show_work
 from specs.secrets import HIDDEN, SecretError, resolved
@@ -149,9 +149,10 @@ class Endpoint:
         if status != httpx.codes.OK:
             raise RequestRefusedError(why)
         try:
-            return self._read(json.loads(content)), "", None
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-            return None, f"no completion: {self._hidden(content[:_SHOWN].decode(errors='replace'))}", None
+            return self._read(parse_json(content)), "", None
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            why = f" ({error})" if isinstance(error, ValueError) else ""
+            return None, f"no completion{why}: {self._hidden(content[:_SHOWN].decode(errors='replace'))}", None
 
     def _read(self, content: dict[str, Any]) -> Reply:
         text = content["choices"][0]["message"]["content"] or ""
