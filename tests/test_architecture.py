@@ -334,6 +334,24 @@ def test_no_process_finds_modules_in_its_working_directory() -> None:
     assert not found
 
 
+def test_text_is_read_and_written_in_an_encoding_that_is_named() -> None:
+    """What ruff's PLW1514 does not see: methods of paths that it cannot tell, and the output of other programs."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if (named := {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}).get("text") == "True"
+        or (node.func.attr in ("read_text", "write_text") and "encoding" not in named and not _of_package(node))
+    ]
+    assert not found
+
+
+def _of_package(call: ast.Call) -> bool:
+    """Whether it reads the metadata of an installed package, which are UTF-8."""
+    return ast.unparse(call).startswith("package.read_text")
+
+
 def test_what_modules_read_beside_them_is_installed_with_them() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     beside = [

@@ -144,7 +144,7 @@ def _power_of_two(rows: Sequence[dict[str, Any]], column: str, *, least: int, mo
 def _function(reward: Path) -> str:
     """What the spec says of a reward file's function, where that is not `score`."""
     try:
-        tree = ast.parse(reward.read_text("utf-8"))
+        tree = ast.parse(reward.read_text(encoding="utf-8"))
     except OSError as error:
         raise _wrong(f"cannot be read: {error.strerror}", reward) from None
     except (SyntaxError, ValueError) as error:

@@ -236,4 +236,4 @@ def _run_as(user: str, command: list[str]) -> "subprocess.CompletedProcess[str]"
     identity: dict[str, Any] = {}
     if user:
         identity = {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
-    return subprocess.run(command, capture_output=True, text=True, cwd="/", **identity)
+    return subprocess.run(command, capture_output=True, encoding="utf-8", cwd="/", **identity)

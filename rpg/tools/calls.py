@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
 from rpg.tools.tool import Tool
-from specs.documents.strict_json import parse_json
+from specs.documents.strict_json import NotJsonError, parse_json
 from specs.errors import Issue, SpecError
 from specs.schema.rollout import HermesFormat, TagsFormat
 
@@ -190,7 +190,7 @@ def _read(text: str) -> Call:
         call = parse_json(text)
         name, arguments = call["name"], call.get("arguments", {})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        why = f": {error}" if isinstance(error, ValueError) and "not JSON" not in str(error) else ""
+        why = f": {error}" if isinstance(error, ValueError) and not isinstance(error, NotJsonError) else ""
         return Call("", {}, f'a call is JSON with "name" and "arguments"{why}')
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return Call(str(name), {}, '"name" is a text and "arguments" an object')

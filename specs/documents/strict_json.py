@@ -8,6 +8,11 @@ import json
 import math
 from typing import Any
 
+
+class NotJsonError(ValueError):
+    """A text is no JSON at all."""
+
+
 _HALF = "\\ud"
 """Every half of a character is written with it."""
 
@@ -16,14 +21,15 @@ def parse_json(text: str | bytes) -> Any:
     """Returns the value of a JSON text.
 
     Raises:
-        ValueError: it is none, or holds half a character, a number that is none or too long, or a key twice in one
+        NotJsonError: it is none.
+        ValueError: it holds half a character, a number that is none or too long, or a key twice in one
             object. The message says which, without the text.
     """
     if isinstance(text, bytes):
         try:
             text = text.decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise ValueError("not UTF-8") from None
+            raise NotJsonError("not UTF-8") from None
     try:
         value = json.loads(
             text,
@@ -33,9 +39,9 @@ def parse_json(text: str | bytes) -> Any:
             parse_float=_number,
         )
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at character {error.pos + 1}") from None
+        raise NotJsonError(f"not JSON: {error.msg} at character {error.pos + 1}") from None
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise NotJsonError("nested too deeply") from None
     if _HALF in text.lower() and (half := half_character(json.dumps(value, ensure_ascii=False))):
         raise ValueError(half)
     return value

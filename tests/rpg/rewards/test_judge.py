@@ -105,11 +105,12 @@ def test_garbage_is_a_failure_with_the_whole_reply_and_no_verdict(reply: str) ->
         ('"x", "seed": ' + "7" * 5000, "a whole number of 5000 digits"),
     ],
 )
-def test_a_reply_that_is_no_json_ends_the_attempt_with_the_reason(content: str, reason: str) -> None:
+def test_a_reply_that_json_does_not_define_is_a_failure_with_the_reason(content: str, reason: str) -> None:
     body = f'{{"choices": [{{"message": {{"content": {content}}}}}]}}'
-    with judging(lambda _: (200, {}, body)) as endpoint, open_scorer(judge(endpoint, patience_seconds=0.2)) as scorer:
+    with judging(lambda _: (200, {}, body)) as endpoint, open_scorer(judge(endpoint)) as scorer:
         (score,) = scored(scorer, "7")
     assert reason in str(score.error)
+    assert not score.away
 
 
 def test_votes_are_averaged_and_one_that_is_garbage_is_left_out() -> None:
