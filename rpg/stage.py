@@ -31,7 +31,7 @@ def main(job_file: str) -> int:
     """Does the job and returns the exit code."""
     die_with_parent()
     before_torch()
-    job = json.loads(Path(job_file).read_text())
+    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     start = time.monotonic()
     is_first_rank = os.environ.get("RANK", "0") == "0"
     if is_first_rank:

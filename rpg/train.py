@@ -80,6 +80,7 @@ def _train(run: "RunDirectory", stop: StopAfterStep, started: float) -> int:
     use_threads(spec.resources, processes=ranks.on_this_machine())
     try:
         with open_components(run, spec, device) as components, RolloutSource(components) as source:
+            ranks.bound_waits(spec.launcher.collective_timeout_seconds)
             return _run(components, source, inputs, stop, started)
     finally:
         ranks.leave()
@@ -156,7 +157,9 @@ def _run(
     except SupersededError:
         raise
     except Exception as error:
-        note_exit(run.path, EarlyExit(cause_of(error), str(error), trainer.largest_pass))
+        if absent := ranks.absent_ranks(error, run.path / "exits"):
+            print(f"train: {absent}", file=sys.stderr)
+        note_exit(run.path, EarlyExit(cause_of(error), absent or str(error), trainer.largest_pass))
         raise
     finally:
         checkpoints.close()

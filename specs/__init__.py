@@ -6,6 +6,8 @@ Names are loaded when first used, so that `import specs` costs nothing.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from specs.machine.proxies import reach_this_machine_directly
+
 if TYPE_CHECKING:
     from specs.document import Document
     from specs.errors import Issue, SpecError
@@ -41,6 +43,8 @@ __all__ = [
     "load_study_document",
     "parse_objective",
 ]
+
+reach_this_machine_directly()  # in every process, and before any client is opened
 
 
 def __getattr__(name: str) -> Any:

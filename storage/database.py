@@ -33,6 +33,12 @@ def database_path(root: Path) -> Path:
     return root / "experiments.duckdb"
 
 
+def has_index(root: Path) -> bool:
+    """Whether a home can have an index. DuckDB takes what follows a `?` in a database's path for options, and would put
+    its log into another directory. Queries of such a home read the segments."""
+    return "?" not in str(root)
+
+
 def packs_path(root: Path) -> Path:
     """Directory of the packs, which belong to the database: see `storage.merging.packs`."""
     return root / "packs"
@@ -71,6 +77,16 @@ def quoted(text: object) -> str:
     """A SQL string literal. What the product itself asks for at each query is written so: DuckDB's first bound
     parameter imports pandas, where it is installed, for a fifth of a second."""
     return "'" + str(text).replace("'", "''") + "'"
+
+
+def file_literal(path: object) -> str:
+    """Returns a SQL string literal by which DuckDB's readers find this one file: to them a path is a pattern."""
+    return quoted(as_pattern(path))
+
+
+def as_pattern(path: object) -> str:
+    """Returns the pattern that only this path fits."""
+    return re.sub(r"[*?[]", r"[\g<0>]", str(path))
 
 
 def quoted_list(texts: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from storage.database import connect, quoted
+from storage.database import connect, file_literal, quoted
 from storage.snapshot import Snapshot
 
 TABLES = (
@@ -41,5 +41,5 @@ def export_run(home_root: Path, run_id: str, directory: Path) -> dict[str, int]:
 
 def _num_rows(path: Path) -> int:
     with connect() as connection:
-        row = connection.execute(f"SELECT count(*) FROM read_parquet({quoted(path)})").fetchone()
+        row = connection.execute(f"SELECT count(*) FROM read_parquet({file_literal(path)})").fetchone()
     return int(row[0]) if row else 0

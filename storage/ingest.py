@@ -10,6 +10,7 @@ import duckdb
 import pyarrow as pa
 from filelock import FileLock
 
+from specs.errors import RpgError
 from specs.machine.liveness import FINAL
 from storage import catalogue, database
 from storage.columns import NATIVE, PARQUET, column_list
@@ -94,6 +95,9 @@ def ingest(
 def rebuild(home_root: Path) -> Ingested:
     """Makes the database again from the run directories. The old one serves readers until the new one is whole."""
     root = Path(home_root).absolute()
+    if not database.has_index(root):
+        hint = "queries read the runs' files, which takes longer; move the home to have an index"
+        raise RpgError(f"{root}: DuckDB keeps no database below a directory whose name has a `?`\n  hint: {hint}")
     with _lock(root, -1):
         return _ingested(root, None, (), pack=True)
 
@@ -214,6 +218,8 @@ def _ingested(
         indexed: the units that the index has, and their stamps; None: it is made from nothing.
     """
     merged = sum(done.num_merged for done in compacted)
+    if not database.has_index(root):
+        return Ingested(merged=merged)
     damaged = {entry.segment.key: entry for done in compacted for entry in done.damaged}
     stamps = unit_stamps(root, indexed or {})
     again = {f"runs/{entry.segment.run_id}" for entry in damaged.values()}

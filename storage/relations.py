@@ -112,7 +112,7 @@ def _read_packs(root: Path, packs: Iterable[Pack]) -> Iterator[str]:
     for pack in packs:
         conditions = [f"run_id NOT IN ({', '.join(map(database.quoted, pack.without))})"] if pack.without else []
         conditions += [_NOT_SUPERSEDED] if pack.has_resumed else []
-        path = database.quoted(root / pack.key)
+        path = database.file_literal(root / pack.key)
         paths_where.setdefault(" AND ".join(conditions) or "true", []).append(path)
     for condition, paths in paths_where.items():
         yield f"SELECT * FROM read_parquet([{', '.join(paths)}], hive_partitioning = false) AS r WHERE {condition}"
@@ -128,7 +128,7 @@ def _read(root: Path, segments: Iterable[Segment], options: str) -> str:
 
     The run is taken from the file's path, so that DuckDB opens only the files of the runs that a query asks for.
     """
-    paths = ", ".join(database.quoted(root / segment.key) for segment in segments)
+    paths = ", ".join(database.file_literal(root / segment.key) for segment in segments)
     below_runs = f"substring(filename, {len(f'{root}/runs/') + 1})"
     # Not split_part, which DuckDB works out for each row; this is worked out once for each vector of rows.
     run_id = f"left({below_runs}, strpos({below_runs}, '/') - 1)"

@@ -5,7 +5,6 @@ reason; the tests fork trainers, ranks and commands from a server of the product
 """
 
 import atexit
-import contextlib
 import json
 import os
 import signal
@@ -76,6 +75,7 @@ class Fork:
 
 
 _begin_anew = forking._begin
+_ROOT = str(Path(__file__).parents[1])
 _PYTHON = sys.executable
 _is_beginning = False
 """Whether the server that this process keeps begins: that one has to do so anew."""
@@ -135,11 +135,12 @@ def fork(
         return None
     if (kept := _kept_for(steady)) is None:
         return None
+    own = {name: value for name, value in environment.items() if name not in steady} | dict(late or {})
     asked: dict[str, Any] = {
         "program": list(program),
         "imports": list(imports),
         "directory": os.getcwd(),
-        "environment": {name: value for name, value in environment.items() if name not in steady} | dict(late or {}),
+        "environment": {"PYTHONPATH": steady.get("PYTHONPATH", "")} | own,
     }
     try:
         process = kept.server.fork(asked, output.fileno())
@@ -155,7 +156,8 @@ def fork(
 
 def _kept_for(steady: Mapping[str, str]) -> _Kept | None:
     """None: forks of a server that would have to end for this one still run."""
-    wanted = {**steady, "RPG_HOME": ROOM}
+    path = os.pathsep.join(filter(None, [_ROOT, steady.get("PYTHONPATH", "")]))  # where it finds its modules
+    wanted = {**steady, "RPG_HOME": ROOM, "PYTHONPATH": path}
     if _kept and _kept[0].server.owner != os.getpid():  # this is a fork of the process that keeps them
         _kept.clear()
     for kept in [kept for kept in _kept if not kept.server.alive]:
@@ -169,8 +171,7 @@ def _kept_for(steady: Mapping[str, str]) -> _Kept | None:
     global _is_beginning
     _is_beginning = True
     try:
-        with contextlib.chdir(Path(__file__).parents[1]):  # where it finds its modules
-            _kept.append(_Kept(Server(wanted), []))
+        _kept.append(_Kept(Server(wanted), []))
     finally:
         _is_beginning = False
     return _kept[-1]

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import EntryPoint
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -316,6 +317,39 @@ def test_whoever_sends_a_signal_that_may_be_ignored_has_it_arrive() -> None:
         lines = path.read_text().splitlines()
         is_sent = any(re.search(r"\bsignal\.SIG(INT|HUP)\b", line) and "SIG_IGN" not in line for line in lines)
         assert not is_sent or 'usefixtures("signals_arrive")' in path.read_text(), path.relative_to(ROOT)
+
+
+def test_no_process_finds_modules_in_its_working_directory() -> None:
+    """A user's transformers.py, or a directory called specs, would replace what is installed."""
+    starts = {"-P", "-I"}
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.List | ast.Tuple)
+        for word, following in pairwise([*node.elts, ast.Constant("")])
+        if "sys.executable" in ast.unparse(word) and isinstance(word, ast.Attribute | ast.BoolOp)
+        if not (isinstance(following, ast.Constant) and following.value in starts)
+    ]
+    assert not found
+
+
+def test_text_is_read_and_written_in_an_encoding_that_is_named() -> None:
+    """What ruff's PLW1514 does not see: methods of paths that it cannot tell, and the output of other programs."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if (named := {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}).get("text") == "True"
+        or (node.func.attr in ("read_text", "write_text") and "encoding" not in named and not _of_package(node))
+    ]
+    assert not found
+
+
+def _of_package(call: ast.Call) -> bool:
+    """Whether it reads the metadata of an installed package, which are UTF-8."""
+    return ast.unparse(call).startswith("package.read_text")
 
 
 def test_what_modules_read_beside_them_is_installed_with_them() -> None:

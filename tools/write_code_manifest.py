@@ -44,7 +44,7 @@ def main() -> None:
 def current(before: Release) -> Release:
     """The code as it stands, with the numbers and the pinned libraries of the release before."""
     code = Code(released=EMPTY)
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     names = sorted(code.reach(*(name for stage in ENTRIES for name in entries(stage))))
     libraries = sorted(
         {library for kind in kinds() for each in variants(kind, installed=False).values() for library in each.libraries}

@@ -38,10 +38,10 @@ def main() -> None:
     stale = []
     for name, text in pages().items():
         path = (ROOT if name.startswith("specs/") else DOCS) / name
-        if not path.exists() or path.read_text() != text:
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
             stale.append(name)
             if "--check" not in sys.argv:
-                path.write_text(text)
+                path.write_text(text, encoding="utf-8")
     if stale and "--check" in sys.argv:
         sys.exit(f"out of date: {', '.join(stale)}; run python tools/write_reference.py")
 
@@ -259,7 +259,7 @@ def tables_page() -> str:
 
 def objectives_page() -> str:
     """The page as it is, its tables written anew."""
-    page = (DOCS / "objectives.md").read_text()
+    page = (DOCS / "objectives.md").read_text(encoding="utf-8")
     for name, lines in (("divergences", _divergences()), ("rivals", _rivals())):
         mark = f"<!-- {name}: written by tools/write_reference.py -->"
         table = "\n".join([mark, *lines, "<!-- end -->"])
@@ -356,7 +356,7 @@ def _commands(group: Any, prefix: str) -> list[str]:
 def decisions_page() -> str:
     """A list of the decisions, by their titles."""
     pages = sorted((DOCS / "decisions").glob("0*.md"))
-    titles = [path.read_text().partition("\n")[0].removeprefix("# ") for path in pages]
+    titles = [path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for path in pages]
     lines = [
         f"{number}. [{title}]({path.name})" for number, (path, title) in enumerate(zip(pages, titles, strict=True), 1)
     ]

@@ -7,13 +7,15 @@ import errno
 import importlib
 import os
 import sys
+import tomllib
 import traceback
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pipelines.cli import verbs
-from pipelines.terminal.spelling import shown_safely
+from pipelines.terminal.spelling import open_streams, shown_safely
 from specs.machine.collecting import collect_rarely
 
 app = typer.Typer(
@@ -57,8 +59,10 @@ _OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.
 def main() -> None:
     """Runs the command line: exit 0 done, 1 failed, 2 the user's mistake, 130 interrupted."""
     collect_rarely()
+    open_streams()
     with shown_safely():
         try:
+            _have_home()
             _run()
         except SystemExit as end:
             if limits := sys.modules.get("storage.statements.limits"):
@@ -67,6 +71,16 @@ def main() -> None:
         except Exception:  # a fault of ours: what it quotes is spelt out too
             traceback.print_exc()
             sys.exit(1)
+
+
+def _have_home() -> None:
+    """Gives libraries RPG_HOME for their files, and a name, where this user has neither HOME nor an account, as in many
+    containers: Python raises otherwise, and a directory called `~` appears here."""
+    try:
+        Path.home()
+    except RuntimeError:
+        os.environ["HOME"] = os.path.abspath(os.environ.get("RPG_HOME") or ".rpg")
+        os.environ.setdefault("LOGNAME", f"user-{os.getuid()}")
 
 
 def _exit_code(end: SystemExit) -> int:
@@ -99,15 +113,51 @@ def _run() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):  # which typer makes an exit of
+            raise
         _close_stdout()
         sys.exit(0)  # the reader had enough
+    except BrokenPipeError:
+        _close_stdout()
+        sys.exit(0)
     except OSError as error:
         if error.errno not in _OF_THE_MACHINE:
             raise
         print(f"{error.filename or 'the output cannot be written'}: {error.strerror}", file=sys.stderr)
         _close_stdout()
         sys.exit(1)
+    except Exception as error:
+        if not (trouble := _trouble_of_prefect(error)):
+            raise
+        print(trouble, file=sys.stderr)
+        sys.exit(2)
+
+
+def _trouble_of_prefect(error: Exception) -> str:
+    """Returns which file or variable Prefect cannot take its settings from; empty for any other error.
+
+    Prefect reads them when it is imported, also from files of the working directory that are not about it.
+    """
+    trace = traceback.walk_tb(error.__traceback__)
+    if not any(frame.f_globals.get("__name__", "").startswith("prefect.settings") for frame, _ in trace):
+        return ""
+    there = [path for path in map(Path, ("pyproject.toml", "prefect.toml", ".env")) if path.is_file()]
+    broken = [path for path in there if not _is_read(path)]
+    places = [*map(str, (path.absolute() for path in broken or there)), *([] if broken else ["PREFECT_* variables"])]
+    why = " ".join(str(error).split())
+    return f"{', '.join(places)}: Prefect cannot read its settings: {why}\n  hint: mend it, or call rpg from elsewhere"
+
+
+def _is_read(path: Path) -> bool:
+    """Whether a file is what its name says, as far as Prefect minds."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            tomllib.loads(text)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _close_stdout() -> None:

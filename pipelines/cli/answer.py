@@ -1,7 +1,8 @@
 """The end of `rpg run`: accuracy before and after with intervals, where the report lies, what to try next."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipelines.home.home import Home
@@ -92,7 +93,7 @@ def next_lines(
         overrides: the `--set` of this call, which hold for a command with the same file.
         single: one run of several was asked for.
     """
-    file = " ".join([shlex.quote(_file(document)), *(f"--set {shlex.quote(each)}" for each in overrides)])
+    file = partial(_with_settings, _file(document), overrides)
     name = document.experiment.name
     finished = [outcome.run.run_id for outcome in outcomes if outcome.status == "finished"]
     commands: list[tuple[str, str]] = []
@@ -100,7 +101,7 @@ def next_lines(
     of_many = not single and (experiment.matrix is not None or len(experiment.seeds) > 1)
     if of_many and any(outcome.interrupted for outcome in outcomes):
         verb = "run" if experiment.trains else "evaluate"
-        commands.append((f"rpg {verb} {file}", "go on with all runs; what is done is reused"))
+        commands.append((f"rpg {verb} {file()}", "go on with all runs; what is done is reused"))
     for outcome in outcomes:
         if outcome.status == "failed":
             commands.append((f"rpg logs {outcome.run.run_id}", "what went wrong"))
@@ -117,19 +118,29 @@ def next_lines(
     return ["", "next", *(f"  {command:<{width}}  {why}" for command, why in commands[:3])]
 
 
+def _with_settings(file: str, overrides: Sequence[str], setting: str = "") -> str:
+    """The file's name with its `--set` options, one for each field: the last, or the further one."""
+    given = {each.partition("=")[0].strip(): each for each in overrides}
+    if setting:
+        field = setting.partition("=")[0]
+        given = {name: each for name, each in given.items() if name != field and not name.startswith(f"{field}.")}
+        given[field] = setting
+    return " ".join([shlex.quote(file), *(f"--set {shlex.quote(each)}" for each in given.values())])
+
+
 def _after_training(
-    document: "Document", file: str, finished: Sequence[str], *, several: bool
+    document: "Document", file: Callable[..., str], finished: Sequence[str], *, several: bool
 ) -> Iterator[tuple[str, str]]:
     name = document.experiment.name
     if several:
         yield f"rpg compare {name}", "the settings side by side, seeds pooled"
     elif len(finished) == 1 and len(document.experiment.seeds) == 1:
-        yield f"rpg run {file} --set 'seeds=[0,1,2]'", "narrower intervals: three seeds, pooled"
+        yield f"rpg run {file('seeds=[0,1,2]')}", "narrower intervals: three seeds, pooled"
     if finished:
         query = f"select run, step, reward from learning_curves where {_are(finished)} order by all"
         yield f'rpg sql "{query}"', "the learning curves as rows"
         yield f"rpg show {finished[0]}", "one run whole"
-    yield f"rpg plan {file} --set training.steps=...", "what another setting would run again"
+    yield f"rpg plan {file('training.steps=...')}", "what another setting would run again"
 
 
 def _are(run_ids: Sequence[str]) -> str:
@@ -139,7 +150,7 @@ def _are(run_ids: Sequence[str]) -> str:
 
 
 def _after_measuring(
-    name: str, file: str, finished: Sequence[str], *, several: bool, varies: bool
+    name: str, file: Callable[..., str], finished: Sequence[str], *, several: bool, varies: bool
 ) -> Iterator[tuple[str, str]]:
     """Commands after an evaluation. `varies`: responses to a problem differ, as greedy ones do not."""
     if several:
@@ -147,11 +158,11 @@ def _after_measuring(
     query = f"select run, dataset, accuracy from accuracy_curves where {_are(finished)}"
     yield f'rpg sql "{query}"', "the accuracies as rows"
     if varies:
-        more = "--set evaluation.samples_per_problem=..."
-        yield f"rpg evaluate {file} {more}", "narrower intervals, from more responses to each problem"
+        more = file("evaluation.samples_per_problem=...")
+        yield f"rpg evaluate {more}", "narrower intervals, from more responses to each problem"
     else:
         yield (
-            f"rpg evaluate {file}",
+            f"rpg evaluate {file()}",
             "narrower intervals, once data.evaluation has more problems; greedy answers are one",
         )
 

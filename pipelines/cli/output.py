@@ -14,7 +14,7 @@ from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, BinaryIO, assert_never
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, assert_never
 
 from pipelines.terminal.cells import markdown_cell, spreadsheet_cell
 from pipelines.terminal.spelling import beneath
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from storage.statements.texts import Form
     from storage.store import Stream
 
+_Date = TypeVar("_Date", date, datetime)
 MOST_TABLE_ROWS = 1000
 """A table is to be looked at; whoever wants more takes another format."""
 _LEAST_WIDTH = 24
@@ -111,11 +112,10 @@ def _object_text(row: dict[str, Any]) -> str:
     return "\n " + json_text(row).rstrip("\n").replace("\n", "\n ")
 
 
-def form_of(kind: Format, *, safe: bool = False) -> "Form | None":
-    """The form in which DuckDB writes rows for a format; None where it has none. `safe`: as for `csv_text`."""
-    if safe and kind is Format.csv:
-        return None
-    return "csv" if kind is Format.csv else "json" if kind is Format.json else None
+def form_of(kind: Format, *, safe: bool = False) -> "Form":
+    """The form in which rows are read for a format. `safe`: as for `csv_text`, which then writes the cells itself."""
+    forms: dict[Format, Form] = {Format.csv: "csv", Format.json: "json", Format.parquet: "parquet"}
+    return "table" if safe and kind is Format.csv else forms.get(kind, "table")
 
 
 def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool) -> None:
@@ -197,7 +197,9 @@ def cell_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, datetime):
-        return value.strftime("%Y-%m-%d %H:%M:%S")
+        return _finite(value).strftime("%Y-%m-%d %H:%M:%S")
+    if isinstance(value, date):
+        return _finite(value).isoformat()
     if isinstance(value, (list, tuple, dict)):
         value = json.dumps(plain(value), ensure_ascii=False)
     return str(value).translate(_CONTROL)
@@ -262,8 +264,11 @@ def json_text(value: Any) -> str:
 
 
 def as_objects(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
-    """One object a row."""
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+    """One object a row. A column whose name another one has before it gets a number behind its name."""
+    from storage.statements.texts import distinct
+
+    names = distinct(columns)
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def plain(value: Any) -> Any:
@@ -271,13 +276,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
+        if value == value.to_integral_value():
+            return int(value)
+        return float(value) if Decimal(repr(float(value))) == value else str(value)
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, (datetime, date)):
-        return value.isoformat()
+        return _finite(value).isoformat()
     if isinstance(value, timedelta):
         return value.total_seconds()
     return value if value is None or isinstance(value, (str, int, bool)) else str(value)
@@ -286,7 +293,15 @@ def plain(value: Any) -> Any:
 def _csv_field(value: Any) -> Any:
     if isinstance(value, (list, tuple, dict)):
         return json.dumps(plain(value), ensure_ascii=False)
-    return value.isoformat() if isinstance(value, (datetime, date)) else value
+    return _finite(value).isoformat() if isinstance(value, (datetime, date)) else value
+
+
+def _finite(value: _Date) -> _Date:
+    """The date or time. Raises RpgError for the first and the last, which DuckDB's infinite ones become in Python."""
+    plain_value = value.replace(tzinfo=None) if isinstance(value, datetime) else value
+    if plain_value in (type(plain_value).min, type(plain_value).max):
+        raise RpgError(f"{value} may stand for an infinite time\n  hint: cast the column: `::VARCHAR`")
+    return value
 
 
 def _is_number(value: Any) -> bool:
@@ -307,16 +322,20 @@ def _write_parquet(stream: "Stream", file: BinaryIO) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from storage.statements.texts import distinct
+
     if file.isatty():
         raise RpgError("Parquet is not for a terminal; give -o FILE")
     # DuckDB's sums of integers are decimals of 38 digits, which few programs take for integers.
     sums = pa.decimal128(38, 0)
     given, batches = stream.batches()
-    schema = pa.schema([field.with_type(pa.int64()) if field.type == sums else field for field in given])
+    names = distinct(given.names)
+    types = [pa.int64() if kind == sums else kind for kind in given.types]
+    schema = pa.schema(list(zip(names, types, strict=True)))
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for batch in batches:
             try:
-                writer.write_batch(batch.cast(schema))
+                writer.write_batch(batch.rename_columns(names).cast(schema))
             except pa.ArrowInvalid as error:
                 raise RpgError(f"{error}: cast integers of more than 64 bits to DOUBLE or VARCHAR") from error
 

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from specs.documents.strict_json import parse_json
 from specs.errors import Issue, SpecError
 from specs.machine.foreign.limited import limited_memory
 from specs.machine.foreign.tables import allowed_memory, lines_of, require_parquet
@@ -145,7 +146,7 @@ def _power_of_two(rows: Sequence[dict[str, Any]], column: str, *, least: int, mo
 def _function(reward: Path) -> str:
     """What the spec says of a reward file's function, where that is not `score`."""
     try:
-        tree = ast.parse(reward.read_text("utf-8"))
+        tree = ast.parse(reward.read_text(encoding="utf-8"))
     except OSError as error:
         raise _wrong(f"cannot be read: {error.strerror}", reward) from None
     except (SyntaxError, ValueError) as error:
@@ -174,7 +175,7 @@ def _read(data: Path) -> tuple[str, list[dict[str, Any]]]:
                 rows: list[dict[str, Any]] = list(islice(csv.DictReader(lines_of(lines)), _READ))
         elif kind == "jsonl":
             with data.open(encoding="utf-8-sig") as lines:
-                rows = [json.loads(line) for line in islice(lines_of(lines), _READ) if line.strip()]
+                rows = [parse_json(line) for line in islice(lines_of(lines), _READ) if line.strip()]
         else:
             import pyarrow.parquet as pq
 
@@ -209,7 +210,7 @@ def _has_chat_template(model: str) -> bool:
     if not os.path.isdir(model):
         return False
     config = Path(model) / "tokenizer_config.json"
-    in_config = config.is_file() and "chat_template" in config.read_text()
+    in_config = config.is_file() and "chat_template" in config.read_text(encoding="utf-8")
     return in_config or (Path(model) / "chat_template.jinja").is_file()
 
 

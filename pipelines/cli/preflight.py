@@ -198,7 +198,11 @@ def _note(run: RunPlan, *looked_at: Any) -> Path | None:
     from pipelines.planning.code import MANIFEST, Code
     from specs.machine.own_cache import place_to_save_time
 
-    code = [MANIFEST.read_text(), Code().differing("rpg.preflight"), *map(version, ("torch", "transformers"))]
+    code = [
+        MANIFEST.read_text(encoding="utf-8"),
+        Code().differing("rpg.preflight"),
+        *map(version, ("torch", "transformers")),
+    ]
     code += [run.stage(name).code for name in ("train", "evaluate")]
     digest = hashlib.sha256(json.dumps([*looked_at, code], sort_keys=True).encode()).hexdigest()
     return place_to_save_time("planning", "looks", f"{digest[:32]}.json")

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,9 @@ class Home:
         root = Path(os.path.expanduser(given)).absolute()
         if os.path.exists(root) and not os.path.isdir(root):
             raise RpgError(f"RPG_HOME={given}: a file, not a directory\n{_ELSEWHERE}")
+        if trouble := _unusable(str(root)):
+            shown = str(root).encode(errors="backslashreplace").decode()
+            raise RpgError(f"{shown}: {trouble}\n  hint: set RPG_HOME to another directory")
         return cls(root)
 
     def another(self) -> str:
@@ -165,6 +169,16 @@ class Home:
             yield
         finally:
             lock.release()
+
+
+def _unusable(path: str) -> str:
+    """Returns why DuckDB cannot read the files below a directory; empty if it can."""
+    if os.fsencode(path) != path.encode(errors="replace"):
+        encoding = sys.getfilesystemencoding()
+        return f"DuckDB takes a path for UTF-8, and this is not (this shell's encoding is {encoding}; LC_ALL=C.UTF-8)"
+    if "\\" in path and set(path) & set("*?["):
+        return "DuckDB reads no file below a path that has a backslash and one of * ? ["
+    return ""
 
 
 def _name(text: str) -> str:

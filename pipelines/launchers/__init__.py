@@ -38,7 +38,7 @@ def rank_program(run_directory: Path, stage: LaunchedStage) -> list[str]:
 
 def is_rank(command: Sequence[str]) -> bool:
     """Whether a launcher's command is itself the one rank, so that it has no ranks for children."""
-    return command[2] in {rank_program(Path(), stage)[0] for stage in get_args(LaunchedStage)}
+    return command[3] in {rank_program(Path(), stage)[0] for stage in get_args(LaunchedStage)}
 
 
 def launched_stage(arguments: Sequence[str]) -> LaunchedStage:

@@ -39,7 +39,7 @@ class LocalRanks:
             stage=stage,
         )
         if ranks == 1 and not slots and may_fork():
-            return [sys.executable, "-m", *rank_program(run_directory, stage)]
+            return [sys.executable, "-P", "-m", *rank_program(run_directory, stage)]
         return local_command(run_directory, ranks, port, slots[:ranks], stage=stage)
 
     def end(self, run_directory: Path) -> None:
@@ -73,7 +73,7 @@ def local_command(
     """
     world = base64.urlsafe_b64encode(json.dumps({"localhost": list(devices) or list(range(ranks))}).encode()).decode()
     return [
-        *(sys.executable, "-m", "pipelines.launchers.start_ranks"),
+        *(sys.executable, "-P", "-m", "pipelines.launchers.start_ranks"),
         *(f"--world_info={world}", f"--master_port={port}", "--log_level=error", "--no_local_rank"),
         *("--module", *rank_program(run_directory, stage)),
     ]

@@ -149,7 +149,7 @@ class Processes:
             for program, variables in share.commands(environment):
                 self.processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", *program],
+                        [sys.executable, "-P", "-m", *program],
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,

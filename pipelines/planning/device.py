@@ -61,7 +61,7 @@ def smallest_gpu() -> Device | None:
         return None
     command = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     with suppress(OSError, subprocess.SubprocessError, ValueError):
-        listing = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        listing = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=30, check=True).stdout
         rows = [line.rpartition(",") for line in listing.splitlines() if line.strip()]
         gpus = [Device(name.strip(), round(int(mebibytes) / 1024, 1)) for name, _, mebibytes in rows]
         return min(gpus, key=lambda gpu: gpu.memory_gib, default=None)

@@ -63,10 +63,14 @@ def sharing_inputs(experiment: Experiment) -> dict[str, Mapping[str, bool | floa
 
 
 def knows_gpu(experiment: Experiment) -> bool:
-    """Whether the run has a GPU whose memory is known: named by the spec, or this machine's."""
+    """Whether the run has a GPU whose memory is known.
+
+    It computes on one by what the spec says, whose memory the spec names too; or on this machine's, whose memory the
+    spec may name.
+    """
     resources = experiment.resources
-    if resources.memory_gib:
-        return resources.device == "cuda"
+    if resources.device == "cuda" and resources.memory_gib:
+        return True
     return resources.device != "cpu" and experiment.launcher.type == "local" and smallest_gpu() is not None
 
 

@@ -103,10 +103,10 @@ def _count(settings: str) -> dict[str, Any] | None:
     # What is wrong with the settings is said by the look at the model.
     with suppress(OSError, DiskError, StageError), tempfile.TemporaryDirectory() as name:
         given, figures = (Path(name) / file for file in ("settings.json", "figures.json"))
-        given.write_text(settings)
+        given.write_text(settings, encoding="utf-8")
         child = Child(
             "count",
-            [sys.executable, "-m", shape.__name__, str(given), str(figures)],
+            [sys.executable, "-P", "-m", shape.__name__, str(given), str(figures)],
             log=Path(name) / "count.log",
             record=Path(name) / "process.json",
             timeout_seconds=_COUNT_SECONDS,

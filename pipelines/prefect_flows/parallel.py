@@ -115,12 +115,12 @@ class _Worker:
         self._log_start = log_size(self._log)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipelines.prefect_flows.parallel", api_url],
+                [sys.executable, "-P", "-m", "pipelines.prefect_flows.parallel", api_url],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=os.environ | {"RPG_HOME": str(home.root), RUNS_AT_ONCE: str(at_once)},
-                text=True,
+                encoding="utf-8",
                 start_new_session=True,  # a terminal's Ctrl-C is for this process, which passes it on
                 preexec_fn=partial(die_with_parent, os.getpid()),
             )
@@ -254,7 +254,7 @@ class _Teller:
 def main() -> None:
     """A worker: `python -m pipelines.prefect_flows.parallel API_URL`; stdin: the frozen experiment, then run ids."""
     die_with_parent()
-    teller = _Teller(os.fdopen(os.dup(sys.stdout.fileno()), "w"))
+    teller = _Teller(os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8"))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no event
     home, stop = Home.from_environment(), Stop()
     with client_settings(home, sys.argv[1]), stop.on_signals():

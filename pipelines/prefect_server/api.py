@@ -92,7 +92,7 @@ def running_services(home: Home) -> Services | None:
     return Services(**fields | {"supervisor": supervisor})
 
 
-SERVER_COMMAND = (sys.executable, "-m", "pipelines.prefect_server.api_process")
+SERVER_COMMAND = (sys.executable, "-P", "-m", "pipelines.prefect_server.api_process")
 """The command line of one process that serves the API and the dashboard on the socket that is its standard input."""
 
 
@@ -271,7 +271,7 @@ def _serve() -> None:
 
     for name in _SILENT:
         os.environ.pop(name, None)
-    sys.argv = [*SERVER_COMMAND[2:]]
+    sys.argv = [*SERVER_COMMAND[3:]]
     show_as(" ".join(SERVER_COMMAND))
     refresh_global_settings_context()
     main()

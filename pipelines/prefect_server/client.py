@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipelines.home.home import Home
 from pipelines.prefect_server.api import auth_string_for, client_settings, is_healthy, running_services
-from specs.errors import Issue, SpecError
+from specs.errors import Issue, RpgError, SpecError
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -166,7 +166,10 @@ def _profile(name: str) -> dict[str, Any]:
     path = Path.home() / ".prefect" / "profiles.toml"
     profiles: dict[str, Any] = {}
     if path.is_file():
-        profiles = tomllib.loads(path.read_text(encoding="utf-8")).get("profiles", {})
+        try:
+            profiles = tomllib.loads(path.read_text(encoding="utf-8")).get("profiles", {})
+        except ValueError as error:
+            raise RpgError(f"{path}: {error}") from None
     if name not in profiles:
         raise SpecError(Issue("no such Prefect profile", given=name, allowed=", ".join(profiles) or f"none in {path}"))
     if not profiles[name].get("PREFECT_API_URL"):

@@ -33,7 +33,7 @@ class Deployment:
     @property
     def job(self) -> dict[str, str]:
         """Command of a worker for a flow run: `pipelines.prefect_flows.workers.flow_process`, which says why."""
-        return {"command": "python -m pipelines.prefect_flows.workers.flow_process"}
+        return {"command": "python -P -m pipelines.prefect_flows.workers.flow_process"}
 
     def name_in(self, pool: str) -> str:
         """Name of the deployment in a pool."""

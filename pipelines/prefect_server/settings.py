@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pipelines.home.home import Home
 from pipelines.prefect_server.credentials import AUTH_VARIABLE, SERVER_AUTH_VARIABLE, own_string
@@ -97,7 +97,7 @@ def embedded_environment(home: Home, url: str) -> dict[str, str]:
     """For the one API process on SQLite. Its background services ask it too: they are clients."""
     return client_environment(home, url, own_string(home)) | {
         **_of_every_server(home, url, own_string(home)),
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{sqlite_file(home)}",
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{quote(str(sqlite_file(home)))}",
     }
 
 

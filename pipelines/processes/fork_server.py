@@ -123,7 +123,7 @@ class ForkServer:
             sys.modules["numpy.random"].seed()
         if "torch" in sys.modules:
             sys.modules["torch"].default_generator.seed()
-        show_as(" ".join([sys.executable, "-m", *asked["program"]]))
+        show_as(" ".join([sys.executable, "-P", "-m", *asked["program"]]))
 
     def _tell_end(self, descriptor: int) -> None:
         pid = self._forks.pop(descriptor)
@@ -171,7 +171,7 @@ def lost_threads() -> list[str]:
     os.waitpid(pid, 0)
     tasks = Path("/proc/self/task")
     others = (tasks / name / "comm" for name in os.listdir(tasks) if int(name) != os.getpid())
-    return [name for comm in others if (name := comm.read_text().strip()) not in _MAY_BE_LOST]
+    return [name for comm in others if (name := comm.read_text(encoding="utf-8").strip()) not in _MAY_BE_LOST]
 
 
 def show_as(title: str) -> None:

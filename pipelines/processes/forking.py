@@ -110,7 +110,7 @@ class ForkedProcess:
 def _begin(theirs: socket.socket, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Starts a server that is asked through the other end of a socket."""
     return subprocess.Popen(
-        [sys.executable, "-m", "pipelines.processes.fork_server", ROOM_FOR_TITLE],
+        [sys.executable, "-P", "-m", "pipelines.processes.fork_server", ROOM_FOR_TITLE],
         stdin=theirs.fileno(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -154,8 +154,8 @@ _Process = subprocess.Popen[bytes] | ForkedProcess
 
 def _begin(child: Child, output: BinaryIO) -> _Process:
     """Starts a child's process: a fork where the child takes one and one may be."""
-    if child.imports is not None and list(child.command[:2]) == [sys.executable, "-m"]:
-        own, program = inherited(SERVER_PASSWORDS), child.command[2:]
+    if child.imports is not None and list(child.command[:3]) == [sys.executable, "-P", "-m"]:
+        own, program = inherited(SERVER_PASSWORDS), child.command[3:]
         forked = fork(program, child.imports, output, inherited=own, environment=child.environment)
         if forked is not None:
             return forked

@@ -168,7 +168,7 @@ def _safe(value: Any) -> Any:
 
 def palette() -> list[str]:
     """The colours of a page on white, by the index of a line's colour."""
-    style = (Path(__file__).parent / "style.css").read_text()
+    style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
     return [re.search(rf"--c{index}: (#\w+);", style)[1] for index in range(PALETTE)]  # type: ignore[index]
 
 

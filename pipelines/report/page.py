@@ -30,8 +30,8 @@ def render(template: str, **values: Any) -> str:
         _environment()
         .get_template(template)
         .render(
-            style=Markup((_HERE / "style.css").read_text()),
-            script=lambda name: Markup((_HERE / name).read_text()),
+            style=Markup((_HERE / "style.css").read_text(encoding="utf-8")),
+            script=lambda name: Markup((_HERE / name).read_text(encoding="utf-8")),
             written_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             version=_version(),
             percent=percent,

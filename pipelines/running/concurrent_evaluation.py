@@ -172,7 +172,7 @@ class _ConcurrentEvaluation:
             slots = holding.enter_context(leased(self._num_slots, holder, waiting=None, available=self._slots))
             job = self._write_job(directory, exported)
             imports = None
-            command = [sys.executable, "-m", "rpg.stage", str(job)]
+            command = [sys.executable, "-P", "-m", "rpg.stage", str(job)]
             if evaluates_in_ranks(self._experiment):
                 command = self._launcher.command(directory, self._experiment, slots, stage="evaluate")
             else:

@@ -24,7 +24,7 @@ def look_in_fork(experiment: Experiment, *, model: bool) -> Findings | None:
         job, problems = directory / "job.json", directory / "problems.json"
         spec = experiment.model_dump(mode="json")
         write_json(job, {"stage": "look", "spec": spec, "model": model, "out": name, "problems": str(problems)})
-        command = [sys.executable, "-m", "rpg.stage", str(job)]
+        command = [sys.executable, "-P", "-m", "rpg.stage", str(job)]
         child = Child("look", command, directory / "look.log", directory / "process.json", imports=imports)
         if supervise(child) == 0:
             kinds = read_json(directory / "found.json")

@@ -76,7 +76,7 @@ class SinkProcesses:
 
     def _start(self, sink: Sink) -> None:
         self._failed_at.pop(sink, None)
-        command = [sys.executable, "-m", "pipelines.sinks", self._run_id, sink.model_dump_json()]
+        command = [sys.executable, "-P", "-m", "pipelines.sinks", self._run_id, sink.model_dump_json()]
         own = {"RPG_HOME": str(self._home.root)}
         self._log_starts[sink] = log_size(self._log(sink))
         self._processes[sink] = start(command, self._log(sink), environment=own, withheld=SERVER_PASSWORDS)

@@ -235,7 +235,7 @@ def _make_aside(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
             _launch(execution, stage, tick)
         else:
             with stage_slots(execution, stage.stage) as slots:
-                command = [sys.executable, "-m", "rpg.stage", str(job)]
+                command = [sys.executable, "-P", "-m", "rpg.stage", str(job)]
                 imports = imports_of(execution.plan.experiment, stage.stage, slots)
                 _run_process(execution, stage, command, tick, environment=slot_environment(slots), imports=imports)
         execution.check_lease()
@@ -340,7 +340,7 @@ def _report(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     # Not under the page's time limit: the larger the run, the longer its files take to merge.
     ingest(execution.home.root, compact=execution.run_id, whole=True)
     if execution.plan.experiment.stages.report.timeout_seconds:  # only a process can be ended
-        command = [sys.executable, "-m", "pipelines.report", execution.run_id]
+        command = [sys.executable, "-P", "-m", "pipelines.report", execution.run_id]
         _run_process(execution, stage, command, tick, environment={"RPG_HOME": str(execution.home.root)})
         return
     from pipelines.report import write_run_report

@@ -45,7 +45,7 @@ class Postgres:
         """
         data = home.services / "postgres"
         written_by = data / "PG_VERSION"
-        binaries = _binaries(written_by.read_text().strip() if written_by.exists() else "")
+        binaries = _binaries(written_by.read_text(encoding="utf-8").strip() if written_by.exists() else "")
         cluster = cls(home, binaries, free_port())
         if not written_by.exists():
             cluster._initialize(data)
@@ -56,7 +56,7 @@ class Postgres:
         user = _user()
         if user:
             _let_in(user, self.home, data)
-        with tempfile.NamedTemporaryFile("w", prefix="rpg-") as password_file:
+        with tempfile.NamedTemporaryFile("w", prefix="rpg-", encoding="utf-8") as password_file:
             password_file.write(password(self.home, "postgres"))
             password_file.flush()
             if user:
@@ -183,7 +183,7 @@ def installed_postgres() -> dict[str, Path]:
     places = sorted(_DEBIAN.glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]), reverse=True)
     if places or not (elsewhere := shutil.which("postgres")):
         return {path.parts[-3]: path.parent for path in places}
-    version = subprocess.run([elsewhere, "--version"], capture_output=True, text=True).stdout.split()[2]
+    version = subprocess.run([elsewhere, "--version"], capture_output=True, encoding="utf-8").stdout.split()[2]
     return {version.partition(".")[0]: Path(elsewhere).parent}
 
 
@@ -236,4 +236,4 @@ def _run_as(user: str, command: list[str]) -> "subprocess.CompletedProcess[str]"
     identity: dict[str, Any] = {}
     if user:
         identity = {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
-    return subprocess.run(command, capture_output=True, text=True, cwd="/", **identity)
+    return subprocess.run(command, capture_output=True, encoding="utf-8", cwd="/", **identity)

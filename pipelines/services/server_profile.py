@@ -60,6 +60,7 @@ class ServerProfile:
         log = self.home.logs / "prefect-migration.log"
         command = [
             sys.executable,
+            "-P",
             "-c",
             "from pipelines.prefect_server.api_process import prepare_database; prepare_database()",
         ]
@@ -73,14 +74,23 @@ class ServerProfile:
 
     def background_services(self) -> Program:
         """Scheduling, late runs, events, automations: one process."""
-        command = [sys.executable, "-m", "pipelines.prefect_server.terse", "prefect", "server", "services", "start"]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "pipelines.prefect_server.terse",
+            "prefect",
+            "server",
+            "services",
+            "start",
+        ]
         return Program("services", command, self.environment, log="prefect-services.log")
 
     def record_page(self, port: int) -> Program:
         """The reports and the record's files, read-only."""
         environment = self.of_pages | {"RPG_WEB_PORT": str(port)}
         address = f"http://127.0.0.1:{port}/ready"
-        return Program("record", [sys.executable, "-m", "pipelines.web"], environment, address=address)
+        return Program("record", [sys.executable, "-P", "-m", "pipelines.web"], environment, address=address)
 
     @property
     def of_workers(self) -> dict[str, str]:

@@ -163,7 +163,7 @@ def _api(port: int, environment: dict[str, str], processes: int) -> Program:
 
 def _worker(url: str, environment: dict[str, str], processes: int) -> Program:
     """Each takes one flow run at a time: a run may use the whole machine."""
-    command = [sys.executable, "-c", "from pipelines.cli import main; main()", "worker"]
+    command = [sys.executable, "-P", "-c", "from pipelines.cli import main; main()", "worker"]
     options = ["--pool", POOL, "--profile", url]
     return Program("worker", [*command, *options], environment, log="prefect-worker.log", processes=processes)
 
@@ -173,7 +173,7 @@ def _studies_page(port: int, environment: dict[str, str], say: Callable[[str], N
     if importlib.util.find_spec("optuna_dashboard") is None:
         say("no dashboard of studies: pip install 'rpg-experiments[dashboard]'")
         return []
-    command, address = [sys.executable, "-m", "pipelines.studies.web", str(port)], f"http://127.0.0.1:{port}"
+    command, address = [sys.executable, "-P", "-m", "pipelines.studies.web", str(port)], f"http://127.0.0.1:{port}"
     return [Program("studies", command, environment, log="optuna-dashboard.log", address=f"{address}/ready")]
 
 

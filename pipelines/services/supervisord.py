@@ -100,7 +100,7 @@ class Supervisor:
         supervisor._write(list(programs))
         log = home.logs / "supervisord.log"
         supervisor._log_starts = {path.name: log_size(path) for path in home.logs.glob("*.log")}
-        command = [sys.executable, "-m", "supervisor.supervisord", "--configuration", "services/supervisord.conf"]
+        command = [sys.executable, "-P", "-m", "supervisor.supervisord", "--configuration", "services/supervisord.conf"]
         process = start(command, log, attached=False, directory=home.root)
         deadline = time.monotonic() + START_SECONDS
         while not supervisor.answers():
@@ -197,7 +197,7 @@ def _section(place: int, program: Program) -> str:
     head = [f"[program:{program.name}]"]
     if program.port:
         head = [f"[fcgi-program:{program.name}]", f"socket = tcp://127.0.0.1:{program.port}"]
-    command = shlex.join([sys.executable, "-m", "pipelines.services.launch", program.name]).replace("%", "%%")
+    command = shlex.join([sys.executable, "-P", "-m", "pipelines.services.launch", program.name]).replace("%", "%%")
     lines = [
         *head,
         f"command = {command}",

@@ -67,7 +67,7 @@ RequiresMountsFor={_quoted(root, of_command=False)}
 
 [Service]
 Type=forking
-ExecStart={" ".join(map(_quoted, (sys.executable, "-m", "pipelines.services.at_boot", root)))}
+ExecStart={" ".join(map(_quoted, (sys.executable, "-P", "-m", "pipelines.services.at_boot", root)))}
 PIDFile={_literal(root)}/services/supervisord.pid
 # A supervisord that was told to end stays down until the next boot.
 Restart=on-failure
@@ -149,7 +149,7 @@ WantedBy={"multi-user.target" if self.is_system else "default.target"}
 
     def _order(self, *words: str) -> None:
         command = [*self._systemctl, *words]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8")
         if done.returncode != 0:
             journal = shlex.join(["journalctl", *self._systemctl[1:], "--unit", self.name])
             raise ServiceError(f"{shlex.join(command)}:\n{done.stderr.strip()}\nits words: {journal}")

@@ -7,13 +7,15 @@ import json
 import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
+from urllib.parse import quote
 
-from mlflow.entities import Metric, Param, Run
+from mlflow.entities import LifecycleStage, Metric, Param, Run
 from mlflow.tracking import MlflowClient
 
 from pipelines.home.home import Home
 from pipelines.report.evidence import flatten
 from pipelines.sinks.record import EVALUATION, Ending, Point, SentRun
+from specs.errors import RpgError
 from specs.schema.execution import MlflowSink
 
 _RUN_ID = "rpg.run_id"
@@ -30,7 +32,7 @@ class MlflowSession:
     replaces: ClassVar[bool] = False
 
     def __init__(self, sink: MlflowSink, run: SentRun, home: Home) -> None:
-        default = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home.root / 'mlflow.db'}"
+        default = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{quote(str(home.root / 'mlflow.db'))}"
         # Two sessions that begin at once would both make the database, or the experiment.
         with home.locked("mlflow", waiting=lambda: None):
             self._client = MlflowClient(sink.tracking_uri or default)
@@ -78,6 +80,9 @@ class MlflowSession:
 
 def _experiment_id(client: MlflowClient, name: str) -> str:
     experiment = client.get_experiment_by_name(name)
+    if experiment and experiment.lifecycle_stage == LifecycleStage.DELETED:
+        restore = f"mlflow experiments restore --experiment-id {experiment.experiment_id}"
+        raise RpgError(f"the experiment `{name}` is deleted in MLflow: `{restore}`, or name another in the sink")
     return experiment.experiment_id if experiment else str(client.create_experiment(name))
 
 

@@ -256,12 +256,12 @@ def more_workers(document: StudyDocument, home: Home, api_url: str, count: int) 
 
 def _start(document: str, home: Home, api_url: str, number: int) -> subprocess.Popen[str]:
     environment = os.environ | {"RPG_HOME": str(home.root), _NUMBER: str(number)}
-    command = [sys.executable, "-m", "pipelines.studies.workers", api_url]
+    command = [sys.executable, "-P", "-m", "pipelines.studies.workers", api_url]
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         env=environment,
-        text=True,
+        encoding="utf-8",
         start_new_session=True,  # a terminal's Ctrl-C is for the first worker, which stops the others
         preexec_fn=partial(die_with_parent, os.getpid()),
     )

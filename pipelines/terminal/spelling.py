@@ -7,6 +7,7 @@ was shown before. What goes to a pipe or a file is left as it is.
 import codecs
 import contextlib
 import io
+import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
@@ -72,6 +73,22 @@ def beneath(stream: TextIO) -> TextIO:
     while proxied := getattr(stream, "rich_proxied_file", None):
         stream = proxied
     return stream
+
+
+def open_streams() -> None:
+    """Gives this process standard streams that take all it prints.
+
+    /dev/null stands for a stream that the shell has closed (`>&-`): the next file would get its number. A terminal with
+    few characters shows others spelt out; what goes to a file or a pipe is UTF-8 in every locale.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, number)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+        elif number and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="backslashreplace")
 
 
 @contextlib.contextmanager

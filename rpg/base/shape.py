@@ -204,4 +204,6 @@ if __name__ == "__main__":
     die_with_parent()
     # A fork has imported the Hub's client before it has an environment of its own.
     constants.HF_HUB_OFFLINE = True
-    write_json(Path(sys.argv[2]), asdict(counted(json.loads(Path(sys.argv[1]).read_text()))), durable=False)
+    write_json(
+        Path(sys.argv[2]), asdict(counted(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))), durable=False
+    )

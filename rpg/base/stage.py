@@ -56,7 +56,7 @@ def make(experiment: Experiment, data_dir: Path | None, out: Path) -> None:
     else:
         summary = _build(experiment, data_dir, out)
     summary["seconds"] = round(time.monotonic() - start, 2)
-    (out / "summary.json").write_text(json.dumps(summary, indent=1))
+    (out / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     print(f"{summary['parameters'] / 1e6:.2f} M parameters, vocabulary of {summary['vocabulary']}", flush=True)
 
 
@@ -283,7 +283,7 @@ def _is_read(config: "PretrainedConfig", key: str) -> bool:
     module = find_spec(type(config).__module__.replace("configuration_", "modeling_"))
     if module is None or module.origin is None:
         return False
-    return f'getattr(config, "{key}"' in Path(module.origin).read_text()
+    return f'getattr(config, "{key}"' in Path(module.origin).read_text(encoding="utf-8")
 
 
 def cannot_build(spec: ScratchModel, error: Exception) -> SpecError:

@@ -56,7 +56,7 @@ def load_problems(
 
 def _sources(data_dir: Path, split: str) -> list[str]:
     """Place in the spec of each row's set: the sets lie one after another."""
-    sets = json.loads((data_dir / "summary.json").read_text())[split]["sets"]
+    sets = json.loads((data_dir / "summary.json").read_text(encoding="utf-8"))[split]["sets"]
     return [each["source"] for each in sets for _ in range(each["problems"])]
 
 

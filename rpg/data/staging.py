@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 
 from rpg.data import metadata
 from rpg.data.overlap import Questions, Words, without_instruction, words_of
-from rpg.data.problems import SourceProblem, StagedProblem
+from rpg.data.problems import SourceProblem, StagedProblem, text_of
 from rpg.data.prompts import check_template, staged
+from specs.documents.strict_json import half_character
 from specs.errors import Issue, Path, SpecError
 from specs.machine.files import files_under
 from specs.machine.foreign.tables import allowed_memory, within_memory
@@ -68,7 +69,7 @@ def stage(data: Data, out: FilePath) -> None:
         _write(list(itertools.chain.from_iterable(each.problems for each in sets[split])), out / f"{split}.parquet")
     staged_at = datetime.now().isoformat(timespec="seconds")
     summary = {"overlap_of": QUESTIONS, "staged_at": staged_at, **_summary(sets)}
-    (out / "summary.json").write_text(json.dumps(summary, indent=1))
+    (out / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
 
 
 def _read_set(source: Source, data: Data, path: Path) -> StagedSet:
@@ -120,7 +121,11 @@ def _read(source: Source, problems: Iterator[SourceProblem], path: Path) -> Iter
     most = allowed_memory(sum(file.stat().st_size for file in files))
     try:
         # Of a data set on the Hub, whose size is not known, the user names no file.
-        yield from within_memory(problems, most) if files else problems
+        for number, problem in enumerate(within_memory(problems, most) if files else problems, 1):
+            if half := half_character(f"{text_of(problem.prompt)}{problem.answer}{metadata.dump(problem.metadata)}"):
+                shown = text_of(problem.prompt)[:80].encode(errors="backslashreplace").decode()
+                raise SpecError(Issue(f"problem {number} of the set holds {half}", given=shown))
+            yield problem
     except MemoryError:
         given = ", ".join(map(str, named))
         message = f"reading it takes more than {most >> 30} GiB of memory, and its size allows no more"

@@ -6,13 +6,13 @@ Each format is a function of a row's columns, named as a spec names it. What it 
 import base64
 import binascii
 import io
-import json
 import pickle
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from specs.documents.strict_json import parse_json
 from specs.schema.fields import nearest
 
 Format = Literal[
@@ -203,9 +203,9 @@ def _case(kind: str, given: Any, expected: Any, number: int, *, lines: bool) -> 
     if not lines:
         return _call(given, expected)
     try:
-        return [json.loads(line) for line in str(given).splitlines() if line.strip()], json.loads(expected)
-    except json.JSONDecodeError as error:
-        raise BadTestsError(f"test {number} is a call whose arguments or value are no JSON: {error.msg}") from None
+        return [parse_json(line) for line in str(given).splitlines() if line.strip()], parse_json(expected)
+    except ValueError as error:
+        raise BadTestsError(f"test {number} is a call whose arguments or value are no JSON: {error}") from None
 
 
 def _texts(given: Any, expected: Any) -> Case:
@@ -229,8 +229,8 @@ def _from_text(value: Any) -> Any:
     """A value that may come as its JSON text."""
     if isinstance(value, str):
         try:
-            return json.loads(value)
-        except json.JSONDecodeError:
+            return parse_json(value)
+        except ValueError:
             return value
     return value
 
@@ -264,9 +264,9 @@ def _parsed(value: Any, name: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise BadTestsError(f"`{name}` is no JSON: {error.msg} at character {error.pos + 1}") from None
+        return parse_json(value)
+    except ValueError as error:
+        raise BadTestsError(f"`{name}` is no JSON: {error}") from None
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def evaluate(
             start = time.monotonic()
         if first:
             summary = [part for step in sorted(summaries) for part in summaries[step]]
-            (out / "summary.json").write_text(json.dumps({"checkpoints": summary}, indent=1))
+            (out / "summary.json").write_text(json.dumps({"checkpoints": summary}, indent=1), encoding="utf-8")
             if kept:
                 shutil.rmtree(kept, ignore_errors=True)
 
@@ -93,7 +93,7 @@ def chosen(spec: Experiment, base: Path, run: Path | None) -> list[MeasuredPolic
 
 def _exported(run: Path) -> list[MeasuredPolicy]:
     """Weights that training has exported, by step."""
-    trained = json.loads((run / "train.json").read_text())
+    trained = json.loads((run / "train.json").read_text(encoding="utf-8"))
     policies = []
     for step, path in trained["weights"].items():
         files = {name: entry for name, entry in trained.get("files", {}).items() if name.startswith(f"{path}/")}

@@ -4,9 +4,12 @@ What they send each other is tensors, or values that `rpg.messages` makes bytes 
 """
 
 import os
+import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -26,6 +29,10 @@ T = TypeVar("T")
 _PATIENCE = timedelta(days=1)
 """How long a collective on the host waits for the other ranks, which may be sampling. A rank that ends, or loses its
 machine, is the launcher's to notice; that none of them works any more, see `specs.machine.standstill`."""
+_TOO_LATE = re.compile(r"Timed out waiting|timed out in|collective operation timeout")
+"""The words of gloo, and of NCCL, where a collective has waited too long."""
+_SETTLE_SECONDS = 10.0
+"""How much later than another a rank may see that it waits in vain."""
 _LONGEST = 2**34
 """Bytes of a value that a rank sends."""
 
@@ -71,6 +78,8 @@ def leave() -> None:
     """Leaves the group, so that torch has nothing to warn of at exit."""
     if dist.is_initialized():
         dist.destroy_process_group()
+        _host.clear()
+        _patient.clear()
 
 
 def rank() -> int:
@@ -96,7 +105,7 @@ def on_this_machine() -> int:
 def total(values: Tensor) -> Tensor:
     """Sum over the ranks, in place; on the host."""
     if world_size() > 1:
-        dist.all_reduce(values)
+        dist.all_reduce(values, group=_host_group())
         show_work()
     return values
 
@@ -104,7 +113,7 @@ def total(values: Tensor) -> Tensor:
 def largest(values: Tensor) -> Tensor:
     """Elementwise maximum over the ranks, in place; on the host."""
     if world_size() > 1:
-        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=_host_group())
         show_work()
     return values
 
@@ -119,9 +128,10 @@ def all_to_all(tensors: Sequence[Tensor]) -> Tensor:
         return tensors[0]
     sizes = torch.tensor([len(tensor) for tensor in tensors])
     received = torch.empty_like(sizes)
-    dist.all_to_all_single(received, sizes)
+    dist.all_to_all_single(received, sizes, group=_host_group())
     result = tensors[0].new_empty(int(received.sum()))
-    dist.all_to_all_single(result, torch.cat(list(tensors)), received.tolist(), sizes.tolist())
+    together = torch.cat(list(tensors))
+    dist.all_to_all_single(result, together, received.tolist(), sizes.tolist(), group=_host_group())
     show_work()
     return result
 
@@ -155,7 +165,7 @@ class Channel:
 
     def __init__(self) -> None:
         """All ranks create it together, in their main threads."""
-        self._group = dist.new_group(backend=proved_gloo.BACKEND, timeout=_PATIENCE) if world_size() > 1 else None
+        self._group = _patient_group() if world_size() > 1 else None
 
     def gather(self, value: T) -> list[T]:
         """Gathers a value, like `gather`."""
@@ -268,5 +278,54 @@ _host: dict[str, Any] = {}
 def _host_group() -> Any:
     """A gloo group, so that objects do not have to go through a GPU."""
     if "group" not in _host:
-        _host["group"] = dist.new_group(backend=proved_gloo.BACKEND, timeout=_PATIENCE)
+        _host["group"] = _patient_group()
     return _host["group"]
+
+
+_patient: list[Any] = []
+"""Groups in which a rank waits as long as others work."""
+
+
+def _patient_group() -> Any:
+    _patient.append(group := dist.new_group(backend=proved_gloo.BACKEND, timeout=_PATIENCE))
+    return group
+
+
+_limit = 0.0
+"""Seconds that `bound_waits` was given."""
+
+
+def bound_waits(seconds: float) -> None:
+    """Limits how long the learner's collectives wait for another rank, from now on. Its groups are there by now.
+
+    This module's own wait without that limit: their ranks may be sampling.
+    """
+    global _limit
+    _limit = seconds
+    if world_size() > 1:
+        wait_for_all()
+        for group in [*dist.distributed_c10d._world.pg_map]:
+            if not any(group is patient for patient in _patient):
+                dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
+
+
+def absent_ranks(error: BaseException, directory: Path) -> str:
+    """Returns which ranks a collective waited for in vain, in a sentence; empty for any other error.
+
+    Each rank whose wait was too long leaves a file; those that leave none have not arrived.
+
+    Args:
+        directory: for the files, on a file system that all ranks share; empty when the ranks start.
+    """
+    if world_size() == 1 or not _TOO_LATE.search(str(error)):
+        return ""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"waited-{rank()}").touch()
+    end = time.monotonic() + _SETTLE_SECONDS
+    absent = {*range(world_size())}
+    while absent and time.monotonic() < end:
+        time.sleep(0.1)
+        absent -= {int(path.name.removeprefix("waited-")) for path in directory.glob("waited-*")}
+    who = f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, sorted(absent)))}" if absent else "a rank that waits too"
+    why = "" if absent else ": the network between the ranks lost it"
+    return f"{who} did not arrive at a collective within {_limit:g} s (launcher.collective_timeout_seconds){why}"

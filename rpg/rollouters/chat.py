@@ -5,7 +5,6 @@ those tokens stand as they were sampled: no text of the policy's is ever tokenis
 read as markup: a tokenizer's special tokens in it are plain characters.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rpg.data.chat_template import TemplateError, render
 from rpg.data.plain_text import mark, rendered_ids, spelled, unmarked
 from rpg.tools.calls import read_calls
+from specs.documents.strict_json import parse_json
 from specs.errors import Issue, SpecError
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def _call(call: Any) -> dict[str, Any]:
     except (TypeError, KeyError, AttributeError):
         raise ChatError("a call is an object with a function") from None
     if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):  # as the client wrote it
-            arguments = json.loads(arguments)
+        with suppress(ValueError):  # as the client wrote it
+            arguments = parse_json(arguments)
     return {"id": str(call.get("id", "")), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

@@ -21,6 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from rpg.rollouters.chat import ChatError, Request, read_request
+from specs.documents.strict_json import parse_json
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -197,7 +198,7 @@ class Endpoint:
         if line is None:
             return _no_key()
         try:
-            body = json.loads(await _bounded(request))
+            body = parse_json(await _bounded(request))
             asked = Asked(read_request(body))
             line.put(asked)
             reply = await asyncio.wrap_future(asked.answered)

@@ -88,7 +88,7 @@ def _way() -> NamespaceSetup | Missing:
         return Missing("bubblewrap is not installed", _INSTALL)
     said = ""
     for way in (_OF_ROOT, _OF_USERS) if os.geteuid() == 0 else (_OF_USERS,):
-        trial = [*_command(way), *entered([sys.executable, "-c", "import rpg"], {}, nobody=way.nobody)]
+        trial = [*_command(way), *entered([sys.executable, "-P", "-c", "import rpg"], {}, nobody=way.nobody)]
         try:
             done = subprocess.run(trial, capture_output=True, env={}, timeout=_TRIAL_SECONDS, check=False)
         except subprocess.TimeoutExpired:
@@ -151,7 +151,9 @@ def _within(paths: Iterable[Path], targets: Iterable[Path]) -> list[Path]:
 def _scratch() -> tuple[str, ...]:
     """A small /tmp in memory, in which some libraries want a directory when they are imported."""
     # Older than 0.7 bubblewrap cannot bound it; then only the length of a file is bounded.
-    described = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
+    described = subprocess.run(
+        ["bwrap", "--help"], capture_output=True, encoding="utf-8", env={"PATH": os.environ["PATH"]}
+    )
     size = ("--size", str(_SCRATCH_BYTES)) if "--size" in described.stdout + described.stderr else ()
     return (*size, "--tmpfs", "/tmp")
 

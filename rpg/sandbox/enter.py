@@ -165,7 +165,7 @@ def _watch(parent: int, settings: dict[str, Any], command: list[str]) -> None:
         signal.signal(END, signal.SIG_DFL)
         if settings["cgroup"]:
             with suppress(OSError):
-                Path(settings["cgroup"], "cgroup.procs").write_text("0")
+                Path(settings["cgroup"], "cgroup.procs").write_text("0", encoding="utf-8")
         if os.getppid() == watcher:
             _become(settings, command)
         os._exit(1)
@@ -183,7 +183,7 @@ def _end_descendants() -> None:
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     with suppress(ChildProcessError, OSError):
         while True:
-            for child in children.read_text().split():
+            for child in children.read_text(encoding="utf-8").split():
                 with suppress(ProcessLookupError):
                     os.kill(int(child), signal.SIGKILL)
             os.wait()

@@ -91,9 +91,13 @@ class Cgroup:
 
 def _own_cgroup() -> Path:
     """Returns the directory of this process's cgroup. FileNotFoundError if no hierarchy of version 2 is mounted."""
-    owns = (line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+    owns = (
+        line[3:]
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        if line.startswith("0::")
+    )
     own = Path(next(owns, ""))
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         mount, _, rest = line.partition(" - ")
         _, _, _, root, place, *_ = mount.split()
         if rest.startswith("cgroup2 ") and own.is_relative_to(root):

@@ -4,7 +4,6 @@ A format reads calls from the text of a sampled turn, and says what stands aroun
 read as markup: a tokenizer's special tokens in it are plain characters.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, assert_never
 from rpg.data.chat_template import TemplateError, render
 from rpg.data.plain_text import plain_ids
 from rpg.tools.tool import Tool
+from specs.documents.strict_json import NotJsonError, parse_json
 from specs.errors import Issue, SpecError
 from specs.schema.rollout import HermesFormat, TagsFormat
 
@@ -187,10 +187,11 @@ def read_calls(text: str) -> list[Call]:
 def _read(text: str) -> Call:
     """A call from its JSON."""
     try:
-        call = json.loads(text)
+        call = parse_json(text)
         name, arguments = call["name"], call.get("arguments", {})
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return Call("", {}, 'a call is JSON with "name" and "arguments"')
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        why = f": {error}" if isinstance(error, ValueError) and not isinstance(error, NotJsonError) else ""
+        return Call("", {}, f'a call is JSON with "name" and "arguments"{why}')
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return Call(str(name), {}, '"name" is a text and "arguments" an object')
     return Call(name, arguments)

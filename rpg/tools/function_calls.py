@@ -13,6 +13,7 @@ from typing import Any
 
 from rpg.sandbox import Confined, Limits, start
 from rpg.tools.tool_error import ToolError
+from specs.documents.strict_json import parse_json
 
 _LIMITS = Limits(memory_bytes=1 << 40, processes=0, file_bytes=1 << 40, open_files=4096)
 """The function is its user's own code, and may do what its user may."""
@@ -72,7 +73,10 @@ class _Process:
         if not line:
             self.end()
             raise ToolError("the tool's process has ended")
-        answer: dict[str, str] = json.loads(line)
+        try:
+            answer: dict[str, str] = parse_json(line)
+        except ValueError as error:
+            raise ToolError(f"the tool's answer cannot be read: {error}") from None
         return answer
 
     def end(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 def main() -> None:
     """Answers until its input ends. What the function prints goes to standard error."""
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     about = json.loads(sys.stdin.readline())
     sys.path[:] = about["path"]

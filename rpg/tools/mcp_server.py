@@ -13,6 +13,7 @@ from pydantic import PrivateAttr
 from rpg.sandbox import watched
 from rpg.tools.tool import Tool, ToolSession
 from rpg.tools.tool_error import ToolError
+from specs.documents.strict_json import half_character
 from specs.machine.own_cache import library_variables
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class Server:
         variables = {name: os.environ[name] for name in self._environment if name in os.environ}
         parameters = StdioServerParameters(command=program, args=arguments, env=library_variables() | variables)
         # A file with a descriptor, where standard error is captured too.
-        with open(os.dup(2), "w") as errors:
+        with open(os.dup(2), "w", encoding="utf-8") as errors:
             async with stdio_client(parameters, errors) as streams, mcp.ClientSession(*streams) as session:
                 await session.initialize()
                 tools: list[Any] = []
@@ -156,6 +157,8 @@ class Server:
                 raise ServerEndedError(f"the MCP server {' '.join(self._command)} has ended") from None
             raise ToolError(error.error.message) from None
         text = "\n".join(part.text for part in result.content if part.type == "text")
+        if half := half_character(text):
+            raise ToolError(f"the tool's answer holds {half}")
         if result.is_error:
             raise ToolError(text or "failed")
         return text

@@ -62,7 +62,7 @@ def _gpus() -> dict[str, str]:
         return {}
     command = [program, "--query-gpu=index,uuid", "--format=csv,noheader"]
     with suppress(OSError, subprocess.SubprocessError):
-        listing = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        listing = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=30, check=True).stdout
         pairs = (line.partition(",") for line in listing.splitlines())
         return {index.strip(): uuid.strip() for index, _, uuid in pairs}
     return {}

@@ -230,7 +230,7 @@ def _is_shared_by_machines(path: Path, mounts: str = "") -> bool:
         mounts: as in /proc/self/mountinfo; empty: those that this process sees.
     """
     with suppress(OSError):
-        mounts = mounts or Path("/proc/self/mountinfo").read_text()
+        mounts = mounts or Path("/proc/self/mountinfo").read_text(encoding="utf-8")
     # A later mount on the same directory hides the earlier one.
     kinds = {line.split()[4]: line.partition(" - ")[2].split()[0] for line in mounts.splitlines()}
     mounted = next((kinds[str(place)] for place in (path, *path.parents) if str(place) in kinds), "")

@@ -73,6 +73,6 @@ def die_with_parent(parent: int | None = None, *, number: signal.Signals = signa
 def _init_is_ours() -> bool:
     """In a container the command itself may be process 1, an ordinary parent."""
     try:
-        return Path("/proc/1/comm").read_text().startswith(("python", "rpg"))
+        return Path("/proc/1/comm").read_text(encoding="utf-8").startswith(("python", "rpg"))
     except OSError:
         return False

@@ -97,7 +97,7 @@ def _looks_without_work(sign: Path, look_seconds: float) -> Iterator[int]:
 
 def _stacks() -> str:
     """Where each thread of this process is."""
-    with tempfile.TemporaryFile("w+") as file:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         return file.read()

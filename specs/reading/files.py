@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from specs.bounds import NotPlainError, TooLargeError, read_within
 from specs.errors import Issue, Path, Position, SpecError
 from specs.model_evaluation import ModelEvaluation
+from specs.reading.syntax import is_whole_value
 from specs.reading.tree import assign, merge
 from specs.reading.yaml import YamlNode, parse_bytes, parse_text, too_large
 from specs.schema.base import PathKind, path_kind
@@ -47,7 +48,7 @@ def override(root: YamlNode, setting: str, schema: type[BaseModel]) -> YamlNode:
     at = Position(f"--set {setting}", 0, "")
     if not equals:
         raise SpecError(Issue("a setting needs a value", file=at.file, allowed="path.to.field=value"))
-    node = parse_text(text, lambda _line: at)
+    node = parse_text(text, lambda _line: at) if is_whole_value(text) else YamlNode(text, at)
     return _set(root, name, _on_one_line(node, at) if node else YamlNode(None, at), schema)
 
 

@@ -10,10 +10,19 @@ from dataclasses import dataclass
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.tokens import ScalarToken
+from ruamel.yaml.tokens import (
+    AliasToken,
+    AnchorToken,
+    DirectiveToken,
+    DocumentEndToken,
+    DocumentStartToken,
+    ScalarToken,
+    TagToken,
+)
 
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 """What the parser counts as the end of a line."""
+_NO_VALUE = (AliasToken, AnchorToken, DirectiveToken, DocumentEndToken, DocumentStartToken, TagToken)
 _CLOSING = {"{": "}", "[": "]"}
 _IN_QUOTES = 'put the text in quotes: "..."'
 _COLUMNS = "entries of one section begin at the same column"
@@ -28,6 +37,27 @@ class SyntaxMistake:
     message: str
     hint: str = ""
     """What to write instead."""
+
+
+def is_whole_value(text: str) -> bool:
+    """Returns whether a text is one YAML value from its beginning to its end.
+
+    It is not if it is no YAML, or if a part of it is a comment, an anchor, an alias, a tag or a mark between documents:
+    `Which is #1?`, `&mine`, `{prompt} =`.
+    """
+    try:
+        for _ in YAML(typ="safe", pure=True).parse(text):
+            pass
+        tokens = [token for token in _tokens(text) if token.end_mark.index > token.start_mark.index]
+    except MarkedYAMLError:
+        return False
+    except (YAMLError, RecursionError):  # a forbidden character, say: it is in no text either
+        return True
+    if not tokens:
+        return not text.strip()
+    first, last = tokens[0], tokens[-1]
+    is_block = isinstance(first, ScalarToken) and first.style in ("|", ">") and "\n" not in text.strip()
+    return not (isinstance(first, _NO_VALUE) or is_block or text[last.end_mark.index :].strip())
 
 
 def explain(error: MarkedYAMLError, text: str) -> SyntaxMistake:

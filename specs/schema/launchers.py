@@ -34,6 +34,9 @@ class _Launcher(Spec):
     """The package that the machine needs which starts the ranks; empty: none beside this one's."""
     pool: str = execution("", pattern=POOL_NAME)
     """The Prefect work pool whose workers take the run when it is submitted; empty: `rpg`."""
+    collective_timeout_seconds: float = execution(900.0, gt=0)
+    """Seconds that a rank waits for another one in a collective operation of the learner. Then the attempt ends, with
+    the ranks that did not arrive. Waits for rollouts and judges have no such limit: see `standstill_seconds`."""
 
     def issues(self, training: Training) -> Iterator[Issue]:
         """Errors that make it impossible to train so, beyond what single fields show. Paths begin at the experiment."""

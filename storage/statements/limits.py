@@ -18,7 +18,7 @@ import duckdb
 
 from specs.machine.foreign.limited import limited_memory
 from specs.machine.scratch import Scratch
-from storage.database import quoted
+from storage.database import as_pattern, quoted
 from storage.errors import QueryError
 
 _Answer = TypeVar("_Answer")
@@ -73,11 +73,12 @@ def confine(connection: duckdb.DuckDBPyConnection, root: Path, limits: Limits) -
     scratch = Scratch(root, "query")
     remove_scratch = weakref.finalize(connection, scratch.remove)
     _scratches.add(scratch)
-    places = {path for name in ("runs", "packs") for path in (root / name, (root / name).resolve())}  # links, perhaps
+    places = [path for name in ("runs", "packs") for path in (root / name, (root / name).resolve())]  # links, perhaps
+    allowed = {text for path in places for text in (str(path), as_pattern(path))}
     connection.execute(
         f"SET memory_limit = '{limits.memory_bytes or default_memory()}B'; SET temp_directory = {quoted(scratch.path)};"
         " SET autoload_known_extensions = false; SET autoinstall_known_extensions = false;"
-        f" SET allowed_directories = [{', '.join(quoted(path) for path in sorted(places))}];"
+        f" SET allowed_directories = [{', '.join(quoted(path) for path in sorted(allowed))}];"
         " SET enable_external_access = false; SET lock_configuration = true"
     )
     return remove_scratch

@@ -10,7 +10,7 @@ from storage.relations import views
 from storage.snapshot import Snapshot
 from storage.statements.limits import Limits, Stopwatch, memory_limit, memory_text, out_of_memory
 from storage.statements.reading import require_reading
-from storage.statements.texts import Form, written_by_duckdb
+from storage.statements.texts import Form, changed_by, with_texts, written_by_duckdb
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +41,8 @@ class Statement:
         """Runs it up to its first rows.
 
         Args:
-            form: have DuckDB write each row as text, if it can; see `is_text`.
+            form: what the rows are written as. DuckDB writes each row as text, if it can; see `is_text`. Values that
+                the form would change are DuckDB's text.
         Raises:
             QueryError: the statement is wrong, does not read, or needs more than its limits.
             duckdb.Error: a file is at fault.
@@ -53,8 +54,25 @@ class Statement:
         text = self._within_limits(lambda: self._as_text(sql, params, form)) if form else None
         self._within_limits(lambda: self._connection.execute(text or sql, params or None))
         if text is None:
-            self.columns = tuple(column[0] for column in self._connection.description or ())
+            columns = [(name, str(kind)) for name, kind, *_ in self._connection.description or ()]
+            if form and changed_by(form, columns):
+                self._read_as_texts(sql, params, columns, form)
+            self.columns = tuple(name for name, _ in columns)
         self.is_text = text is not None
+
+    def _read_as_texts(self, sql: str, params: Params, columns: Sequence[tuple[str, str]], form: Form) -> None:
+        """Runs the query again, with columns of some types as text. Raises QueryError if no other can be made of it."""
+        outer = with_texts(sql.rstrip("; \n\t"), columns, form)
+        try:
+            self._connection.extract_statements(outer)
+            self._watch.run(lambda: self._connection.execute(outer, params or None))
+        except duckdb.Error as error:
+            self.close()
+            name, kind = changed_by(form, columns)[0]
+            hint = f"write `{name}::VARCHAR` in the query"
+            raise QueryError(
+                f"the column {name} is of type {kind}, which {form} cannot hold\n  hint: {hint}"
+            ) from error
 
     def _as_text(self, sql: str, params: Params, form: Form) -> str | None:
         """The query that writes the rows of this one as text; None where that cannot be said before it runs."""

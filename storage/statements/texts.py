@@ -5,12 +5,20 @@ of another type, such as a list, is left to that.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from storage.database import quoted
 
-Form = Literal["csv", "json"]
+Form = Literal["csv", "json", "parquet", "table"]
+_AS_TEXT = r"INTERVAL|TIME_NS|TIMESTAMP_NS|GEOMETRY|VARIANT"
+"""Types whose values neither Python nor Parquet holds as they are: a month would become thirty days."""
+_NOT_IN = {
+    "parquet": re.compile(rf"\b({_AS_TEXT}|TIME WITH TIME ZONE|UHUGEINT|BIT|BIGNUM|UNION)\b|\bHUGEINT\b."),
+    "rows": re.compile(rf"\b({_AS_TEXT}|BLOB)\b"),
+}
+"""Types, also inside of others, that are written as DuckDB's text. A sum alone, a HUGEINT, is an integer in Parquet."""
 
 _WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT")
 _REAL = ("FLOAT", "DOUBLE")
@@ -45,15 +53,53 @@ def written_by_duckdb(sql: str, columns: Sequence[tuple[str, str]], form: Form) 
     Returns:
         None where a column is of a type that is not written here, or no object can have its names.
     """
+    if form not in ("csv", "json"):
+        return None
     writers = _CSV if form == "csv" else _JSON
-    if any(kind not in writers for _, kind in columns):
+    places = [f"c{index}" for index in range(len(columns))]
+    read = [_read(place, kind, form) for place, (_, kind) in zip(places, columns, strict=True)]
+    if any(kind not in writers for _, kind in read):
         return None
-    names = [f"c{index}" for index in range(len(columns))]
-    values = [writers[kind].format(name) for name, (_, kind) in zip(names, columns, strict=True)]
-    if form == "json" and len({name for name, _ in columns}) < len(columns):
-        return None
-    row = _line(values) if form == "csv" else _object([name for name, _ in columns], values)
-    return f"SELECT {row} FROM ({sql}\n) AS answer({', '.join(names)})"
+    values = [writers[kind].format(value) for value, kind in read]
+    row = _line(values) if form == "csv" else _object(distinct([name for name, _ in columns]), values)
+    return f"SELECT {row} FROM ({sql}\n) AS answer({', '.join(places)})"
+
+
+def changed_by(form: Form, columns: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Returns the columns, by name and type, whose values a form would change: they have to be text."""
+    return [(name, kind) for name, kind in columns if _read("", kind, form)[1] != kind]
+
+
+def with_texts(sql: str, columns: Sequence[tuple[str, str]], form: Form) -> str:
+    """Returns the query with those columns as text, under the same names."""
+    places = [f"c{index}" for index in range(len(columns))]
+    values = [_read(place, kind, form)[0] for place, (_, kind) in zip(places, columns, strict=True)]
+    named = [
+        f'{value} AS "{name.replace(chr(34), 2 * chr(34))}"' for value, (name, _) in zip(values, columns, strict=True)
+    ]
+    return f"SELECT {', '.join(named)} FROM ({sql}\n) AS answer({', '.join(places)})"
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Returns the names of columns with a number behind each that another one before it has.
+
+    >>> distinct(["a", "b", "a", "a_1", "a"])
+    ['a', 'b', 'a_2', 'a_1', 'a_3']
+    """
+    found: list[str] = []
+    for name in names:
+        new, number = name, 0
+        while new in found or (number and new in names):
+            number += 1
+            new = f"{name}_{number}"
+        found.append(new)
+    return found
+
+
+def _read(value: str, kind: str, form: Form) -> tuple[str, str]:
+    """The expression and the type by which a column's value is read for a form."""
+    changes = _NOT_IN["parquet" if form == "parquet" else "rows"].search(kind)
+    return (f"{value}::VARCHAR", "VARCHAR") if changes else (value, kind)
 
 
 def _line(values: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ _OURS = (
 with tempfile.TemporaryDirectory() as _home:
     _there = {"PREFECT_HOME": _home, "PREFECT_PROFILES_PATH": f"{_home}/profiles.toml"}
     os.environ |= _there
-    import prefect.main
+    import prefect.main  # noqa: F401
     import prefect.server.api.server  # noqa: F401
 
     # One by one: setproctitle finds the place of a title by the first variable, which has to stay where it is.

@@ -121,10 +121,11 @@ def start(command: list[str], environment: dict[str, str] | None = None) -> "sub
     or an import may read a variable of its own: the imports take longer than a tiny run.
     """
     own = environment or {}
-    if command[:2] == [sys.executable, "-m"] and command[2] in FORKED and own.keys() <= READ_LATE:
+    python, *program = (word for word in command if word not in ("-P", "-m"))
+    if python == sys.executable and program[0] in FORKED and own.keys() <= READ_LATE:
         shared = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
         output = tempfile.TemporaryFile()  # noqa: SIM115 (it is read when the fork has ended)
-        forked = fork(command[2:], IMPORTS, output, {**shared, "OMP_NUM_THREADS": "1"}, late=own)
+        forked = fork(program, IMPORTS, output, {**shared, "OMP_NUM_THREADS": "1"}, late=own)
         if forked is not None:
             return Fork(forked, output)
         output.close()

@@ -48,7 +48,8 @@ def init(
 
         text = own_spec(data, model, reward or "exact_match", directory)
     else:
-        _, _, text = (Path(specs.__file__).parent / "experiments" / "starter.yaml").read_text("utf-8").partition("\n")
+        starter = Path(specs.__file__).parent / "experiments" / "starter.yaml"
+        _, _, text = starter.read_text(encoding="utf-8").partition("\n")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         written = [

@@ -53,5 +53,5 @@ def _driver() -> str:
     if not program:
         return "nvidia-smi is not on the PATH"
     command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-    listing = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    listing = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=30, check=True).stdout
     return listing.split("\n", 1)[0].strip()

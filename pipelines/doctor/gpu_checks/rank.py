@@ -98,7 +98,15 @@ class CheckingRank:
         directory.mkdir(parents=True, exist_ok=True)
         log = self._out / f"{check.name}-{self._rank:05}.log"
         together = check.scope == "all" and self._store is not None
-        command = [sys.executable, "-m", "pipelines.doctor.gpu_checks.child", check.name, self._device, str(directory)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "pipelines.doctor.gpu_checks.child",
+            check.name,
+            self._device,
+            str(directory),
+        ]
         command += [str(self._result(check)), *(["together"] if together else [])]
         start = time.monotonic()
         with open(log, "wb") as output:
@@ -185,4 +193,4 @@ def _cpu_seconds(pid: int) -> float:
 if __name__ == "__main__":
     die_with_parent()
     before_torch()
-    CheckingRank(json.loads(Path(sys.argv[1]).read_text())).run()
+    CheckingRank(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))).run()

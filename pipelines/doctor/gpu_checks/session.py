@@ -55,7 +55,7 @@ def check_gpus(
     with _directory(home) as directory, _leased(slots_wanted("cpu" if on_cpu or not here else "cuda", ranks)) as taken:
         out = directory / "results"
         out.mkdir()
-        (directory / "spec.json").write_text(experiment.model_dump_json())
+        (directory / "spec.json").write_text(experiment.model_dump_json(), encoding="utf-8")
         job = {"device": "cpu" if on_cpu else "cuda", "checks": list(names), "out": str(out)}
         write_json(
             job_file(directory, "check"), {**job, "scratch": str(directory / "scratch"), "fingerprint": directory.name}

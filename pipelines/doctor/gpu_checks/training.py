@@ -205,7 +205,7 @@ def write_run(bench: Bench, name: str, **changes: dict[str, Any]) -> Path:
     spec |= {section: {**spec.get(section, {}), **fields} for section, fields in changes.items()}
     run = bench.directory / name
     run.mkdir()
-    (run / "spec.json").write_text(Experiment.model_validate(spec).model_dump_json())
+    (run / "spec.json").write_text(Experiment.model_validate(spec).model_dump_json(), encoding="utf-8")
     return run
 
 
@@ -221,8 +221,8 @@ def train(run: Path, *, until: int = 0) -> None:
 def started(run: Path, *, until: int = 0) -> Iterator["subprocess.Popen[bytes]"]:
     """The trainer's process, which is killed at the end of the block if it has not ended."""
     inputs = {"run_id": run.name, "fingerprint": "0" * 64, "data": "../data", "base": "../base", "until": until}
-    (run / "inputs.json").write_text(json.dumps(inputs))
-    process = subprocess.Popen([sys.executable, "-m", "rpg.train", str(run)], stdin=subprocess.DEVNULL)
+    (run / "inputs.json").write_text(json.dumps(inputs), encoding="utf-8")
+    process = subprocess.Popen([sys.executable, "-P", "-m", "rpg.train", str(run)], stdin=subprocess.DEVNULL)
     try:
         yield process
     finally:

@@ -33,7 +33,7 @@ class RayRanks:
     ) -> list[str]:
         """Command that asks Ray for room, starts the ranks there, and stays until they have ended. Ray gives GPUs."""
         del experiment, slots
-        return [sys.executable, "-m", "pipelines.launchers.ray.head", str(run_directory.absolute()), stage]
+        return [sys.executable, "-P", "-m", "pipelines.launchers.ray.head", str(run_directory.absolute()), stage]
 
     def end(self, run_directory: Path) -> None:
         """Nothing: Ray ends actors and placement groups with the driver, and their ranks with them."""
@@ -47,10 +47,10 @@ class RayRanks:
 
         try:
             asked = subprocess.run(
-                [sys.executable, "-m", "pipelines.launchers.ray.examination"],
+                [sys.executable, "-P", "-m", "pipelines.launchers.ray.examination"],
                 input=experiment.model_dump_json(),
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
                 timeout=_ASK_SECONDS,
             )
         except subprocess.TimeoutExpired:

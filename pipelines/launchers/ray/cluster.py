@@ -160,7 +160,7 @@ class RayChannel:
         path = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
         # Two groups: an order may not wait until the program has said something.
         actor = ray.remote(concurrency_groups={"orders": 1, "reports": 1}, **options)(carrier.Carrier)
-        command = [python or sys.executable, "-u", "-m", NODE]
+        command = [python or sys.executable, "-P", "-u", "-m", NODE]
         self._ray, self._end = ray, carrier.END
         self._actor = actor.remote(command, {"PYTHONPATH": path}, ADDRESS)
         self._node = self._actor.node.remote()

@@ -29,7 +29,7 @@ class SlurmRanks:
     ) -> list[str]:
         """Command that submits or finds the run's job, and waits until it has ended. GPUs are Slurm's to give."""
         del experiment, slots
-        return [sys.executable, "-m", "pipelines.launchers.slurm.head", str(run_directory.absolute()), stage]
+        return [sys.executable, "-P", "-m", "pipelines.launchers.slurm.head", str(run_directory.absolute()), stage]
 
     def end(self, run_directory: Path) -> None:
         """Ends the run's job at once, if it has not ended by itself."""

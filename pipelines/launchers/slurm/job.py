@@ -61,7 +61,7 @@ class Job:
             environment[ENGINES_ELSEWHERE] = "1"
         if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):
             command.append(f"--cpus-per-task={cpus}")
-        node = [sys.executable, "-u", "-m", "pipelines.launchers.slurm.node", str(self._run_dir), self._stretch]
+        node = [sys.executable, "-P", "-u", "-m", "pipelines.launchers.slurm.node", str(self._run_dir), self._stretch]
         command += ["--kill-on-bad-exit=1", *node]
         self._srun = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
         self._wait()
@@ -196,7 +196,7 @@ class Job:
 
 
 def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    return subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120).stdout
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def slurm(*command: str, given: str = "") -> "subprocess.CompletedProcess[str]":
         given: its input.
     """
     try:
-        return subprocess.run(command, input=given, capture_output=True, text=True, timeout=_COMMAND_SECONDS)
+        return subprocess.run(command, input=given, capture_output=True, encoding="utf-8", timeout=_COMMAND_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(command, 1, "", str(error))
 
@@ -133,7 +133,7 @@ def batch_script(experiment: Experiment, run_directory: Path) -> str:
         raise ValueError(f"launcher.environment: {unfit[0]!r} is no name of a variable")
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     # exec: the signal before the time limit is for the process that Slurm started.
-    start = shlex.join([launcher.python or sys.executable, "-u", "-m", JOB_MODULE, str(run_directory)])
+    start = shlex.join([launcher.python or sys.executable, "-P", "-u", "-m", JOB_MODULE, str(run_directory)])
     return "\n".join(["#!/bin/sh", *lines, f"exec {start}", ""])
 
 

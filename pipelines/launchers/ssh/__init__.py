@@ -28,7 +28,7 @@ class SshRanks:
     ) -> list[str]:
         """Command that connects, starts the ranks, and stays until they have ended. GPUs are leased on the hosts."""
         del experiment, slots
-        return [sys.executable, "-m", "pipelines.launchers.ssh.head", str(run_directory.absolute()), stage]
+        return [sys.executable, "-P", "-m", "pipelines.launchers.ssh.head", str(run_directory.absolute()), stage]
 
     def end(self, run_directory: Path) -> None:
         """Nothing: the connections end with the command, and what runs on the hosts with them."""

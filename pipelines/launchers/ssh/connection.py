@@ -21,7 +21,7 @@ from specs.schema.launchers import Host, SshLauncher
 def _remote_command(launcher: SshLauncher, host: str) -> list[str]:
     """The command line that starts a host's node process, with this process's code."""
     path = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    python = [launcher.python or sys.executable, "-u", "-m", NODE]
+    python = [launcher.python or sys.executable, "-P", "-u", "-m", NODE]
     remote = f"cd / && PYTHONPATH={shlex.quote(path)} exec {shlex.join(python)}"
     options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, round(launcher.connect_seconds))}"]
     return [*launcher.ssh, *options, host, remote]

@@ -124,7 +124,7 @@ def main() -> None:
         os.environ.pop(name, None)
     # The working directory that Prefect's worker gives a flow goes with that worker.
     os.chdir(home.root)
-    process = start([sys.executable, "-m", __spec__.name, _ENTRY], home.logs / "flows.log", attached=False)
+    process = start([sys.executable, "-P", "-m", __spec__.name, _ENTRY], home.logs / "flows.log", attached=False)
     path = _directory(home) / f"{flow_run_id}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     record = ProcessRecord.of(process.pid, "flow", path.parent)

@@ -43,7 +43,13 @@ def worker_name(pool: str) -> Iterator[str]:
 def worker_command(name: str, pool: str, limit: int = 1) -> list[str]:
     """The command line of Prefect's worker. It takes one flow run at a time: a run may use the whole machine."""
     return [
-        *(sys.executable, "-m", "pipelines.prefect_server.terse", "pipelines.prefect_flows.workers.process_worker"),
+        *(
+            sys.executable,
+            "-P",
+            "-m",
+            "pipelines.prefect_server.terse",
+            "pipelines.prefect_flows.workers.process_worker",
+        ),
         *("worker", "start", "--type", "rpg", "--pool", pool, "--name", name, "--limit", str(limit)),
     ]
 

@@ -1,11 +1,11 @@
 """Problems from a file with one JSON object a line."""
 
-import json
 from collections.abc import Iterator
 from typing import IO
 
 from rpg.data.columns import TableSource, existing_file
 from rpg.data.problems import SourceProblem
+from specs.documents.strict_json import parse_json
 from specs.errors import Issue, SpecError
 from specs.machine.foreign.tables import OversizedError, lines_of
 from specs.schema.base import names_path
@@ -26,13 +26,9 @@ class JsonlSource(TableSource):
                     continue
                 where = f"{file.name}, line {number}"
                 try:
-                    row = json.loads(line.decode("utf-8-sig").rstrip())
-                except UnicodeDecodeError:
-                    raise _bad_line(f"{where}: not UTF-8", line) from None
-                except json.JSONDecodeError as error:
-                    raise _bad_line(f"{where}: not JSON: {error.msg} at character {error.pos + 1}", line) from None
-                except RecursionError:
-                    raise _bad_line(f"{where}: nested too deeply", line) from None
+                    row = parse_json(line.rstrip())
+                except ValueError as error:
+                    raise _bad_line(f"{where}: {error}", line) from None
                 if not isinstance(row, dict):
                     raise _bad_line(f"{where}: not a JSON object", line)
                 yield self.problem(row, self.name or file.stem, where)

@@ -1,7 +1,6 @@
 """A judge against labels: it judges answers of which somebody has said what they are worth."""
 
 import itertools
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from rpg.statistics.intervals import mean_interval
 from rpg.statistics.variance import Interval
 from rpg.types import Problem
 from specs.bounds import read_within
+from specs.documents.strict_json import parse_json
 from specs.errors import Issue, SpecError
 
 _FIELDS = ("prompt", "response", "label")
@@ -72,9 +72,9 @@ def labelled_in(judge: Judge) -> list[Labelled]:
 def _row(judge: Judge, line: str) -> Labelled | str:
     """The row, or what is wrong with it."""
     try:
-        row = json.loads(line)
-    except ValueError:
-        return "is no JSON"
+        row = parse_json(line)
+    except ValueError as error:
+        return f"cannot be read: {error}"
     if not isinstance(row, dict) or any(name not in row for name in _FIELDS):
         return "a row has prompt, response and label; it may have answer and author"
     label, texts = row["label"], [row[name] for name in ("prompt", "response")]

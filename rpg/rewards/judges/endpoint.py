@@ -1,6 +1,5 @@
 """An OpenAI-compatible endpoint, asked patiently: a limit of its rate and an outage are waited out."""
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 from rpg.rewards.judges.prompts import Message
 from rpg.rewards.judges.verdicts import Reply
 from rpg.rewards.score import RewardAwayError
+from specs.documents.strict_json import NotJsonError, parse_json
 from specs.errors import Issue, SpecError
 from specs.machine.foreign.listeners import foreign_listener
 from specs.machine.standstill import show_work
@@ -151,10 +151,17 @@ class Endpoint:
             raise SpecError(Issue(message, (*self._settings.path, field), why, hint=hint))
         if status != httpx.codes.OK:
             raise RequestRefusedError(why)
+        shown = self._hidden(content[:_SHOWN].decode(errors="replace"))
         try:
-            return self._read(json.loads(content)), "", None
+            parsed = parse_json(content)
+        except NotJsonError:
+            return None, f"no completion: {shown}", None
+        except ValueError as error:
+            raise RequestRefusedError(f"the reply holds {error}: {shown}") from None
+        try:
+            return self._read(parsed), "", None
         except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-            return None, f"no completion: {self._hidden(content[:_SHOWN].decode(errors='replace'))}", None
+            return None, f"no completion: {shown}", None
 
     def _read(self, content: dict[str, Any]) -> Reply:
         text = content["choices"][0]["message"]["content"] or ""

@@ -161,7 +161,7 @@ class ScoringModel:
         job = json.dumps({**asdict(self._settings), "directory": str(self._settings.directory)})
         with theirs:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "rpg.scoring_model", str(theirs.fileno()), str(os.getpid()), job],
+                [sys.executable, "-P", "-m", "rpg.scoring_model", str(theirs.fileno()), str(os.getpid()), job],
                 env={**os.environ, **visible},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

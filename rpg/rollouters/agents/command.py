@@ -20,6 +20,7 @@ from rpg.rollouters.endpoint import endpoint
 from rpg.sandbox import SYSTEM_PATH, Confined, Limits, start
 from rpg.types import Problem
 from specs.errors import Issue, IssueError
+from specs.machine.proxies import EXCEPTIONS
 from specs.machine.scripts import interpreters
 from specs.schema.base import execution, names_path
 
@@ -134,7 +135,8 @@ class Command(AgentProgram):
         words = [word.replace("{file}", self._whole_file).replace("{question}", question) for word in self.command]
         words[0] = self._program or words[0]
         asked = {"question": question, "messages": problem.conversation(), "metadata": problem.metadata}
-        settings = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
+        direct = {name: os.environ[name] for name in EXCEPTIONS if name in os.environ}
+        settings = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key, **direct}
         return _Process(words, json.dumps(asked), settings, self)
 
     def start(self, words: list[str], settings: dict[str, str], **pipes: Any) -> Confined:

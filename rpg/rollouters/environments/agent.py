@@ -16,6 +16,7 @@ from rpg.rollouters.endpoint import Asked, Ended, Endpoint, Reply, endpoint
 from rpg.rollouters.journal import Answer
 from rpg.rollouters.taking_turns import Conversation, Counterpart, Question, TakingTurns
 from rpg.types import Problem, Turn
+from specs.documents.strict_json import half_character
 from specs.errors import Issue, SpecError
 from specs.schema.base import PathKind, execution
 from specs.schema.rollout import Answering, NamedProgram, TurnBounds
@@ -279,7 +280,9 @@ class _Begun:
                 self._running, closed = running, self._closed
             if closed:
                 running.end()
-            ended = Ended(running.result())
+            answer = running.result()
+            half = half_character(answer or "")
+            ended = Ended(error=f"its answer holds {half}") if half else Ended(answer)
         except Exception as error:  # whatever the program does
             ended = Ended(error=f"{type(error).__name__}: {error}"[:2000])
         self._ended()

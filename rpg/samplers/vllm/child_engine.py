@@ -31,7 +31,7 @@ class ChildEngine:
         with child_end:
             arguments = [str(child_end.fileno()), str(os.getpid())]
             self.child = subprocess.Popen(
-                [sys.executable, "-m", "rpg.samplers.vllm.engine_process", *arguments],
+                [sys.executable, "-P", "-m", "rpg.samplers.vllm.engine_process", *arguments],
                 env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), **visible},
                 pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,

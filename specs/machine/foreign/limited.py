@@ -37,7 +37,7 @@ def limited_memory(most: int) -> Iterator[None]:
         return
     import resource
 
-    match = re.search(r"^VmData:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
+    match = re.search(r"^VmData:\s+(\d+) kB$", status.read_text(encoding="utf-8"), re.MULTILINE)
     assert match
     before = resource.getrlimit(resource.RLIMIT_DATA)
     allowed = {int(match[1]) * 1024 + most, *before} - {resource.RLIM_INFINITY}

@@ -129,7 +129,7 @@ def _listeners() -> Iterator[tuple[_Address, int, int]]:
     for name in ("tcp", "tcp6"):
         lines: list[str] = []
         with contextlib.suppress(OSError):
-            lines = Path("/proc/net", name).read_text().splitlines()[1:]
+            lines = Path("/proc/net", name).read_text(encoding="utf-8").splitlines()[1:]
         for _, local, _, state, _, _, _, user, *_ in map(str.split, lines):
             if state == _LISTENS:
                 address, _, port = local.partition(":")

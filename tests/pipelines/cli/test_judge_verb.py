@@ -100,10 +100,16 @@ spec.yaml:28: reward: a judge that compares the responses of one policy measures
 DIR/labels.jsonl:2: the label is not on the judge's scale from 1 to 5
     2 | {"prompt": "1 + 2", "response": "3", "label": 7}
   given: {"prompt": "1 + 2", "response": "3", "label": 7}
-DIR/labels.jsonl:3: is no JSON
+DIR/labels.jsonl:3: cannot be read: not JSON: Expecting value at character 1
     3 | no
   given: no
-2 errors; nothing was run
+DIR/labels.jsonl:4: cannot be read: half a character: \\ud83d without its other half
+    4 | {"prompt": "\\ud83d", "response": "2", "label": 5}
+  given: {"prompt": "\\ud83d", "response": "2", "label": 5}
+DIR/labels.jsonl:5: cannot be read: the key "label" twice in one object
+    5 | {"prompt": "1", "response": "2", "label": 5, "label": 1}
+  given: {"prompt": "1", "response": "2", "label": 5, "label": 1}
+4 errors; nothing was run
 """,
     ),
 }
@@ -115,6 +121,7 @@ def test_a_mistake_is_named_with_its_line(mistake: str, rpg: Call, tmp_path: Pat
     (tmp_path / "model" / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
     (tmp_path / "labels.jsonl").write_text(
         '{"prompt": "1 + 1", "response": "2", "label": 5}\n{"prompt": "1 + 2", "response": "3", "label": 7}\nno\n'
+        '{"prompt": "\\ud83d", "response": "2", "label": 5}\n{"prompt": "1", "response": "2", "label": 5, "label": 1}\n'
     )
     verb, reward, said = MISTAKES[mistake]
     code, _, errors = rpg(f"{verb} spec.yaml", reward)

@@ -2,14 +2,18 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, make_url, text
 from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.home.home import Home
+from pipelines.prefect_server.settings import embedded_environment, sqlite_file
 from pipelines.studies.storage import open_storage
 from storage.ingest import ingest
 
@@ -43,6 +47,33 @@ def test_whatever_makes_a_home_makes_it_for_its_user_alone(tmp_path: Path, first
     home.root.chmod(0o750)
     first_use(home)
     assert mode(home.root) == 0o750
+
+
+@pytest.mark.parametrize("name", ["feature%2Flogin", "what now?", "a#b", "50%", "Prüfung", ":memory:"])
+def test_the_servers_database_is_in_its_home_whatever_that_is_called(name: str, tmp_path: Path) -> None:
+    home = Home(tmp_path / name / "home")
+    file = sqlite_file(home)
+    file.parent.mkdir(parents=True)
+    url = embedded_environment(home, "http://127.0.0.1:4200/api")["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
+    engine = create_engine(make_url(url).set(drivername="sqlite"))
+    with engine.begin() as connection:
+        connection.execute(text("create table t (a int)"))
+    engine.dispose()
+    assert file.stat().st_size
+    assert ":memory:" not in url
+    assert list(tmp_path.iterdir()) == [tmp_path / name]
+
+
+@pytest.mark.parametrize(("name", "reason"), [(b"caf\xe9", "takes a path for UTF-8"), (b"a\\b[1]", "a backslash and")])
+def test_a_home_that_duckdb_cannot_read_is_refused_at_once(name: bytes, reason: str, tmp_path: Path) -> None:
+    environment = {**os.environb, b"RPG_HOME": os.fsencode(tmp_path) + b"/" + name}
+    program = "from pipelines.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, "runs"], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 2)
+    assert reason in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_home_that_a_run_made_is_its_users_alone(prepared_home: Path) -> None:

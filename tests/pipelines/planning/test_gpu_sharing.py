@@ -1,11 +1,13 @@
 """Where the spec leaves it open, the plan's arithmetic shares a GPU between learner and engine."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
-from pipelines.planning.device import Device
-from pipelines.planning.gpu_sharing import gpu_sharing, planned_on, sharing_inputs
+from pipelines.planning.device import Device, device_of, smallest_gpu
+from pipelines.planning.gpu_sharing import gpu_sharing, knows_gpu, planned_on, sharing_inputs
 from pipelines.planning.memory import GIB, memory_estimate
 from pipelines.planning.model_shape import CONFIGS
 from rpg.base.shape import ModelShape, shape_of
@@ -118,6 +120,53 @@ def test_nothing_is_chosen_without_a_gpu_that_is_known_or_where_no_turns_are_tak
     one, shape = load_experiment(tmp_path / "spec.yaml", [f"{key}={value}"]), shape_named("Qwen/Qwen3-0.6B")
     assert gpu_sharing(one, shape, Device("a GPU", 80)) is None
     assert (one.rollout.sleeps, one.training.offload.leaves_while_sampling) == (False, False)
+
+
+@pytest.fixture
+def gpu_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An nvidia-smi that lists an H100."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 81559'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    smallest_gpu.cache_clear()
+    yield
+    smallest_gpu.cache_clear()
+
+
+@pytest.mark.usefixtures("gpu_here")
+@pytest.mark.parametrize("file", ["qwen3-4b-tools", "qwen3-4b-code"])
+def test_a_shipped_spec_that_names_the_memory_alone_shares_this_machines_gpu(file: str) -> None:
+    path = ROOT / "specs" / "experiments" / f"{file}.yaml"
+    shape = shape_named("Qwen/Qwen3-4B")
+    for given in ((), ("resources={device: cuda, memory_gib: 80}",)):
+        one = load_experiment(path, given)
+        device = device_of(one, shape)
+        sharing = gpu_sharing(one, shape, device)
+        assert sharing is not None
+        assert sharing.keys["memory_fraction"]
+        assert memory_estimate(planned_on(one, shape, device), shape).kv_cache / GIB > 60
+
+
+@pytest.mark.usefixtures("gpu_here")
+@pytest.mark.parametrize(
+    ("resources", "launcher", "known"),
+    [
+        ("{}", "{type: local}", True),
+        ("{memory_gib: 24}", "{type: local}", True),
+        ("{device: cpu, memory_gib: 80}", "{type: local}", False),
+        ("{memory_gib: 80}", "{type: slurm}", False),  # its nodes may have none
+        ("{device: cuda, memory_gib: 80}", "{type: slurm}", True),
+        ("{device: cuda}", "{type: slurm}", False),
+    ],
+)
+def test_a_gpu_is_known_by_the_spec_or_is_this_machines(
+    tmp_path: Path, resources: str, launcher: str, known: bool
+) -> None:
+    spec(tmp_path, "Qwen/Qwen3-0.6B")
+    given = (f"resources={resources}", f"launcher={launcher}")
+    assert knows_gpu(load_experiment(tmp_path / "spec.yaml", given)) is known
 
 
 def test_the_update_makes_room_for_the_cache_of_a_sampler_in_its_process_where_that_is_needed(tmp_path: Path) -> None:

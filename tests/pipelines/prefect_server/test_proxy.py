@@ -5,7 +5,6 @@ import socket
 import ssl
 import subprocess
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress

@@ -23,7 +23,7 @@ SAYS = "says_what_it_is"
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOM), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOM), os.environ.get("PYTHONPATH")])))
     monkeypatch.delenv(forking.FORK_STAGES, raising=False)
     monkeypatch.setattr(forking, "_ACCELERATORS", ())
     yield
@@ -33,7 +33,7 @@ def server(monkeypatch: pytest.MonkeyPatch):
 def child(directory: Path, *program: str, **fields: object) -> Child:
     directory.mkdir(exist_ok=True)
     fields = {"imports": ("json",)} | fields
-    command = [sys.executable, "-m", *program]
+    command = [sys.executable, "-P", "-m", *program]
     return Child("train", command, directory / "log", directory / "process.json", **fields)
 
 
@@ -99,7 +99,7 @@ def test_a_fork_is_on_record_with_a_group_of_its_own_and_stops_when_asked(tmp_pa
     record, group, forked, words = seen[0]
     assert record.pid == record.pgid == group != forking._servers[0]._process.pid
     assert forked
-    assert " ".join(words).split() == [sys.executable, "-m", SAYS, "wait"]
+    assert " ".join(words).split() == [sys.executable, "-P", "-m", SAYS, "wait"]
     assert "saved" in job.log.read_text()
     assert not job.record.exists()
 
@@ -124,8 +124,8 @@ def test_server_and_forks_end_with_a_command_that_is_killed(tmp_path):
         "from pipelines.processes.supervisor import Child, supervise\n"
         "forking._ACCELERATORS = ()\n"
         "place = Path(sys.argv[1])\n"
-        "job = Child('train', [sys.executable, '-m', 'says_what_it_is', 'wait'], place / 'log', place / 'process.json',"
-        " imports=())\n"
+        "job = Child('train', [sys.executable, '-P', '-m', 'says_what_it_is', 'wait'], place / 'log',"
+        " place / 'process.json', imports=())\n"
         "supervise(job, stop=lambda: None, tick=lambda: None)"
     )
     command = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])

@@ -100,6 +100,20 @@ def test_what_is_proposed_next_repeats_the_settings_in_any_shells_quotes(home: H
     assert lines[2].startswith(f"  rpg run {given} --set 'seeds=[0,1,2]'  ")
 
 
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [
+        (("seeds=[5]",), ""),
+        (("seeds=[5]", "training.steps=3", "seeds=[6]", "seeds.0=7"), "--set training.steps=3 "),
+        (("training.steps=2", "training.steps=3"), "--set training.steps=3 "),
+    ],
+)
+def test_what_is_proposed_next_sets_each_field_once(home: Home, settings: tuple[str, ...], given: str) -> None:
+    document, runs = planned(home, "training.steps=3")
+    lines = next_lines(document, [RunOutcome(runs[0], "finished")], settings)
+    assert lines[2].startswith(f"  rpg run 'my spec.yaml' {given}--set 'seeds=[0,1,2]'  ")
+
+
 def test_a_comparison_is_proposed_of_settings_and_not_of_seeds(home: Home) -> None:
     for override, proposed in (("seeds=[0, 1]", False), ("matrix.product={objective.kl_coef: [0, 1]}", True)):
         document, runs = planned(home, override)

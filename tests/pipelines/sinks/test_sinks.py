@@ -58,7 +58,7 @@ def test_every_sink_that_a_spec_may_name_is_tried_here() -> None:
 
 @each
 def test_a_killed_run_that_went_on_is_there_once_and_as_sql_has_it(tmp_path, name):
-    home = Home(tmp_path)
+    home = Home(tmp_path / "a%2Fb" / "what now? #1")
     begin(home)
     record_steps(home, attempt=1, steps=range(1, 7), checkpoint=4)
     send(home, name)
@@ -74,6 +74,23 @@ def test_a_killed_run_that_went_on_is_there_once_and_as_sql_has_it(tmp_path, nam
     assert (note["steps"], note["evaluated"], note["error"]) == (8, 2, "")
     known = {home.run(RUN), *home.sent_copies(RUN)}  # all that `rpg rm` removes
     assert {path for path in tmp_path.rglob(f"*{RUN}*") if known.isdisjoint([path, *path.parents])} == set()
+
+
+@needs("mlflow")
+@pytest.mark.long
+def test_an_experiment_that_was_deleted_in_mlflow_is_named_with_what_brings_it_back(tmp_path, monkeypatch):
+    home, sink = Home(tmp_path), {"type": "mlflow", "experiment": "clipping"}
+    monkeypatch.setitem(SINKS, "mlflow", sink)
+    begin(home)
+    record_steps(home, attempt=1, steps=range(1, 3), checkpoint=2)
+    send(home, "mlflow")
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:  # as MLflow's page deletes it
+        database.execute("update experiments set lifecycle_stage = 'deleted' where name = 'clipping'")
+    environment = os.environ | {"RPG_HOME": str(tmp_path)}
+    done = subprocess.run(command("mlflow"), env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    said = done.stderr.strip().splitlines()[-1]
+    assert said.startswith("mlflow: the experiment `clipping` is deleted in MLflow: `mlflow experiments restore")
 
 
 @needs("tensorboard")

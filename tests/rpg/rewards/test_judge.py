@@ -96,6 +96,23 @@ def test_garbage_is_a_failure_with_the_whole_reply_and_no_verdict(reply: str) ->
     assert [(each["score"], bool(each["error"])) for each in said(score)] == [(None, True)]
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (r'"half \ud83d"', "half a character"),
+        ('"VERDICT: 3", "content": "VERDICT: 5"', 'the key "content" twice'),
+        ('"x", "logprobs": NaN', "NaN, which is no number"),
+        ('"x", "seed": ' + "7" * 5000, "a whole number of 5000 digits"),
+    ],
+)
+def test_a_reply_that_json_does_not_define_is_a_failure_with_the_reason(content: str, reason: str) -> None:
+    body = f'{{"choices": [{{"message": {{"content": {content}}}}}]}}'
+    with judging(lambda _: (200, {}, body)) as endpoint, open_scorer(judge(endpoint)) as scorer:
+        (score,) = scored(scorer, "7")
+    assert reason in str(score.error)
+    assert not score.away
+
+
 def test_votes_are_averaged_and_one_that_is_garbage_is_left_out() -> None:
     def vote(request: dict[str, Any]) -> str:
         return {0: verdict(request, 1), 1: "hm", 2: verdict(request, 4)}[request["seed"]]

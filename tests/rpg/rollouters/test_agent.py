@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from places import ROOT
@@ -274,6 +275,27 @@ def test_what_the_endpoint_has_not_is_said_to_the_client(chat: Any) -> None:
     assert [turn.error for turn in rollout.turns] == [""]
     assert rollout.finish_reason == "length"
     assert [name in text for name, text in zip(("leave n out", "response_format", "stop"), told, strict=True)]
+
+
+def test_a_request_that_is_no_json_is_refused_with_the_reason(chat: Any) -> None:
+    told: list[tuple[int, str]] = []
+
+    def asks(problem: Problem, base_url: str, api_key: str) -> str:
+        head = {"authorization": f"Bearer {api_key}"}
+        for content in (r'"\ud83d"', "NaN", "7" * 5000, '"a", "content": "b"'):
+            body = f'{{"model": "any", "messages": [{{"role": "user", "content": {content}}}]}}'
+            answer = httpx.post(f"{base_url}/chat/completions", content=body, headers=head)
+            told.append((answer.status_code, answer.json()["error"]["message"]))
+        with client(base_url, api_key) as asked:
+            messages: list[Any] = [{"role": "user", "content": problem.prompt}]
+            asked.chat.completions.create(model="any", messages=messages)
+        return "a half \ud83d"
+
+    rollout = work(agent(asks, answer="returned"), chat, "42")
+    assert [status for status, _ in told] == [400] * 4
+    reasons = ("half a character", "NaN", "a whole number of 5000 digits", 'the key "content" twice')
+    assert [reason in text for reason, (_, text) in zip(reasons, told, strict=True)] == [True] * 4
+    assert "its answer holds half a character" in str(rollout)
 
 
 def test_a_command_asks_unchanged_and_what_it_writes_is_its_answer(chat: Any, tmp_path: Path) -> None:

@@ -361,6 +361,14 @@ def test_a_conversation_is_what_the_template_writes_of_its_messages(chat: Any) -
     [
         ("<tool_call>{</tool_call>", 'a call is JSON with "name" and "arguments"'),
         ('<tool_call>{"name": "calculator", "arguments": 3}</tool_call>', '"name" is a text and "arguments" an object'),
+        (
+            '<tool_call>{"name": "calculator", "arguments": {"expression": "\\ud83d"}}</tool_call>',
+            'a call is JSON with "name" and "arguments": half a character: \\ud83d without its other half',
+        ),
+        (
+            '<tool_call>{"name": "slow", "name": "calculator", "arguments": {}}</tool_call>',
+            'a call is JSON with "name" and "arguments": the key "name" twice in one object',
+        ),
         (call_of("abacus"), "there is no tool 'abacus'; there are calculator, slow"),
         (call_of("calculator", number="1"), "takes one argument, expression, a text"),
     ],

@@ -234,6 +234,12 @@ def test_text_is_no_parquet(tmp_path: Path) -> None:
         (b'["p", "a"]', "maths.jsonl, line 3: not a JSON object"),
         (b'{"prompt": "\xff"}', "maths.jsonl, line 3: not UTF-8"),
         (b"[" * 100_000, "maths.jsonl, line 3: nested too deeply"),
+        (b'{"prompt": "a \\ud83d smile"}', "maths.jsonl, line 3: half a character: \\ud83d without its other half"),
+        (b'{"prompt": "p", "n": ' + b"7" * 5000 + b"}", "maths.jsonl, line 3: a whole number of 5000 digits"),
+        (b'{"prompt": "p", "n": NaN}', "maths.jsonl, line 3: NaN, which is no number in JSON"),
+        (b'{"prompt": "p", "n": [-Infinity]}', "maths.jsonl, line 3: -Infinity, which is no number in JSON"),
+        (b'{"prompt": "p", "n": 1e999}', "maths.jsonl, line 3: 1e999, which no float holds"),
+        (b'{"prompt": "p", "prompt": "q"}', 'maths.jsonl, line 3: the key "prompt" twice in one object'),
     ],
 )
 def test_a_bad_jsonl_line_is_named_by_its_number(tmp_path: Path, line: bytes, message: str) -> None:
