@@ -28,6 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from rpg.statistics.apart import LEVEL, SeedApart, seed_apart
 from rpg.statistics.factors import student, tukey
 from rpg.statistics.variance import (
     NEW_SEEDS,
@@ -42,6 +43,7 @@ from rpg.statistics.variance import (
     by_cluster,
     residual_variance,
     spread_of,
+    spread_with_failures,
     unseen_moves,
 )
 from rpg.statistics.wording import sentence
@@ -62,6 +64,8 @@ class Arm:
     num_seeds: int
     """The failed ones among them."""
     num_failed: int
+    apart: SeedApart | None = None
+    """The seed that stands apart from the others; None if none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class _Arms:
 
 def verdict(
     arms: Mapping[str, ArrayLike],
-    looks: Sequence[int] = (),
+    looks: Sequence[float] = (),
     confidence: float = 0.95,
     clusters: Sequence[object] | None = None,
     worst: float = 0.0,
@@ -122,7 +126,7 @@ def verdict(
 
     Args:
         arms: label -> scores [seeds, problems]; a row of NaN is a seed that failed.
-        looks: numbers of seeds at which the question was asked before.
+        looks: numbers of seeds at which the question was asked before; where arms had unequal numbers, their mean.
         confidence: share of all experiments in which nothing false is said, in (0, 1).
         clusters: a label for each problem; problems of one cluster are not independent.
         worst: the measure's worst value, with which a failed seed counts.
@@ -143,14 +147,16 @@ def verdict(
     sign = 1 if higher_is_better else -1
     # One seed claims nothing, so that a look at one had no chance of a false claim.
     before = sorted({look for look in looks if 1 < look < max(map(len, read.tables))})
-    pairs, narrow = _intervals(read, level(confidence, len(before)))
+    at = level(confidence, len(before))
+    pairs, narrow = _intervals(read, at)
     best = _best(read, narrow, sign)
     told = {pair: interval for pair, interval in pairs.items() if interval.excludes(0)}
     if best is not None:
         # Where the family of the best is the smaller one, its intervals are the narrower.
         told |= {pair: narrow[pair] for pair in narrow if best in pair and pair not in told}
+    alarm = LEVEL / len(read.tables)
     rows = tuple(
-        Arm(label, float(table.mean()), len(table), failed)
+        Arm(label, float(table.mean()), len(table), failed, None if failed else seed_apart(table, level=alarm))
         for label, table, failed in zip(read.labels, read.tables, read.failed, strict=True)
     )
     differences = tuple(
@@ -158,7 +164,16 @@ def verdict(
         for (one, other), interval in sorted(told.items(), key=lambda item: -abs(item[1].value))
     )
     text = sentence(
-        rows, best, differences, pairs, shares=read.shares, sign=sign, trained=trained, worst=worst, looks=before
+        rows,
+        best,
+        differences,
+        pairs,
+        shares=read.shares,
+        sign=sign,
+        trained=trained,
+        worst=worst,
+        level=at,
+        looks=before,
     )
     return Verdict(best, differences, text, rows, pairs)
 
@@ -310,16 +325,11 @@ def _pooled(pair: Sequence[Spread], others: Sequence[Spread], fewest: int) -> By
 
 
 def _of_lost(pair: Sequence[Table], failed: Sequence[int], worst: float) -> BySeeds:
-    """Variance from the seeds of two arms of which some failed.
-
-    That all seeds of an arm failed, or none, does not show that the next one will. An arm's spread is at least that of
-    a seed that fails by chance, with (failed + 1) / (seeds + 2) for the chance (Laplace's rule of succession).
-    """
+    """Variance from the seeds of two arms of which some failed."""
     reach = max(float(abs(table.mean(axis=1) - worst).max()) for table in pair)
-    own = []
-    for table, lost in zip(pair, failed, strict=True):
-        chance = (lost + 1) / (len(table) + 2)
-        own.append(max(spread_of([table]).variance, chance * (1 - chance) * reach**2) / len(table))
+    own = [
+        spread_with_failures(table, lost, reach).variance / len(table) for table, lost in zip(pair, failed, strict=True)
+    ]
     return sum(own), min(map(len, pair)) - 1
 
 
