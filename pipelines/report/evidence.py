@@ -415,16 +415,22 @@ def differing(specs: Mapping[str, JsonObject]) -> dict[str, str]:
 def cell_labels(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the labels of a matrix's cells: `forward, kl_coef 0.01`.
 
-    A word stands by itself; a number, and a word such as `none`, has the name of its field without the section. Where
-    two cells would have one label, or two fields one name, all have whole paths.
+    A word stands by itself; a number, and a word such as `none`, has the name of its field. Where two cells would have
+    one label, all have whole paths.
     """
     paths = list(dict.fromkeys(path for values in cells for path in values))
-    names = {path: path.partition(".")[2] or path for path in paths}
+    names = short_names(paths)
     short = [", ".join(_short(names[path], value) for path, value in values.items()) for values in cells]
     distinct = {json.dumps(values, sort_keys=True) for values in cells}
-    if len(set(short)) == len(distinct) and len(set(names.values())) == len(paths):
+    if len(set(short)) == len(distinct):
         return short
     return [", ".join(f"{path} {show(value)}" for path, value in values.items()) for values in cells]
+
+
+def short_names(paths: Collection[str]) -> dict[str, str]:
+    """Returns the name of each path without its section: `clip.high`; whole paths where two would have one name."""
+    names = {path: path.partition(".")[2] or path for path in paths}
+    return names if len(set(names.values())) == len(names) else {path: path for path in paths}
 
 
 def _short(name: str, value: Any) -> str:

@@ -160,9 +160,13 @@ def arms_against_first(arms: Sequence[ArrayLike], *, confidence: float = 0.95) -
     return intervals
 
 
-def seed_mean(values: ArrayLike, *, confidence: float = 0.95) -> Interval:
+def seed_mean(values: ArrayLike, *, confidence: float = 0.95, spread: Spread | None = None) -> Interval:
     """Mean of one figure per seed with Student's t interval; one seed has no interval.
 
+    Args:
+        values: a figure a seed.
+        confidence: level of the interval, in (0, 1).
+        spread: the least spread of the seeds, as of an arm that lost some; left out: that of these figures alone.
     Example: 1, 2, 3 have mean 2 and standard error 1/sqrt(3); t(0.975, 2) = 4.303.
         >>> interval = seed_mean([1.0, 2.0, 3.0])
         >>> round(interval.low, 3), round(interval.high, 3)
@@ -172,7 +176,8 @@ def seed_mean(values: ArrayLike, *, confidence: float = 0.95) -> Interval:
     mean, count = float(figures.mean()), figures.size
     if count == 1:
         return Interval(mean, math.nan, math.nan, THESE_WEIGHTS)
-    half = student(count - 1, confidence) * float(figures.std(ddof=1)) / math.sqrt(count)
+    variance = max(float(figures.var(ddof=1)), spread.variance if spread else 0.0)
+    half = student(count - 1, confidence) * math.sqrt(variance / count)
     return Interval(mean, mean - half, mean + half)
 
 

@@ -68,7 +68,9 @@ def test_scores_are_compared_in_their_own_units(home: Home) -> None:
     record(home, worst=None)
     (found,) = answer(home)
     assert found.measure == "score"
-    assert re.search(r"clip.high 0.28 is best: [67]\.\d+, \+\d\.\d+ \[", found.text), found.text
+    assert re.search(r"clip.high 0.28 is best: [67]\.\d+\. It beats clip.high 0.1 by \d\.\d+ \[", found.text), (
+        found.text
+    )
     assert "%" not in found.text
     assert "points" not in found.text
     with Store.open(home.root) as store:

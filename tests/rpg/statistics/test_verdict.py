@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from rpg.statistics import Verdict, arms_against_first, gain_interval, verdict
+from rpg.statistics.apart import seed_apart
 from rpg.statistics.factors import tukey
 
 Scores = NDArray[np.float64]
@@ -37,7 +38,7 @@ def test_the_sentence_names_the_one_that_is_worse_where_none_is_best() -> None:
     assert found.best is None
     assert pairs(found) == {("a", "c"), ("b", "c")}
     assert re.fullmatch(
-        r"b and a beat c, by 39\.\d \[\d+\.\d, \d+\.\d\] and 38\.\d points \[\d+\.\d, \d+\.\d\]\."
+        r"b and a beat c, by 37\.\d \[\d+\.\d, \d+\.\d\] and 36\.\d points \[\d+\.\d, \d+\.\d\]\."
         r" The data do not show which is better\.",
         found.text,
     )
@@ -282,3 +283,80 @@ def test_few_sentences_are_false(effects: tuple[float, ...], seeds: tuple[int, .
         wrong = any(effects[int(better)] <= effects[int(worse)] for better, worse in pairs(found))
         false += wrong or (found.best is not None and (effects[int(found.best)] < top or effects.count(top) > 1))
     assert false <= 16
+
+
+def test_a_headline_has_the_sign_of_a_table_whose_first_line_is_the_first_arm() -> None:
+    low, high = arm(0.5, seeds=3, luck=0.05, start=1), arm(0.53, seeds=3, luck=0.05, start=2)
+    for first, second in ((low, high), (high, low)):
+        found = verdict({"a": first, "b": second})
+        assert not found.differences
+        gap = 100 * (second.mean() - first.mean())
+        assert f"b less a: {gap:+.1f} points [" in found.text
+    scores = verdict({"a": 20 * low, "b": 20 * high}, shares=False).text
+    assert re.search(r"b less a: \+0\.\d+ \[", scores), "scores are in their own unit"
+
+
+def test_an_arm_with_one_seed_is_not_compared() -> None:
+    alone = arm(0.8, seeds=1, start=1)
+    found = verdict({"A": alone, "B": arm(0.5, start=2), "C": arm(0.7, start=3)})
+    assert found.text.startswith("C beats B, by ")
+    assert "Not compared, with one seed: A 78.5 %." in found.text
+    assert found.best is None
+    assert not any("A" in row[:2] for row in found.differences)
+    equal = verdict({"A": alone, "B": arm(0.5, start=2), "C": arm(0.5, start=3)}).text
+    assert "B and C do not differ measurably: " in equal
+    assert "A 78.5 %" in equal
+    several = verdict({"A": alone, "B": arm(0.5, seeds=1, start=2), "C": arm(0.5, start=3)}).text
+    assert several.startswith("Not compared: A and B have one seed. Seen: A 78.5 % (1 seed), B ")
+
+
+def test_a_page_without_a_difference_says_which_it_excludes() -> None:
+    found = verdict({name: arm(0.6, seeds=5, luck=0.03, start=place) for place, name in enumerate("abcdef")})
+    assert not found.differences
+    widest = max(max(-interval.low, interval.high) for interval in found.pairs.values())
+    assert f"Differences of more than {100 * widest:.1f} points are excluded; smaller ones are not." in found.text
+    nothing = verdict({name: arm(0.6, seeds=2, luck=0.05, start=place) for place, name in enumerate("abc")}).text
+    assert "excluded" not in nothing
+    assert nothing.endswith("Two seeds each; a claim needs three.")
+
+
+def test_labels_of_trials_and_of_the_baseline_are_words_of_the_sentence() -> None:
+    arms = {"baseline": arm(0.3, start=1), "trial 5": arm(0.5, start=2), "trial 3": arm(0.5, start=3)}
+    assert re.match(
+        r"Trials [35] and [35] beat the baseline, by 1\d\.\d \[.*\] and 1\d\.\d points \[", verdict(arms).text
+    )
+    best = verdict({"baseline": arms["baseline"], "trial 5": arms["trial 5"]}).text
+    assert re.match(r"Trial 5 is best: \d+\.\d %\. It beats the baseline by 1\d\.\d points \[", best)
+
+
+def test_no_sentence_of_a_verdict_has_two_claims() -> None:
+    rng = np.random.default_rng(0)
+    for means in ((0.3, 0.5, 0.5), (0.3, 0.4, 0.6), (0.5, 0.5, 0.5), (0.3, 0.3, 0.5, 0.5, 0.7), (0.3,) * 5 + (0.1,)):
+        arms = {f"arm{place}": arm(mean, start=int(rng.integers(1000))) for place, mean in enumerate(means)}
+        for text in re.split(r"(?<=\.) (?=[A-Za-z])", verdict(arms, looks=(2,)).text):
+            assert len(text) < 200, text
+            assert ";" not in text or text.startswith("Differences of more than"), text
+
+
+def test_one_seed_that_stands_apart_is_named_with_where_the_others_are() -> None:
+    collapsed = np.vstack([arm(0.5, seeds=5, start=1), np.full((1, 300), 0.05)])
+    found = verdict({"a": arm(0.52, seeds=6, start=2), "b": collapsed})
+    assert re.search(r"One seed of b stands apart: 5\.0 %, the others \d\d\.\d to \d\d\.\d %\.", found.text)
+    assert "stands apart" not in verdict({"a": arm(0.52, seeds=6, start=2), "b": arm(0.5, seeds=6, luck=0.04)}).text
+
+
+def test_a_seed_seldom_stands_apart_where_all_vary_alike() -> None:
+    rng = np.random.default_rng(0)
+    for seeds in (3, 5, 10):
+        alarms = [seed_apart(rng.normal(0.5, 0.02, (seeds, 1))) is not None for _ in range(1000)]
+        assert sum(alarms) <= 22  # 10 expected, standard deviation 3.1
+    for seeds in (5, 10):
+        rows = [np.append(rng.normal(0.5, 0.01, seeds - 1), 0.1)[:, None] for _ in range(100)]
+        assert sum(seed_apart(row) is not None for row in rows) > 95
+    assert seed_apart([[0.5], [0.5], [0.5]]) is None
+    assert seed_apart([[0.5], [0.1]]) is None
+    # Equal means of the others do not make a step of one answer stand apart.
+    table = np.random.default_rng(1).binomial(8, 0.5, (1, 30)) / 8 * np.ones((4, 1))
+    table[0, 0] += 0.125
+    table[:, 1] += np.array([0, 0.125, 0, 0])
+    assert seed_apart(table) is None

@@ -178,7 +178,7 @@ def test_the_headline_names_the_one_that_is_worse_and_the_table_marks_the_same(
     cells(home, {0.1: 0.6, 0.2: 0.6, 0.3: 0.2})
     found = answer(home)
     assert re.search(
-        r"clip.high 0.[12] and clip.high 0.[12] beat clip.high 0.3, by 4.\.\d \[.*\] and .* points \[.*\]\."
+        r"clip.high 0.[12] and clip.high 0.[12] beat clip.high 0.3, by 39\.\d \[.*\] and .* points \[.*\]\."
         r" The data do not show which is better\.",
         found.text,
     )
@@ -268,7 +268,8 @@ def test_of_one_setting_no_gain_is_claimed_where_seeds_failed(home: Home) -> Non
 def test_what_a_failed_run_came_to_is_on_its_own_page(home: Home) -> None:
     record_run(home, "x-s0", status="failed", before=0.3, after=0.8, steps=20)
     assert re.search(
-        r"Accuracy on two-terms rose from .* One seed: the interval covers new problems", write_run_report(home, "x-s0").read_text()
+        r"Accuracy on two-terms rose from .* One seed: the interval covers new problems",
+        write_run_report(home, "x-s0").read_text(),
     )
 
 
@@ -440,3 +441,100 @@ def test_a_model_that_was_chosen_on_a_set_is_shown_there_and_not_compared(home: 
     assert found.verdict is not None
     assert best.label not in {arm.label for arm in found.verdict.arms}
     assert "is not compared (chosen on these problems: biased upward)." in found.text
+
+
+def test_further_seeds_of_one_cell_are_a_further_look(three_seeds: Home) -> None:
+    def ended(seeds: Mapping[float, int]) -> Answer:
+        run_ids = cells(three_seeds, {0.1: 0.5, 0.28: 0.6}, seeds=4)
+        kept = [run for run in run_ids if int(run[-1]) < seeds[float(run.split("-")[1])]]
+        path = three_seeds.experiment("sums") / "experiment.json"
+        version = {"version": 1, "recipes": ["a"], "runs": kept, "looks": list(looks_of(three_seeds, "sums"))}
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"runs": kept, "versions": [version]}))
+        found = compare(three_seeds, ["sums"]).answers[0]
+        note_looks(three_seeds, ["sums"])
+        return found
+
+    texts = []
+    for seeds in ({0.1: 3, 0.28: 3}, {0.1: 3, 0.28: 4}, {0.1: 4, 0.28: 4}):
+        texts.append(ended(seeds).text)
+    assert looks_of(three_seeds, "sums") == (3, 3.5, 4)
+    assert "look (" not in texts[0]
+    assert "Second look (first at 3 seeds): brackets of differences are 98.5 % intervals." in texts[1]
+    assert "Third look (earlier at 3 and 3 to 4 seeds)" in texts[2]
+
+
+def test_the_level_that_a_page_prints_for_brackets_is_the_level_used(home: Home) -> None:
+    cells(home, {0.1: 0.5, 0.28: 0.52}, seeds=4)
+    path = home.experiment("sums") / "experiment.json"
+    record = json.loads(path.read_text())
+    version = {"version": 1, "recipes": ["a"], "runs": record["runs"]}
+    for looks, printed in (([], ""), ([3], "gains and differences are 98.5 % intervals")):
+        path.write_text(json.dumps(record | {"versions": [version | {"looks": looks}]}))
+        page = write_experiment_report(home, "sums").read_text()
+        assert "Brackets are 95 % intervals for new seeds" in page
+        assert printed in page
+        assert ("98.5 %" in page) == bool(looks)
+    sets = evidence.experiment_groups(home, "sums")
+    with Store.open(home.root) as store:
+        (by_run,) = evidence.accuracies(store, [run_id for group in sets for run_id in group.run_ids]).values()
+    five = answers(sets, dict.fromkeys("abcde", by_run), together=True)[0]
+    assert five.level == pytest.approx(0.99)
+    assert five.verdict == answers(sets, {"a": by_run}, confidence=0.99)[0].verdict
+
+
+def test_where_one_seed_stands_apart_the_headline_says_what_was_seen_and_claims_nothing(home: Home) -> None:
+    run_ids = cells(home, {0.1: 0.5}, seeds=6)
+    rng = np.random.default_rng(0)
+    chance = np.clip(0.5 + rng.normal(0, 0.2, 100), 0, 1)
+    steady = {run_id: rng.binomial(8, chance) / 8 for run_id in run_ids}
+    base = dict(zip(map(str, range(100)), rng.binomial(8, chance * 0.9) / 8, strict=True))
+
+    def told(scores: Mapping[str, np.ndarray]) -> str:
+        made_up = {
+            run_id: {0: base, 60: dict(zip(base, map(float, row), strict=True))} for run_id, row in scores.items()
+        }
+        (found,) = answers(evidence.experiment_groups(home, "sums"), {"d": made_up})
+        return found.text
+
+    assert told(steady).startswith("Accuracy on d rose from ")
+    apart = told(steady | {run_ids[2]: np.zeros(100)})
+    assert re.match(
+        r"Accuracy on d moved by \+\d\.\d to \+\d\.\d points with 5 seeds and by -4\d\.\d with one, which stands apart\."
+        r" So no gain is claimed\.",
+        apart,
+    ), apart
+    assert "rose" not in apart
+
+
+def test_an_arm_of_which_all_seeds_failed_has_an_interval_that_covers(home: Home) -> None:
+    cells(home, {0.1: 0.6, 0.28: 0.7}, seeds=3, status={(0.28, seed): "failed" for seed in range(3)})
+    whole, lost = answer(home).outcomes
+    assert (lost.after.value, lost.after.high > 0.5) == (0.0, True)
+    assert whole.after.high - whole.after.low < 0.3
+    cells(
+        home,
+        {0.1: 0.6, 0.28: 0.7},
+        seeds=3,
+        status={(high, seed): "failed" for high in (0.1, 0.28) for seed in (0, 1, 2)},
+    )
+    assert all(outcome.after.high > 0.5 for outcome in answer(home).outcomes)
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        (
+            [{"objective.divergence": "forward"}, {"objective.divergence": "unnormalized_reverse"}],
+            ["forward", "unnormalized_reverse"],
+        ),
+        ([{"objective.kl_coef": 0.01}, {"objective.kl_coef": 0.1}], ["kl_coef 0.01", "kl_coef 0.1"]),
+        (
+            [{"objective.clip": "none", "reference": "average"}, {"objective.clip": "dual", "reference": "initial"}],
+            ["clip none, average", "dual, initial"],
+        ),
+        ([{"training.steps": 2}, {"rollout.steps": 2}], ["training.steps 2", "rollout.steps 2"]),
+        ([{"a.x": "one"}, {"a.y": "one"}], ["a.x one", "a.y one"]),
+    ],
+)
+def test_labels_are_short_and_tell_cells_apart(values: list[dict[str, object]], labels: list[str]) -> None:
+    assert evidence.cell_labels(values) == labels
