@@ -361,4 +361,4 @@ def _turned(interval: Interval) -> Interval:
 
 def _rounded(freedom: float) -> float:
     """Degrees of freedom to a tenth, downwards: the factors of the pairs of a page are computed once each."""
-    return freedom if math.isinf(freedom) else max(math.floor(freedom * 10) / 10, 1.0)
+    return freedom if math.isinf(freedom) else max(math.floor(freedom * 10 + 1e-6) / 10, 1.0)

@@ -444,12 +444,16 @@ def test_a_model_that_was_chosen_on_a_set_is_shown_there_and_not_compared(home: 
 
 
 def test_further_seeds_of_one_cell_are_a_further_look(three_seeds: Home) -> None:
+    for high, to in ((0.1, 0.5), (0.28, 0.6)):
+        record_run(three_seeds, f"sums-{high}-s3", seed=3, values={"objective.clip.high": high}, after=to)
+    run_ids = [f"sums-{high}-s{seed}" for high in (0.1, 0.28) for seed in range(4)]
+
     def ended(seeds: Mapping[float, int]) -> Answer:
-        run_ids = cells(three_seeds, {0.1: 0.5, 0.28: 0.6}, seeds=4)
         kept = [run for run in run_ids if int(run[-1]) < seeds[float(run.split("-")[1])]]
         path = three_seeds.experiment("sums") / "experiment.json"
         version = {"version": 1, "recipes": ["a"], "runs": kept, "looks": list(looks_of(three_seeds, "sums"))}
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"runs": kept, "versions": [version]}))
+        record = json.loads(path.read_text()) | {"current": kept, "runs": kept, "versions": [version]}
+        path.write_text(json.dumps(record))
         found = compare(three_seeds, ["sums"]).answers[0]
         note_looks(three_seeds, ["sums"])
         return found
@@ -487,7 +491,7 @@ def test_where_one_seed_stands_apart_the_headline_says_what_was_seen_and_claims_
     rng = np.random.default_rng(0)
     chance = np.clip(0.5 + rng.normal(0, 0.2, 100), 0, 1)
     steady = {run_id: rng.binomial(8, chance) / 8 for run_id in run_ids}
-    base = dict(zip(map(str, range(100)), rng.binomial(8, chance * 0.9) / 8, strict=True))
+    base = dict(zip(map(str, range(100)), rng.binomial(8, chance * 0.7) / 8, strict=True))
 
     def told(scores: Mapping[str, np.ndarray]) -> str:
         made_up = {
@@ -499,8 +503,8 @@ def test_where_one_seed_stands_apart_the_headline_says_what_was_seen_and_claims_
     assert told(steady).startswith("Accuracy on d rose from ")
     apart = told(steady | {run_ids[2]: np.zeros(100)})
     assert re.match(
-        r"Accuracy on d moved by \+\d\.\d to \+\d\.\d points with 5 seeds and by -4\d\.\d with one, which stands apart\."
-        r" So no gain is claimed\.",
+        r"Accuracy on d moved by \+\d+\.\d to \+\d+\.\d points with 5 seeds and by -3\d\.\d with one, which stands"
+        r" apart\. So no gain is claimed\.",
         apart,
     ), apart
     assert "rose" not in apart
@@ -511,13 +515,6 @@ def test_an_arm_of_which_all_seeds_failed_has_an_interval_that_covers(home: Home
     whole, lost = answer(home).outcomes
     assert (lost.after.value, lost.after.high > 0.5) == (0.0, True)
     assert whole.after.high - whole.after.low < 0.3
-    cells(
-        home,
-        {0.1: 0.6, 0.28: 0.7},
-        seeds=3,
-        status={(high, seed): "failed" for high in (0.1, 0.28) for seed in (0, 1, 2)},
-    )
-    assert all(outcome.after.high > 0.5 for outcome in answer(home).outcomes)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A study whose trials are all equal by construction finds no difference, whatever its search came upon."""
 
+import re
 from pathlib import Path
 
 import numpy as np
