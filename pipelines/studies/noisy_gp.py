@@ -1,8 +1,6 @@
 """The sampler `noisy_gp`: a study's trials as a Gaussian process sees them, its next trial, and its candidates.
 
-The next trial is the one that is expected to raise the best posterior mean most (the knowledge gradient). The last one
-is the point with the largest posterior mean less half its deviation: nothing is learnt from it for a further trial, so
-that it may as well be the best candidate. Every trial
+The next trial is the one that is expected to raise the best posterior mean most (the knowledge gradient). Every trial
 with a value informs it, at all of its rungs; one under way is believed to come out as expected; one that failed for its
 values tells where not to go. Of several goals each trial follows another weighting of them (ParEGO, Knowles 2006).
 """
@@ -41,8 +39,6 @@ _LEADING = 100
 _OPTIONS = 128
 """Points that the next trial is chosen from at first; then the neighbours of the best."""
 _NEIGHBOURS = 12
-_LIKELY = 0.9
-"""Chance to count that the last trial of a study has at least."""
 _DRAWS = 2000
 _DRAWN = 200
 """Trials of which each may be the best; the chance of the others is as good as none."""
@@ -270,10 +266,8 @@ def propose(
     mean, _ = model.marginal(encoding.encode(encoding.places(tried)))
     leading = [tried[index] for index in np.argsort(-mean, kind="stable")[:_LEADING]]
     begun = {text_of(trial.params) for trial in trials}
-    search, one_goal = _Search(encoding, known, model, leading, begun), len(study.targets) == 1
-    surest = search.surest(rng) if one_goal and number + 1 == study.trials else None
-    params, worth = surest or search.best(rng)
-    return params, {GAIN: worth if worth > _NOTHING else 0.0} if one_goal else {}
+    params, worth = _Search(encoding, known, model, leading, begun).best(rng)
+    return params, {GAIN: worth if worth > _NOTHING else 0.0} if len(study.targets) == 1 else {}
 
 
 def _sequence(dimensions: int, seed: int, count: int) -> Array:
@@ -301,45 +295,18 @@ class _Search:
 
     def best(self, rng: np.random.Generator) -> tuple[Params, float]:
         """Its params and its worth."""
-        options, points = self._options(rng)
-        place, worth = self._best_of(options, points)
-        if points is not options:
-            place, worth = self._best_of(np.concatenate([place[None], self._near(place, rng, 0.05)]), points)
-        return self.encoding.decode(place), worth
-
-    def surest(self, rng: np.random.Generator) -> tuple[Params, float] | None:
-        """Returns the params with the largest posterior mean less half its deviation, and their worth; None if they are
-        a trial already.
-
-        Of params that are not likely to count none are returned: the model expects nothing of what diverges.
-        """
-        options, points = self._options(rng)
-        place = points[np.argmax(self._sure(points))]
-        if points is not options:
-            near = np.concatenate([place[None], self._near(place, rng, 0.05)])
-            place = near[np.argmax(self._sure(near))]
-        params = self.encoding.decode(place)
-        if text_of(params) in self.begun or not np.isfinite(self._sure(place[None])[0]):
-            return None
-        return params, float(self._worth(place[None], points)[0])
-
-    def _options(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Returns the places that the next trial is chosen from at first, and those with the tried ones; in a small
-        space both are all of it."""
         space, encoding = self.encoding.space, self.encoding
         if all(map(num_candidates, space.values())) and num_combinations(space) <= _OPTIONS:
             places = encoding.places(list(combinations(space)))
-            return places, places
+            place, worth = self._best_of(places, places)
+            return encoding.decode(place), worth
         options = _sequence(len(space), int(rng.integers(2**31)), _OPTIONS)
         tried = encoding.places(self.leading)
         options = np.concatenate([options, *(self._near(leader, rng, 0.12) for leader in tried[:3])])
-        return options, np.concatenate([options, tried])
-
-    def _sure(self, places: Array) -> Array:
-        """Posterior mean less half its deviation; minus infinity where a trial is not likely to count."""
-        encoded = self.encoding.encode(places)
-        mean, deviations = self.model.marginal(encoded)
-        return np.where(self._counts(encoded) > _LIKELY, mean - deviations / 2, -np.inf)
+        points = np.concatenate([options, tried])
+        first, _ = self._best_of(options, points)
+        place, worth = self._best_of(np.concatenate([first[None], self._near(first, rng, 0.05)]), points)
+        return encoding.decode(place), worth
 
     def _best_of(self, options: Array, points: Array) -> tuple[Array, float]:
         """The place that is worth most of those that are no trial yet, and its worth; where all are, of all."""

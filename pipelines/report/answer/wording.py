@@ -67,7 +67,7 @@ def headline_of_one(outcome: Outcome, groups: Sequence[Group], level: Level) -> 
 
 
 def _apart(outcome: Outcome) -> str:
-    """Returns what was seen where one seed stands apart, in the place of a claim on their mean; empty if none does."""
+    """Returns the sentence on a seed that stands apart, in place of a claim on the mean; empty if none does."""
     apart, share = outcome.apart, outcome.is_share
     if apart is None:
         return ""

@@ -351,7 +351,7 @@ def _search_note(record: StudyRecord) -> str:
 
 
 def _confirmation_note(record: StudyRecord, found: Confirmed) -> str:
-    """Returns what the answer of a confirmation rests on: its seeds, its looks, its levels and its lost runs."""
+    """Returns the note on a confirmation: its seeds, its looks, its levels and its lost runs."""
     assert record.confirmation is not None
     confirmation, now = record.confirmation, len(record.confirmation.seeds)
     arms, seeds = found.arms, ", ".join(map(str, confirmation.seeds))

@@ -274,7 +274,7 @@ def _place(value: Any, searched: Searched) -> float:
 
 
 def _place_of(record: StudyRecord, trial: Trial, path: str) -> float | None:
-    """Returns where a trial lies on a parameter's axis; None if it has no value there, or one without a place, as a
+    """Returns a trial's place on a parameter's axis; None if it has no value there, or one that has no place, such as a
     baseline's 0 on a logarithmic axis."""
     params, searched = record.params_of(trial), _with_own(record, path)
     if path not in params:

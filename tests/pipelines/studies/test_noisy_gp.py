@@ -114,37 +114,6 @@ def test_the_spread_of_seeds_says_how_noisy_a_trial_is(tmp_path: Path) -> None:
         assert model_of(document, trials)[0].luck == pytest.approx(luck, rel=0.35)
 
 
-def test_the_last_trial_is_where_the_model_is_surest_of_a_good_one(tmp_path: Path) -> None:
-    document = study_document(tmp_path / "specs")
-    trials = along(23, luck=0.4)
-    model, encoding = model_of(document, trials)
-
-    def sure(params: dict[str, Any]) -> float:
-        mean, deviation = model.marginal(encoding.encode(encoding.places([params])))
-        return float(mean[0] - deviation[0] / 2)
-
-    last, note = noisy_gp.propose(document.study.model_copy(update={"trials": 24}), trials, horizon=HORIZON)
-    midway, _ = noisy_gp.propose(document.study.model_copy(update={"trials": 40}), trials, horizon=HORIZON)
-    assert last not in [trial.params for trial in trials]
-    assert sure(last) >= max(sure(trial.params) for trial in trials)
-    assert sure(last) > sure(midway)
-    assert note[noisy_gp.GAIN] >= 0
-
-
-def test_the_last_trial_is_not_where_training_diverges(tmp_path: Path) -> None:
-    document = study_document(tmp_path / "specs", trials=24)
-    rng = np.random.default_rng(0)
-    trials = []
-    for number, low in enumerate(rng.uniform(0.05, 0.5, 23)):
-        params = {LOW: float(low), HIGH: 0.3}
-        if low > 0.4:
-            trials.append(Trial(number, number, "failed", params, False, Work(), {}, None, {}, {"at_fault": True}))
-        else:
-            trials.append(finished(number, params, 10 * low))
-    last, _ = noisy_gp.propose(document.study, trials, horizon=HORIZON)
-    assert last[LOW] < 0.4
-
-
 def test_a_trial_under_way_is_not_proposed_again(tmp_path: Path) -> None:
     document = study_document(tmp_path / "specs")
     trials = along(16, luck=0.3)
