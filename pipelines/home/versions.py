@@ -31,8 +31,9 @@ class Version:
     """What each cell is trained from, see `RunPlan.recipe`."""
     runs: tuple[str, ...]
     """Their ids."""
-    looks: tuple[int, ...] = ()
-    """Numbers of seeds at which the experiment's answer was given; who asks again has more chances of a false claim."""
+    looks: tuple[float, ...] = ()
+    """Numbers of seeds at which the experiment's answer was given, the mean over cells with unequal numbers; who asks
+    again has more chances of a false claim."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that `versions_in` reads."""
@@ -139,7 +140,7 @@ def runs_of(home: Home, text: str) -> list[str]:
     raise NoSuchVersionError(f"there is no {text}; {name} has {known}")
 
 
-def looks_of(home: Home, text: str) -> tuple[int, ...]:
+def looks_of(home: Home, text: str) -> tuple[float, ...]:
     """Numbers of seeds at which the answer of an experiment's version was given; none where there is no such.
 
     Args:
@@ -150,7 +151,7 @@ def looks_of(home: Home, text: str) -> tuple[int, ...]:
     return next((version.looks for version in reversed(versions) if number in (0, version.number)), ())
 
 
-def note_look(home: Home, text: str, num_seeds: int) -> None:
+def note_look(home: Home, text: str, num_seeds: float) -> None:
     """Notes that the answer of an experiment's version was given at so many seeds. One seed claims nothing.
 
     Args:

@@ -169,7 +169,8 @@ def experiment_groups(home: Home, name: str) -> list[Group]:
             cells.setdefault(json.dumps(run.values, sort_keys=True), []).append(run)
     labels = recorded.get("labels", {})
     groups = [
-        Group(labels.get(runs[0].run_id) or cell_label(runs[0].values) or name, tuple(runs)) for runs in cells.values()
+        Group(labels.get(runs[0].run_id) or short or name, tuple(runs))
+        for short, runs in zip(cell_labels([runs[0].values for runs in cells.values()]), cells.values(), strict=True)
     ]
     if not groups:
         raise SpecError(Issue(f"experiment {name!r} has no runs yet", given=name, hint="`rpg run` it first"))
@@ -411,9 +412,30 @@ def differing(specs: Mapping[str, JsonObject]) -> dict[str, str]:
     }
 
 
-def cell_label(values: Mapping[str, Any]) -> str:
-    """A matrix cell in a line, e.g. `objective.kl_coef 0.01, objective.clip none`."""
-    return ", ".join(f"{path} {show(value)}" for path, value in values.items())
+def cell_labels(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the labels of a matrix's cells: `forward, kl_coef 0.01`.
+
+    A word stands by itself; a number, and a word such as `none`, has the name of its field. Where two cells would have
+    one label, all have whole paths.
+    """
+    paths = list(dict.fromkeys(path for values in cells for path in values))
+    names = short_names(paths)
+    short = [", ".join(_short(names[path], value) for path, value in values.items()) for values in cells]
+    distinct = {json.dumps(values, sort_keys=True) for values in cells}
+    if len(set(short)) == len(distinct):
+        return short
+    return [", ".join(f"{path} {show(value)}" for path, value in values.items()) for values in cells]
+
+
+def short_names(paths: Collection[str]) -> dict[str, str]:
+    """Returns the name of each path without its section: `clip.high`; whole paths where two would have one name."""
+    names = {path: path.partition(".")[2] or path for path in paths}
+    return names if len(set(names.values())) == len(names) else {path: path for path in paths}
+
+
+def _short(name: str, value: Any) -> str:
+    words = isinstance(value, str) and value.replace("_", "").isalpha() and value != "none"
+    return value if words else f"{name} {show(value)}"
 
 
 def show(value: Any) -> str:

@@ -13,6 +13,7 @@ from pipelines.home.versions import names_of_others, runs_of, split_name
 from pipelines.report import evidence
 from pipelines.report.answer import (
     SCORE,
+    Answer,
     Outcome,
     accuracies_by_step,
     answers_of,
@@ -43,7 +44,7 @@ from pipelines.report.palette import DrawnGroup, drawn_groups
 from pipelines.report.plots import IntervalChart, Mark, for_every_width
 from pipelines.report.responses import MOST_CHARACTERS, trained_responses
 from rpg.certificate.reading import in_words
-from rpg.statistics.wording import CHOSEN
+from rpg.statistics.wording import CHOSEN, level_words
 from specs.metrics import BY_NAME
 from storage import Store
 
@@ -106,7 +107,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         facts=[*_facts(name, groups), *apart, *_other_versions(home, kind, name, runs[0])],
         answer=answer,
         diagnosis=findings_over(runs, curves, answer),
-        method=_method(results, confidence, found[0].num_sets if found else 1),
+        method=_method(found[0], results, confidence) if results else "",
         warnings=Listed.of(
             [
                 *_warnings(runs),
@@ -307,23 +308,30 @@ def _other_versions(home: Home, kind: str, name: str, run: Run) -> list[str]:
     return [f"run with other values too: {', '.join(named)}"] if named else []
 
 
-def _method(results: Sequence[Outcome], confidence: float, num_sets: int) -> str:
-    """How the intervals of the answer came about. `num_sets`: over which its claims hold together."""
-    if not results:
-        return ""
-    over_sets = f" What is claimed holds together over the {num_sets} evaluation sets." if num_sets > 1 else ""
-    return _method_of_one(results, confidence) + over_sets
+def _method(found: Answer, results: Sequence[Outcome], confidence: float) -> str:
+    """Returns how the intervals of the answer came about."""
+    sets = found.num_sets
+    over_sets = f" What is claimed holds together over the {sets} evaluation sets." if sets > 1 else ""
+    return _method_of_one(results, confidence, found.level) + over_sets
 
 
-def _method_of_one(results: Sequence[Outcome], confidence: float) -> str:
+def _method_of_one(results: Sequence[Outcome], confidence: float, of_gains: float) -> str:
+    """Returns the sentence on the intervals of one set. `of_gains`: level of those of gains and differences."""
     first = results[0]
     level, problems = f"{100 * confidence:g} %", f"{first.num_problems} held-out problems"
     if only_these_weights(results):
         return f"Brackets are {level} intervals for these weights on new problems, from {problems} and one seed."
     if first.as_is:
-        together = "; those of differences are paired by problem and hold together (Tukey)" if len(results) > 1 else ""
+        at = f" {level_words(of_gains)} intervals," if of_gains != confidence else ""
+        together = (
+            f"; those of differences are{at} paired by problem and hold together (Tukey)" if len(results) > 1 else ""
+        )
         return f"Brackets are {level} intervals for these weights on new problems, from {problems}{together}."
     together = "; those of differences hold together (Tukey)" if len(results) > 2 else ""
+    if of_gains != confidence:
+        together = f"; those of gains and differences are {level_words(of_gains)} intervals" + (
+            " and hold together (Tukey)" if len(results) > 2 else ""
+        )
     return (
         f"Brackets are {level} intervals for new seeds on new problems, from {problems} and {first.num_seeds} seeds,"
         f" paired by problem{together}."

@@ -72,6 +72,7 @@ def study_record(
         "status": status,
         "parameters": space.plain(study.parameters),
         "overrides": study.overrides,
+        "outside": _outside(document, trials),
         "budget": study.budget.model_dump(mode="json"),
         "spent": {name: sum(float(each.about.get(name, 0.0)) for each in (*trials, *units)) for name in COSTS},
         "warm_start": study.warm_start.model_dump(mode="json"),
@@ -80,6 +81,15 @@ def study_record(
         "trials": [_trial(study, trial, standings.get(trial.number)) for trial in trials],
         "confirmation": _confirmation(study, arms, units, confirming) if study.confirm and arms else None,
     }
+
+
+def _outside(document: StudyDocument, trials: Sequence[Trial]) -> dict[str, Any]:
+    """Returns the experiment's own values that the ranges do not hold, by path; empty without a baseline."""
+    baseline = next((trial for trial in trials if trial.baseline), None)
+    if baseline is None:
+        return {}
+    _, outside = document.own_params()
+    return {path: document.own_value(path) for path in outside if path not in baseline.params}
 
 
 def _trial(study: Study, trial: Trial, standing: noisy_gp.Standing | None) -> dict[str, Any]:

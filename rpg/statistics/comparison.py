@@ -6,15 +6,17 @@ than each other arm. For that alone the family is smaller: where two arms are eq
 the pair of them can make a best of neither. So each of its differences is held at half the error of one pair, where
 that is the narrower.
 
-Where all arms have equally many seeds, their luck is pooled over the arms. A pair whose own seeds differ more counts
-with its own, and a pair whose two spreads an F test at 5 % tells apart has Welch's degrees of freedom. Where numbers
-of seeds differ, each arm counts with its own spread, and a pair has the degrees of freedom of the arm with fewer seeds,
-which bound Welch's from below. Two seeds have one degree of freedom, so that only what is far apart is told apart.
+A pair counts as though each of its arms had as many seeds as the one with fewer. So more seeds of one arm never widen
+an interval, and an arm with few seeds that differ much is not hidden behind one with many that agree. The variance of a
+seed is averaged over the pair and over those other arms with which the average has most degrees of freedom, see
+`_pooled`. A pair whose own seeds differ more counts with its own, and a pair whose two spreads an F test at 5 % tells
+apart has Welch's degrees of freedom. Two seeds cannot show whether spreads are alike: a pair of which an arm has two
+counts with its own spread, and with one degree of freedom, a little more where the other arm has more seeds.
 
 Whoever asks again as seeds come in has more chances of a false claim. The first look has the level that is asked for,
 and each further one a small share of it; see `level`.
 
-Source: Tukey 1953; Kramer 1956; Games and Howell 1976; Welch 1947; the best as a test of intersections, Berger 1982.
+Source: Tukey 1953; Kramer 1956; Satterthwaite 1946; Welch 1947; the best as a test of intersections, Berger 1982.
 What part of all sentences is false was found by simulation: benchmarks/coverage.py.
 """
 
@@ -22,12 +24,12 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rpg.statistics.factors import modulus, student, tukey
+from rpg.statistics.apart import LEVEL, SeedApart, seed_apart
+from rpg.statistics.factors import student, tukey
 from rpg.statistics.variance import (
     NEW_SEEDS,
     THESE_WEIGHTS,
@@ -41,6 +43,7 @@ from rpg.statistics.variance import (
     by_cluster,
     residual_variance,
     spread_of,
+    spread_with_failures,
     unseen_moves,
 )
 from rpg.statistics.wording import sentence
@@ -61,6 +64,8 @@ class Arm:
     num_seeds: int
     """The failed ones among them."""
     num_failed: int
+    apart: SeedApart | None = None
+    """The seed that stands apart from the others; None if none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,7 @@ class _Arms:
 
 def verdict(
     arms: Mapping[str, ArrayLike],
-    looks: Sequence[int] = (),
+    looks: Sequence[float] = (),
     confidence: float = 0.95,
     clusters: Sequence[object] | None = None,
     worst: float = 0.0,
@@ -121,7 +126,7 @@ def verdict(
 
     Args:
         arms: label -> scores [seeds, problems]; a row of NaN is a seed that failed.
-        looks: numbers of seeds at which the question was asked before.
+        looks: numbers of seeds at which the question was asked before; where arms had unequal numbers, their mean.
         confidence: share of all experiments in which nothing false is said, in (0, 1).
         clusters: a label for each problem; problems of one cluster are not independent.
         worst: the measure's worst value, with which a failed seed counts.
@@ -142,14 +147,16 @@ def verdict(
     sign = 1 if higher_is_better else -1
     # One seed claims nothing, so that a look at one had no chance of a false claim.
     before = sorted({look for look in looks if 1 < look < max(map(len, read.tables))})
-    pairs, narrow = _intervals(read, level(confidence, len(before)))
+    at = level(confidence, len(before))
+    pairs, narrow = _intervals(read, at)
     best = _best(read, narrow, sign)
     told = {pair: interval for pair, interval in pairs.items() if interval.excludes(0)}
     if best is not None:
         # Where the family of the best is the smaller one, its intervals are the narrower.
         told |= {pair: narrow[pair] for pair in narrow if best in pair and pair not in told}
+    alarm = LEVEL / len(read.tables)
     rows = tuple(
-        Arm(label, float(table.mean()), len(table), failed)
+        Arm(label, float(table.mean()), len(table), failed, None if failed else seed_apart(table, level=alarm))
         for label, table, failed in zip(read.labels, read.tables, read.failed, strict=True)
     )
     differences = tuple(
@@ -157,7 +164,16 @@ def verdict(
         for (one, other), interval in sorted(told.items(), key=lambda item: -abs(item[1].value))
     )
     text = sentence(
-        rows, best, differences, pairs, shares=read.shares, sign=sign, trained=trained, worst=worst, looks=before
+        rows,
+        best,
+        differences,
+        pairs,
+        shares=read.shares,
+        sign=sign,
+        trained=trained,
+        worst=worst,
+        level=at,
+        looks=before,
     )
     return Verdict(best, differences, text, rows, pairs)
 
@@ -208,7 +224,7 @@ def _intervals(arms: _Arms, confidence: float) -> tuple[Pairs, Pairs]:
     """Intervals of each pair, the first less the second: at the family's width, and at that of a best arm's
     differences."""
     whole = [table for table, failed in zip(arms.tables, arms.failed, strict=True) if not failed]
-    pooled = spread_of(whole) if len({len(table) for table in whole}) == 1 else None
+    spreads = [None if failed else spread_of([table]) for table, failed in zip(arms.tables, arms.failed, strict=True)]
     problems = _of_problems(whole) if whole else _Problems(0.0, 1.0, 0.0)
     together: Pairs = {}
     narrow: Pairs = {}
@@ -224,23 +240,18 @@ def _intervals(arms: _Arms, confidence: float) -> tuple[Pairs, Pairs]:
             if any(failed):
                 variance = _variance(arms, pair, _of_problems(pair), _of_lost(pair, failed, arms.worst))
             else:
-                variance = _variance(arms, pair, problems, _of_seeds(pair, pooled))
-            half = variance.half_width(partial(_factor, len(arms.tables), apart=pooled is None, confidence=confidence))
+                variance = _variance(arms, pair, problems, _of_seeds(spreads, one, other))
+            half = variance.half_width(lambda freedom: tukey(len(arms.tables), _rounded(freedom), confidence))
             narrower = min(half, variance.half_width(lambda freedom: student(freedom, (1 + confidence) / 2)))
-        together[names] = Interval(value, value - half, value + half, holds_for)
-        narrow[names] = Interval(value, value - narrower, value + narrower, holds_for)
+        together[names], narrow[names] = (
+            _possible(Interval(value, value - width, value + width, holds_for), arms) for width in (half, narrower)
+        )
     return together, narrow
 
 
-def _factor(arms: int, freedom: float, *, apart: bool, confidence: float) -> float:
-    """Half-width of a pair's interval in standard errors, so that those of all pairs hold together.
-
-    Args:
-        apart: the pairs have spreads of their own.
-    """
-    if apart:
-        return modulus(arms * (arms - 1) // 2, _rounded(freedom), confidence)
-    return tukey(arms, _rounded(freedom), confidence)
+def _possible(interval: Interval, arms: _Arms) -> Interval:
+    """Returns the part of a difference's interval that can be: two shares are never more than 1 apart."""
+    return interval.within(-1, 1) if arms.shares else interval
 
 
 BySeeds = tuple[float, float]
@@ -275,37 +286,50 @@ def _variance(arms: _Arms, pair: Sequence[Table], pooled: _Problems, by_seed: By
     )
 
 
-def _of_seeds(pair: Sequence[Table], pooled: Spread | None) -> BySeeds:
+def _of_seeds(spreads: Sequence[Spread | None], one: int, other: int) -> BySeeds:
     """Variance from the seeds of two arms of which none failed.
 
     Args:
-        pooled: the spread of all arms; None where they do not have equally many seeds.
+        spreads: of all arms; None for those that lost seeds.
+        one, other: the places of the two arms.
     """
-    spreads = [spread_of([table]) for table in pair]
-    own = [spread.variance / len(table) for spread, table in zip(spreads, pair, strict=True)]
-    fewest = min(spread.freedom for spread in spreads)
-    if fewest == 0:
-        return 0.0, 1.0
-    if fewest == 1 or len(pair[0]) != len(pair[1]) or not sum(own):
-        return sum(own), fewest
-    welch = sum(own) ** 2 / sum(part**2 for part in own) * fewest
-    if pooled is None:
-        return sum(own), welch
-    variance = max(pooled.variance, spread_of(pair).variance) * 2 / len(pair[0])
-    return variance, pooled.freedom if _are_alike(*spreads) else welch
+    known = [spread for place, spread in enumerate(spreads) if spread and spread.freedom and place not in (one, other)]
+    pair = [spread for spread in (spreads[one], spreads[other]) if spread]
+    fewest = min(spread.freedom for spread in pair)
+    alone = sum(spread.variance for spread in pair) / 2
+    if not fewest or not alone:
+        return 0.0, max(fewest, 1)
+    if fewest == 1:
+        return alone, math.sqrt(2 / sum(1 / spread.freedom for spread in pair))
+    average, freedom = _pooled(pair, known, fewest)
+    if not _are_alike(*pair):
+        welch = (2 * alone) ** 2 / sum(spread.variance**2 / spread.freedom for spread in pair)
+        freedom = min(freedom, welch)
+    return max(average, alone) * 2 / (fewest + 1), freedom
+
+
+def _pooled(pair: Sequence[Spread], others: Sequence[Spread], fewest: int) -> BySeeds:
+    """Average of a seed's variance over a pair and the arms beside it, and its degrees of freedom.
+
+    Each arm has the same weight, be its seeds few or many: they may differ in spread. Arms join the average from the
+    one with most seeds on, as long as its degrees of freedom by Satterthwaite become more. An arm is taken for one of
+    as many seeds as the pair's smaller arm has, at most.
+
+    Args:
+        fewest: degrees of freedom of the pair's smaller arm.
+    """
+    arms = [*pair, *sorted(others, key=lambda spread: -spread.freedom)]
+    counted = [1 / min(spread.freedom, fewest) for spread in arms]
+    freedom, number = max((number**2 / sum(counted[:number]), number) for number in range(2, len(arms) + 1))
+    return sum(spread.variance for spread in arms[:number]) / number, freedom
 
 
 def _of_lost(pair: Sequence[Table], failed: Sequence[int], worst: float) -> BySeeds:
-    """Variance from the seeds of two arms of which some failed.
-
-    That all seeds of an arm failed, or none, does not show that the next one will. An arm's spread is at least that of
-    a seed that fails by chance, with (failed + 1) / (seeds + 2) for the chance (Laplace's rule of succession).
-    """
+    """Variance from the seeds of two arms of which some failed."""
     reach = max(float(abs(table.mean(axis=1) - worst).max()) for table in pair)
-    own = []
-    for table, lost in zip(pair, failed, strict=True):
-        chance = (lost + 1) / (len(table) + 2)
-        own.append(max(spread_of([table]).variance, chance * (1 - chance) * reach**2) / len(table))
+    own = [
+        spread_with_failures(table, lost, reach).variance / len(table) for table, lost in zip(pair, failed, strict=True)
+    ]
     return sum(own), min(map(len, pair)) - 1
 
 
@@ -337,4 +361,4 @@ def _turned(interval: Interval) -> Interval:
 
 def _rounded(freedom: float) -> float:
     """Degrees of freedom to a tenth, downwards: the factors of the pairs of a page are computed once each."""
-    return freedom if math.isinf(freedom) else max(math.floor(freedom * 10) / 10, 1.0)
+    return freedom if math.isinf(freedom) else max(math.floor(freedom * 10 + 1e-6) / 10, 1.0)

@@ -66,30 +66,6 @@ def tukey(arms: int, freedom: float, confidence: float) -> float:
     return float(optimize.brentq(uncovered, *_ends(arms * (arms - 1) // 2, freedom, confidence), xtol=1e-6))
 
 
-@cache
-def modulus(count: int, freedom: float, confidence: float) -> float:
-    """Half-width, in standard errors, of `count` intervals that hold together where each has a spread of its own.
-
-    The largest of `count` independent |z_i| / s. Tukey's factor, made for one spread of all arms, is too small for
-    pairs whose spreads are estimated apart, from few seeds.
-    Source: Dunnett 1980, Pairwise Multiple Comparisons in the Unequal Variance Case (T3).
-
-    Example: the upper 5 % point of the studentized maximum modulus of 3 with 10 degrees of freedom is 2.829.
-        >>> round(modulus(3, 10, 0.95), 3)
-        2.829
-    """
-    if count == 1:
-        return student(freedom, confidence)
-    from scipy import optimize, special
-
-    scale, of_scale = _deviation(freedom)
-
-    def uncovered(factor: float) -> float:
-        return float(((2 * special.ndtr(factor * scale) - 1) ** count) @ of_scale) - confidence
-
-    return float(optimize.brentq(uncovered, *_ends(count, freedom, confidence), xtol=1e-6))
-
-
 def _normal() -> tuple[Values, Values]:
     """Places and weights of Gauss's quadrature under the standard normal density."""
     places, weights = np.polynomial.hermite_e.hermegauss(64)

@@ -108,16 +108,22 @@ def gain_interval(
     unseen = unseen_moves(gains.mean(axis=0)) if shares else 0.0
     half = _variance_of_mean(gains, spread, unseen).half_width(lambda freedom: student(freedom, confidence))
     mean = float(gains.mean())
-    return Interval(mean, mean - half, mean + half, spread.holds_for)
+    interval = Interval(mean, mean - half, mean + half, spread.holds_for)
+    return interval.within(-1, 1) if shares else interval
 
 
 def arms_against_first(arms: Sequence[ArrayLike], *, confidence: float = 0.95) -> list[Interval]:
     """The mean of each arm after the first less that of the first; the intervals hold together.
 
+    Controls one error: in `confidence` of all experiments every interval holds the true difference of its arm from the
+    first (Dunnett's factor). It controls no others. It compares no two arms after the first, names no best, and gives
+    no allowance for earlier looks at fewer seeds or for failed seeds; `verdict` controls these. It assumes that the
+    seeds of all arms vary alike: with unequal numbers of seeds and an arm of few seeds that varies more, its intervals
+    miss more often. From one seed an arm, they hold for these weights on new problems alone.
+
     Problems are paired and seeds are not: seed 0 of one setting and seed 0 of another are no pair. The spread of the
-    seeds and of arms over problems is pooled over all arms, and with several arms the factor is Dunnett's, so that in
-    `confidence` of all experiments none of the intervals misses its truth. Two arms whose own seeds differ more than
-    the pooled spread says count with their own.
+    seeds and of arms over problems is pooled over all arms. Two arms whose own seeds differ more than the pooled spread
+    says count with their own.
 
     Args:
         arms: tables [seeds, problems] of the same problems in the same order; numbers of seeds may differ.
@@ -149,13 +155,18 @@ def arms_against_first(arms: Sequence[ArrayLike], *, confidence: float = 0.95) -
         )
         half = variance.half_width(lambda freedom: dunnett(len(others), freedom, confidence))
         value = float(moves.mean())
-        intervals.append(Interval(value, value - half, value + half, spread.holds_for))
+        interval = Interval(value, value - half, value + half, spread.holds_for)
+        intervals.append(interval.within(-1, 1) if shares else interval)
     return intervals
 
 
-def seed_mean(values: ArrayLike, *, confidence: float = 0.95) -> Interval:
+def seed_mean(values: ArrayLike, *, confidence: float = 0.95, spread: Spread | None = None) -> Interval:
     """Mean of one figure per seed with Student's t interval; one seed has no interval.
 
+    Args:
+        values: a figure a seed.
+        confidence: level of the interval, in (0, 1).
+        spread: the least spread of the seeds, as of an arm that lost some; left out: that of these figures alone.
     Example: 1, 2, 3 have mean 2 and standard error 1/sqrt(3); t(0.975, 2) = 4.303.
         >>> interval = seed_mean([1.0, 2.0, 3.0])
         >>> round(interval.low, 3), round(interval.high, 3)
@@ -165,7 +176,8 @@ def seed_mean(values: ArrayLike, *, confidence: float = 0.95) -> Interval:
     mean, count = float(figures.mean()), figures.size
     if count == 1:
         return Interval(mean, math.nan, math.nan, THESE_WEIGHTS)
-    half = student(count - 1, confidence) * float(figures.std(ddof=1)) / math.sqrt(count)
+    variance = max(float(figures.var(ddof=1)), spread.variance if spread else 0.0)
+    half = student(count - 1, confidence) * math.sqrt(variance / count)
     return Interval(mean, mean - half, mean + half)
 
 

@@ -97,6 +97,21 @@ def spread_of(tables: Sequence[ArrayLike]) -> Spread:
     return Spread(squares / freedom if freedom else 0.0, freedom)
 
 
+def spread_with_failures(table: Table, failed: int, reach: float) -> Spread:
+    """Returns the seeds' spread of an arm of which some seeds failed, at least that of a seed that fails by chance.
+
+    That all seeds of an arm failed, or none, does not show that the next one will. The chance is taken for
+    (failed + 1) / (seeds + 2) (Laplace's rule of succession).
+
+    Args:
+        table: [seeds, problems], failed seeds at the worst value.
+        reach: distance from the worst value to the mean of a seed that does not fail.
+    """
+    chance = (failed + 1) / (len(table) + 2)
+    variance = chance * (1 - chance) * reach**2
+    return Spread(max(spread_of([table]).variance, variance), max(len(table) - 1, 1))
+
+
 def residual_variance(tables: Sequence[Table]) -> float:
     """Pooled variance of an entry, once its seed's and its problem's means are taken off. 0 where no arm has two
     seeds."""

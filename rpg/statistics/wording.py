@@ -1,14 +1,20 @@
 """The sentences of a verdict: shares in percent, differences of shares in points."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from rpg.statistics.apart import SeedApart
 from rpg.statistics.variance import Interval
 
-ONE_SEED = "One seed cannot tell what training does: its interval is about these weights on new problems."
+ONE_SEED = "One seed: the interval covers new problems, not new training runs."
+_ONE_SEED_EACH = "One seed each: the intervals cover new problems, not new training runs."
 
-CHOSEN = "chosen on these problems: flatters itself"
+CHOSEN = "chosen on these problems: biased upward"
 """Said beside an accuracy by which its checkpoint was chosen."""
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+_MOST_INTERVALS = 3
+"""Differences of one sentence that have their intervals beside them."""
 
 
 class _Arm(Protocol):
@@ -20,6 +26,8 @@ class _Arm(Protocol):
     def num_seeds(self) -> int: ...
     @property
     def num_failed(self) -> int: ...
+    @property
+    def apart(self) -> SeedApart | None: ...
 
 
 Difference = tuple[str, str, Interval]
@@ -36,55 +44,106 @@ def sentence(
     sign: int,
     trained: bool,
     worst: float,
-    looks: Sequence[int] = (),
+    level: float,
+    looks: Sequence[float] = (),
 ) -> str:
-    """Sentence of a headline: who is best, all that differ or that nothing does, and which seeds were lost.
+    """Returns the sentences of a headline: which arm is best, all that differ or that none does, which seeds were lost.
 
     Args:
         pairs: the intervals of all pairs.
         sign: 1 where the higher score is the better, else -1.
+        level: confidence of the intervals of differences.
         looks: numbers of seeds at which the question was asked before.
     """
     words = _Words(shares)
-    kind = "arm" if trained else "model"
     if trained and len(arms) > 1 and all(arm.num_seeds == 1 for arm in arms):
-        return f"{_highest(arms, words, sign)} {ONE_SEED}"
+        return f"{_highest(arms, words, sign)} {_ONE_SEED_EACH}"
+    compared = [arm for arm in arms if arm.num_seeds > 1 or not trained]
+    alone = [arm for arm in arms if arm not in compared]
     if len(arms) == 1:
-        said = [f"{arms[0].label} has {words.amount(arms[0].mean)}."]
+        said = [f"{_start(arms[0].label)} has {words.amount(arms[0].mean)}."]
+    elif len(compared) < 2:
+        return " ".join([_nothing_compared(arms, alone, words), *_caveats(arms, words, worst)])
     elif best is not None:
-        said = [_of_best(arms, best, differences, words), *_of_rest(best, differences, words)]
+        said = [*_of_best(arms, best, differences, words), *_of_rest(best, differences, words)]
     elif differences:
-        said = [f"No {kind} is best.", *_of_rest(None, differences, words)]
+        said = [*_of_rest(None, differences, words), _of_leaders(compared, differences)]
     else:
-        said = [_of_none(arms, pairs, words, kind)]
+        said = _of_none(compared, pairs, words, "arm" if trained else "model")
+    if alone and len(arms) > 1:
+        seen = _list([f"{arm.label} {words.amount(arm.mean)}" for arm in alone])
+        said.append(f"Not compared, with one seed: {seen}.")
     if looks and len(arms) > 1:
-        asked = _list([str(look) for look in looks])
-        said.append(f"It was asked before at {asked} seeds, so that less is claimed than at a first look.")
-    return " ".join([*said, *_caveats(arms, words, worst, trained)])
+        said.append(look_sentence(looks, level, "differences"))
+    said += _caveats(arms, words, worst)
+    return " ".join([*said, *(_of_two_seeds(compared, differences) if trained and len(arms) > 1 else [])])
+
+
+def look_sentence(looks: Sequence[float], level: float, what: str) -> str:
+    """Returns the sentence on earlier looks, and on the level of the intervals that follows from them.
+
+    Args:
+        looks: numbers of seeds at which the question was asked before, at least one.
+        what: the name of the figures whose intervals have that level.
+    """
+    place = len(looks)
+    ordinal = _ORDINALS[place].capitalize() if place < len(_ORDINALS) else f"{place + 1}th"
+    at = _list([f"{look:g}" if look == int(look) else f"{int(look)} to {math.ceil(look)}" for look in looks])
+    return (
+        f"{ordinal} look ({'first' if place == 1 else 'earlier'} at {at} seeds): brackets of {what} are"
+        f" {level_words(level)} intervals."
+    )
+
+
+def level_words(level: float) -> str:
+    """Returns a level of confidence in percent: `95 %`, `98.5 %`."""
+    return f"{100 * level:.4g} %"
 
 
 class _Words:
     """Figures in words: shares in percent, differences of shares in points."""
 
     def __init__(self, shares: bool) -> None:
-        self._shares = shares
+        self.shares = shares
 
     def amount(self, value: float) -> str:
-        return f"{100 * value:.1f} %" if self._shares else f"{value:.4g}"
+        return f"{100 * value:.1f} %" if self.shares else f"{value:.4g}"
 
     def gap(self, interval: Interval) -> str:
-        if self._shares:
-            value, ends = f"{100 * interval.value:+.1f} points", (100 * interval.low, 100 * interval.high)
-            return f"{value} [{ends[0]:+.1f}, {ends[1]:+.1f}]" if interval.known else value
-        value = f"{interval.value:+.3g}"
-        return f"{value} [{interval.low:+.3g}, {interval.high:+.3g}]" if interval.known else value
+        """Returns a difference with its sign."""
+        if self.shares:
+            value, ends = f"{100 * interval.value:+z.1f} points", (100 * interval.low, 100 * interval.high)
+            return f"{value} [{ends[0]:+z.1f}, {ends[1]:+z.1f}]" if interval.known else value
+        value = f"{interval.value:+z.3g}"
+        return f"{value} [{interval.low:+z.3g}, {interval.high:+z.3g}]" if interval.known else value
 
-    def distance(self, interval: Interval) -> str:
-        """How far two are apart, without a sign."""
-        ends = sorted((abs(interval.low), abs(interval.high)))
-        if self._shares:
-            return f"{100 * abs(interval.value):.1f} points [{100 * ends[0]:.1f}, {100 * ends[1]:.1f}]"
-        return f"{abs(interval.value):.3g} [{ends[0]:.3g}, {ends[1]:.3g}]"
+    def distances(self, intervals: Sequence[Interval]) -> str:
+        """Returns how far arms are apart, without a sign: `21.0 [16.3, 25.7] and 18.9 points [14.6, 23.2]`."""
+        if len(intervals) > _MOST_INTERVALS:
+            values = [abs(interval.value) for interval in intervals]
+            return f"{self._size(min(values))} to {self._size(max(values))}{self._unit}"
+        last = len(intervals) - 1
+        return _joined(
+            [
+                f"{self._size(interval.value)}{self._unit if place == last else ''} {self._ends(interval)}"
+                for place, interval in enumerate(intervals)
+            ]
+        )
+
+    def size(self, value: float) -> str:
+        """Returns the size of a difference with its unit."""
+        return f"{self._size(value)}{self._unit}"
+
+    @property
+    def _unit(self) -> str:
+        return " points" if self.shares else ""
+
+    def _size(self, value: float) -> str:
+        return f"{100 * abs(value):.1f}" if self.shares else f"{abs(value):.3g}"
+
+    def _ends(self, interval: Interval) -> str:
+        low, high = sorted((abs(interval.low), abs(interval.high)))
+        return f"[{self._size(low)}, {self._size(high)}]"
 
 
 def _highest(arms: Sequence[_Arm], words: _Words, sign: int) -> str:
@@ -93,67 +152,123 @@ def _highest(arms: Sequence[_Arm], words: _Words, sign: int) -> str:
     if len(leaders) == len(arms):
         return f"All are level at {words.amount(arms[0].mean)}."
     if len(leaders) > 1:
-        return f"{_list([arm.label for arm in leaders])} are level at {words.amount(leaders[0].mean)}."
-    return f"{leaders[0].label} came out {'highest' if sign > 0 else 'lowest'}: {words.amount(leaders[0].mean)}."
-
-
-def _of_best(arms: Sequence[_Arm], best: str, differences: Sequence[Difference], words: _Words) -> str:
-    mean = next(arm.mean for arm in arms if arm.label == best)
-    ahead = sorted((row for row in differences if row[0] == best), key=lambda row: abs(row[2].value))
-    nearest = ahead[0]
-    if len(ahead) == 1:
-        return f"{best} is best: {words.amount(mean)}, {words.gap(nearest[2])} against {nearest[1]}."
+        return f"{_start(_names(leaders))} are level at {words.amount(leaders[0].mean)}."
     return (
-        f"{best} is best: {words.amount(mean)}, better than each of the other {len(ahead)};"
-        f" {words.gap(nearest[2])} against {nearest[1]}, the nearest."
+        f"{_start(leaders[0].label)} came out {'highest' if sign > 0 else 'lowest'}: {words.amount(leaders[0].mean)}."
     )
 
 
+def _nothing_compared(arms: Sequence[_Arm], alone: Sequence[_Arm], words: _Words) -> str:
+    counts = [f"{arm.num_seeds} seed{'s' if arm.num_seeds > 1 else ''}" for arm in arms]
+    seen = ", ".join(f"{arm.label} {words.amount(arm.mean)} ({count})" for arm, count in zip(arms, counts, strict=True))
+    return f"Not compared: {_names(alone)} {_has(alone)} one seed. Seen: {seen}."
+
+
+def _of_best(arms: Sequence[_Arm], best: str, differences: Sequence[Difference], words: _Words) -> list[str]:
+    mean = next(arm.mean for arm in arms if arm.label == best)
+    ahead = sorted((row for row in differences if row[0] == best), key=lambda row: abs(row[2].value))
+    _, other, interval = ahead[0]
+    nearest = f", the nearest of the other {len(ahead)}," if len(ahead) > 1 else ""
+    return [
+        f"{_start(best)} is best: {words.amount(mean)}.",
+        f"It beats {_named(other)}{nearest} by {words.distances([interval])}.",
+    ]
+
+
 def _of_rest(best: str | None, differences: Sequence[Difference], words: _Words) -> list[str]:
-    """A sentence for each arm that is shown to be worse than others, the best aside."""
+    """Returns a sentence for each arm that is shown to be worse than others, the best aside."""
     worse: dict[str, list[Difference]] = {}
     for row in differences:
         if row[0] != best:
             worse.setdefault(row[1], []).append(row)
     return [
-        f"{label} is worse than {_list([row[0] for row in rows])}"
-        + (f", by {words.distance(rows[0][2])}." if len(rows) == 1 else ".")
+        f"{_start(_list([row[0] for row in rows]))} {'beats' if len(rows) == 1 else 'beat'} {_named(label)},"
+        f" by {words.distances([row[2] for row in rows])}."
         for label, rows in worse.items()
     ]
 
 
-def _of_none(arms: Sequence[_Arm], pairs: Mapping[tuple[str, str], Interval], words: _Words, kind: str) -> str:
+def _of_leaders(arms: Sequence[_Arm], differences: Sequence[Difference]) -> str:
+    """Returns the sentence on the arms that no other beats, of which none is best."""
+    beaten = {row[1] for row in differences}
+    leaders = [arm.label for arm in arms if arm.label not in beaten]
+    if len(leaders) < 2:
+        return "The data show no best arm."
+    named = {row[0] for row in differences} == set(leaders) and len(beaten) == 1
+    which = "which" if named else f"which of {_list(leaders)}"
+    return f"The data do not show {which} is {'better' if len(leaders) == 2 else 'best'}."
+
+
+def _of_none(arms: Sequence[_Arm], pairs: Mapping[tuple[str, str], Interval], words: _Words, kind: str) -> list[str]:
+    labels = {arm.label for arm in arms}
+    held = {names: interval for names, interval in pairs.items() if labels >= set(names)}
     if len(arms) == 2:
-        ((one, other), interval), *_ = pairs.items()
+        ((one, other), interval), *_ = held.items()
+        # The second less the first, as a table has it whose first line is the first arm.
+        turned = Interval(-interval.value, -interval.high, -interval.low)
         figures = f"{words.amount(arms[0].mean)} and {words.amount(arms[1].mean)}"
-        return f"{one} and {other} do not differ measurably: {figures}, {words.gap(interval)}."
+        return [
+            f"{_start(_list([one, other]))} do not differ measurably: {figures}.",
+            f"{_start(_named(other))} less {_named(one)}: {words.gap(turned)}.",
+        ]
     low, high = (words.amount(end(arm.mean for arm in arms)) for end in (min, max))
-    return f"No {kind} differs measurably from another: all {len(arms)} are between {low} and {high}."
-
-
-def _caveats(arms: Sequence[_Arm], words: _Words, worst: float, trained: bool) -> list[str]:
-    said = [
-        f"{arm.label} lost {arm.num_failed} of its {arm.num_seeds} seeds, counted as {words.amount(worst)}."
-        for arm in arms
-        if arm.num_failed
-    ]
-    if trained and len(arms) > 1:
-        for count, number in ((1, "one seed"), (2, "two seeds")):
-            few = [arm.label for arm in arms if arm.num_seeds == count]
-            if few and count == 1:
-                said.append(f"{_list(few)} {_has(few)} {number}, which tells nothing of training.")
-            elif few:
-                said.append(f"{_list(few)} {_has(few)} {number}: a claim about {_it(few)} wants three or more.")
+    said = [f"No {kind} differs measurably from another: all {len(arms)} are between {low} and {high}."]
+    beyond = max(max(abs(interval.low), abs(interval.high)) for interval in held.values())
+    if not math.isnan(beyond) and not (words.shares and beyond >= 1):
+        said.append(f"Differences of more than {words.size(beyond)} are excluded; smaller ones are not.")
     return said
 
 
-def _has(labels: Sequence[str]) -> str:
-    return "has" if len(labels) == 1 else "have"
+def _caveats(arms: Sequence[_Arm], words: _Words, worst: float) -> list[str]:
+    """Returns a sentence for each arm that lost seeds or of which one seed stands apart."""
+    said = [
+        f"{_start(arm.label)} lost {arm.num_failed} of its {arm.num_seeds} seeds, counted as {words.amount(worst)}."
+        for arm in arms
+        if arm.num_failed
+    ]
+    return said + [
+        f"One seed of {_named(arm.label)} stands apart: {words.amount(arm.apart.value)}, the others"
+        f" {words.amount(arm.apart.least)} to {words.amount(arm.apart.most)}."
+        for arm in arms
+        if arm.apart
+    ]
 
 
-def _it(labels: Sequence[str]) -> str:
-    return "it" if len(labels) == 1 else "them"
+def _of_two_seeds(arms: Sequence[_Arm], differences: Sequence[Difference]) -> list[str]:
+    """Returns the sentence on arms with two seeds, of which nothing is claimed."""
+    told = {label for row in differences for label in row[:2]}
+    few = [arm for arm in arms if arm.num_seeds == 2 and arm.label not in told]
+    if few and len(few) == len(arms):
+        return ["Two seeds each; a claim needs three."]
+    it = "it" if len(few) == 1 else "them"
+    return [f"{_start(_names(few))} {_has(few)} two seeds; a claim about {it} needs three."] if few else []
+
+
+def _has(arms: Sequence[_Arm]) -> str:
+    return "has" if len(arms) == 1 else "have"
+
+
+def _names(arms: Sequence[_Arm]) -> str:
+    return _list([arm.label for arm in arms])
+
+
+def _named(label: str) -> str:
+    return "the baseline" if label == "baseline" else label
+
+
+def _start(text: str) -> str:
+    """Returns the text as the start of a sentence. Labels of the user's own stay as they are."""
+    text = _named(text)
+    return text[0].upper() + text[1:] if text.startswith(("the baseline", "trial ", "trials ")) else text
 
 
 def _list(labels: Sequence[str]) -> str:
-    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+    """Returns labels as a list in a sentence: `a, b and c`, `trials 5 and 3`."""
+    numbers = [label.removeprefix("trial ") for label in labels]
+    if len(labels) > 1 and all(number.isdigit() for number in numbers) and not set(labels) & set(numbers):
+        return f"trials {_joined(numbers)}"
+    return _joined([_named(label) for label in labels])
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -327,6 +327,7 @@ class StudyDocument(TypedDict, total=False):
     status: str | None
     parameters: dict[str, Values] | None
     overrides: Values | None
+    outside: Values | None
     spent: dict[str, float] | None
     trials: list[Trial]
     confirmation: Confirmation | None

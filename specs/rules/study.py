@@ -335,7 +335,12 @@ def _idle_sampler(study: Study) -> Iterator[Issue]:
         given = f"{sampler.startup_trials} {'evenly spread' if spread else 'random'} trials, of {study.trials}"
         hint = "lower startup_trials or raise trials"
         hint += "" if spread else "; or take qmc, which spreads them evenly"
-        yield Issue("the sampler never comes to model", ("sampler", "startup_trials"), given, hint=hint)
+        yield Issue(
+            "the sampler will not fit its model: `startup_trials` is not below `trials`",
+            ("sampler", "startup_trials"),
+            given,
+            hint=hint,
+        )
     if not nature.models and "startup_trials" in sampler.model_fields_set:
         yield Issue("startup_trials has no effect", ("sampler", "startup_trials"), sampler.type)
     for name in ("members", "exploit_every", "perturb"):

@@ -235,7 +235,7 @@ def test_a_script_and_the_command_line_share_stages_and_record(lab: Lab, tmp_pat
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     run_id, file, text = done.stdout.split(maxsplit=2)
-    assert "One seed cannot tell what training does" in text
+    assert "not new training runs" in text
     assert "train     cached" in done.stderr
     reward = f"reward={{type: python, path: {file}, function: near}}"
     again = lab.rpg("run", str(lab.spec), overrides=("training.steps=2", reward))

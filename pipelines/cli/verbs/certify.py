@@ -68,17 +68,18 @@ def _catalogue() -> "dict[str, list[Named]]":
 
 def _of_spec(file: Path, overrides: list[str]) -> "list[Named]":
     """The objectives of a spec's runs, each once, by the name of the first cell that has it."""
-    from pipelines.report.evidence import cell_label
+    from pipelines.report.evidence import cell_labels
     from rpg.certificate.catalogue import label
     from rpg.certificate.certificate import turns_of
     from specs.document import expand
     from specs.loader import load_document
 
     objectives: dict[tuple[str, str], Named] = {}
-    for cell in expand(load_document(file, overrides)):
+    cells = expand(load_document(file, overrides))
+    varied = [{path: value for path, value in cell.values.items() if path.startswith("objective")} for cell in cells]
+    for cell, short in zip(cells, cell_labels(varied), strict=True):
         objective = cell.experiment.objective
-        varied = {path: value for path, value in cell.values.items() if path.startswith("objective")}
-        name = cell.label or cell_label(varied) or label(objective)
+        name = cell.label or short or label(objective)
         turns = turns_of(cell.experiment)
         objectives.setdefault((objective.model_dump_json(), turns), (name, objective, turns))
     return list(objectives.values())

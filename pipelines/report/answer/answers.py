@@ -1,5 +1,6 @@
 """Answers from recorded scores: outcomes with their intervals, and the verdict on the groups that can be compared."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -11,6 +12,8 @@ from pipelines.report.answer.scores import BySteps, Level, Table, Tables, by_sca
 from pipelines.report.answer.wording import headline_of_one, not_compared, not_whole, nothing_compared
 from pipelines.report.evidence import Group
 from pipelines.report.statistics import Verdict, gain_interval, mean_interval, spread_of, verdict
+from rpg.statistics.apart import seed_apart
+from rpg.statistics.variance import spread_with_failures
 from storage import Store
 
 
@@ -20,7 +23,7 @@ def answers(
     *,
     measure: str = ACCURACY,
     confidence: float = 0.95,
-    looks: Sequence[int] = (),
+    looks: Sequence[float] = (),
     clusters: Mapping[str, Mapping[str, str]] | None = None,
     chosen: Mapping[str, Collection[str]] | None = None,
     graded: evidence.Graded | None = None,
@@ -58,7 +61,8 @@ def answers(
                 flattered = {label for label, names in (chosen or {}).items() if dataset in names}
                 name = measure if scale.shares else SCORE
                 answer = _answer(dataset, name, of_measure, tables, level, flattered, first)
-                found.append(replace(answer, num_sets=num_sets, clusters=level.clusters or {}))
+                at = level.at(tables.most_seeds)
+                found.append(replace(answer, level=at, num_sets=num_sets, clusters=level.clusters or {}))
     return found
 
 
@@ -156,9 +160,7 @@ def _answer(
         for outcome in _outcomes(dataset, measure, tables.of_group, level)
     ]
     if len(results) == 1:
-        return Answer(
-            dataset, measure, tuple(results), None, tuple(headline_of_one(results[0], groups, level.scale.worst))
-        )
+        return Answer(dataset, measure, tuple(results), None, tuple(headline_of_one(results[0], groups, level)))
     known = tables.of_group.items() if tables.shared else ()
     whole = [label for label, table in tables.of_group.items() if not table.num_failed or level.scale.worst is not None]
     lost = [outcome for outcome in results if outcome.label not in whole]
@@ -167,7 +169,7 @@ def _answer(
         return Answer(dataset, measure, tuple(results), None, tuple(nothing_compared(dataset, results, groups, lost)))
     problems = next(iter(held.values())).problems
     arms, clusters = {label: table.after for label, table in held.items()}, level.of(problems)
-    worst, shares = level.scale.worst or 0.0, level.known["shares"]
+    worst, shares = level.scale.worst or 0.0, level.scale.shares
     said = verdict(arms, level.looks, level.of_claims, clusters, worst, trained=not as_is, shares=shares)
     against = said
     if not as_is and all(len(table.after) == 1 and not table.num_failed for table in held.values()):
@@ -193,13 +195,18 @@ def _outcomes(dataset: str, measure: str, tables: Mapping[str, Table], level: Le
     """The groups' outcomes, by label. How much seeds differ is pooled over the groups of which none failed."""
     whole = [table for table in tables.values() if not table.num_failed]
     seeds = spread_of([table.after for table in whole])
+    worst = level.scale.worst
+    reach = max((table.reach(worst) for table in tables.values()), default=0.0) or (
+        1.0 if level.scale.shares else math.nan
+    )
+    most = max(len(table.after) for table in tables.values())
     gains = spread_of([table.after - table.before for table in whole if table.before is not None])
     results = []
     for label, table in tables.items():
         count, lost, clusters = len(table.after), table.num_failed, level.of(table.problems)
-        counted = table.counted_with(level.scale.worst)
-        after = mean_interval(counted, spread=None if lost else seeds, clusters=clusters, **level.known)
-        before = table.before
+        counted, before = table.counted_with(worst), table.before
+        spread = spread_with_failures(counted, lost, reach) if lost and worst is not None else None if lost else seeds
+        after = mean_interval(counted, spread=spread, clusters=clusters, **level.known)
         results.append(
             Outcome(
                 label=label,
@@ -214,13 +221,14 @@ def _outcomes(dataset: str, measure: str, tables: Mapping[str, Table], level: Le
                     table.after,
                     spread=gains,
                     clusters=clusters,
-                    **level.known | {"confidence": level.at(count)},
+                    **level.known | {"confidence": level.at(most)},
                 ),
                 against_first=None,
                 num_seeds=count,
                 num_problems=len(table.problems),
                 step=table.step,
                 num_failed=lost,
+                apart=None if lost else seed_apart(table.after if before is None else table.after - before),
             )
         )
     return results

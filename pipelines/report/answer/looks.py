@@ -23,13 +23,17 @@ def note_looks(home: Home, names: Sequence[str]) -> None:
                 note_look(home, name, _num_seeds(evidence.experiment_groups(home, name)))
 
 
-def earlier_looks(home: Home, name: str) -> list[int]:
+def earlier_looks(home: Home, name: str) -> list[float]:
     """Numbers of seeds at which an experiment's answer was given, fewer than it has now."""
     looks = looks_of(home, name)
     return [look for look in looks if look < _num_seeds(evidence.experiment_groups(home, name))] if looks else []
 
 
-def _num_seeds(groups: Sequence[Group]) -> int:
-    """Runs that have finished or failed, of the cell that has fewest of those with two or more; 0 where none has."""
+def _num_seeds(groups: Sequence[Group]) -> float:
+    """Returns the runs that have finished or failed, in the mean over the cells with two or more; 0 if there is none.
+
+    A mean grows with each seed of any cell, so that further seeds of one cell are a further look.
+    """
     ended = [sum(run.trains and (run.has_ended or run.status == "failed") for run in group.runs) for group in groups]
-    return min((count for count in ended if count > 1), default=0)
+    counts = [count for count in ended if count > 1]
+    return round(sum(counts) / len(counts), 2) if counts else 0

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.report.statistics import THESE_WEIGHTS, Interval, Verdict
+from rpg.statistics.apart import SeedApart
 
 ACCURACY = "accuracy"
 SCORE = "score"
@@ -38,6 +39,8 @@ class Outcome:
     """Whether models were measured as they are: nothing was trained, and the weights differ."""
     differs: bool = False
     """Whether the verdict tells it from the first group."""
+    apart: SeedApart | None = None
+    """The seed whose gain, or whose measure where there is no gain, stands apart from the others'."""
     chosen: bool = False
     """Its model was chosen on these problems, so that the figure flatters it."""
 
@@ -58,6 +61,8 @@ class Answer:
     """Verdict on the groups; None where there is one alone, or where they cannot be compared."""
     sentences: tuple[str, ...]
     """The headline, sentence by sentence."""
+    level: float = 0.95
+    """Confidence of the intervals of gains and differences."""
     num_sets: int = 1
     """Evaluation sets over which what is claimed holds together: those of a mixture, else this one alone."""
     clusters: Mapping[str, str] = field(default_factory=dict)

@@ -37,7 +37,7 @@ class Level:
     """How sure the intervals are to be, and of what."""
 
     confidence: float
-    looks: tuple[int, ...]
+    looks: tuple[float, ...]
     clusters: Mapping[str, str] | None
     scale: Scale
     num_sets: int = 1
@@ -59,7 +59,7 @@ class Level:
         return [known.get(problem, problem) for problem in problems] if known else None
 
     def at(self, num_seeds: int) -> float:
-        """The level of an interval from so many seeds."""
+        """Returns the level of gains and differences where the arm with most seeds has so many."""
         return level(self.of_claims, len({look for look in self.looks if 1 < look < num_seeds}))
 
 
@@ -82,6 +82,11 @@ class Table:
         lost = np.isnan(self.after)
         return self.after[~lost.any(axis=1)] if worst is None else np.where(lost, worst, self.after)
 
+    def reach(self, worst: float | None) -> float:
+        """Returns the distance from the worst value to the best seed; 0 if all failed, or no worst value is known."""
+        means = [float(row.mean()) for row in self.after if not np.isnan(row).any()]
+        return max((abs(mean - worst) for mean in means), default=0.0) if worst is not None else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Tables:
@@ -90,6 +95,11 @@ class Tables:
     of_group: Mapping[str, Table]
     shared: bool
     """They are all of one step and of the same problems."""
+
+    @property
+    def most_seeds(self) -> int:
+        """Seeds of the group that has most."""
+        return max(len(table.after) for table in self.of_group.values())
 
 
 @dataclass(frozen=True, slots=True)

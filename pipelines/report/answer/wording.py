@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from pipelines.report.answer.outcome import Outcome, only_these_weights
+from pipelines.report.answer.scores import Level
 from pipelines.report.evidence import Group, Run
 from pipelines.report.statistics import Interval
-from rpg.statistics.wording import CHOSEN, ONE_SEED
+from rpg.statistics.wording import CHOSEN, ONE_SEED, look_sentence
 
 _MOST_NAMED = 6
 """Runs that a sentence names one by one."""
@@ -50,14 +51,38 @@ def points(interval: Interval) -> str:
     return f"{value} [{100 * interval.low:+z.1f}, {100 * interval.high:+z.1f}]" if interval.known else value
 
 
-def headline_of_one(outcome: Outcome, groups: Sequence[Group], worst: float | None) -> list[str]:
-    said = [f"{outcome.measure.capitalize()} on {outcome.dataset} {_moved(outcome)}."]
+def headline_of_one(outcome: Outcome, groups: Sequence[Group], level: Level) -> list[str]:
+    """Returns the headline of one group: how far its measure moved, and what qualifies that."""
+    said = [_apart(outcome) or f"{outcome.measure.capitalize()} on {outcome.dataset} {_moved(outcome)}."]
     if only_these_weights([outcome]):
         said.append(ONE_SEED)
+    looks = sorted({look for look in level.looks if 1 < look < outcome.num_seeds})
+    if looks and outcome.gain is not None:
+        said.append(look_sentence(looks, level.at(outcome.num_seeds), "gains"))
     if outcome.num_failed:
+        worst = level.scale.worst
         counted = "not counted" if worst is None else f"counted as {figure(worst, share=outcome.is_share)}"
         said.append(f"{outcome.num_failed} of {outcome.num_seeds} seeds failed, {counted}: no gain is claimed.")
     return [*said, *not_whole(groups)]
+
+
+def _apart(outcome: Outcome) -> str:
+    """Returns the sentence on a seed that stands apart, in place of a claim on the mean; empty if none does."""
+    apart, share = outcome.apart, outcome.is_share
+    if apart is None:
+        return ""
+    what = f"{outcome.measure.capitalize()} on {outcome.dataset}"
+    if outcome.gain is None:
+        one, least, most = (figure(value, share=share) for value in (apart.value, apart.least, apart.most))
+        return f"{what} is {least} to {most} with {apart.num_others} seeds and {one} with one, which stands apart."
+    unit = " points" if share else ""
+    one, least, most = (
+        f"{100 * value:+z.1f}" if share else f"{value:+z.3g}" for value in (apart.value, apart.least, apart.most)
+    )
+    return (
+        f"{what} moved by {least} to {most}{unit} with {apart.num_others} seeds and by {one} with one, which stands"
+        " apart. So no gain is claimed."
+    )
 
 
 def _moved(outcome: Outcome) -> str:

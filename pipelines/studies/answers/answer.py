@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipelines.home.home import Home
 from pipelines.report.answer import BySteps, change, figure
 from pipelines.report.answer import with_interval as value_with_interval
-from pipelines.report.evidence import accuracies, clusters, load_run, other_measures, show
+from pipelines.report.evidence import accuracies, clusters, load_run, other_measures, short_names, show
 from pipelines.report.statistics import Interval, Verdict, mean_interval, seed_mean, spread_of, verdict
 from pipelines.report.statistics import level as level_of_look
 from pipelines.studies.answers.results import (
@@ -27,6 +27,8 @@ from pipelines.studies.answers.results import (
     best_trial,
     pareto_front,
 )
+from rpg.statistics.variance import spread_with_failures
+from rpg.statistics.wording import level_words
 from storage import Store
 
 _FEW = 3
@@ -73,7 +75,7 @@ def answer(home: Home, record: StudyRecord) -> Answer:
     """The study's answer as far as it goes."""
     if record.measured:
         found = confirmed(home, record)
-        note = _with(_without_effect(record), _confirmation_note(record, found.arms))
+        note = _with(_without_effect(record), _confirmation_note(record, found))
         return Answer(_sentence(record, found), note, found.arms)
     return Answer(_candidate(record), _with(_without_effect(record), _search_note(record)))
 
@@ -109,7 +111,7 @@ def confirmed(home: Home, record: StudyRecord) -> Confirmed:
             worst,
             higher_is_better=goal.direction == "maximize",
             figures=figures,
-            shares=None if goal.is_share else False,
+            shares=goal.is_share,
         )
         if held
         else Verdict(None, (), "", (), {})
@@ -156,13 +158,26 @@ def _means(
     figures: bool,
 ) -> list[Interval]:
     """Mean of each arm, with failed seeds at the goal's worst value; of a training metric without them."""
+    worst = goal.worst
+    reaches = [abs(table[~np.isnan(table).any(axis=1)].mean(axis=1) - worst) for table in scores if worst is not None]
+    reach = max((float(each.max()) for each in reaches if each.size), default=0.0) or (
+        1.0 if goal.is_share else math.nan
+    )
     whole = [table if goal.worst is None else np.where(np.isnan(table), goal.worst, table) for table in scores]
+    lost = [
+        spread_with_failures(table, len(arm.failed), reach) if arm.failed and worst is not None else None
+        for table, arm in zip(whole, arms, strict=True)
+    ]
     if figures:
-        return [seed_mean(table[~np.isnan(table)], confidence=level) for table in whole]
+        found = [
+            seed_mean(table[~np.isnan(table)], confidence=level, spread=least)
+            for table, least in zip(whole, lost, strict=True)
+        ]
+        return [interval.within(0, 1) if goal.is_share else interval for interval in found]
     spread = spread_of([table for table, arm in zip(whole, arms, strict=True) if not arm.failed])
     return [
-        mean_interval(table, confidence=level, clusters=labels, spread=None if arm.failed else spread)
-        for table, arm in zip(whole, arms, strict=True)
+        mean_interval(table, confidence=level, clusters=labels, spread=least if arm.failed else spread)
+        for table, arm, least in zip(whole, arms, lost, strict=True)
     ]
 
 
@@ -196,8 +211,9 @@ def with_interval(goal: Goal, interval: Interval) -> str:
 
 
 def settings_words(params: Params) -> str:
-    """`objective.clip.low 0.2, objective.clip.high 0.28`."""
-    return ", ".join(f"{path} {show(value)}" for path, value in params.items())
+    """Returns the params in a line: `clip.low 0.2, clip.high 0.28`."""
+    names = short_names(params)
+    return ", ".join(f"{names[path]} {show(value)}" for path, value in params.items())
 
 
 def _values(arm: Arm) -> NDArray[np.float64]:
@@ -279,22 +295,24 @@ def _candidate(record: StudyRecord) -> str:
         one = len(numbers) == 1
         return (
             f"Candidates: trial{'' if one else 's'} {', '.join(numbers)}, which no other beats in every goal "
-            f"(not confirmed; the best of {_num_judged(record)} trials flatters itself)."
+            f"(not confirmed; the best of {_num_judged(record)} trials is biased)."
         )
     assert trial.interval is not None
-    value = f"{record.first.measure} {with_interval(record.first, trial.expected or trial.interval)}"
-    flattered = f"(not confirmed; the best of {_num_judged(record)} trials flatters itself)"
-    if trial.expected:
-        flattered = (
-            f"is expected of it by the model of {_num_judged(record)} trials, of which it is the best with a chance of "
-            f"{100 * trial.chance:.0f} % (not confirmed)"
-        )
-    if len(record.finished) == 1:
-        flattered = "(not confirmed)"
+    who = settings_words(trial.params)
     if trial.baseline:
         others = "" if len(record.finished) == 1 else ", which no other trial came out above"
-        return f"Candidate: the experiment's own values{others}: {value} {flattered}."
-    return f"Candidate: {settings_words(trial.params)}: {value} {flattered}."
+        who = f"the experiment's own values{others}"
+    said = [f"Candidate: {who} (not confirmed)."]
+    value = with_interval(record.first, trial.expected or trial.interval)
+    if trial.expected:
+        said.append(f"The model of {_num_judged(record)} trials expects {record.first.measure} {value} of it.")
+        said.append(f"The chance that no trial is better is {100 * trial.chance:.0f} %.")
+    elif len(record.finished) == 1:
+        said.append(f"Its {record.first.measure} is {value}.")
+    else:
+        biased = f"the best of {_num_judged(record)} trials is biased"
+        said.append(f"Its {record.first.measure} is {value}; {biased}.")
+    return " ".join(said)
 
 
 def _with(*notes: str) -> str:
@@ -325,46 +343,43 @@ def _search_note(record: StudyRecord) -> str:
         return "The confirmation failed: the baseline or every candidate has fewer than two runs with a value."
     if best_trial(record) is None:
         return ""
-    of_one = " One seed cannot tell what training does." if len(record.seeds) == 1 else ""
-    level = f"{100 * record.confidence:g} %"
+    of_one = " One seed: the interval covers no new training runs." if len(record.seeds) == 1 else ""
     return (
-        f"Brackets are {level} intervals of the trial by itself, not of its being the best.{of_one} "
-        "With `confirm` in its file a study, once its search is over, runs the best again on fresh seeds."
+        f"Brackets are {level_words(record.confidence)} intervals of the trial by itself, not of the best of many."
+        f"{of_one} With `confirm` in its file, a study runs its best trials again on fresh seeds."
     )
 
 
-def _confirmation_note(record: StudyRecord, arms: Sequence[ArmResult]) -> str:
-    assert record.confirmation is not None
-    units = record.confirmation.units
-    lost = sum(len(result.arm.failed) for result in arms)
-    level = f"{100 * record.confidence:g} %"
-    together = "; those of differences hold together" if len(arms) > 2 else ""
-    counted = "" if record.first.worst is None else f", and count with {amount(record.first, record.first.worst)}"
-    failed = f" {lost} of its {len(units)} runs failed ({_lost_seeds(arms)}){counted}." if lost else ""
-    seeds = ", ".join(map(str, record.confirmation.seeds))
-    rounds = "".join(f" {sentence}" for sentence in _rounds_sentences(record))
-    return f"Confirmed on seeds that no trial had ({seeds}): brackets are {level} intervals{together}.{rounds}{failed}"
-
-
-def _rounds_sentences(record: StudyRecord) -> list[str]:
-    """What the rounds of the confirmation were, and what the last look may claim."""
+def _confirmation_note(record: StudyRecord, found: Confirmed) -> str:
+    """Returns the note on a confirmation: its seeds, its looks, its levels and its lost runs."""
     assert record.confirmation is not None
     confirmation, now = record.confirmation, len(record.confirmation.seeds)
-    said = []
+    arms, seeds = found.arms, ", ".join(map(str, confirmation.seeds))
+    most = ended = ""
+    if now < confirmation.most:
+        won = any(worse == arms[0].arm.label for _, worse, _ in found.verdict.differences)
+        why = "a candidate is better than the baseline" if won else "no candidate could still win"
+        most, ended = f" of at most {confirmation.most}", f"; stopped, since {why}"
+    said = [f"Measured on {now} fresh seeds{most} ({seeds}){ended}."]
     if before := [str(look) for look in confirmation.looks if 1 < look < now]:
         numbers = " and ".join([*([", ".join(before[:-1])] if before[1:] else []), before[-1]])
-        said.append(f"The arms were held against each other after {numbers} seeds too.")
+        said.append(f"Earlier look{'s' if before[1:] else ''} at {numbers} seeds.")
+    level, together = level_words(record.confidence), "; those of differences hold together" if len(arms) > 2 else ""
     if confirmation.share:
-        level = 100 * level_of_look(record.confidence, confirmation.share)
-        said.append(f"Not to claim more in all, differences have {level:.4g} % intervals at this look.")
-    if now < confirmation.most:
-        said.append(f"It ended after {now} of at most {confirmation.most} seeds.")
+        of_differences = level_words(level_of_look(record.confidence, confirmation.share))
+        said.append(f"Brackets of arms are {level} intervals, of differences {of_differences}{together}.")
+    else:
+        said.append(f"Brackets are {level} intervals{together}.")
     said += [
-        f"{arm.label.capitalize()} stopped after {arm.stopped_after}: it could not be told from the baseline any more."
+        f"{arm.label.capitalize()} stopped after {arm.stopped_after} seeds, since it could no longer win."
         for arm in confirmation.arms
         if arm.stopped_after
     ]
-    return said
+    if lost := sum(len(result.arm.failed) for result in arms):
+        worst = record.first.worst
+        counted = "" if worst is None else f"; each counts as {amount(record.first, worst)}"
+        said.append(f"{lost} of {len(confirmation.units)} runs failed ({_lost_seeds(arms)}){counted}.")
+    return " ".join(said)
 
 
 def _lost_seeds(arms: Sequence[ArmResult]) -> str:

@@ -49,7 +49,9 @@ def study_markdown(home: Home, record: StudyRecord) -> str:
         lines += [*_table(["fresh seeds", record.first.metric, "runs"], rows), ""]
     paths = list(record.parameters)
     trials = sorted(record.trials, key=lambda trial: _rank(record, trial))[:_MOST_ROWS]
-    shown = [[str(trial.number), _state(trial), _value(record, trial), *_settings(trial, paths)] for trial in trials]
+    shown = [
+        [str(trial.number), _state(trial), _value(record, trial), *_settings(record, trial, paths)] for trial in trials
+    ]
     lines += _table(["trial", "state", record.first.measure, *paths], shown)
     if len(record.trials) > _MOST_ROWS:
         lines += ["", f"The best {_MOST_ROWS} of {len(record.trials)} trials."]
@@ -80,8 +82,9 @@ def _value(record: StudyRecord, trial: Trial) -> str:
     return f"{amount(record.first, trial.last.value)} at step {trial.rung}" if trial.last else "-"
 
 
-def _settings(trial: Trial, paths: Sequence[str]) -> list[str]:
-    return [show(trial.params[path]) if path in trial.params else "-" for path in paths]
+def _settings(record: StudyRecord, trial: Trial, paths: Sequence[str]) -> list[str]:
+    params = record.params_of(trial)
+    return [show(params[path]) if path in params else "-" for path in paths]
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

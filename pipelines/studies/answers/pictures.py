@@ -123,10 +123,10 @@ def slice_charts(record: StudyRecord, trials: Sequence[Trial]) -> list[Markup]:
     finished = [trial for trial in trials if trial.finished]
     last = max((trial.number for trial in finished), default=0) or 1
     charts = []
-    for path, searched in record.parameters.items():
+    for path in record.parameters:
         dots = [
             Dot(
-                x=_place(trial.params[path], searched),
+                x=place,
                 y=trial.value,
                 label=_label(record, trial),
                 shade=trial.number / last,
@@ -134,9 +134,9 @@ def slice_charts(record: StudyRecord, trials: Sequence[Trial]) -> list[Markup]:
                 color=_BASELINE if trial.baseline else 0,
             )
             for trial in finished
-            if path in trial.params
+            if (place := _place_of(record, trial, path)) is not None
         ]
-        charts.append(dot_chart(dots, title=path, scale=_scale(searched)))
+        charts.append(dot_chart(dots, title=path, scale=_scale(_with_own(record, path))))
     return [chart for chart in charts if chart]
 
 
@@ -146,19 +146,21 @@ def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Impor
     chosen = _two_numeric(record, ranked)
     if chosen is None:
         return Markup("")
-    across, upward = (record.parameters[path] for path in chosen)
+    across, upward = (_with_own(record, path) for path in chosen)
+    places = {trial.number: tuple(_place_of(record, trial, path) for path in chosen) for trial in record.trials}
+    known_places = {number: (x, y) for number, (x, y) in places.items() if x is not None and y is not None}
     both = [
         trial
         for trial in trials
         # Outside the ranges the model expects nothing; a baseline there counts as it was measured.
         if trial.finished
-        and set(chosen) <= trial.params.keys()
+        and trial.number in known_places
         and (not record.has_model or trial.expected or trial.baseline)
     ]
     dots = [
         Dot(
-            x=_place(trial.params[chosen[0]], across),
-            y=_place(trial.params[chosen[1]], upward),
+            x=known_places[trial.number][0],
+            y=known_places[trial.number][1],
             label=_label(record, trial),
             shade=0.6,
             color=_BASELINE if trial.baseline else 0,
@@ -167,11 +169,7 @@ def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Impor
     ]
     values = [record.first.better(believed(trial)) for trial in both]
     known = [trial.expected or trial.interval for trial in both] if record.has_model and len(both) > 1 else []
-    path = [
-        (_place(trial.params[chosen[0]], across), _place(trial.params[chosen[1]], upward))
-        for trial in leaders(record)
-        if set(chosen) <= trial.params.keys()
-    ]
+    path = [known_places[trial.number] for trial in leaders(record) if trial.number in known_places]
     return surface_chart(
         dots,
         values,
@@ -189,7 +187,7 @@ def parallel(record: StudyRecord, trials: Sequence[Trial]) -> Markup:
     values = [trial.value for trial in finished]
     if len(finished) < 2 or min(values) == max(values):
         return Markup("")
-    parallel_axes = [_parallel_axis(path, searched, finished) for path, searched in record.parameters.items()]
+    parallel_axes = [_parallel_axis(record, path, finished) for path in record.parameters]
     scaled = [(value - min(values)) / (max(values) - min(values)) for value in values]
     marks = [(place, amount(record.first, value)) for place, value in ((0.0, min(values)), (1.0, max(values)))]
     shades = scaled if record.first.direction == "maximize" else [1 - place for place in scaled]
@@ -242,7 +240,7 @@ def _label(record: StudyRecord, trial: Trial) -> str:
         state = f", pruned at step {trial.rung}"
     else:
         state = "" if trial.feasible else ", breaks a constraint"
-    settings = "".join(f", {path} {show(setting)}" for path, setting in trial.params.items())
+    settings = "".join(f", {path} {show(setting)}" for path, setting in record.params_of(trial).items())
     expected = f", expected {amount(record.first, trial.expected.value)}" if trial.expected else ""
     return f"trial {trial.number}: {amount(record.first, value)}{expected}{state}{settings}"
 
@@ -250,6 +248,15 @@ def _label(record: StudyRecord, trial: Trial) -> str:
 def _names(searched: Searched) -> list[Any]:
     """The choices, or the names of the cases; none of a range of numbers."""
     return list(searched.get("choice") or searched.get("cases") or ())
+
+
+def _with_own(record: StudyRecord, path: str) -> Searched:
+    """Returns a parameter's range, of choices with the baseline's own value if it is none of them."""
+    searched = record.parameters[path]
+    names = _names(searched)
+    if not names or path not in record.outside:
+        return searched
+    return {**searched, "cases": None, "choice": [*names, record.outside[path]]}
 
 
 def _scale(searched: Searched) -> Scale:
@@ -266,6 +273,18 @@ def _place(value: Any, searched: Searched) -> float:
     return math.log10(value) if searched.get("log") else float(value)
 
 
+def _place_of(record: StudyRecord, trial: Trial, path: str) -> float | None:
+    """Returns a trial's place on a parameter's axis; None if it has no value there, or one that has no place, such as a
+    baseline's 0 on a logarithmic axis."""
+    params, searched = record.params_of(trial), _with_own(record, path)
+    if path not in params:
+        return None
+    value = last_value(params[path])
+    if not _names(searched) and (not isinstance(value, (int, float)) or (searched.get("log") and value <= 0)):
+        return None
+    return _place(params[path], searched)
+
+
 def _two_numeric(record: StudyRecord, ranked: Sequence[Importance]) -> tuple[str, str] | None:
     numeric = [path for path, searched in record.parameters.items() if not _names(searched)]
     low = next((path for path in numeric if path.endswith("clip.low")), None)
@@ -277,8 +296,9 @@ def _two_numeric(record: StudyRecord, ranked: Sequence[Importance]) -> tuple[str
     return (ordered[0], ordered[1]) if len(ordered) > 1 else None
 
 
-def _parallel_axis(path: str, searched: Searched, trials: Sequence[Trial]) -> ParallelAxis:
-    places = [_place(trial.params[path], searched) if path in trial.params else None for trial in trials]
+def _parallel_axis(record: StudyRecord, path: str, trials: Sequence[Trial]) -> ParallelAxis:
+    searched = _with_own(record, path)
+    places = [_place_of(record, trial, path) for trial in trials]
     having = [place for place in places if place is not None]
     if names := _names(searched):
         low, high = 0.0, float(max(1, len(names) - 1))
@@ -289,6 +309,11 @@ def _parallel_axis(path: str, searched: Searched, trials: Sequence[Trial]) -> Pa
         crossed = [*having, *(_place(end, searched) for end in ends)]
         low, high = min(crossed), max(crossed)
         marks = [((_place(end, searched) - low) / (high - low), show(end)) for end in ends]
-    marks += [(_NOT_SET, "not set")] if None in places else []
+        own = [place for trial, place in zip(trials, places, strict=True) if trial.baseline and place is not None]
+        marks += [((own[0] - low) / (high - low), show(record.outside[path]))] if own and path in record.outside else []
+    if None in places:
+        without = [trial for trial, place in zip(trials, places, strict=True) if place is None]
+        unplaced = {show(record.params_of(trial).get(path, "not set")) for trial in without}
+        marks.append((_NOT_SET, ", ".join(sorted(unplaced))))
     crossings = [_NOT_SET if place is None else (place - low) / (high - low) for place in places]
     return ParallelAxis(path.removeprefix("objective."), crossings, marks)

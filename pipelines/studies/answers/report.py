@@ -19,6 +19,8 @@ from specs.schema.study import measure_label
 
 MOST_TRIALS = 500
 """That charts and tables show one by one."""
+_NEXT_TO_NOTHING = 0.05
+"""Expected gain of the newest trial, in that of the model's first, below which a study may as well stop."""
 
 
 def study_table(home: Home, name: str) -> tuple[list[str], list[list[str]]]:
@@ -47,15 +49,16 @@ def results_table(record: StudyRecord, found: Answer) -> tuple[list[str], list[l
             for result in arms
         ]
     trials = [trial for trial in record.trials if trial.finished]
-    paths = list(dict.fromkeys(path for trial in trials for path in trial.params))
+    of_trial = [(trial, record.params_of(trial)) for trial in trials]
+    paths = list(dict.fromkeys(path for _, params in of_trial for path in params))
     rows = [
         [
             f"{trial.number} (baseline)" if trial.baseline else str(trial.number),
-            *(show(trial.params[path]) if path in trial.params else "" for path in paths),
+            *(show(params[path]) if path in params else "" for path in paths),
             with_interval(goal, trial.last) if trial.last else number(trial.value),
             *(number(value) for value in trial.values[1:]),
         ]
-        for trial in trials
+        for trial, params in of_trial
     ]
     return ["trial", *paths, goal.measure, *(other.measure for other in others)], rows
 
@@ -83,7 +86,7 @@ def write_study_report(home: Home, name: str, path: Path | None = None) -> Path:
         lineage=_lineage(record),
         stopped=[trial for trial in shown if trial.state in ("pruned", "failed")],
         importances=pictures.importance_chart(ranked),
-        chance=_chance(ranked),
+        chance=_chance(ranked, record.finished),
         gain=_gain(record),
         slices=pictures.slice_charts(record, shown),
         modelled=record.has_model,
@@ -140,30 +143,27 @@ def _facts(record: StudyRecord) -> list[str]:
     return [*facts, Path(record.experiment).name, *([cost] if cost else [])]
 
 
-def _chance(ranked: Sequence[Importance]) -> str:
-    """Which parameters the chart of importances leaves out."""
+def _chance(ranked: Sequence[Importance], finished: Sequence[Trial]) -> str:
+    """Returns which parameters the chart of importances leaves out."""
     hidden = [item.path for item in ranked if not item.above_chance]
     if not ranked:
         return "Importances need eight finished trials with different values."
     if len(hidden) == len(ranked):
-        return "Nothing above chance: no parameter decides more than values dealt at random would seem to."
+        return f"With {len(finished)} trials, no parameter's importance is above chance."
     return f"Not above chance, and not shown: {', '.join(hidden)}." if hidden else ""
 
 
 def _gain(record: StudyRecord) -> str:
-    """What the newest trial is expected to tell, or was, beside the first that the model chose."""
+    """Returns by how much the newest trial that the model chose was expected to improve the best."""
     chosen = [(trial, trial.gain) for trial in record.trials if trial.gain is not None]
     if not chosen:
         return ""
     (first, most), (last, least) = chosen[0], chosen[-1]
     tense = "was" if last.state in ("finished", "pruned", "failed") else "is"
-    said = (
-        f"Trial {last.number}, the newest, {tense} expected to improve the best posterior mean by"
-        f" {rise(record.first, least)}"
-    )
-    if first != last:
-        said += f"; of trial {first.number}, the first that the model chose, it was {rise(record.first, most)}"
-    return f"{said}. Where that is far below what matters to you, further trials tell little."
+    said = f"Trial {last.number}, the newest, {tense} expected to improve the best by {rise(record.first, least)}"
+    if least <= _NEXT_TO_NOTHING * most or rise(record.first, least) == rise(record.first, 0.0):
+        return f"{said}: stopping is reasonable."
+    return f"{said}; trial {first.number}, the model's first, by {rise(record.first, most)}."
 
 
 @dataclass(frozen=True, slots=True)

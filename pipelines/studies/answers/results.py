@@ -308,6 +308,8 @@ class StudyRecord:
     parameters: Mapping[str, Mapping[str, Any]]
     """The ranges: path -> {float | int | choice | cases, log, step, when}."""
     overrides: Params
+    outside: Params
+    """The experiment's own values that the ranges do not hold; the baseline's params lack them."""
     spent: Mapping[str, float]
     """tokens, gpu_hours and seconds of all trials."""
     trials: tuple[Trial, ...]
@@ -371,6 +373,11 @@ class StudyRecord:
         """Trials in a state."""
         return sum(trial.state == state for trial in self.trials)
 
+    def params_of(self, each: Trial | Arm) -> Params:
+        """Returns the params to show, in the order of the ranges: of the baseline also those outside the ranges."""
+        params = {**each.params, **self.outside} if each.baseline else each.params
+        return {path: params[path] for path in (*self.parameters, *params) if path in params}
+
     def settings(self, params: Params) -> Params:
         """Settings in the experiment for the params: path -> value."""
         cases = {path: self.parameters.get(path, {}).get("cases") for path in params}
@@ -399,6 +406,7 @@ class StudyRecord:
             status=data.get("status") or ("finished" if ended >= wanted else "searching"),
             parameters=data.get("parameters") or {},
             overrides=dict(data.get("overrides") or {}),
+            outside=dict(data.get("outside") or {}),
             spent={name: float(spent.get(name) or 0) for name in COSTS},
             trials=trials,
             confirmation=Confirmation.of(confirmation) if confirmation else None,

@@ -29,7 +29,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 def test_an_experiments_cells_are_groups_of_seeds(home: Home) -> None:
     comparison = compare(home, ["sums"])
-    assert [group.label for group in comparison.groups] == ["objective.clip.high 0.1", "objective.clip.high 0.28"]
+    assert [group.label for group in comparison.groups] == ["clip.high 0.1", "clip.high 0.28"]
     assert [len(group.runs) for group in comparison.groups] == [3, 3]
     assert comparison.spec == {"objective.clip.high": [0.1, 0.28]}
     reward = [measure for measure in comparison.measures if measure.metric == "reward/mean"]
@@ -67,7 +67,7 @@ def test_groups_without_a_signal_are_told_with_what_to_change_instead_of_that_no
     for run_id in silent:
         record_metrics(home, run_id, zero_std_fraction=0.995)
     monkeypatch.setenv("RPG_HOME", str(home.root))
-    told = "There was nothing to learn from in objective.clip.high 0.1: in 99.5 % of the groups all responses had"
+    told = "There was nothing to learn from in clip.high 0.1: in 99.5 % of the groups all responses had"
     assert told in CliRunner().invoke(app, ["compare", "sums"]).stdout
     page = write_experiment_report(home, "sums").read_text()
     assert told in page
@@ -195,7 +195,7 @@ def test_one_seed_a_group_marks_no_difference_and_says_that_it_cannot_tell(
     several = CliRunner().invoke(app, ["compare", "sums"]).stdout
     assert "One seed cannot tell" not in several
     assert several.count("] *") == 1
-    assert "On two-terms at step 60: objective.clip.high 0.28 is best: " in several
+    assert "On two-terms at step 60: clip.high 0.28 is best: " in several
 
 
 def test_pass_and_majority_have_the_intervals_of_their_scores_by_seed_and_problem(home: Home) -> None:
@@ -273,7 +273,7 @@ def test_groups_of_two_experiments_with_equal_cells_are_told_apart(tmp_path: Pat
         values = {"objective.clip.high": 0.1}
         record_experiment(home, [record_run(home, f"{name}-s0", values=values, experiment=name)], name)
     labels = [group.label for group in compare(home, ["sums", "more"]).groups]
-    assert labels == ["sums: objective.clip.high 0.1", "more: objective.clip.high 0.1"]
+    assert labels == ["sums: clip.high 0.1", "more: clip.high 0.1"]
 
 
 def test_an_unknown_name_is_a_users_error(home: Home) -> None:
@@ -342,7 +342,7 @@ def test_the_accuracies_that_others_report_stand_beside_ours(tmp_path: Path, mon
     monkeypatch.setenv("RPG_HOME", str(home.root))
     shown = CliRunner().invoke(app, ["compare", "sums"]).stdout
     assert re.search(rf"last checkpoint two-terms, ours +{rpg.last:.4f} +{dapo.last:.4f} +- *\n", shown)
-    assert "best checkpoint two-terms, ours (chosen on these problems: flatters itself)" in shown
+    assert "best checkpoint two-terms, ours (chosen on these problems: biased upward)" in shown
     assert re.search(r"best checkpoint two-terms, theirs +0.4531 +0.4479 +- *\n", shown)
     assert "Theirs: A paper, Table 5 (mean@32)." in shown
     assert "Ours: mean@8." in shown
@@ -351,7 +351,7 @@ def test_the_accuracies_that_others_report_stand_beside_ours(tmp_path: Path, mon
     cells = re.findall(r'<td class="number(?: theirs)?">([\d.]+ %)</td>', page.split(">Beside the literature</h2>")[1])
     assert cells[:4] == [f"{100 * share:.1f} %" for share in (rpg.last, 0.4458, rpg.best, 0.4531)]
     assert "A misprint." in page
-    assert "best checkpoint<br><small>chosen on these problems: flatters itself</small>" in page
+    assert "best checkpoint<br><small>chosen on these problems: biased upward</small>" in page
 
 
 def test_figures_of_others_stand_beside_models_as_they_are_too_and_may_be_written_down_later(

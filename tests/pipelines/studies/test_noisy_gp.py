@@ -166,7 +166,7 @@ def test_what_the_model_says_of_trials_is_in_the_record_and_in_sql(
     best = best_trial(record)
     assert best is not None
     assert best.number == max(range(12), key=lambda number: rows[number][0])
-    assert f"the best with a chance of {100 * best.chance:.0f} % (not confirmed)" in answer(home, record).sentence
+    assert f"The chance that no trial is better is {100 * best.chance:.0f} %." in answer(home, record).sentence
 
 
 def test_each_trial_that_the_model_chose_says_what_it_was_expected_to_tell(
@@ -181,8 +181,8 @@ def test_each_trial_that_the_model_chose_says_what_it_was_expected_to_tell(
     assert np.mean(gains[-4:]) < 0.2 * np.mean(gains[5:9]), "the more is known the less one more trial tells"
     page = write_study_report(home, "quick").read_text()
     assert (
-        f"Trial 23, the newest, was expected to improve the best posterior mean by {100 * gains[23]:.1f} points; of"
-        f" trial 5, the first that the model chose, it was {100 * gains[5]:.1f} points."
+        f"Trial 23, the newest, was expected to improve the best by {100 * gains[23]:.1f} points:"
+        " stopping is reasonable."
     ) in page
 
     goals = {"goal": None, "goals": [GOAL, {"metric": "kl/reverse", "direction": "minimize"}]}

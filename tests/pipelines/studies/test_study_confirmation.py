@@ -71,8 +71,9 @@ def test_a_candidate_that_cannot_win_any_more_has_no_further_seed(
     assert len(ran) == 4
     assert [arm["stopped_after"] for arm in found["arms"]] == [0, 2]
     said = answered(home)
-    assert "stopped after 2: it could not be told from the baseline any more." in said.note
-    assert "It ended after 2 of at most 5 seeds." in said.note
+    assert "stopped after 2 seeds, since it could no longer win." in said.note
+    assert "Measured on 2 fresh seeds of at most 5 (" in said.note
+    assert "; stopped, since no candidate could still win." in said.note
 
 
 def test_a_candidate_that_has_won_ends_the_confirmation_at_the_level_of_that_look(
@@ -83,7 +84,8 @@ def test_a_candidate_that_has_won_ends_the_confirmation_at_the_level_of_that_loo
     assert (found["looks"], found["share"]) == ([2, 3], 1)
     said = answered(home)
     assert "is best" in said.sentence
-    assert "differences have 98.5 % intervals at this look" in said.note
+    assert "; stopped, since a candidate is better than the baseline." in said.note
+    assert "Brackets of arms are 95 % intervals, of differences 98.5 %." in said.note
 
 
 def test_what_is_undecided_goes_to_the_last_seed_and_has_the_whole_error_there(

@@ -253,7 +253,7 @@ def test_samplers_that_take_several_goals(sampler):
         ),
         (
             GOAL + "trials: 8\n",
-            "sampler.startup_trials: the sampler never comes to model\n"
+            "sampler.startup_trials: the sampler will not fit its model: `startup_trials` is not below `trials`\n"
             "  given: 8 evenly spread trials, of 8\n  hint: lower startup_trials or raise trials\n",
         ),
         (

@@ -16,7 +16,7 @@ RECORD = StudyRecord.of(study([trial(0, 0.5), trial(1, 0.6, reason="a | b"), pru
 
 def test_the_markdown_has_the_answer_the_counts_and_the_best_trials_first(tmp_path: Path) -> None:
     lines = study_markdown(Home(tmp_path), RECORD).splitlines()
-    assert lines[2].startswith("**Candidate: objective.clip.low")
+    assert lines[2].startswith("**Candidate: clip.low")
     assert "3 of 3 trials ended, 2 finished, 1 pruned, 2250 tokens, 1.5 GPU hours, 6 min" in lines
     rows = [line for line in lines if line.startswith("| ") and line[2].isdigit()]
     assert [row[2] for row in rows] == ["1", "0", "2"]
@@ -27,7 +27,7 @@ def test_the_markdown_has_the_answer_the_counts_and_the_best_trials_first(tmp_pa
 def test_the_markdown_of_a_confirmed_study_has_its_arms(tmp_path: Path) -> None:
     arms = arm(0, [0.5, 0.51, 0.5, 0.51, 0.5]), arm(1, [0.6, 0.61, 0.6, 0.61, 0.6])
     text = study_markdown(Home(tmp_path), StudyRecord.of(study([trial(0, 0.5)], confirmation=confirmation(*arms))))
-    assert "trial 1 is best: 0.604, +0.1 [" in text
+    assert "Trial 1 is best: 60.4 %. It beats the baseline by 10.0 points [" in text
     assert "| trial 1 | 60.4 %" in text
 
 

@@ -19,6 +19,7 @@ from recorded_study import (
     KL_GOAL,
     LOW,
     PACE,
+    PARAMETERS,
     SCALE,
     arm,
     confirmation,
@@ -36,9 +37,10 @@ from pipelines.report.charts import Axis
 from pipelines.report.compare import compare
 from pipelines.report.dots import Dot, Scale, dot_chart, smoothed, surface_chart
 from pipelines.studies.answers.answer import answer, standing
+from pipelines.studies.answers.dashboard import study_markdown
 from pipelines.studies.answers.importances import importances, num_best
 from pipelines.studies.answers.pictures import leaders, surface
-from pipelines.studies.answers.report import MOST_TRIALS, shown_trials, write_study_report
+from pipelines.studies.answers.report import MOST_TRIALS, results_table, shown_trials, write_study_report
 from pipelines.studies.answers.results import StudyRecord, best_of
 from specs import SpecError
 
@@ -102,8 +104,8 @@ def test_the_results_of_a_study_are_a_table_for_a_paper(home: Home, monkeypatch:
 
 def test_before_confirmation_the_answer_is_a_candidate(home: Home) -> None:
     text = page_of(home, study(SEARCH))
-    assert "Candidate: objective.clip.low" in text
-    assert "mean@8 on two-terms 70.0 % [66.0, 74.0] (not confirmed; the best of 4 trials flatters itself)." in text
+    assert "Candidate: clip.low" in text
+    assert "(not confirmed). Its mean@8 on two-terms is 70.0 % [66.0, 74.0]; the best of 4 trials is biased." in text
     assert "rpg study best clips -o clips-best.yaml" in text
     assert "better than" not in text
     assert text.index("Candidate:") < text.index("<svg")
@@ -124,8 +126,8 @@ def test_a_confirmed_winner_is_claimed_with_its_interval(home: Home) -> None:
     arms = confirmed_arm(home, 0, 0.5), confirmed_arm(home, 2, 0.75), confirmed_arm(home, 3, 0.52)
     data = study(SEARCH, confirmation=confirmation(*arms))
     conclusion = answer(home, StudyRecord.of(data))
-    claim = r"On 5 fresh seeds, mean@8 on two-terms: trial 2 is best: 7\d\.\d %, better than each of the other 2; "
-    gap = r"\+2\d\.\d points \[\+[12]\d\.\d, \+[23]\d\.\d\] against trial 3, the nearest\. Trial 2: objective"
+    claim = r"On 5 fresh seeds, mean@8 on two-terms: Trial 2 is best: 7\d\.\d %\. It beats trial 3, the nearest of the "
+    gap = r"other 2, by 2\d\.\d points \[[12]\d\.\d, [23]\d\.\d\]\. Trial 2: clip\.low "
     assert re.match(claim + gap, conclusion.sentence), conclusion.sentence
     assert [result.arm.label for result in conclusion.arms] == ["baseline", "trial 2", "trial 3"]
     assert conclusion.arms[0].against_baseline is None
@@ -139,15 +141,15 @@ def test_a_confirmed_winner_is_claimed_with_its_interval(home: Home) -> None:
 def test_equal_arms_end_with_no_difference(home: Home) -> None:
     arms = confirmed_arm(home, 0, 0.6), confirmed_arm(home, 2, 0.6)
     text = page_of(home, study(SEARCH, confirmation=confirmation(*arms)))
-    assert "baseline and trial 2 do not differ measurably: " in text
+    assert "The baseline and trial 2 do not differ measurably: " in text
     assert "better than" not in text
 
 
 def test_a_baseline_that_is_better_than_every_candidate_is_said_to_be(home: Home) -> None:
     arms = confirmed_arm(home, 0, 0.75), confirmed_arm(home, 2, 0.5)
     sentence = sentence_of(home, study(SEARCH, confirmation=confirmation(*arms)))
-    assert sentence.startswith("On 5 fresh seeds, mean@8 on two-terms: baseline is best: 7")
-    assert "objective.clip.low" not in sentence
+    assert sentence.startswith("On 5 fresh seeds, mean@8 on two-terms: The baseline is best: 7")
+    assert "clip.low" not in sentence
 
 
 def test_a_goal_to_minimize_is_better_where_it_is_lower(home: Home) -> None:
@@ -156,17 +158,15 @@ def test_a_goal_to_minimize_is_better_where_it_is_lower(home: Home) -> None:
     arms = [arm(number, row) for number, row in zip((0, 2, 3), values, strict=True)]
     data = study(SEARCH, goals=[goal], confirmation=confirmation(*arms, dataset=""))
     sentence = sentence_of(home, data)
-    assert sentence.startswith(
-        "On 5 fresh seeds, kl/reverse: trial 2 is best: 0.0054, better than each of the other 2;"
-    )
-    assert "-0.005 [-0.0059" in sentence
+    assert sentence.startswith("On 5 fresh seeds, kl/reverse: Trial 2 is best: 0.0054. It beats")
+    assert "It beats the baseline, the nearest of the other 2, by 0.005 [0.004" in sentence
 
 
 def test_pass_at_k_is_compared_over_seeds_and_problems(home: Home) -> None:
     arms = confirmed_arm(home, 0, 0.4), confirmed_arm(home, 2, 0.7)
     goal = GOAL | {"metric": "pass@4"}
     conclusion = answer(home, StudyRecord.of(study(SEARCH, goals=[goal], confirmation=confirmation(*arms))))
-    assert conclusion.sentence.startswith("On 5 fresh seeds, pass@4 on two-terms: trial 2 is best: 9")
+    assert conclusion.sentence.startswith("On 5 fresh seeds, pass@4 on two-terms: Trial 2 is best: 9")
     assert "points" in conclusion.sentence
     # 1 - (1 - p)^4 is well above p: the values are those of the samples, not the mean@8 of the record.
     assert conclusion.arms[1].mean.value > 0.85
@@ -184,7 +184,7 @@ def test_runs_of_the_confirmation_that_failed_are_told(home: Home) -> None:
     whole, broken = confirmed_arm(home, 0, 0.6), confirmed_arm(home, 2, 0.6)
     lose(broken, 1)
     note = answer(home, StudyRecord.of(study(SEARCH, confirmation=confirmation(whole, broken)))).note
-    assert "1 of its 10 runs failed (trial 2: 100), and count with 0.0 %." in note
+    assert "1 of 10 runs failed (trial 2: 100); each counts as 0.0 %." in note
     for arm_of in (whole, broken):
         lose(arm_of, 5)
     conclusion = answer(home, StudyRecord.of(study(SEARCH, confirmation=confirmation(whole, broken))))
@@ -210,12 +210,12 @@ def lose(arm_of: dict[str, Any], seeds: int) -> None:
 def test_a_candidate_that_diverged_on_most_fresh_seeds_is_not_better(home: Home) -> None:
     whole, broken = confirmed_arm(home, 0, 0.5), confirmed_arm(home, 2, 0.7)
     data = study(SEARCH, confirmation=confirmation(whole, broken))
-    assert "trial 2 is best" in sentence_of(home, data)
+    assert "Trial 2 is best" in sentence_of(home, data)
     lose(broken, 3)
     data = study(SEARCH, confirmation=confirmation(whole, broken))
     conclusion = answer(home, StudyRecord.of(data))
     assert "is best" not in conclusion.sentence
-    assert "trial 2 lost 3 of its 5 seeds, counted as 0.0 %." in conclusion.sentence
+    assert "Trial 2 lost 3 of its 5 seeds, counted as 0.0 %." in conclusion.sentence
     assert conclusion.arms[1].mean.value < 0.4
     best = best_of(StudyRecord.of(data))
     assert best is not None
@@ -229,7 +229,9 @@ def test_of_a_training_metric_nothing_is_claimed_where_seeds_failed(home: Home) 
     lose(arms[1], 2)
     data = study(SEARCH, goals=[KL_GOAL], confirmation=confirmation(*arms, dataset=""))
     conclusion = answer(home, StudyRecord.of(data))
-    assert conclusion.sentence.startswith("On 5 fresh seeds, kl/reverse: trial 3 is best: 0.0054, -0.005 [")
+    assert conclusion.sentence.startswith(
+        "On 5 fresh seeds, kl/reverse: Trial 3 is best: 0.0054. It beats the baseline by 0.005 ["
+    )
     assert "Trial 2 lost 2 of its 5 seeds, and kl/reverse has no worst value" in conclusion.sentence
     assert conclusion.arms[1].against_baseline is None
     best = best_of(StudyRecord.of(data))
@@ -246,14 +248,14 @@ def test_a_candidate_that_breaks_a_constraint_on_fresh_seeds_is_neither_best_nor
     data = study(SEARCH, constraints=[bound], confirmation=confirmation(*arms))
     conclusion = answer(home, StudyRecord.of(data))
     assert "Trial 2 breaks the constraint kl/reverse at most 0.05: 0.3 on fresh seeds." in conclusion.sentence
-    assert "trial 2 is best" not in conclusion.sentence
+    assert "Trial 2 is best" not in conclusion.sentence
     assert not conclusion.arms[1].differs
     best = best_of(StudyRecord.of(data))
     assert best is not None
     assert best.trial != 2
     assert "breaks kl/reverse at most 0.05: 0.3" in page_of(home, data)
     free = answer(home, StudyRecord.of(data | {"constraints": []}))
-    assert "trial 2 is best" in free.sentence
+    assert "Trial 2 is best" in free.sentence
 
 
 def test_an_answer_at_fewer_fresh_seeds_makes_the_next_one_more_careful(home: Home) -> None:
@@ -264,8 +266,9 @@ def test_an_answer_at_fewer_fresh_seeds_makes_the_next_one_more_careful(home: Ho
     gaps = [found.arms[1].against_baseline for found in (first, later)]
     widths = [gap.high - gap.low for gap in gaps if gap]
     assert widths[1] > 1.3 * widths[0]
-    assert "held against each other after 2, 3 and 4 seeds too" in later.note
-    assert "differences have 99.71 % intervals at this look" in later.note
+    assert (
+        "Earlier looks at 2, 3 and 4 seeds. Brackets of arms are 95 % intervals, of differences 99.71 %." in later.note
+    )
 
 
 def test_pruned_trials_stand_apart_with_their_reasons_and_what_they_saved(home: Home) -> None:
@@ -510,3 +513,49 @@ def test_a_browser_shows_the_page_on_a_phone_without_an_error(home: Home, tmp_pa
     assert width <= 390
     assert charts >= 8
     assert text_height >= 8  # pixels
+
+
+def test_an_arm_of_which_all_fresh_seeds_failed_has_an_interval_that_covers(home: Home) -> None:
+    whole, broken = confirmed_arm(home, 0, 0.5), confirmed_arm(home, 2, 0.7)
+    lose(broken, 5)
+    baseline, lost = answer(home, StudyRecord.of(study(SEARCH, confirmation=confirmation(whole, broken)))).arms
+    assert baseline.mean.high - baseline.mean.low < 0.3
+    assert (lost.mean.value, lost.mean.low) == (0.0, pytest.approx(0.0, abs=1e-6))
+    assert lost.mean.high > 0.5, "that five seeds failed does not show that the next one will"
+
+
+def test_the_headline_of_a_share_is_in_points_as_its_table_is_even_without_scores_by_problem(home: Home) -> None:
+    values = [0.50, 0.51, 0.49, 0.50, 0.51], [0.70, 0.71, 0.69, 0.70, 0.71]
+    arms = [arm(number, row) for number, row in zip((0, 2), values, strict=True)]
+    record = StudyRecord.of(study(SEARCH, confirmation=confirmation(*arms)))
+    conclusion = answer(home, record)
+    assert "Trial 2 is best: 70.2 %. It beats the baseline by 20.0 points [" in conclusion.sentence
+    _, (_, _, against) = results_table(record, conclusion)[1]
+    assert against.startswith("+20.0 points [")
+
+
+@pytest.mark.parametrize(
+    ("path", "searched", "own", "shown"),
+    [
+        (LOW, {"float": [0.05, 0.5], "step": 0.0, "log": False, "when": {}}, 0.75, "0.75"),
+        (HIGH, {"float": [0.05, 1.0], "step": 0.0, "log": True, "when": {}}, 0.0, "0"),
+        (SCALE, {"choice": ["group_std", "batch_std"], "when": {}}, "none", "none"),
+    ],
+    ids=["beyond the ends", "no place on the axis", "none of the choices"],
+)
+def test_a_baseline_outside_the_range_is_shown_with_its_value(
+    home: Home, path: str, searched: dict[str, Any], own: object, shown: str
+) -> None:
+    trials = [trial(0, 0.5), *(trial(number, 0.5 + number / 100) for number in range(1, 5))]
+    for each in trials[1:]:
+        each["params"][path] = searched["choice"][0] if "choice" in searched else 0.2
+    del trials[0]["params"][path]
+    data = study(trials, outside={path: own}, parameters=PARAMETERS | {path: searched})
+    record = StudyRecord.of(data)
+    columns, rows = results_table(record, answer(home, record))
+    assert rows[0][columns.index(path)] == shown
+    page = page_of(home, data)
+    assert f"{path} {shown}" in page, "the hover text of its dot has it"
+    assert f">{shown}</text>" in page, "the axis of the parameter is marked with it"
+    assert ">not set</text>" not in page
+    assert f"| {shown} |" in study_markdown(home, record)

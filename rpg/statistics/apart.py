@@ -1,0 +1,56 @@
+"""Seeds that stand apart: one of an arm whose result the others do not explain, as of a training run that collapsed."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rpg.statistics.variance import as_table, residual_variance
+
+LEVEL = 0.01
+"""Chance that one seed of an arm is said to stand apart where all are drawn from one normal distribution."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeedApart:
+    """A seed that stands apart, and where the others lie."""
+
+    value: float
+    """Mean of that seed."""
+    least: float
+    """Least mean of the other seeds."""
+    most: float
+    """Largest mean of the other seeds."""
+    num_others: int
+
+
+def seed_apart(scores: ArrayLike, *, level: float = LEVEL) -> SeedApart | None:
+    """Returns the seed of an arm that stands apart from the others; None if none does, or there are fewer than three.
+
+    The test is Grubbs's: each seed's mean is compared with the mean and the spread of the other seeds, by Student's t
+    with two degrees of freedom fewer than seeds, at `level` over the number of seeds. The seed itself is no part of
+    that spread, so that it cannot hide itself. The spread is at least the noise of the problems' scores.
+
+    Args:
+        scores: [seeds, problems], or [seeds, 1] of one figure a seed.
+        level: chance of a false alarm.
+    Source: Grubbs 1950, Sample Criteria for Testing Outlying Observations.
+    Example: four seeds near 0.5, and one that collapsed.
+        >>> seed_apart([[0.50], [0.51], [0.49], [0.50], [0.02]])
+        SeedApart(value=0.02, least=0.49, most=0.51, num_others=4)
+    """
+    from scipy import special
+
+    table = as_table(scores, "scores")
+    means, seeds = table.mean(axis=1), len(table)
+    if seeds < 3:
+        return None
+    others = np.array([np.delete(means, seed) for seed in range(seeds)])
+    noise = residual_variance([table]) / table.shape[1]
+    spread = np.sqrt(np.maximum(others.var(axis=1, ddof=1), noise) * (1 + 1 / (seeds - 1)))
+    gaps = np.abs(means - others.mean(axis=1))
+    farthest = int(np.argmax(gaps))
+    if gaps[farthest] <= special.stdtrit(seeds - 2, 1 - level / seeds / 2) * spread[farthest] + 1e-12:
+        return None
+    rest = others[farthest]
+    return SeedApart(float(means[farthest]), float(rest.min()), float(rest.max()), seeds - 1)
