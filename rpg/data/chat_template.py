@@ -1,4 +1,4 @@
-"""Chat templates, which come with a model and may be anybody's: all are rendered here, under limits."""
+"""Chat templates come with a model, which other people may have made: all are rendered here, under limits."""
 
 import json
 import os

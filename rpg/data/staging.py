@@ -129,7 +129,7 @@ def _read(source: Source, problems: Iterator[SourceProblem], path: Path) -> Iter
     except MemoryError:
         given = ", ".join(map(str, named))
         message = f"reading it takes more than {most >> 30} GiB of memory, and its size allows no more"
-        hint = "write the rows out anew, each value once for each row"
+        hint = "write the file again, with each row's values in full"
         raise SpecError(Issue(message, (*path, "path"), given, hint=hint)) from None
     except SpecError as error:
         raise SpecError(*(replace(issue, path=(*path, *issue.path)) for issue in error.issues)) from error

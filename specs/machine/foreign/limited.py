@@ -27,7 +27,7 @@ class LimitError(Exception):
 
 @contextmanager
 def limited_memory(most: int) -> Iterator[None]:
-    """Within the block this process may take `most` bytes more than it has (on Linux; elsewhere there is no limit).
+    """Lets this process take at most `most` bytes more than it has until the block ends (no limit except on Linux).
 
     An allocation beyond that raises MemoryError, or an error of its library's. A lower limit of the caller's stays.
     """
@@ -50,7 +50,7 @@ def limited_memory(most: int) -> Iterator[None]:
 
 @contextmanager
 def limited_seconds(seconds: float) -> Iterator[None]:
-    """Within the block Python code of this thread is interrupted by a LimitError after so many seconds."""
+    """Interrupts Python code of this thread by a LimitError if the block takes longer than `seconds`."""
     thread, lock, over = threading.get_ident(), threading.Lock(), False
 
     def interrupt() -> None:

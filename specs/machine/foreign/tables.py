@@ -1,4 +1,4 @@
-"""How much a file of rows may unfold to: all readers of tables of other people keep within it."""
+"""Limits for files of rows that other people wrote; all readers of such files keep them."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -7,9 +7,10 @@ from typing import IO, Any, AnyStr, TypeVar
 from specs.machine.foreign.limited import limited_memory
 
 _FREE_VALUES, _VALUES_PER_BYTE = 4 << 20, 200
-"""A file of any size may hold so many values, and a larger one so many a byte: recorded tokens have one or two."""
+"""Values that a file may hold: the first number, and the second for each of its bytes. Recorded tokens have one or two
+for each byte."""
 _FREE_BYTES, _BYTES_PER_BYTE = 1 << 30, 1000
-"""The same of bytes that it unfolds to."""
+"""Bytes that a file may unfold to: the first number, and the second for each of its bytes."""
 _FREE_MEMORY, _MEMORY_PER_BYTE = 4 << 30, 100
 LONGEST_LINE = 64 << 20
 """Bytes or characters of one line of CSV or JSON."""
@@ -18,11 +19,11 @@ Item = TypeVar("Item")
 
 
 class OversizedError(ValueError):
-    """A file unfolds to more than its size allows. `str()` says what was found and what is allowed."""
+    """A file that unfolds to more than its size allows. `str()` gives both numbers."""
 
 
 def allowed_memory(size: int) -> int:
-    """Returns the bytes of memory that reading files of so many bytes may take."""
+    """Returns the bytes of memory that may be taken to read files of `size` bytes."""
     return _FREE_MEMORY + _MEMORY_PER_BYTE * size
 
 
@@ -32,7 +33,7 @@ def require_size(size: int, *, values: int, unfolded: int) -> None:
     if values > most_values or unfolded > most_bytes:
         found = f"{values} values" if values > most_values else f"{unfolded} bytes of values"
         allowed = f"{most_values} values" if values > most_values else f"{most_bytes} bytes"
-        raise OversizedError(f"{found} in a file of {size} bytes, and {allowed} are allowed: write the rows out anew")
+        raise OversizedError(f"{found} in a file of {size} bytes, and {allowed} are allowed: write the file again")
 
 
 def require_parquet(size: int, metadata: Any) -> None:
