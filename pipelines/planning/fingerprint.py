@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.planning.code import Differences, release
-from specs.machine.content import directory_digest, file_digest
+from specs.machine.manifests import directory_digest, file_digest
 from specs.schema.base import OpenSection
 from specs.schema.experiment import Experiment
 from specs.schema.model import PretrainedModel, ScratchModel, TrainedTokenizer

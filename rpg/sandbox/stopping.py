@@ -68,7 +68,7 @@ class Cgroup:
     def is_used(self) -> bool:
         """Returns whether a process is in it."""
         with suppress(OSError):
-            return bool((self.directory / "cgroup.procs").read_text())
+            return bool((self.directory / "cgroup.procs").read_text(encoding="utf-8"))
         return False
 
     def remove(self) -> None:

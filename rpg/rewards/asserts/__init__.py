@@ -166,7 +166,7 @@ def _loading(last: str) -> str:
     """
     paths = {name: Path(__file__).with_name(f"{name}.py") for name in dict.fromkeys(("values", last))}
     codes = [
-        (f"{__name__}.{name}", compile(path.read_text(), f"<{name}>", "exec", optimize=2))
+        (f"{__name__}.{name}", compile(path.read_text(encoding="utf-8"), f"<{name}>", "exec", optimize=2))
         for name, path in paths.items()
     ]
     return _LOADER.replace("COMPILED", marshal.dumps(codes).hex())

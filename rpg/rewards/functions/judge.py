@@ -19,7 +19,7 @@ from rpg.rewards.judges.verdicts import KeptReplies
 from rpg.rewards.score import Place, Score
 from rpg.types import Problem
 from specs.errors import Issue, IssueError, SpecError
-from specs.machine.content import directory_digest
+from specs.machine.manifests import directory_digest
 from specs.schema.base import PathKind, Spec, execution, names_path
 from specs.schema.notify import SecretReference
 from specs.schema.reward import Reward

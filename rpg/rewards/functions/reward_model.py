@@ -16,7 +16,7 @@ from rpg.rewards.score import Member, Place, Score, Scorer
 from rpg.types import Problem
 from specs.bounds import read_within
 from specs.errors import Issue
-from specs.machine.content import directory_digest
+from specs.machine.manifests import directory_digest
 from specs.schema.base import execution, names_path
 from specs.schema.reward import Reward
 
