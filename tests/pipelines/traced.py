@@ -113,6 +113,8 @@ class Traced:
 
     def _could_be_anothers(self, path: str, new: set[str]) -> str:
         """Returns how another user could have made the file at a path, or an empty text if that is impossible."""
+        if path.startswith("/proc/"):  # the kernel's
+            return ""
         at = Path("/")
         for name in Path(path).parts[1:]:
             shared, at = at.stat(), at / name
