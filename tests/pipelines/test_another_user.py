@@ -19,7 +19,7 @@ from pipelines.home.home import Home
 from pipelines.planning import model_shape
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.prefect_server import template
-from pipelines.prefect_server.api import running_services
+from pipelines.prefect_server.api import is_healthy, running_services
 from specs.loader import load_document
 from specs.machine import own_cache
 from specs.machine.files import read_json
@@ -166,15 +166,15 @@ def test_a_file_that_could_be_another_users_is_noticed(traced: Traced) -> None:
 
 @pytest.mark.long
 def test_a_submitted_run_uses_nothing_that_could_be_another_users(traced: Traced) -> None:
-    home, up = Home(traced.home), traced.start(COMMAND, "up")
+    home, services = Home(traced.home), traced.start(COMMAND, "up")
     try:
-        wait_for(lambda: running_services(home) is not None, timeout=200, what="the server")
+        wait_for(lambda: (up := running_services(home)) and is_healthy(up.url), timeout=200, what="the server")
         traced.rpg("submit", spec(traced))
         (state,) = (home.root / "runs").glob("*/state.json")
         wait_for(lambda: read_json(state)["status"] in FINAL, timeout=400, what="the run's end")
     finally:
         traced.rpg("down")
-        up.wait(60)
+        services.wait(60)
     assert read_json(state)["status"] == "finished"
     assert traced.anothers() == {}
 

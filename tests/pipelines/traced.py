@@ -19,7 +19,7 @@ _CALLS = (
     *("open", "openat", "openat2", "creat", "mkdir", "mkdirat", "rename", "renameat", "renameat2", "link", "linkat"),
     *("symlink", "symlinkat", "execve", "connect", "bind"),
 )
-_NEW = re.compile(r"^(?:mkdir(?:at)?\(.* = 0$|(?:open(?:at)?)\(.*O_CREAT\|.*O_EXCL.* = \d)")
+_NEW = re.compile(r"^(?:(?:mkdir|link)(?:at)?\(.* = 0$|(?:open(?:at)?)\(.*O_CREAT\|.*O_EXCL.* = \d)")
 """A call that has made a file or directory, and would have failed if there had been one."""
 _AT = re.compile(r"(?:AT_FDCWD|\d+)<([^<>]*)>, \"((?:[^\"\\]|\\.)*)\"")
 _PATH = re.compile(r"\"(/(?:[^\"\\]|\\.)*)\"")
@@ -30,9 +30,11 @@ _UNGUESSABLE = re.compile(
     r"|rpg-slot-.+@[0-9a-f]{16}\.lock"
     r"|psm_[0-9a-f]{8}|sem\.(?:mp-)?\w{6,8}|\w{6}"  # shared memory of Python, and of the C library
     r"|torch_\d+_\d{6,}_\d+"
-    r"|[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
 )
 """Names that no other user can guess. A name below a directory that all may write has to be one of these, and new."""
+
+_LONG = re.compile(r"(?:vllm_dist_)?(?:[0-9a-f]{32}|[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})")
+"""Names of 122 random bits, which need not be new: no other user could have guessed them."""
 
 
 class Traced:
@@ -111,6 +113,8 @@ class Traced:
 
     def _could_be_anothers(self, path: str, new: set[str]) -> str:
         """Returns how another user could have made the file at a path, or an empty text if that is impossible."""
+        if path.startswith("/proc/"):  # the kernel's
+            return ""
         at = Path("/")
         for name in Path(path).parts[1:]:
             shared, at = at.stat(), at / name
@@ -129,6 +133,8 @@ class Traced:
         return ""
 
     def _guessable(self, path: Path, new: set[str]) -> str:
+        if _LONG.fullmatch(path.name):
+            return ""
         if not _UNGUESSABLE.fullmatch(path.name):
             return f"the name {path.name} can be guessed"
         return "" if str(path) in new else f"{path} may have been there"
