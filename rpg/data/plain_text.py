@@ -80,7 +80,7 @@ def conversation_ids(
     """
     text = render(said)
     template = render([mark(place) if each else "" for place, each in enumerate(said)])
-    whole = tokenizer.encode(text, add_special_tokens=False)
+    whole: list[int] = tokenizer.encode(text, add_special_tokens=False)
     around = [tokenizer.encode(piece, add_special_tokens=False) for piece in _MARKED.split(template)[::2] if piece]
     if _among(tokenizer, whole) == [token for ids in around for token in _among(tokenizer, ids)]:
         # A template that looks into the texts might leave out a token of its own where a text has another.
