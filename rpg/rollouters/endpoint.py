@@ -215,11 +215,12 @@ class Endpoint:
 
 async def _bounded(request: "HttpRequest") -> bytes:
     """Returns the body of a request. ChatError where it is too long."""
-    content = bytearray()
-    async for part in request.stream():
-        content += part
-        if len(content) > _LONGEST_REQUEST:
-            raise ChatError(f"a request has at most {_LONGEST_REQUEST >> 20} MiB")
+    content, length = bytearray(), 0
+    async for part in request.stream():  # to its end: a client that still writes would not read the answer
+        length += len(part)
+        content += part if length <= _LONGEST_REQUEST else b""
+    if length > _LONGEST_REQUEST:
+        raise ChatError(f"a request has at most {_LONGEST_REQUEST >> 20} MiB")
     return bytes(content)
 
 
