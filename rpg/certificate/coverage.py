@@ -35,7 +35,9 @@ _NOT_OF_TRAINING = "name question seeds matrix data.evaluation evaluation launch
 _WITH_ANOTHER = "rollout.correction.bound"
 """A key without effect unless one that is listed has one."""
 
-COVERED = frozenset(" ".join((_ENUMERATED, _FOR_ANY_VALUE, _AFTER_THE_GRADIENT, _NOT_OF_TRAINING, _WITH_ANOTHER)).split())
+COVERED = frozenset(
+    " ".join((_ENUMERATED, _FOR_ANY_VALUE, _AFTER_THE_GRADIENT, _NOT_OF_TRAINING, _WITH_ANOTHER)).split()
+)
 """Keys and sections that a certificate covers, or that change no gradient."""
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "objective.aggregation": ("token_mean", "sequence_sum", "fixed_length"),  # the other one: see length_cosine

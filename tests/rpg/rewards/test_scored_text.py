@@ -67,7 +67,7 @@ def test_a_term_of_a_sum_strips_thoughts_for_itself(last: dict[str, Any]) -> Non
         prompt="?",
         answer="42",
         dataset="d",
-        metadata={"task": "chain_sum", "entry": {"question": "?", "answer": "42", "metadata": {}}},
+        metadata={"task": "chain_sum", "config": {}, "entry": {"question": "?", "answer": "42", "metadata": {}}},
     )
     with open_scorer(Reward.model_validate({"type": "weighted_sum", "terms": terms})) as scorer:
         (score,) = scorer.score([problem], ["<think>41</think>42"])
@@ -86,7 +86,8 @@ def test_a_judge_is_not_shown_a_thought_that_its_reward_strips() -> None:
         fields = {"type": "judge", "model": "fair", "rubric": "?", "scale": {"low": 1, "high": 5}}
         scored({**fields, "endpoint": endpoint.url, "strip_thinking": True}, "42", "<think>41</think>42")
         scored({**fields, "endpoint": endpoint.url}, "42", "<think>41</think>42")
-    assert shown == ["42", "<think>41</think>42"]
+    assert shown[0] == "42"
+    assert "41" in shown[1]
 
 
 def test_a_reward_that_strips_no_thoughts_keeps_its_identity() -> None:
@@ -96,7 +97,7 @@ def test_a_reward_that_strips_no_thoughts_keeps_its_identity() -> None:
     assert stripping.identity() == {"type": "exact_match", "strip_thinking": True}
 
 
-FAR = "; this is a longer sentence without a joining word so that nothing makes the two into one answer: "
+FAR = " Here follows a longer sentence without a word that joins the numbers to one set. "
 
 
 @pytest.mark.parametrize(
@@ -108,6 +109,8 @@ FAR = "; this is a longer sentence without a joining word so that nothing makes 
         ("math_verify", rf"$\boxed{{1}}${FAR}$\boxed{{2}}$", "2"),
         ("math_verify", r"\boxed{1} and \boxed{2}", r"\{1, 2\}"),
         ("math_verify", r"\boxed{1}: \boxed{2}", r"\{1, 2\}"),
+        ("math_verify", r"\boxed{1}, which is wrong. So it is \boxed{2}", r"\{1, 2\}"),
+        ("math_verify", r"\boxed{1} is wrong. So it is \boxed{2}", "2"),
         ("math_verify", r"\boxed{1} then 2", "1"),
         ("math_verify", rf"The final answer is $1$.{FAR}$\boxed{{2}}$", "2"),
         ("math_verify", rf"$\boxed{{2}}$. The final answer is $1$. I hope it is correct.{FAR}", "1"),
