@@ -1,11 +1,13 @@
 """Certificates as a table that a person reads, in 100 columns."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from rpg.certificate.catalogue import label
 from rpg.certificate.certificate import Certificate, GradientFinding
+from rpg.certificate.reading import listed
 from specs.schema.objective import Objective
 
 PREAMBLE = """\
@@ -13,7 +15,8 @@ The expected gradient of each objective against the exact gradient of what it cl
 enumeration of every response of {cases} small policies in float64. Errors are relative, of the worst
 case; exact: at most {tolerance:.0e}. The divergence weighs as much as the reward (kl_coef 1), and the
 reference is a third policy. Advantages are rewards less their mean: what a scale, whitening, top_p
-or a correction for the engine change is no part of it.
+or a correction for the engine change is no part of it. Keys of a spec that a certificate does not
+cover stand under its objective.
 
 claim      when it is said to be exact: always; on: while the policy is the sampler; never
 on, off    the error on policy, off policy; cos: of the angle between the gradients, off policy
@@ -95,6 +98,8 @@ def _lines(name: str, certificate: Certificate) -> list[str]:
     )
     long = [name] if len(name) > WIDTHS[0] else []
     lines = [*long, _line(("" if long else name, *cells))]
+    if left_out := listed(certificate.not_covered):
+        lines += textwrap.wrap(f"not covered: {left_out}", 100, initial_indent="  ", subsequent_indent="  ")
     return lines if certificate.holds else [*lines, _failure(certificate)]
 
 

@@ -2,7 +2,7 @@
 optimise."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rpg.certificate.cases import SITUATIONS, Cases, enumerated_cases
+from rpg.certificate.coverage import not_covered
 from rpg.objectives import token_losses
 from rpg.objectives.kl import reward_penalties
 from specs.schema.experiment import Experiment
@@ -73,6 +74,9 @@ class Certificate:
     """What the aggregation does to the on-policy gradient: the smallest cosine to the exact one when it divides by
     each response's own length (sequence_mean); 1 for the others, which only scale it."""
     findings: tuple[GradientFinding, ...]
+    not_covered: dict[str, Any] = field(default_factory=dict)
+    """Keys of the spec by which its gradient may differ from the one that is certified -> their values. Empty: there
+    are none, or the certificate is of an objective alone."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -126,6 +130,13 @@ def certify_over_training(objective: Objective, turns: Turns = "one") -> dict[in
     for step in sorted(steps):
         first_steps.setdefault(at_step(objective, step), step)
     return {step: certify(changed, turns) for changed, step in first_steps.items()}
+
+
+def certify_experiment(experiment: Experiment) -> dict[int, Certificate]:
+    """Returns the certificates of an experiment's objective by step, each with the keys that it does not cover."""
+    left_out = not_covered(experiment)
+    certificates = certify_over_training(experiment.objective, turns_of(experiment))
+    return {step: replace(certificate, not_covered=left_out) for step, certificate in certificates.items()}
 
 
 def certificate_record(certificates: Mapping[int, Certificate]) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """A recorded certificate in the words of its reader: what it means for a run, and divergences by the spec's names."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 
 def in_words(certificate: Mapping[str, Any], *, updates: int, max_staleness: int = 0) -> dict[str, Any]:
-    """The certificate with `meaning`: a sentence or two on what it says of a run.
+    """The certificate with `meaning`: a sentence or two on what it says of a run, and the keys that it does not cover.
 
     Policies are normalised, so that an unnormalised divergence is the normalised one, in value and gradient.
     Enumeration therefore names the latter; here it has the name that the spec gives it.
@@ -25,7 +26,21 @@ def in_words(certificate: Mapping[str, Any], *, updates: int, max_staleness: int
     ]
     claimed = named(certificate["claimed"]) if unnormalized else certificate["claimed"]
     worded = {**certificate, "findings": findings, "claimed": claimed}
-    return worded | {"meaning": _meaning(worded, updates, max_staleness)}
+    meaning = _meaning(worded, updates, max_staleness)
+    if left_out := listed(certificate.get("not_covered", {})):
+        meaning += f" The certificate does not cover what these keys of the spec do to the gradient: {left_out}."
+    return worded | {"meaning": meaning}
+
+
+def listed(values: Mapping[str, Any]) -> str:
+    """Returns keys of a spec with their values in a line; empty: there are none.
+
+    Example:
+        >>> listed({"rollout.top_p": 0.9, "data.order": {"type": "difficulty"}})
+        'rollout.top_p 0.9, data.order {"type": "difficulty"}'
+    """
+    texts = {path: value if isinstance(value, str) else json.dumps(value) for path, value in values.items()}
+    return ", ".join(f"{path} {text}" for path, text in texts.items())
 
 
 def _meaning(certificate: Mapping[str, Any], updates: int, max_staleness: int) -> str:

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from rpg.rewards.functions.weighted_sum import WeightedSum
-from rpg.rewards.score import FULL_MARK, Member, Place, Score, Scorer, checked, failures, prove, verdict
+from rpg.rewards.score import FULL_MARK, Member, Place, Score, Scorer, checked, failures, prove, scored_text, verdict
 from rpg.rewards.sealing import in_threads, refusal
 from rpg.sandbox import room
 from rpg.sandbox.room import cores
@@ -125,7 +125,7 @@ class _Checked(Scorer):
 
     def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":
         """See Scorer. Its result raises what the own scorer's raises."""
-        pending = self._own.submit(problem, response, member)
+        pending = self._own.submit(problem, scored_text(self._reward, response), member)
         return _after([pending], lambda: checked(self._reward, pending.result()))
 
     def close(self) -> None:
@@ -149,7 +149,8 @@ class _OfTerms(Scorer):
 
     def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":
         """See Scorer. Its result raises what that of a term raises."""
-        pending = {label: scorer.submit(problem, response, member) for label, scorer in self._terms.items()}
+        answer = scored_text(self._reward, response)
+        pending = {label: scorer.submit(problem, answer, member) for label, scorer in self._terms.items()}
 
         def total() -> Score:
             scores = {label: each.result() for label, each in pending.items()}

@@ -247,9 +247,23 @@ def _plain(value: object) -> object:
         return value
 
 
+def scored_text(reward: Reward, response: str) -> str:
+    """Returns the part of a response that the reward is given, see `Reward.strip_thinking`.
+
+    Example:
+        >>> after_thought = Reward.model_validate({"type": "exact_match", "strip_thinking": True})
+        >>> scored_text(after_thought, "<think>6 * 7</think> 42"), scored_text(after_thought, "<think>6 * 7 is 42")
+        ('42', '')
+    """
+    if not reward.strip_thinking:
+        return response
+    answer = response.rpartition("</think>")[2]
+    return "" if "<think>" in answer else answer.lstrip()
+
+
 def _verdict(reward: Reward, problem: Problem, response: str) -> Score:
     try:
-        score: Score = reward.score(problem, response)
+        score: Score = reward.score(problem, scored_text(reward, response))
     except SandboxError:
         raise
     except Exception as error:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rpg.batches.batch import StepRollouts
 from rpg.batches.ledger import TokenLedger
-from rpg.certificate.certificate import certificate_record, certify_over_training, turns_of
+from rpg.certificate.certificate import certificate_record, certify_experiment
 from rpg.checkpoints.checkpoint import Checkpoints
 from rpg.checkpoints.pieces import StateCopy
 from rpg.checkpoints.retention import Means
@@ -232,7 +232,7 @@ class RunRecorder:
         self._drop_superseded_weights()
         if not self._first:
             return
-        certificates = certify_over_training(self._components.spec.objective, turns_of(self._components.spec))
+        certificates = certify_experiment(self._components.spec)
         self._fence.check()
         write_json(run.path / "certificate.json", certificate_record(certificates), allow_nan=True)
         exported = self._weights.by_step()

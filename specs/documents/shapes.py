@@ -186,6 +186,7 @@ class Certificate(TypedDict, total=False):
     num_cases: Required[int]
     turns: Literal["one", "outcome", "turn"]
     findings: Required[Annotated[list[Finding], _has_both_policies, "findings on and off policy"]]
+    not_covered: Values
 
 
 class Certificates(TypedDict, total=False):

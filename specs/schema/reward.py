@@ -54,6 +54,9 @@ class Reward(OpenSection):
     """Name of the reward."""
     overlong: Overlong | None = addition(None)
     """A penalty on long responses, added to the score; left out: none."""
+    strip_thinking: bool = addition(False)
+    """Score the text behind the last `</think>` alone, without the white space that it begins with. Where a `<think>`
+    stands in it, a thought was not ended: an empty text is scored."""
     timeout_seconds: float = execution(10.0, gt=0)
     """A scorer is stopped after so long on one response."""
 

@@ -8,10 +8,9 @@ import typer
 from pipelines.cli.options import AsJson, Overrides
 
 if TYPE_CHECKING:
-    from rpg.certificate.certificate import Turns
-    from specs.schema.objective import Objective
+    from rpg.certificate.certificate import Certificate
 
-    Named = tuple[str, Objective, Turns]
+    Named = tuple[str, dict[int, Certificate]]
 
 
 def certify(
@@ -35,14 +34,11 @@ def certify(
     import torch
 
     from pipelines.cli.certificate_table import by_step, catalogue_table
-    from rpg.certificate.certificate import certify_over_training
 
     torch.set_num_threads(1)  # tensors of some kilobytes: threads would wait for each other longer than they work
     headings = _catalogue() if file is None else {str(file): _of_spec(file, overrides or [])}
     certificates = {
-        heading: [
-            row for name, objective, turns in items for row in by_step(name, certify_over_training(objective, turns))
-        ]
+        heading: [row for name, by_steps in items for row in by_step(name, by_steps)]
         for heading, items in headings.items()
     }
     everything = [certificate for rows in certificates.values() for _, certificate in rows]
@@ -55,31 +51,39 @@ def certify(
 
 
 def _catalogue() -> "dict[str, list[Named]]":
-    """Heading -> (name, objective) of every objective there is."""
+    """Heading -> (name, certificates) of every objective there is."""
     from pipelines.cli.certificate_table import by_kind
     from rpg.certificate.catalogue import catalogue
+    from rpg.certificate.certificate import certify_over_training
 
     return {
-        name: [(label, objective, "one") for label, objective in rows]
+        name: [(label, certify_over_training(objective)) for label, objective in rows]
         for heading, items in catalogue().items()
         for name, rows in by_kind(heading, items).items()
     }
 
 
 def _of_spec(file: Path, overrides: list[str]) -> "list[Named]":
-    """The objectives of a spec's runs, each once, by the name of the first cell that has it."""
+    """The certificates of a spec's runs, each once, by the name of the first cell that has it."""
+    import json
+
     from pipelines.report.evidence import cell_labels
     from rpg.certificate.catalogue import label
-    from rpg.certificate.certificate import turns_of
+    from rpg.certificate.certificate import certify_experiment, turns_of
+    from rpg.certificate.coverage import not_covered
     from specs.document import expand
     from specs.loader import load_document
 
-    objectives: dict[tuple[str, str], Named] = {}
     cells = expand(load_document(file, overrides))
-    varied = [{path: value for path, value in cell.values.items() if path.startswith("objective")} for cell in cells]
-    for cell, short in zip(cells, cell_labels(varied), strict=True):
+    left = [not_covered(cell.experiment) for cell in cells]
+    varied = [
+        {path: value for path, value in cell.values.items() if path.startswith(("objective", *left_out))}
+        for cell, left_out in zip(cells, left, strict=True)
+    ]
+    named: dict[tuple[str, str, str], Named] = {}
+    for cell, left_out, short in zip(cells, left, cell_labels(varied), strict=True):
         objective = cell.experiment.objective
-        name = cell.label or short or label(objective)
-        turns = turns_of(cell.experiment)
-        objectives.setdefault((objective.model_dump_json(), turns), (name, objective, turns))
-    return list(objectives.values())
+        key = objective.model_dump_json(), turns_of(cell.experiment), json.dumps(left_out, sort_keys=True)
+        if key not in named:
+            named[key] = cell.label or short or label(objective), certify_experiment(cell.experiment)
+    return list(named.values())

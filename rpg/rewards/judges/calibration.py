@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rpg.rewards.functions.judge import Judge
-from rpg.rewards.score import Place
+from rpg.rewards.score import Place, scored_text
 from rpg.statistics.agreement import Judgements
 from rpg.statistics.intervals import mean_interval
 from rpg.statistics.variance import Interval
@@ -85,7 +85,7 @@ def _row(judge: Judge, line: str) -> Labelled | str:
         return "the label is no number"
     if not judge.compares() and not judge.scale.low <= label <= judge.scale.high:
         return f"the label is not on the judge's scale from {judge.scale.low:g} to {judge.scale.high:g}"
-    return Labelled(texts[0], texts[1], float(label), texts[2], texts[3])
+    return Labelled(texts[0], scored_text(judge, texts[1]), float(label), texts[2], texts[3])
 
 
 def judged(judge: Judge, rows: Sequence[Labelled], verdicts: Path) -> Judged:

@@ -120,7 +120,10 @@ def _executor(settings: EngineSettings) -> str:
 
 def _device_settings(settings: EngineSettings) -> dict[str, Any]:
     if settings.device_type == "cpu":
-        return {"kv_cache_memory_bytes": int(settings.cpu_cache_gib * _BYTES_PER_GIB)}
+        # vLLM rewinds the generator of a request whose prompt it splits between passes, and a CPU's cannot be rewound.
+        # Unsplit, a pass takes at least max_model_len tokens.
+        unsplit = {"enable_chunked_prefill": False}
+        return {"kv_cache_memory_bytes": int(settings.cpu_cache_gib * _BYTES_PER_GIB), **unsplit}
     # As the learner's, the logits of bfloat16 weights are not rounded to bfloat16.
     head = {"head_dtype": "float32"}
     chosen: dict[str, Any] = {"gpu_memory_utilization": settings.memory_fraction, "hf_overrides": head}

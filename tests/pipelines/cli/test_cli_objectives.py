@@ -36,11 +36,29 @@ def test_the_objectives_of_a_spec_are_certified_each_once() -> None:
 def test_the_objectives_of_a_matrix_are_certified_by_its_labels() -> None:
     result = CliRunner().invoke(app, ["certify", str(QUICKSTART.with_name("kl-weighting.yaml"))])
     assert result.exit_code == 0
-    rows = {line[:31].strip(): line[31:].split() for line in result.stdout.splitlines()[-9:]}
+    rows = {line[:31].strip(): line[31:].split() for line in result.stdout.splitlines()}
     assert rows["GRPO as published"][:2] == ["never", "25"]
     assert rows["Corrected GRPO"][:2] == ["on", "exact"]
     assert rows["RPG unnormalised reverse"][:2] == ["on", "exact"]
     assert "5 of 5 claims hold; 1 objective claims nothing." in result.stdout
+
+
+def test_keys_that_a_certificate_does_not_cover_stand_under_its_objective() -> None:
+    changed = ["--set", "training.entropy_coef=0.01", "--set", "rollout.top_p=0.9"]
+    result = CliRunner().invoke(app, ["certify", str(QUICKSTART), *changed])
+    assert result.exit_code == 0
+    assert "  not covered: rollout.top_p 0.9, training.entropy_coef 0.01" in result.stdout.splitlines()
+    (found,) = json.loads(CliRunner().invoke(app, ["certify", str(QUICKSTART), *changed, "--json"]).stdout)
+    assert found["not_covered"] == {"rollout.top_p": 0.9, "training.entropy_coef": 0.01}
+    assert "not covered: " not in CliRunner().invoke(app, ["certify", str(QUICKSTART)]).stdout
+
+
+def test_runs_of_one_objective_that_differ_in_keys_not_covered_are_listed_each_by_its_keys() -> None:
+    varied = ["--set", "matrix={product: {training.entropy_coef: [0, 0.01, 0.02]}}"]
+    result = CliRunner().invoke(app, ["certify", str(QUICKSTART), *varied])
+    assert result.exit_code == 0, result.output
+    listed = [line.strip() for line in result.stdout.splitlines() if "not covered:" in line]
+    assert listed == ["not covered: training.entropy_coef 0.01", "not covered: training.entropy_coef 0.02"]
 
 
 def test_an_objective_that_schedules_change_is_certified_at_their_points_and_in_the_middle_of_ramps() -> None:

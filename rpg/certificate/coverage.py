@@ -1,0 +1,92 @@
+"""Keys of a spec that can change the gradient and that its certificate does not cover. The spec itself is walked, so
+that a key which no table here names is listed."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from specs.schema.experiment import Experiment
+
+_ENUMERATED = """
+objective.type objective.divergence objective.estimator objective.level objective.kl_coef objective.kl_estimator
+objective.kl_in objective.kl_weighted objective.max_ratio objective.clip.type objective.clip.low objective.clip.high
+objective.clip.dual objective.clip.branch objective.clip.keep_divergence
+advantage.baseline advantage.credit rollout.rollouter training.minibatches training.epochs
+reference.source reference.path reference.revision reference.update.every_steps reference.update.every_updates
+reference.update.kl_above reference.update.kl_window reference.update.ema_decay reference.update.after_steps
+"""
+"""Keys of the loss, of what a turn answers for, and of how far policy, sampler and reference are apart."""
+_FOR_ANY_VALUE = """
+model.source model.path model.revision model.model_type model.config model.tokenizer.type model.tokenizer.vocab_size
+model.seed warm_up.steps warm_up.until_loss warm_up.batch_size warm_up.learning_rate warm_up.warmup_fraction
+warm_up.weight_decay training.lora.rank training.lora.alpha training.lora.target_modules
+data.train data.prompt.type data.prompt.template data.prompt.system data.prompt.enable_thinking data.deduplicate
+data.overlap data.max_prompt_length reward
+rollout.temperature rollout.stop rollout.max_response_length
+"""
+"""Keys of the policy, its problems, its reward, and the end of a response: an objective has its gradient for all."""
+_AFTER_THE_GRADIENT = """
+training.steps training.prompts_per_step training.group_size training.skip_zero_advantage training.on_not_finite
+training.guards training.export_every_steps training.optimizer.learning_rate training.optimizer.betas
+training.optimizer.epsilon training.optimizer.weight_decay training.optimizer.max_grad_norm
+training.schedule.type training.schedule.warmup_updates
+"""
+"""Keys of how many gradients there are, and of how an optimizer follows one."""
+_NOT_OF_TRAINING = "name question seeds matrix data.evaluation evaluation launcher resources stages"
+_WITH_ANOTHER = "rollout.correction.bound"
+"""A key without effect unless one that is listed has one."""
+
+COVERED = frozenset(
+    " ".join((_ENUMERATED, _FOR_ANY_VALUE, _AFTER_THE_GRADIENT, _NOT_OF_TRAINING, _WITH_ANOTHER)).split()
+)
+"""Keys and sections that a certificate covers, or that change no gradient."""
+WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
+    "objective.aggregation": ("token_mean", "sequence_sum", "fixed_length"),  # the other one: see length_cosine
+    "advantage.scale": ("none",),
+    "advantage.whiten": ("none",),
+    "advantage.rewards": ("summed",),
+    "data.order": ({"type": "shuffled"},),
+    "rollout.top_p": (1.0,),
+    "rollout.top_k": (0,),
+    "rollout.dynamic_sampling": (None,),
+    "rollout.correction.type": ("none",),
+    "rollout.trust_logprobs": (False,),
+    "rollout.max_staleness": (0,),
+    "rollout.replay_routing": (False,),
+    "rollout.engine": ("transformers",),
+    "rollout.kv_cache": ("auto",),
+    "training.mask_truncated": (False,),
+    "training.entropy_coef": (0.0,),
+    "training.router_aux_loss_coef": (None, 0.0),
+    "training.optimizer.type": ("adamw",),
+    "training.precision": ("float32",),
+    "training.gradient_reduction": ("auto", "float32"),
+}
+"""Each key that no certificate covers, with the values that leave the gradient as it is."""
+
+
+def not_covered(experiment: Experiment) -> dict[str, Any]:
+    """Returns the keys by which the gradient of an experiment may differ from that of its certificate, with values.
+
+    Example:
+        >>> settings = {"steps": 1, "prompts_per_step": 1, "group_size": 2, "entropy_coef": 0.01}
+        >>> task = {"source": "reasoning_gym", "task": "chain_sum", "size": 10}
+        >>> spec = {"name": "one", "model": {"source": "scratch"}, "data": {"train": [task]}, "training": settings}
+        >>> spec |= {"objective": {"type": "rpg"}, "reward": {"type": "exact_match"}}
+        >>> not_covered(Experiment.model_validate(spec))
+        {'training.entropy_coef': 0.01}
+    """
+    return dict(_listed(experiment.identity(), ""))
+
+
+def _listed(section: Mapping[str, Any], place: str) -> Iterator[tuple[str, Any]]:
+    for key, value in section.items():
+        path = f"{place}{key}"
+        if path in WITHOUT_EFFECT:
+            if value not in WITHOUT_EFFECT[path]:
+                yield path, value
+        elif path in COVERED:
+            continue
+        elif isinstance(value, dict) and value:
+            yield from _listed(value, f"{path}.")
+        elif value is not None and value not in ("", [], {}):  # a key that no table names
+            yield path, value
