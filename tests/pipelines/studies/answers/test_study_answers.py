@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_trials
 from recorded_home import record_run, write
 from recorded_study import GOAL, HIGH, KL_GOAL, LOW, SCALE, arm, confirmation, params_of, pruned, record, study, trial
 from tiny_study import EXPERIMENT
@@ -339,3 +340,20 @@ def load_text(text: str) -> Any:
     node = parse_text(text, lambda line: Position("text", line, ""))
     assert node is not None
     return node.plain()
+
+
+def test_a_study_records_the_baselines_own_values_that_its_ranges_do_not_hold(
+    monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path
+) -> None:
+    inside = {tiny_trials.HIGH: {"float": [0.05, 1.0], "log": True}}
+    document = tiny_trials.study_document(
+        tmp_path / "specs", parameters={tiny_trials.LOW: {"float": [0.3, 0.5]}, **inside}, trials=3
+    )
+    tiny_trials.search(monkeypatch, document, home, tiny_trials.measured(tiny_trials.widest_is_best))
+    study = read_study(home, "quick")
+    assert study.baseline is not None
+    own = document.own_value(tiny_trials.LOW)
+    assert study.outside == {tiny_trials.LOW: own}
+    assert tiny_trials.LOW not in study.baseline.params, "its sampler sees no point outside the space"
+    assert study.params_of(study.baseline)[tiny_trials.LOW] == own
+    assert list(study.params_of(study.baseline)) == list(study.parameters)
