@@ -50,6 +50,8 @@ def early_exit(code: int, output: str, run_dir: Path, *, killed_for_memory: bool
     if notes and notes[0].cause != "other":
         return notes[0]
     cause = cause_in(output)
+    if signalled and cause == "program_error":  # a signal ended the process, and its log tells of an earlier exception
+        cause = "other"
     if notes and not signalled and cause in ("lost_peer", "other"):
         return EarlyExit("other", notes[0].message)
     if cause != "other":

@@ -45,6 +45,9 @@ def full_disk() -> None:
         (lambda: bytearray(1 << 60), "out_of_memory"),
         (full_disk, "disk_full"),
         (lambda: os.kill(1 << 30, 0), "other"),
+        (lambda: torch.nn.functional.embedding(torch.tensor([9]), torch.zeros(2, 2)), "program_error"),
+        (lambda: int("seven"), "program_error"),
+        (lambda: {}["answer"], "program_error"),
     ],
 )
 def test_a_real_error_tells_its_cause(work: Any, cause: str) -> None:
@@ -74,7 +77,10 @@ def test_the_cause_lies_under_the_error_that_it_led_to() -> None:
         (1, f"SamplerOutOfMemoryError: no room: {CUDA}", False, "sampler_out_of_memory"),
         (1, "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer", False, "lost_peer"),
         (1, "OSError: [Errno 28] No space left on device", False, "disk_full"),
-        (1, "ZeroDivisionError", False, "other"),
+        (1, "RuntimeError: cause unknown", False, "other"),
+        (1, "Traceback ...\nZeroDivisionError: division by zero", False, "program_error"),
+        (1, "RuntimeError: CUDA error: device-side assert triggered", False, "program_error"),
+        (-11, "KeyError: 3", False, "other"),
     ],
 )
 def test_an_ending_is_inferred_where_nothing_was_noted(
