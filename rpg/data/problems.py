@@ -26,7 +26,7 @@ class SourceProblem:
     """Name of what it shares with other problems of its set; empty: nothing."""
     shown: tuple[str, ...] = ()
     """Names in `metadata` that an agent's program is given too, where the policy may come to see them."""
-    where: str = ""
+    where: str = field(default="", compare=False)
     """The row in words, for messages: `train.jsonl, line 3`; empty: it is of no table."""
 
 
@@ -46,9 +46,9 @@ class StagedProblem:
     """See SourceProblem."""
     text: str = ""
     """The question in its source's words, without the spec's own template; is not published."""
-    where: str = ""
+    where: str = field(default="", compare=False)
     """See SourceProblem; is not published."""
-    answered: bool = False
+    answered: bool = field(default=False, compare=False)
     """The last message of its prompt is an assistant's; is not published."""
 
 
