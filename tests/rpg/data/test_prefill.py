@@ -1,4 +1,4 @@
-"""The beginning of a reply that a chat template writes itself reaches the scorers, and no scorer sees an empty thought."""
+"""The beginning of a reply that a chat template writes itself reaches the scorers; an empty thought does not."""
 
 import json
 from concurrent.futures import Future
@@ -64,7 +64,7 @@ class Heard:
     def __init__(self) -> None:
         self.responses: list[str] = []
 
-    def submit(self, problem: Problem, response: str, member: Any = None) -> Future[Score]:
+    def submit(self, _problem: Problem, response: str, _member: Any = None) -> Future[Score]:
         self.responses.append(response)
         scored: Future[Score] = Future()
         scored.set_result(Score.of(0.0, None))

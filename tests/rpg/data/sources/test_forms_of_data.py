@@ -1,4 +1,4 @@
-"""Forms in which people keep problems: saved datasets, packed files, floats of whole numbers, messages with more keys."""
+"""Forms in which people keep problems: saved datasets, packed files, floats of whole numbers, more keys of messages."""
 
 import gzip
 import json
