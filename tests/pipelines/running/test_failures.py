@@ -108,6 +108,16 @@ def test_an_error_without_a_name_counts_before_the_ranks_that_miss_it(tmp_path: 
         assert early_exit(*killed, tmp_path, killed_for_memory=False).cause == "lost_peer"
 
 
+def test_an_exception_that_would_happen_again_counts_unless_a_rank_was_killed(tmp_path: Path) -> None:
+    notes = (("lost_peer", "Connection closed by peer"), ("program_error", "index out of range in self"))
+    for rank, (cause, message) in enumerate(notes):
+        write_json(tmp_path / "exits" / f"rank-{rank:05}.json", {"cause": cause, "message": message})
+    assert early_exit(1, "", tmp_path, killed_for_memory=False).cause == "program_error"
+    assert early_exit(-9, "", tmp_path, killed_for_memory=False).cause == "lost_peer"
+    (tmp_path / "exits" / "rank-00000.json").unlink()
+    assert early_exit(-9, "", tmp_path, killed_for_memory=False).cause == "lost_peer"
+
+
 def test_the_first_note_of_a_rank_stays(tmp_path: Path) -> None:
     first = EarlyExit("diverged", "first", 7)
     note_exit(tmp_path, first)
