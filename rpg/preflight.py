@@ -11,6 +11,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from rpg.base.check import check_sampler, check_scratch, check_training, downloaded, tokenizer_of
+from rpg.base.check_tokens import Row, check_tokens, named_rows
 from rpg.base.teacher import check_teacher
 from rpg.data.loading import Tools, encode_prompts, rendered
 from rpg.data.problems import StagedProblem
@@ -20,6 +21,7 @@ from specs.errors import Issue, Path, SpecError
 from specs.schema.data import Data, Source
 from specs.schema.experiment import Experiment
 from specs.schema.model import PretrainedModel, ScratchModel
+from specs.schema.reward import Reward
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,7 +61,11 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
         tokenizer = tokenizer_of(experiment.model)
         rollouter = experiment.rollout.rollouter
         if tokenizer is not None and not rollouter.lacks():  # a server that is not here shows no tools
-            _check_lengths(sets, tokenizer, experiment.data, findings, rollouter.shown_tools)
+            encoded = list(_encoded(sets, tokenizer, experiment.data, rollouter.shown_tools))
+            _check_lengths(encoded, experiment.data, findings)
+            rows = [Row(*row) for each in encoded for row in each.rows()]
+            for found in check_tokens(experiment, tokenizer, rows):
+                (findings.errors if found.fatal else findings.warnings).append(found.issue)
         if model:
             check_sampler(experiment)
         if model and experiment.trains:
@@ -161,31 +167,67 @@ def _first_rows(experiment: Experiment, split: str, findings: Findings) -> Itera
         reward = source.reward or experiment.reward
         if issue := next((issue for problem in problems if (issue := reward.objects_to(problem))), None):
             findings.errors.append(replace(issue, path=(*path, "reward") if source.reward else path))
+        findings.warnings += _odd_rows(problems, reward, path)
         yield problems
 
 
-def _check_lengths(
-    sets: Mapping[str, Sequence[Sequence[StagedProblem]]],
-    tokenizer: "PreTrainedTokenizerBase",
-    data: Data,
-    findings: Findings,
-    tools: Tools,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """The first problems of a set and the tokens of their prompts."""
+
+    split: str
+    problems: list[StagedProblem]
+    prompts: list[list[int]]
+
+    def rows(self) -> Iterator[tuple[str, list[int]]]:
+        """Yields each row in words and the tokens of its prompt."""
+        for number, (problem, ids) in enumerate(zip(self.problems, self.prompts, strict=True), 1):
+            yield problem.where or f"problem {number} of {problem.dataset}", ids
+
+
+def _encoded(
+    sets: Mapping[str, Sequence[list[StagedProblem]]], tokenizer: "PreTrainedTokenizerBase", data: Data, tools: Tools
+) -> Iterator[_Encoded]:
+    for split in SPLITS:
+        for problems in sets[split]:
+            texts = rendered([problem.prompt for problem in problems], tokenizer, data, tools)
+            yield _Encoded(split, problems, encode_prompts(tokenizer, texts, data))
+
+
+def _check_lengths(sets: Sequence[_Encoded], data: Data, findings: Findings) -> None:
     """Holds the prompts against the most tokens that one may have: a long one of evaluation is an error, of training it
     is left out."""
     path, limit = ("data", "max_prompt_length"), data.max_prompt_length
-    for split in SPLITS:
-        for problems in sets[split]:
-            prompts = rendered([problem.prompt for problem in problems], tokenizer, data, tools)
-            lengths = [len(ids) for ids in encode_prompts(tokenizer, prompts, data)]
-            if not (too_long := [length for length in lengths if length > limit]):
-                continue
-            message = (
-                f"{len(too_long)} of the first {len(lengths)} prompts of `{problems[0].dataset}` are longer than"
-                f" max_prompt_length; the longest has {max(too_long)} tokens"
-            )
-            if split == "evaluation":
-                findings.errors.append(Issue(message, path, str(limit), f"at least {max(too_long)}"))
-            else:
-                hint = "training leaves them out"
-                findings.warnings.append(Issue(message, path, str(limit), hint=hint))
+    for each in sets:
+        lengths = [len(ids) for ids in each.prompts]
+        if not (too_long := [length for length in lengths if length > limit]):
+            continue
+        message = (
+            f"{len(too_long)} of the first {len(lengths)} prompts of `{each.problems[0].dataset}` are longer than"
+            f" max_prompt_length; the longest has {max(too_long)} tokens"
+        )
+        if each.split == "evaluation":
+            findings.errors.append(Issue(message, path, str(limit), f"at least {max(too_long)}"))
+        else:
+            hint = "training leaves them out"
+            findings.warnings.append(Issue(message, path, str(limit), hint=hint))
+
+
+def _odd_rows(problems: Sequence[StagedProblem], reward: Reward, path: Path) -> Iterator[Issue]:
+    """Yields what is odd about the rows of a set: answers inside prompts, and gold answers that few responses match."""
+    if not problems:
+        return
+    of = f"of the first {len(problems)} problems of `{problems[0].dataset}`"
+    if answered := [problem.where for problem in problems if problem.answered]:
+        hint = "take the assistant's message out of the prompt: the policy would be shown the answer"
+        message = f"{len(answered)} {of} end with a message of the assistant"
+        yield Issue(message, (*path, "columns", "prompt"), named_rows(answered), hint=hint)
+    doubts: dict[tuple[str, str], list[StagedProblem]] = {}
+    for problem in problems:
+        for part in reward.parts():
+            if problem.answer and (doubt := part.doubts(problem.answer)):
+                doubts.setdefault((part.type, doubt), []).append(problem)
+    for (kind, doubt), odd in doubts.items():
+        given = f"`{odd[0].answer[:80]}`, in {named_rows([problem.where for problem in odd])}"
+        hint = f"write the answers as a response gives them, or take a reward other than {kind}"
+        yield Issue(f"gold answers of {len(odd)} {of} {doubt}", (*path, "columns", "answer"), given, hint=hint)

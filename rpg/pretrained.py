@@ -5,10 +5,13 @@ A setting that names code is refused by its name: transformers would run it, ask
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from specs.errors import Issue, SpecError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -186,6 +189,68 @@ def is_installed(module: str) -> bool:
         return bool(module) and find_spec(module) is not None
     except ModuleNotFoundError:  # the package that holds it
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """Tokens that end a response, and the one that pads."""
+
+    eos_ids: tuple[int, ...]
+    """Any of them ends a response."""
+    pad_id: int
+
+
+def special_tokens(weights_dir: Path, tokenizer: "PreTrainedTokenizerBase | None" = None) -> SpecialTokens:
+    """Returns all end tokens that the generation config, the config and the tokenizer name, and the padding token of
+    the first that has one inside the embedding.
+
+    The files of a model often disagree: a chat model's generation config may name the token that ends a document, its
+    tokenizer the one that ends a turn.
+
+    Args:
+        weights_dir: the model's directory.
+        tokenizer: the directory's; None: it is read.
+    Raises:
+        SpecError: none of them names an end token.
+    """
+    from transformers import GenerationConfig
+
+    tokenizer, config, named = tokenizer or tokenizer_of(weights_dir), config_of(weights_dir), list[Any]()
+    if (weights_dir / "generation_config.json").exists():
+        named.append(GenerationConfig.from_pretrained(weights_dir))
+    named += [tokenizer, config.get_text_config()]
+    eos_ids = dict.fromkeys(token for each in named[:-1] for token in _ids(each.eos_token_id))
+    # A config that names none has the default of its class, which may be any token here.
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    eos_ids |= dict.fromkeys(token for token in _ids(named[-1].eos_token_id) if token in special)
+    size = embedding_size(config)
+    pads = [
+        pad for each in named if (pad := getattr(each, "pad_token_id", None)) is not None and pad < (size or pad + 1)
+    ]
+    if not eos_ids:
+        hint = "name eos_token in its tokenizer, or eos_token_id in its generation_config.json"
+        raise SpecError(Issue("the model has no end-of-text token", path=("model",), given=str(weights_dir), hint=hint))
+    return SpecialTokens(tuple(eos_ids), pads[0] if pads else next(iter(eos_ids)))
+
+
+def _ids(tokens: int | Sequence[int] | None) -> Sequence[int]:
+    """Returns token ids that stand alone, in a list, or not at all."""
+    if tokens is None:
+        return ()
+    return [tokens] if isinstance(tokens, int) else tokens
+
+
+def end_texts(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    """Returns the texts of all end tokens of the model that a tokenizer was read with, longer ones first."""
+    directory, own = Path(tokenizer.name_or_path), tokenizer.eos_token_id
+    is_model = bool(tokenizer.name_or_path) and (directory / "config.json").is_file()
+    ids = special_tokens(directory, tokenizer).eos_ids if is_model else _ids(own)
+    return sorted((str(tokenizer.decode([token])) for token in ids if token < len(tokenizer)), key=len, reverse=True)
+
+
+def embedding_size(config: "PretrainedConfig") -> int:
+    """Returns the number of token ids that the model's embedding holds; 0: the config does not say."""
+    return first_size(config.get_text_config(), "vocab_size")
 
 
 def _refuse_code(directory: Path) -> None:

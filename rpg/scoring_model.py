@@ -52,7 +52,7 @@ class _Tokens:
         context = context_of(config_of(directory)) or _LONGEST
         self.longest = min(context, max_length or _LONGEST)
 
-    def of(self, messages: list[dict[str, str]], *, prefix: str | None) -> list[int]:
+    def of(self, messages: list[dict[str, Any]], *, prefix: str | None) -> list[int]:
         """Token ids of a conversation. What is said in it makes no control token.
 
         Args:

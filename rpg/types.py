@@ -39,6 +39,9 @@ class Problem:
     """The chat messages of the prompt, JSON, before the policy's template made a text of them; empty: it has none."""
     shown: tuple[str, ...] = ()
     """Names in `metadata` that `public` keeps."""
+    prefill: str = ""
+    """Beginning of each reply that the chat template writes itself, such as `<think>`; empty: it writes none. Scorers
+    see it before the response."""
 
     def public(self) -> "Problem":
         """Returns the problem as a process may have it that the policy can reach: without the gold answer, and of
@@ -49,7 +52,7 @@ class Problem:
             kept["tests"] = {name: tests[name] for name in _SHOWN_OF_TESTS if name in tests}
         return replace(self, answer="", metadata=kept)
 
-    def conversation(self) -> list[dict[str, str]]:
+    def conversation(self) -> list[dict[str, Any]]:
         """What was asked, as chat messages."""
         return json.loads(self.messages) if self.messages else [{"role": "user", "content": self.prompt}]
 

@@ -22,7 +22,7 @@ CREATE TABLE runs (
     started_at TIMESTAMP WITH TIME ZONE,    -- when it was first executed
     ended_at TIMESTAMP WITH TIME ZONE,      -- when it ended; NULL: it has not
     reason VARCHAR,                         -- why it failed or was cancelled, in words
-    cause VARCHAR,                          -- of a failure: out_of_memory sampler_out_of_memory diverged lost_peer preempted user_error disk_full hung reward_failed reward_away other
+    cause VARCHAR,                          -- of a failure: out_of_memory sampler_out_of_memory diverged lost_peer preempted user_error disk_full hung reward_failed reward_away program_error other
     step INTEGER,                           -- the last one that the trainer finished
     steps INTEGER,                          -- how many there are to be
     cell JSON,                              -- the matrix cell: path in the spec -> value

@@ -23,13 +23,16 @@ from pipelines.processes.supervisor import (
     StageError,
     failure,
     log_size,
+    log_tail,
     started,
 )
+from pipelines.running.failures import cause_of_error
 from pipelines.running.fork_imports import imports_of
 from pipelines.running.gpu_slots import evaluates_in_ranks, slot_environment, slots_of_evaluation
 from pipelines.running.run import RunExecution
 from rpg.evaluation.results import ConcurrentResults
 from rpg.recording.run_directory import RunDirectory
+from specs.machine.exit_cause import RETRIED, USER_ERROR, cause_in
 from specs.machine.files import DiskError, write_json
 from specs.machine.gpu_slots import TooFewSlotsError, leased, slots_here
 from specs.machine.timed_output import TIMED
@@ -220,7 +223,10 @@ class _ConcurrentEvaluation:
             return
         self.close()
         if code:
-            raise failure("evaluate", code, self._log, since=self._log_start)
+            error = failure("evaluate", code, self._log, since=self._log_start)
+            tail = log_tail(self._log, 60, since=self._log_start)
+            error.cause = "user_error" if code == USER_ERROR else cause_in(tail)
+            raise error
         measured = [
             policy["step"] for policy in self._begun if self._results.attempt(policy["step"]) == policy["attempt"]
         ]
@@ -232,11 +238,12 @@ class _ConcurrentEvaluation:
         self._execution.outbox.log(f"evaluated while training goes on: steps {', '.join(map(str, measured))}")
 
     def _fail(self, error: Exception) -> None:
-        """Says that an evaluation failed. After `stages.evaluate.retries` more in a row no other is begun."""
+        """Says that an evaluation failed. After `stages.evaluate.retries` more in a row no other is begun; nor is one
+        after a failure that would happen again."""
         self.close()
         self._failures += 1
         policy = self._experiment.stages.evaluate
-        again = self._failures <= policy.retries
+        again = self._failures <= policy.retries and cause_of_error(error) in RETRIED
         self._wait(policy.retry_delay_seconds if again else float("inf"))
         what_now = (
             f"once more in {policy.retry_delay_seconds:g} s" if again else "checkpoints are evaluated after training"

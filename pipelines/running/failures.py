@@ -42,17 +42,19 @@ def early_exit(code: int, output: str, run_dir: Path, *, killed_for_memory: bool
         killed_for_memory: whether the kernel has killed a process for memory meanwhile.
     """
     signalled = code < 0 or code > SIGNALLED or "return code = -" in output
-    last = ("lost_peer", "other") if signalled else ("other", "lost_peer")
+    # A signal ends a process without an exception of its own: those on record came before, or of the loss.
+    unnamed = ("other", "program_error") if signalled else ("other",)
+    last = ("lost_peer", *unnamed) if signalled else ("other", "lost_peer")
     notes = sorted(noted_exits(run_dir), key=lambda note: 1 + last.index(note.cause) if note.cause in last else 0)
     killed = code in _KILLED
     if killed and killed_for_memory:
         return EarlyExit("out_of_memory", "the kernel killed it for memory")
-    if notes and notes[0].cause != "other":
+    if notes and notes[0].cause not in unnamed:
         return notes[0]
     cause = cause_in(output)
-    if notes and not signalled and cause in ("lost_peer", "other"):
+    if notes and not signalled and cause in ("lost_peer", "other", "program_error"):
         return EarlyExit("other", notes[0].message)
-    if cause != "other":
+    if cause not in unnamed:
         return EarlyExit(cause)
     if killed or "return code = -9" in output:
         return EarlyExit("lost_peer", "a process was killed by SIGKILL")

@@ -113,11 +113,18 @@ def check_sampler(experiment: Experiment) -> None:
     raise SpecError(issue)
 
 
+def directory_of(model: Model) -> Path | None:
+    """Returns the directory of a model that exists; None where it is not on this machine, or made from scratch."""
+    if not isinstance(model, PretrainedModel):
+        return None
+    return Path(model.path) if Path(model.path).is_dir() else downloaded(model)
+
+
 def config_of_model(model: Model) -> "PretrainedConfig | None":
     """The model's config; None where it is not on this machine, or cannot be read."""
     if not isinstance(model, PretrainedModel):
         return scratch_config(model, make_tokenizer(ByteTokenizer(), ()))
-    directory = Path(model.path) if Path(model.path).is_dir() else downloaded(model)
+    directory = directory_of(model)
     try:
         return pretrained.config_of(directory) if directory else None
     except Exception:  # whoever reads the tokenizer says what is wrong with the directory

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rpg.data.loading import encode_prompts
 from rpg.types import Problem
+from specs.errors import Issue, SpecError
 from specs.schema.data import Data
 from specs.schema.model import WarmUp
 
@@ -49,7 +50,7 @@ def warm_up(
     Returns:
         Each step's mean loss over the answers' tokens, nats.
     """
-    examples = _examples(tokenizer, problems, data)
+    examples = _examples(tokenizer, problems, data, end_token(model, tokenizer))
     torch.nn.Module.to(model, device=device, dtype=torch.float32)
     torch.nn.Module.train(model, True)
     torch.manual_seed(seed)  # dropout, where the architecture has it
@@ -100,12 +101,25 @@ def learning_rate(step: int, spec: WarmUp) -> float:
     return spec.learning_rate * min(1.0, (step + 1) / (rising + 1))
 
 
-def _examples(tokenizer: "PreTrainedTokenizerBase", problems: Sequence[Problem], data: Data) -> list[Example]:
+def end_token(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> int:
+    """Returns the token that is taught to end a response: the tokenizer's, else the first that the model's generation
+    config or config names.
+
+    Raises:
+        SpecError: none of them names one.
+    """
+    for each in (tokenizer, model.generation_config, model.config.get_text_config()):
+        if (named := getattr(each, "eos_token_id", None)) is not None:
+            return int(named if isinstance(named, int) else named[0])
+    hint = "name eos_token in the model's tokenizer, or eos_token_id in its generation_config.json"
+    raise SpecError(Issue("a warm-up teaches an end token, and the model has none", ("warm_up",), hint=hint))
+
+
+def _examples(tokenizer: "PreTrainedTokenizerBase", problems: Sequence[Problem], data: Data, end: int) -> list[Example]:
     answered = [problem for problem in problems if problem.answer]
     prompts = encode_prompts(tokenizer, [problem.prompt for problem in answered], data)
     shown = [problem.metadata.get("demonstration", problem.answer) for problem in answered]
     answers = tokenizer(shown, add_special_tokens=False)["input_ids"]
-    end = tokenizer.eos_token_id
     return [(prompt, [*answer, end]) for prompt, answer in zip(prompts, answers, strict=True)]
 
 

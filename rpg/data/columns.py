@@ -1,5 +1,6 @@
 """From a row of a table to a problem: the DAPO and verl schema, or plain columns."""
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,6 +78,7 @@ class TableSource(Source):
             metadata=kept | remarks | self._tests(row, where),
             cluster="" if values.get("cluster") is None else str(values["cluster"]),
             shown=self.columns.shown,
+            where=where,
         )
 
     def _tests(self, row: dict[str, Any], where: str) -> dict[str, Any]:
@@ -192,7 +194,7 @@ def _prompt(value: Any, column: str, where: str) -> str | list[Message]:
     if isinstance(value, str) and value.strip():
         return value
     if isinstance(value, list) and value and all(_is_message(message) for message in value):
-        return [{"role": message["role"], "content": message["content"]} for message in value]
+        return [_plain({**message, "content": message.get("content") or ""}) for message in value]
     raise SpecError(
         Issue(
             f"{where}: `{column}` holds no prompt",
@@ -204,7 +206,20 @@ def _prompt(value: Any, column: str, where: str) -> str | list[Message]:
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
+    """Returns whether a value is a message. One with calls of tools may have no content."""
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        return False
+    return isinstance(value.get("content"), str) or (value.get("content") is None and bool(value.get("tool_calls")))
+
+
+def _plain(value: Any) -> Any:
+    """Returns a message, or a part of one, as JSON can hold it, without the fields that are null: a Parquet file has
+    each field in every row."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items() if each is not None}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
 def _joined(value: Any) -> Any:
@@ -213,14 +228,16 @@ def _joined(value: Any) -> Any:
 
 
 def _answer(value: Any, column: str, where: str) -> str:
-    if isinstance(value, (str, int, float)) and str(value).strip():
+    if isinstance(value, float) and math.isfinite(value):  # a column of whole numbers with gaps is one of floats
+        return str(int(value) if value.is_integer() else value)
+    if isinstance(value, (str, int)) and str(value).strip():
         return str(value)
     raise SpecError(
         Issue(
             f"{where}: `{column}` holds no answer",
             path=("columns", "answer"),
             given=repr(value)[:120],
-            allowed="text or a number",
+            allowed="text or a finite number",
         )
     )
 
@@ -233,5 +250,7 @@ def existing_file(path: str) -> Path:
     hint = (
         nearest(file.name, os.listdir(file.parent)) if file.parent.is_dir() else f"there is no directory {file.parent}"
     )
+    if file.is_dir():
+        hint = "write `source: hub`, whose `path` may be a directory, or name a file in it"
     message = "is a directory, not a file" if file.is_dir() else "no such file"
     raise SpecError(Issue(message, path=("path",), given=path, hint=hint))

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from rpg.data import metadata
 from rpg.data.chat_template import TemplateError, render_all, stop_clock
+from rpg.data.prefill import Prefills
 from rpg.types import Problem
 from specs import errors
 from specs.schema.data import ChatPrompt, Data
@@ -27,6 +28,7 @@ def load_problems(
     """
     stop_clock(data_dir)
     rows = pq.read_table(data_dir / f"{split}.parquet").to_pylist()
+    prefills = Prefills(tokenizer, **_options(data.prompt, tools)) if isinstance(data.prompt, ChatPrompt) else None
     sources = _sources(data_dir, split) if any(source.reward for source in (*data.train, *data.evaluation)) else []
     problems = [
         Problem(
@@ -39,6 +41,7 @@ def load_problems(
             source,
             row["prompt"] if isinstance(data.prompt, ChatPrompt) else "",
             tuple(row.get("shown") or ()),
+            prefills.of(prompt) if prefills else "",
         )
         for row, prompt, source in zip(
             rows,
@@ -61,13 +64,23 @@ def _sources(data_dir: Path, split: str) -> list[str]:
 
 
 def encode_prompts(tokenizer: Any, prompts: Sequence[str], data: Data) -> list[list[int]]:
-    """Token ids of rendered prompts. Special tokens are added unless a chat template has written them already."""
+    """Token ids of rendered prompts. Special tokens are added unless a chat template has written them already.
+
+    A text that begins with the token of beginnings gets no second one.
+    """
     if not prompts:
         return []
     encoded: list[list[int]] = tokenizer(list(prompts), add_special_tokens=not isinstance(data.prompt, ChatPrompt))[
         "input_ids"
     ]
-    return encoded
+    begin = tokenizer.bos_token_id
+    return [ids[1:] if begin is not None and ids[:2] == [begin, begin] else ids for ids in encoded]
+
+
+def _options(prompt: ChatPrompt, tools: Tools) -> dict[str, Any]:
+    """Returns what the chat template is passed beside messages."""
+    thinking = {} if prompt.enable_thinking == "unset" else {"enable_thinking": prompt.enable_thinking}
+    return {**({"tools": list(tools)} if tools else {}), **thinking}
 
 
 def rendered(prompts: list[str], tokenizer: Any, data: Data, tools: Tools = ()) -> list[str]:
@@ -90,11 +103,8 @@ def rendered(prompts: list[str], tokenizer: Any, data: Data, tools: Tools = ()) 
                 hint="write `type: template`, or take a model that was tuned for chat",
             )
         )
-    thinking = data.prompt.enable_thinking
-    arguments = {} if thinking == "unset" else {"enable_thinking": thinking}
-    shown = {"tools": list(tools)} if tools else {}
     try:
-        texts = render_all(tokenizer, prompts, **shown, **arguments)
+        texts = render_all(tokenizer, prompts, **_options(data.prompt, tools))
     except TemplateError as error:
         hint = "take a model whose chat template renders these messages, or write data.prompt.type: template"
         raise errors.SpecError(errors.Issue(str(error), path=("data", "prompt"), hint=hint)) from None

@@ -5,8 +5,8 @@ import unicodedata
 from dataclasses import dataclass, field
 from typing import Any
 
-Message = dict[str, str]
-"""{role, content}."""
+Message = dict[str, Any]
+"""{role, content}, both texts, and whatever else a chat template may read, such as tool_calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class SourceProblem:
     """Name of what it shares with other problems of its set; empty: nothing."""
     shown: tuple[str, ...] = ()
     """Names in `metadata` that an agent's program is given too, where the policy may come to see them."""
+    where: str = field(default="", compare=False)
+    """The row in words, for messages: `train.jsonl, line 3`; empty: it is of no table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ class StagedProblem:
     """See SourceProblem."""
     text: str = ""
     """The question in its source's words, without the spec's own template; is not published."""
+    where: str = field(default="", compare=False)
+    """See SourceProblem; is not published."""
+    answered: bool = field(default=False, compare=False)
+    """The last message of its prompt is an assistant's; is not published."""
 
 
 def text_of(prompt: str | list[Message]) -> str:

@@ -10,17 +10,31 @@ from specs.schema.fields import nearest
 
 _TEMPLATE_PATH = ("data", "prompt", "template")
 _METADATA = "metadata."
+_ASSISTANTS = ("assistant", "model", "gpt")
+"""Roles of the policy in published sets."""
 
 
 def staged(problem: SourceProblem, prompt: TemplatePrompt | ChatPrompt) -> StagedProblem:
     """The problem with its prompt. SpecError where the template asks for what it does not have."""
     text = text_of(problem.prompt)
     if isinstance(prompt, ChatPrompt):
-        rendered, content = json.dumps(_messages(problem, prompt), ensure_ascii=False), text
+        rendered = json.dumps(_messages(problem, prompt), ensure_ascii=False)
+        content = text + _beside_text(problem.prompt)
     else:
         rendered = content = _fill(prompt.template, problem)
     known = (problem.answer, problem.dataset, problem.metadata, problem.cluster, problem.shown)
-    return StagedProblem(content_id(content), rendered, *known, text)
+    return StagedProblem(content_id(content), rendered, *known, text, problem.where, _is_answered(problem.prompt))
+
+
+def _is_answered(prompt: str | list[Message]) -> bool:
+    return not isinstance(prompt, str) and prompt[-1]["role"] in _ASSISTANTS
+
+
+def _beside_text(prompt: str | list[Message]) -> str:
+    """Returns what messages hold beside role and content, as JSON; empty where they hold nothing else."""
+    messages = [] if isinstance(prompt, str) else prompt
+    beside = [{key: message[key] for key in message.keys() - {"role", "content"}} for message in messages]
+    return json.dumps(beside, sort_keys=True) if any(beside) else ""
 
 
 def _messages(problem: SourceProblem, prompt: ChatPrompt) -> list[Message]:

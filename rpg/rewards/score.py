@@ -1,5 +1,6 @@
 """The score of a response, and what scores responses."""
 
+import re
 import socket
 import sys
 import traceback
@@ -311,6 +312,27 @@ def without_answer(problem: Problem, reward: str) -> Issue | None:
         given=problem.prompt[:80],
         hint="name the column of the answers, mend the row, or take a reward that needs no answer",
     )
+
+
+_NO_NUMBER = re.compile(r"[+-]?(nan|inf|infinity)|<na>|nat", re.IGNORECASE)
+_WHOLE_FLOAT = re.compile(r"[+-]?\d+\.0+")
+
+
+def odd_as_text(answer: str) -> str:
+    """Returns what is odd about a gold answer that is compared as text; empty: nothing.
+
+    Example:
+        >>> odd_as_text("72.0"), odd_as_text("72")
+        ('are whole numbers written as floats, which a response without `.0` does not equal', '')
+    """
+    answer = answer.strip()
+    if _NO_NUMBER.fullmatch(answer):
+        return "stand for a missing value"
+    if _WHOLE_FLOAT.fullmatch(answer):
+        return "are whole numbers written as floats, which a response without `.0` does not equal"
+    if answer in ("True", "False"):
+        return "are booleans, which are compared as the texts `True` and `False`"
+    return ""
 
 
 class RewardFailedError(RuntimeError):

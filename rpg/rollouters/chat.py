@@ -75,6 +75,14 @@ def _message(message: Any) -> Message:
     return found | {name: message[name] for name in ("tool_call_id", "name") if message.get(name)}
 
 
+def as_clients_send(message: Message) -> Message:
+    """Returns a message of a problem with the keys that are read of a client's, so that the two compare equal."""
+    try:
+        return _message(message)
+    except ChatError:  # its calls are of another form, which no client sends
+        return {"role": message["role"], "content": message["content"]}
+
+
 def _text(content: Any) -> str:
     match content:
         case None:

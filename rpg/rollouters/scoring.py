@@ -51,10 +51,11 @@ class Scoring:
         """Why the rewards of a response's turns are invalid."""
 
     def begin(self, index: int, rollout: Rollout) -> None:
-        """Begins to score a response by its answer: the text of its last sampled turn, or what its environment says."""
+        """Begins to score a response by its answer: the text of its last sampled turn, with the beginning that the chat
+        template has written for it, or what its environment says."""
         said = self._decoded(rollout.answer_ids)
         self._texts[index] = said if len(rollout.turns) == 1 else self._decoded(rollout.response_ids)
-        answer = said if rollout.answer is None else rollout.answer
+        answer = self._prefill(index, rollout) + said if rollout.answer is None else rollout.answer
         fault = self._fault_of_turns(index, rollout)
         if self._with_turns:
             self._turns[index] = tuple(
@@ -113,6 +114,15 @@ class Scoring:
         except ValueError as error:
             self._faults[index] = f"the environment gave an invalid reward: {error}"
         return self._faults.get(index, "")
+
+    def _prefill(self, index: int, rollout: Rollout) -> str:
+        """Returns the beginning that the chat template has written for the last sampled turn; empty: it has not."""
+        prefill = self._problems[index].prefill
+        last = max(place for place, turn in enumerate(rollout.turns) if turn.sampled)
+        if not prefill or not last:
+            return prefill
+        given = rollout.turns[last - 1]
+        return prefill if not given.sampled and self._decoded(given.token_ids).endswith(prefill) else ""
 
     def _decoded(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))

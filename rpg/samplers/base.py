@@ -4,14 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from rpg.pretrained import config_of, tokenizer_of
 from rpg.types import Admit, NextTurns, OnResponse, Pause, Rollout, RolloutGroup, Sampling
-from specs.errors import Issue, SpecError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -267,49 +265,6 @@ class SamplerSettings:
     precision: Literal["float32", "bfloat16"] | None = None
     """The learner's precision, for a sampler that runs a transformers model of its own; None: float32 on a CPU, else
     the precision of the weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpecialTokens:
-    """Tokens that end a response, and the one that pads."""
-
-    eos_ids: tuple[int, ...]
-    """Any of them ends a response."""
-    pad_id: int
-
-
-def special_tokens(weights_dir: Path) -> SpecialTokens:
-    """Returns all end tokens that the generation config, the config and the tokenizer name, and the padding token of
-    the first that has one.
-
-    The files of a model often disagree: a chat model's generation config may name the token that ends a document, its
-    tokenizer the one that ends a turn.
-
-    Raises:
-        SpecError: none of them names an end token.
-    """
-    from transformers import GenerationConfig
-
-    tokenizer, named = tokenizer_of(weights_dir), list[Any]()
-    if (weights_dir / "generation_config.json").exists():
-        named.append(GenerationConfig.from_pretrained(weights_dir))
-    named += [tokenizer, config_of(weights_dir).get_text_config()]
-    eos_ids = dict.fromkeys(token for each in named[:-1] for token in _ids(each.eos_token_id))
-    # A config that names none has the default of its class, which may be any token here.
-    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    eos_ids |= dict.fromkeys(token for token in _ids(named[-1].eos_token_id) if token in special)
-    pads = [pad for each in named if (pad := getattr(each, "pad_token_id", None)) is not None]
-    if not eos_ids:
-        hint = "name eos_token in its tokenizer, or eos_token_id in its generation_config.json"
-        raise SpecError(Issue("the model has no end-of-text token", path=("model",), given=str(weights_dir), hint=hint))
-    return SpecialTokens(tuple(eos_ids), pads[0] if pads else next(iter(eos_ids)))
-
-
-def _ids(tokens: int | Sequence[int] | None) -> Sequence[int]:
-    """Returns token ids that stand alone, in a list, or not at all."""
-    if tokens is None:
-        return ()
-    return [tokens] if isinstance(tokens, int) else tokens
 
 
 def response_limits(

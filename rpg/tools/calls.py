@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
 from rpg.data.chat_template import TemplateError, render
 from rpg.data.plain_text import plain_ids
+from rpg.pretrained import end_texts
 from rpg.tools.tool import Tool
 from specs.documents.strict_json import NotJsonError, parse_json
 from specs.errors import Issue, SpecError
@@ -95,11 +96,21 @@ def around_words(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str]:
     except TemplateError as error:
         raise _no_conversation(str(error)) from None
     _, _, rest = text.partition(_SAID)
-    end = str(tokenizer.eos_token or "")
-    before, told, after = rest.removeprefix(end).partition(_TOLD)
-    if not end or not rest.startswith(end) or not told:
-        raise _no_conversation("the template does not end a turn with the end token")
+    ended = _behind_end(tokenizer, rest)
+    if ended is None or _TOLD not in ended:
+        raise _no_conversation("the template does not end a turn with an end token")
+    before, _, after = ended.partition(_TOLD)
     return before, after
+
+
+def _behind_end(tokenizer: "PreTrainedTokenizerBase", rest: str) -> str | None:
+    """Returns what a template writes behind the end of a turn, which may be any end token of the model; None where it
+    writes no such token.
+
+    Args:
+        rest: what it writes behind the words of the turn.
+    """
+    return next((rest.removeprefix(end) for end in end_texts(tokenizer) if end and rest.startswith(end)), None)
 
 
 def _no_conversation(why: str) -> SpecError:
@@ -170,10 +181,9 @@ class _Hermes:
         except TemplateError as error:
             raise _no_tools(str(error)) from None
         said, _, rest = text.partition(_SAID)
-        end = str(self._tokenizer.eos_token or "")
-        if not rest or not end or not rest.startswith(end):
-            raise _no_tools("it does not end a turn with the end token")
-        pieces = re.split(rf"{re.escape(_TOLD)}\d+", rest.removeprefix(end))
+        if (ended := _behind_end(self._tokenizer, rest)) is None:
+            raise _no_tools("it does not end a turn with an end token")
+        pieces = re.split(rf"{re.escape(_TOLD)}\d+", ended)
         if len(pieces) != number + 1 or not all(tool["function"]["name"] in said for tool in self._tools):
             raise _no_tools("it shows no tools")
         return [(piece if index == 0 else "", pieces[index + 1]) for index, piece in enumerate(pieces[:-1])]

@@ -35,6 +35,7 @@ Cause = Literal[
     "hung",
     "reward_failed",
     "reward_away",
+    "program_error",
     "stopped",
     "other",
 ]
@@ -42,7 +43,8 @@ Cause = Literal[
 gradient that is not finite. lost_peer: a rank died, or the others no longer hear it. preempted: SIGTERM from elsewhere,
 state saved. user_error: what the user gave is wrong. disk_full: nothing can be written. hung: longer than its time
 limit. reward_failed: most responses of the first step could not be scored, by the reward's own fault. reward_away: so
-since a service that it asks did not answer. stopped: as the user asked."""
+since a service that it asks did not answer. program_error: an exception that the same inputs raise again, such as an
+index out of range. stopped: as the user asked."""
 
 RETRIED = frozenset({"out_of_memory", "lost_peer", "preempted", "hung", "reward_away", "other"})
 """Causes after which another attempt may go better; out_of_memory once, with smaller microbatches: they are the
@@ -64,6 +66,12 @@ _WORDS: tuple[tuple[Cause, str], ...] = (
         r"DistBackendError|DistNetworkError|Connection (closed|reset|refused)( by peer)?|Timed out waiting|NCCL|"
         r"Broken pipe.*gloo|gloo.*(timeout|Timeout)|heartbeat",
     ),
+    # Where a traceback names it, at the beginning of a line.
+    (
+        "program_error",
+        r"(?m)^(Index|Key|Type|Attribute|Name|Value|NotImplemented|Assertion|ZeroDivision|Import|ModuleNotFound)Error\b|"
+        r"device-side assert triggered",
+    ),
 )
 """The first pattern that fits gives the cause."""
 
@@ -75,11 +83,11 @@ def cause_in(text: str) -> Cause:
 
 def cause_of(error: BaseException) -> Cause:
     """The cause of an exception; where its own words do not tell, that of the exception that it was raised from."""
-    while True:
-        cause = cause_in(f"{type(error).__name__}: {error}")
-        if cause != "other" or error.__cause__ is None:
-            return cause
+    own = cause = cause_in(f"{type(error).__name__}: {error}")
+    while cause in ("other", "program_error") and error.__cause__ is not None:
         error = error.__cause__
+        cause = cause_in(f"{type(error).__name__}: {error}")
+    return own if cause == "other" else cause
 
 
 @dataclass(frozen=True, slots=True)

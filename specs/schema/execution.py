@@ -133,8 +133,8 @@ def _install(sink: Sink) -> str:
 
 _RETRIES = (
     "Further attempts after a failure that another one may get past (out of memory once, with half the microbatch, but"
-    " not where it was the sampler's; a lost rank; preemption; the time limit; causes unknown); training goes on from"
-    " its last checkpoint."
+    " not where it was the sampler's; a lost rank; preemption; the time limit; causes unknown, but not an exception"
+    " that would happen again); training goes on from its last checkpoint."
 )
 
 

@@ -114,3 +114,9 @@ class Reward(OpenSection):
         `answer` and `metadata` are those of an `rpg.rewards.Problem`. Asked of a set's first problems before a run.
         """
         return None
+
+    def doubts(self, answer: str) -> str:  # noqa: ARG002 (for those that override it)
+        """Returns what is odd about a gold answer, so that right responses may count as wrong; empty: nothing. Asked of
+        a set's first problems before a run, of each of its `parts`.
+        """
+        return ""

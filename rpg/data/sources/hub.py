@@ -58,6 +58,8 @@ class HubSource(TableSource):
 
         _check_files(self.path)
         datasets.disable_progress_bars()
+        if _is_saved(self.path):
+            return self._saved()
         # A directory has no revisions; the argument would only change the cache's key.
         revision = {} if os.path.isdir(self.path) else {"revision": self.revision}
         try:
@@ -87,6 +89,41 @@ class HubSource(TableSource):
                 given=self.split if split else self.path,
             )
         raise SpecError(issue)
+
+    def _saved(self) -> Any:
+        """Returns the dataset of a directory that `save_to_disk` of `datasets` has written.
+
+        Raises:
+            SpecError: it has no such split, or cannot be read.
+        """
+        import datasets
+
+        try:
+            saved = datasets.load_from_disk(self.path)
+        except MemoryError:
+            raise
+        except Exception as error:  # a damaged file is reported by classes of three libraries
+            message = f"the saved dataset cannot be read: {(str(error).splitlines() or [type(error).__name__])[0]}"
+            hint = "save it again with save_to_disk, or write it with to_parquet and use `source: parquet`"
+            raise SpecError(Issue(message, path=("path",), given=self.path, hint=hint)) from None
+        if isinstance(saved, datasets.DatasetDict):
+            if self.split in saved:
+                return saved[self.split]
+            allowed = ", ".join(map(str, saved))
+        else:
+            own = str(saved.split or "")
+            if self.split in ("train", own):
+                return saved
+            allowed = own or "train, which stands for the whole"
+        message = "the saved dataset has no such split"
+        raise SpecError(Issue(message, path=("split",), given=self.split, allowed=allowed))
+
+
+def _is_saved(directory: str) -> bool:
+    """Returns whether `save_to_disk` of `datasets` has written a directory."""
+    path = Path(directory)
+    is_one = (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
+    return is_one or (path / "dataset_dict.json").is_file()
 
 
 def _check_files(directory: str) -> None:

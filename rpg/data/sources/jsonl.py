@@ -1,18 +1,23 @@
 """Problems from a file with one JSON object a line."""
 
+import gzip
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO
 
 from rpg.data.columns import TableSource, existing_file
 from rpg.data.problems import SourceProblem
 from specs.documents.strict_json import parse_json
 from specs.errors import Issue, SpecError
-from specs.machine.foreign.tables import OversizedError, lines_of
+from specs.machine.foreign.tables import OversizedError, lines_of, require_size
 from specs.schema.base import names_path
+
+_GZIP = b"\x1f\x8b"
 
 
 class JsonlSource(TableSource):
-    """A file with one JSON object a line."""
+    """A file with one JSON object a line; gzip may have packed it."""
 
     path: str = names_path("file", min_length=1)
     """File, relative to the spec file."""
@@ -20,8 +25,8 @@ class JsonlSource(TableSource):
     def read(self) -> Iterator[SourceProblem]:
         """See Source; empty lines are passed over."""
         file = existing_file(self.path)
-        with file.open("rb") as lines:
-            for number, line in enumerate(_lines(lines, file.name), 1):
+        with _opened(file) as lines:
+            for number, line in enumerate(_lines(lines, file), 1):
                 if not line.strip():
                     continue
                 where = f"{file.name}, line {number}"
@@ -31,14 +36,28 @@ class JsonlSource(TableSource):
                     raise _bad_line(f"{where}: {error}", line) from None
                 if not isinstance(row, dict):
                     raise _bad_line(f"{where}: not a JSON object", line)
-                yield self.problem(row, self.name or file.stem, where)
+                yield self.problem(row, self.name or Path(file.name.removesuffix(".gz")).stem, where)
 
 
-def _lines(file: IO[bytes], name: str) -> Iterator[bytes]:
+def _opened(file: Path) -> IO[bytes]:
+    """Returns a file's bytes, unpacked if gzip has packed them."""
+    with file.open("rb") as raw:
+        packed = raw.read(len(_GZIP)) == _GZIP
+    return gzip.open(file) if packed else file.open("rb")
+
+
+def _lines(opened: IO[bytes], file: Path) -> Iterator[bytes]:
+    size, unfolded = file.stat().st_size, 0
     try:
-        yield from lines_of(file)
+        for number, line in enumerate(lines_of(opened)):
+            unfolded += len(line)
+            require_size(size, values=number, unfolded=unfolded)
+            yield line
     except OversizedError as error:
-        raise SpecError(Issue(f"{name}, {error}", path=("path",))) from None
+        raise SpecError(Issue(f"{file.name}, {error}", path=("path",))) from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        hint = "pack or copy it again"
+        raise SpecError(Issue(f"{file.name} cannot be unpacked: {error}", path=("path",), hint=hint)) from None
 
 
 def _bad_line(message: str, line: bytes) -> SpecError:

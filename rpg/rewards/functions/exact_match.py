@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from rpg.rewards.score import Score, without_answer
+from rpg.rewards.score import Score, odd_as_text, without_answer
 from rpg.types import Problem
 from specs.errors import Issue
 from specs.schema.reward import Reward
@@ -17,7 +17,11 @@ class ExactMatch(Reward):
         """See Reward."""
         return without_answer(problem, self.type)
 
+    def doubts(self, answer: str) -> str:
+        """See Reward."""
+        return odd_as_text(answer)
+
     def score(self, problem: Problem, response: str) -> Score:
         """See Reward; the extracted answer is the whole response."""
-        extracted = response.strip()
+        extracted = response.removeprefix(problem.prefill).strip()
         return Score.of(1.0 if extracted == problem.answer.strip() else 0.0, extracted or None)

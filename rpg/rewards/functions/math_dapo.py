@@ -1,9 +1,10 @@
 """DAPO's answer rule: the last `Answer:` in the last 300 characters, normalised, must equal the normalised gold."""
 
+import json
 import re
 from typing import ClassVar
 
-from rpg.rewards.score import Score
+from rpg.rewards.score import Score, odd_as_text
 from rpg.types import Problem
 from specs.schema.reward import Reward
 
@@ -102,6 +103,14 @@ class MathDapo(Reward):
     """1 where the response's answer is the gold one after normalisation, else -1. Equal values in other form get -1."""
 
     in_process: ClassVar[bool] = True
+
+    def doubts(self, answer: str) -> str:
+        """See Reward."""
+        try:
+            is_list = isinstance(json.loads(answer), list)
+        except (ValueError, RecursionError):
+            is_list = False
+        return "are lists in JSON, which are compared with their brackets" if is_list else odd_as_text(answer)
 
     def score(self, problem: Problem, response: str) -> Score:
         """See Reward; the extracted answer is the normalised one."""

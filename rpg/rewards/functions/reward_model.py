@@ -115,7 +115,7 @@ class ClassifierScorer(Scorer):
         self._model.close()
         self._threads.shutdown()
 
-    def _value(self, messages: Sequence[dict[str, str]]) -> Score:
+    def _value(self, messages: Sequence[dict[str, Any]]) -> Score:
         asked = {"classifier": self._name, "messages": list(messages)}
         kept = self._kept.read(asked)
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from rpg.rollouters.agent import AgentProgram, Running
-from rpg.rollouters.chat import ChatError, ChatTokens, History, Request, spoken
+from rpg.rollouters.chat import ChatError, ChatTokens, History, Request, as_clients_send, spoken
 from rpg.rollouters.endpoint import Asked, Ended, Endpoint, Reply, endpoint
 from rpg.rollouters.journal import Answer
 from rpg.rollouters.taking_turns import Conversation, Counterpart, Question, TakingTurns
@@ -119,8 +119,8 @@ class _Asking(Counterpart):
     def opening(self, conversation: Conversation) -> Question:
         """See Counterpart. The program begins."""
         problem = conversation.prompt.problem
-        messages = [{"role": each["role"], "content": each["content"]} for each in problem.conversation()]
-        history = History(self._chat, messages, conversation.prompt.token_ids)
+        asked = [as_clients_send(message) for message in problem.conversation()]
+        history = History(self._chat, asked, conversation.prompt.token_ids)
         conversation.held["work"] = _Work(self, conversation, history)
         return self._question(conversation)
 

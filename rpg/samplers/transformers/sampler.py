@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rpg.pretrained import context_of, model_of
+from rpg.pretrained import context_of, model_of, special_tokens
 from rpg.routing import choices_taken
-from rpg.samplers.base import AdmitMore, InProcessSampler, SamplerSettings, special_tokens
+from rpg.samplers.base import AdmitMore, InProcessSampler, SamplerSettings
 from rpg.samplers.stop_texts import StopTextWatch, tokenizer_in
 from rpg.samplers.transformers.attention import ATTENTION
 from rpg.samplers.transformers.cache import caches_all_layers

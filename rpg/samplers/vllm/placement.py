@@ -5,8 +5,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rpg.pretrained import special_tokens
 from rpg.processes import ranks
-from rpg.samplers.base import Sampler, SamplerSettings, special_tokens
+from rpg.samplers.base import Sampler, SamplerSettings
 from rpg.samplers.out_of_memory import memory_of_sampler
 from rpg.samplers.sampling_ranks import has_sampler
 from rpg.samplers.vllm.child_engine import ChildEngine

@@ -45,6 +45,9 @@ def full_disk() -> None:
         (lambda: bytearray(1 << 60), "out_of_memory"),
         (full_disk, "disk_full"),
         (lambda: os.kill(1 << 30, 0), "other"),
+        (lambda: torch.nn.functional.embedding(torch.tensor([9]), torch.zeros(2, 2)), "program_error"),
+        (lambda: int("seven"), "program_error"),
+        (lambda: {}["answer"], "program_error"),
     ],
 )
 def test_a_real_error_tells_its_cause(work: Any, cause: str) -> None:
@@ -74,7 +77,10 @@ def test_the_cause_lies_under_the_error_that_it_led_to() -> None:
         (1, f"SamplerOutOfMemoryError: no room: {CUDA}", False, "sampler_out_of_memory"),
         (1, "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer", False, "lost_peer"),
         (1, "OSError: [Errno 28] No space left on device", False, "disk_full"),
-        (1, "ZeroDivisionError", False, "other"),
+        (1, "RuntimeError: cause unknown", False, "other"),
+        (1, "Traceback ...\nZeroDivisionError: division by zero", False, "program_error"),
+        (1, "RuntimeError: CUDA error: device-side assert triggered", False, "program_error"),
+        (-11, "KeyError: 3", False, "other"),
     ],
 )
 def test_an_ending_is_inferred_where_nothing_was_noted(
@@ -100,6 +106,16 @@ def test_an_error_without_a_name_counts_before_the_ranks_that_miss_it(tmp_path: 
     assert (early.cause, early.message) == ("other", "KeyError: 'answer'")
     for killed in ((-9, output), (137, output), (1, "exits with return code = -11")):
         assert early_exit(*killed, tmp_path, killed_for_memory=False).cause == "lost_peer"
+
+
+def test_an_exception_that_would_happen_again_counts_unless_a_rank_was_killed(tmp_path: Path) -> None:
+    notes = (("lost_peer", "Connection closed by peer"), ("program_error", "index out of range in self"))
+    for rank, (cause, message) in enumerate(notes):
+        write_json(tmp_path / "exits" / f"rank-{rank:05}.json", {"cause": cause, "message": message})
+    assert early_exit(1, "", tmp_path, killed_for_memory=False).cause == "program_error"
+    assert early_exit(-9, "", tmp_path, killed_for_memory=False).cause == "lost_peer"
+    (tmp_path / "exits" / "rank-00000.json").unlink()
+    assert early_exit(-9, "", tmp_path, killed_for_memory=False).cause == "lost_peer"
 
 
 def test_the_first_note_of_a_rank_stays(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rpg.samplers.base import special_tokens
+from rpg.pretrained import special_tokens
 from specs.errors import SpecError
 from tests.rpg.tiny_engine import qwen3, save
 

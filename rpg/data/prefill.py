@@ -1,0 +1,52 @@
+"""The beginning of a reply that a chat template writes itself, such as `<think>`, and that no response repeats."""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from rpg.data.chat_template import TemplateError, render
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_SAID = "(what the policy said)"
+_CLOSED = re.compile(r"\s*<([^<>/\s]+)>\s*</\1>\s*")
+"""A thought that the template begins and ends itself, as Qwen3's does without thinking."""
+
+
+class Prefills:
+    """The beginnings of replies to prompts that one chat template has written."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", **options: Any) -> None:
+        """`options` are passed to the template."""
+        self._tokenizer = tokenizer
+        self._header = _header(tokenizer, options)
+
+    def of(self, prompt: str) -> str:
+        """Returns the text that stands in a prompt behind the last header of a reply, without control tokens.
+
+        It is empty if the template writes none, or a whole thought that is empty.
+        """
+        if not self._header:
+            return ""
+        _, found, written = prompt.rpartition(self._header)
+        if not found or not written.strip() or _CLOSED.fullmatch(written):
+            return ""
+        ids = self._tokenizer.encode(written, add_special_tokens=False)
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def _header(tokenizer: "PreTrainedTokenizerBase", options: dict[str, Any]) -> str:
+    """Returns what the template writes before the words of a reply; empty if it takes no conversation.
+
+    That is the longest beginning of its generation prompt with which it begins an earlier reply too.
+    """
+    asked = [{"role": "user", "content": "?"}]
+    spoken = [*asked, {"role": "assistant", "content": _SAID}, *asked]
+    try:
+        bare = render(tokenizer, asked, add_generation_prompt=False, **options)
+        whole = render(tokenizer, asked, add_generation_prompt=True, **options)
+        before, said, _ = render(tokenizer, spoken, add_generation_prompt=False, **options).partition(_SAID)
+    except TemplateError:
+        return ""
+    begun = whole.removeprefix(bare) if said and whole.startswith(bare) else ""
+    return next((begun[:length] for length in range(len(begun), 0, -1) if before.endswith(begun[:length])), "")
