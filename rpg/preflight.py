@@ -214,7 +214,7 @@ def _check_lengths(sets: Sequence[_Encoded], data: Data, findings: Findings) -> 
 
 
 def _odd_rows(problems: Sequence[StagedProblem], reward: Reward, path: Path) -> Iterator[Issue]:
-    """Yields what is odd about the rows of a set: answers inside prompts, and gold answers that few responses match."""
+    """Yields doubts about the rows of a set: answers inside prompts, and gold answers that few responses match."""
     if not problems:
         return
     of = f"of the first {len(problems)} problems of `{problems[0].dataset}`"

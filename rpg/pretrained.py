@@ -249,7 +249,7 @@ def end_texts(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
 
 
 def embedding_size(config: "PretrainedConfig") -> int:
-    """Returns the number of token ids that the model's embedding holds; 0: the config does not say."""
+    """Returns the number of token ids that the model's embedding holds, or 0 if the config does not name it."""
     return first_size(config.get_text_config(), "vocab_size")
 
 

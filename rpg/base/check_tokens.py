@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _NAMED = 3
 """Rows or tokens that a message names."""
-_SAID = "(what the policy said)"
+_SAID = "(the words of the policy)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def named_rows(rows: Sequence[str]) -> str:
 def check_tokens(
     experiment: Experiment, tokenizer: "PreTrainedTokenizerBase", rows: Sequence[Row]
 ) -> Iterator[TokenIssue]:
-    """Yields what is wrong with the tokens of a model that exists and is on this machine.
+    """Yields faults of the tokens of a model that exists and is on this machine.
 
     Args:
         rows: the first prompts of the experiment's sets.

@@ -194,7 +194,7 @@ def _prompt(value: Any, column: str, where: str) -> str | list[Message]:
     if isinstance(value, str) and value.strip():
         return value
     if isinstance(value, list) and value and all(_is_message(message) for message in value):
-        return [_plain({**message, "content": message.get("content") or ""}) for message in value]
+        return [_plain(_ordered(message)) for message in value]
     raise SpecError(
         Issue(
             f"{where}: `{column}` holds no prompt",
@@ -210,6 +210,13 @@ def _is_message(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         return False
     return isinstance(value.get("content"), str) or (value.get("content") is None and bool(value.get("tool_calls")))
+
+
+def _ordered(message: Message) -> Message:
+    """Returns a message with role and content first, so that its JSON does not depend on the order of its keys."""
+    return {"role": message["role"], "content": message.get("content") or ""} | {
+        key: message[key] for key in sorted(message.keys() - {"role", "content"})
+    }
 
 
 def _plain(value: Any) -> Any:

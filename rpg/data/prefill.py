@@ -8,7 +8,7 @@ from rpg.data.chat_template import TemplateError, render
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_SAID = "(what the policy said)"
+_SAID = "(the words of the policy)"
 _CLOSED = re.compile(r"\s*<([^<>/\s]+)>\s*</\1>\s*")
 """A thought that the template begins and ends itself, as Qwen3's does without thinking."""
 
@@ -36,7 +36,7 @@ class Prefills:
 
 
 def _header(tokenizer: "PreTrainedTokenizerBase", options: dict[str, Any]) -> str:
-    """Returns what the template writes before the words of a reply; empty if it takes no conversation.
+    """Returns the header that the template writes before a reply; empty if it takes no conversation.
 
     That is the longest beginning of its generation prompt with which it begins an earlier reply too.
     """

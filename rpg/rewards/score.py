@@ -319,7 +319,7 @@ _WHOLE_FLOAT = re.compile(r"[+-]?\d+\.0+")
 
 
 def odd_as_text(answer: str) -> str:
-    """Returns what is odd about a gold answer that is compared as text; empty: nothing.
+    """Returns a doubt about a gold answer that is compared as text, or an empty text.
 
     Example:
         >>> odd_as_text("72.0"), odd_as_text("72")

@@ -116,7 +116,7 @@ class Reward(OpenSection):
         return None
 
     def doubts(self, answer: str) -> str:  # noqa: ARG002 (for those that override it)
-        """Returns what is odd about a gold answer, so that right responses may count as wrong; empty: nothing. Asked of
-        a set's first problems before a run, of each of its `parts`.
+        """Returns why right responses may not match a gold answer, or an empty text. Each of the `parts` is asked about
+        a set's first problems before a run.
         """
         return ""

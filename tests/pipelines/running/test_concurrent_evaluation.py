@@ -205,6 +205,28 @@ def test_one_failure_before_each_result_leaves_none_of_them_to_the_stage(
             wait_for(lambda newest=attempt: look() or results_of_run.attempt(20) == newest, what="the result")
 
 
+@pytest.mark.parametrize(
+    ("ends", "begun"), [("exit 2", 1), ("echo 'IndexError: index out of range in self'; exit 1", 1), ("exit 1", 3)]
+)
+def test_an_evaluation_that_would_fail_again_is_left_to_the_stage(
+    ends: str, begun: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execution = run_that_exported(tmp_path, "stages.evaluate.retry_delay_seconds=0", "stages.evaluate.retries=2")
+    notes: list[str] = []
+    execution.warn = notes.append  # type: ignore[method-assign]
+    monkeypatch.setenv("RPG_SLOTS", "")
+    monkeypatch.setattr(concurrent_evaluation, "_LOOK_SECONDS", 0.0)
+    program = tmp_path / "fails"
+    program.write_text(f"#!/bin/sh\n{ends}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with evaluating(execution) as look:
+        wait_for(lambda: look() or "after training" in "".join(notes), what="the last failure")
+        for _ in range(3):
+            look()
+    assert len(notes) == begun
+
+
 def test_a_host_that_training_takes_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = "[{host: first}, {host: second}, {host: third}]"
     execution = run_that_exported(tmp_path, "launcher.type=ssh", f"launcher.hosts={hosts}")

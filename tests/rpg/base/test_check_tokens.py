@@ -1,4 +1,4 @@
-"""What the look at data and model says of tokens, and of rows whose answers few responses can match."""
+"""Findings about tokens, and about rows whose answers few responses can match, before a run."""
 
 import json
 from pathlib import Path

@@ -59,7 +59,7 @@ def test_a_prefill_is_what_the_template_writes_behind_the_header_of_a_reply(name
 
 
 class Heard:
-    """Keeps what it is to score."""
+    """A scorer that keeps the responses."""
 
     def __init__(self) -> None:
         self.responses: list[str] = []
