@@ -14,7 +14,7 @@ advantage.baseline advantage.credit rollout.rollouter training.minibatches train
 reference.source reference.path reference.revision reference.update.every_steps reference.update.every_updates
 reference.update.kl_above reference.update.kl_window reference.update.ema_decay reference.update.after_steps
 """
-"""Keys of the loss, of what a turn answers for, and of how far policy, sampler and reference are apart."""
+"""Keys of the loss, of the credit of a turn, and of the distance between policy, sampler and reference."""
 _FOR_ANY_VALUE = """
 model.source model.path model.revision model.model_type model.config model.tokenizer.type model.tokenizer.vocab_size
 model.seed warm_up.steps warm_up.until_loss warm_up.batch_size warm_up.learning_rate warm_up.warmup_fraction
@@ -35,9 +35,8 @@ _NOT_OF_TRAINING = "name question seeds matrix data.evaluation evaluation launch
 _WITH_ANOTHER = "rollout.correction.bound"
 """A key without effect unless one that is listed has one."""
 
-COVERED = frozenset(
-    " ".join((_ENUMERATED, _FOR_ANY_VALUE, _AFTER_THE_GRADIENT, _NOT_OF_TRAINING, _WITH_ANOTHER)).split()
-)
+_TABLES = (_ENUMERATED, _FOR_ANY_VALUE, _AFTER_THE_GRADIENT, _NOT_OF_TRAINING, _WITH_ANOTHER)
+COVERED = frozenset(" ".join(_TABLES).split())
 """Keys and sections that a certificate covers, or that change no gradient."""
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "objective.aggregation": ("token_mean", "sequence_sum", "fixed_length"),  # the other one: see length_cosine

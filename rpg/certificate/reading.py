@@ -33,7 +33,7 @@ def in_words(certificate: Mapping[str, Any], *, updates: int, max_staleness: int
 
 
 def listed(values: Mapping[str, Any]) -> str:
-    """Returns keys of a spec with their values in a line; empty: there are none.
+    """Returns keys of a spec with their values in a line; an empty text if there are no keys.
 
     Example:
         >>> listed({"rollout.top_p": 0.9, "data.order": {"type": "difficulty"}})
