@@ -4,7 +4,7 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from rpg.data.columns import TableSource, existing_file
 from rpg.data.problems import SourceProblem
@@ -43,7 +43,7 @@ def _opened(file: Path) -> IO[bytes]:
     """Returns a file's bytes, unpacked if gzip has packed them."""
     with file.open("rb") as raw:
         packed = raw.read(len(_GZIP)) == _GZIP
-    return gzip.open(file) if packed else file.open("rb")
+    return cast("IO[bytes]", gzip.open(file)) if packed else file.open("rb")
 
 
 def _lines(opened: IO[bytes], file: Path) -> Iterator[bytes]:
