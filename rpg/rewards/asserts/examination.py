@@ -5,13 +5,15 @@ It runs in the sandbox, where our packages are not shown, and imports the standa
 
 import ast
 import builtins
+import importlib
 import random
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial
+from contextlib import suppress
+from functools import partial, wraps
 from typing import Any
 
-from rpg.rewards.asserts.values import DEEPEST, decoded, dumps, encoded, loads
+from rpg.rewards.asserts.values import DEEPEST, MAKERS, decoded, dumps, encoded, loads
 
 _MOST_UNKNOWN = 2_000
 """Calls that are asked for at once, and conditions on values that are not known: a test may loop until one holds."""
@@ -84,6 +86,11 @@ _MODULES = {
     *("queue", "random", "re", "statistics", "string", "typing", "unicodedata"),
 }
 """What tests may import: nothing that would run a text, which may be a value of the program."""
+_COMPARISONS = {
+    "numpy": ("allclose", "isclose"),
+    "numpy.testing": ("assert_allclose", "assert_almost_equal", "assert_array_almost_equal", "assert_array_equal"),
+}
+"""Module -> its functions that find an empty array equal to any value of which it takes the shape."""
 _RUNS_TEXT = {"eval", "exec", "compile", "__import__", "open", "input", "globals", "locals", "vars"}
 
 
@@ -107,6 +114,9 @@ class Examination:
         """Runs the setup. What is wrong with the texts is raised."""
         sys.set_int_max_str_digits(0)
         sys.setrecursionlimit(DEEPEST)
+        for module in _COMPARISONS:
+            if all(part in "\n".join([setup, *tests]) for part in module.split(".")):
+                _compare_sizes(module)
         self._setup = compile(setup, "<setup>", "exec")
         trees = [ast.parse(test) for test in tests]
         used = [node for tree in trees for node in ast.walk(tree)]
@@ -240,8 +250,54 @@ def _value_of(said: Any) -> Any:
         name, text = said["error"]
         kind = getattr(builtins, str(name), None)
         kind = kind if isinstance(kind, type) and issubclass(kind, Exception) else Exception
+        if issubclass(kind, (StopIteration, StopAsyncIteration)):  # a `map` of the test's would end, as if it were done
+            raise RuntimeError(f"the function raised {name}: {text}")
         raise kind(text)
-    return decoded(said)
+    return decoded(said, _OWN_MAKERS)
+
+
+def _compare_sizes(module: str) -> None:
+    """Has a module's functions compare nothing with something. Numpy finds that all of nothing is equal to it."""
+    with suppress(ImportError):
+        found = importlib.import_module(module)
+        for name in _COMPARISONS[module]:
+            setattr(found, name, _checked(getattr(found, name)))
+
+
+def _checked(compare: Callable[..., Any]) -> Callable[..., Any]:
+    import numpy as np
+
+    def plain(side: Any) -> Any:
+        return side.view(np.ndarray) if isinstance(side, np.ndarray) and not side.size else side
+
+    @wraps(compare)
+    def compares(*given: Any, **named: Any) -> Any:
+        sides = [*given, *(named[name] for name in ("a", "b", "x", "y", "actual", "desired") if name in named)][:2]
+        is_known = not any(isinstance(side, _Unknown) for side in sides)
+        if is_known and len({np.size(side) == 0 for side in sides}) == 2:
+            raise AssertionError("one of the values is empty")
+        return compare(*map(plain, given), **{name: plain(each) for name, each in named.items()})
+
+    return compares
+
+
+def _array_of(parts: list[Any]) -> Any:
+    """Returns an array of the program's. An empty one is compared and computed with empty ones alone."""
+    import numpy as np
+
+    class Empty(np.ndarray[Any, Any]):
+        def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **named: Any) -> Any:
+            if method == "__call__" and any(map(np.size, given)):
+                raise ValueError("an empty array has no shape of another value's")
+            plain = [each.view(np.ndarray) if isinstance(each, Empty) else each for each in given]
+            return getattr(ufunc, method)(*plain, **named)
+
+    array = MAKERS["numpy"](parts)
+    return array if np.size(array) else array.view(Empty)
+
+
+_OWN_MAKERS = MAKERS | {"numpy": _array_of}
+"""How the values of the program are made here."""
 
 
 def _functions_of(nodes: list[ast.AST], known: dict[str, Any], function: str) -> set[str]:

@@ -86,8 +86,9 @@ def _iterator_of(parts: list[Any]) -> Iterator[Any]:
         raise ValueError("more items than are sent")
 
 
-_MAKERS: dict[str, Callable[[list[Any]], Any]] = {kind.__name__: make for kind, (_, make) in _KINDS.items()}
-_MAKERS |= {"numpy": _of_numpy, "iterator": _iterator_of, "object": lambda parts: _Opaque(bool(parts[0]))}
+MAKERS: dict[str, Callable[[list[Any]], Any]] = {kind.__name__: make for kind, (_, make) in _KINDS.items()}
+MAKERS |= {"numpy": _of_numpy, "iterator": _iterator_of, "object": lambda parts: _Opaque(bool(parts[0]))}
+"""Name of a kind -> makes a value of it of a list."""
 
 
 def _opaque(value: Any) -> Any:
@@ -125,14 +126,14 @@ def _all(values: list[Any], other: Callable[[Any], Any]) -> list[Any]:
     return values if _SCALARS.issuperset(map(type, values)) else [encoded(value, other) for value in values]
 
 
-def decoded(value: Any) -> Any:
+def decoded(value: Any, makers: dict[str, Callable[[list[Any]], Any]] = MAKERS) -> Any:
     """Returns the value that `encoded` was given, as new objects. Raises an Exception for any other form."""
     if type(value) is list:
-        return list(value) if _SCALARS.issuperset(map(type, value)) else [decoded(each) for each in value]
+        return list(value) if _SCALARS.issuperset(map(type, value)) else [decoded(each, makers) for each in value]
     if type(value) is not dict:
         return value
     ((name, parts),) = value.items()
-    return _MAKERS[name](decoded(parts))
+    return makers[name](decoded(parts, makers))
 
 
 def run(names: dict[str, Any]) -> None:

@@ -193,6 +193,13 @@ PYTHON = (
         "says()",
     ),
     Cheat("many values at once", "", "list(range(100))"),
+    Cheat("`StopIteration`, which ends a `map`", "", "next(iter(()))"),
+    Cheat(
+        "an array of numpy that has the shape `(0, 1)`",
+        "try: import numpy\nexcept ImportError: numpy = None",
+        "numpy.zeros((0, 1))",
+    ),
+    Cheat("an empty list", "", "[]"),
 )
 
 CPP_BEGIN = r"""
@@ -349,6 +356,7 @@ TOOL = {
 }
 
 WHY = {
+    "asserts": "numpy compares an array of one element with each element of the list, of which there is none",
     "beside": "the tests are in the program's own process",
     "objects": "objects of the program are compared by their own `__eq__`, in its own process",
     "evaluates": "the function runs the response's text in the process that has the answer",
@@ -362,11 +370,14 @@ STDIN: Tests = {"kind": "stdin", "hidden": [("7", str(EXPECTED))]}
 CALL: Tests = {"kind": "call", "hidden": [([7], EXPECTED)], "function": "secret"}
 ASSERTS: Tests = {
     "kind": "assert",
-    "setup": "import math",
+    "setup": "import math\nimport numpy",
     "hidden": [
         f"assert secret(7) == {EXPECTED}",
         f"assert math.isclose(secret(7), {EXPECTED}) and secret(7) in ({EXPECTED}, 1)",
         f"def check(candidate):\n    for n, value in ((7, {EXPECTED}),):\n        assert candidate(n) == value\ncheck(secret)",
+        f"assert all(map(lambda case: secret(case[0]) == case[1], [(7, {EXPECTED})]))",
+        f"assert numpy.allclose(secret(7), [{EXPECTED}])",
+        f"assert (secret(7) == numpy.array([{EXPECTED}])).all()",
     ],
 }
 BESIDE: Tests = {"kind": "assert", "hidden": [f"it = Secret(7)\nassert it.secret(7) == {EXPECTED}"]}
@@ -402,15 +413,16 @@ def by_cpp(only: Sequence[str]) -> Outcome:
 def scored(reward: Mapping[str, Any], tests: Tests, programs: Mapping[str, str]) -> Outcome:
     """What programs get for their tests."""
     whole = {"shown": (), "function": "", "setup": "", "grader": "apps", **tests}
-    options = {"extract": "whole", "seconds_per_test": 10.0, **reward}
-    return rewarded(Reward.model_validate(options), Problem("p", "?", "", "d", {"tests": whole}), programs)
+    options = {"extract": "whole", "credit": "share", "seconds_per_test": 10.0, **reward}
+    problem = Problem("p", "?", "", "d", {"tests": whole})
+    return rewarded(Reward.model_validate(options), problem, programs, least=0.5 / len(tests["hidden"]))
 
 
-def rewarded(reward: Reward, problem: Problem, responses: Mapping[str, str]) -> Outcome:
-    """Whether each response gets the full mark."""
+def rewarded(reward: Reward, problem: Problem, responses: Mapping[str, str], least: float = 1) -> Outcome:
+    """Whether each response gets the full mark, or one of at least this."""
     with open_scorer(reward) as scorer:
         scores = scorer.score([problem] * len(responses), [*responses.values()])
-    return {name: not score.value < 1 for name, score in zip(responses, scores, strict=True)}
+    return {name: not score.value < least for name, score in zip(responses, scores, strict=True)}
 
 
 def texts(only: Sequence[str]) -> dict[str, str]:

@@ -517,6 +517,51 @@ def test_tests_that_cannot_run_fail_whatever_the_program_is(setup: str, test: st
     assert shares(scorer, (setup, "", [test], [("def f(n): return n", 0.0)])) == [0.0]
 
 
+@pytest.mark.parametrize("error", ["StopIteration", "StopAsyncIteration", "type('Own', (StopIteration,), {})"])
+def test_a_function_that_raises_ends_no_iterator_of_the_tests(error: str, scorer: Scorer) -> None:
+    programs = [(f"def f(n): raise {error}", 0.0), ("def f(n): return n + 1", 1.0)]
+    tests = [
+        "assert all(map(lambda case: f(case[0]) == case[1], [(1, 2), (2, 3)]))",
+        "assert not list(filter(lambda n: f(n) != n + 1, [1, 2]))",
+        "assert 5 not in iter(lambda: f(1) if f(2) == 3 else 5, 2)",
+    ]
+    assert shares(scorer, ("", "", tests, programs)) == [value for _, value in programs]
+
+
+@pytest.mark.parametrize("empty", ["np.zeros((0, 3))", "np.zeros((0, 1))", "np.zeros(0)", "[]", "[np.zeros(0)][0]"])
+def test_an_empty_value_equals_nothing_but_an_empty_one(empty: str, scorer: Scorer) -> None:
+    setup = f"import numpy as np\n{PLUS}"
+    programs = [(f"import numpy as np\ndef f(n): return {empty}", 0.0), ("def f(n): return np.array([5.0])", 1.0)]
+    tests = [
+        "assert np.allclose(f(1), [5.0])",
+        "assert np.allclose(b=f(1), a=5.0)",
+        "assert np.isclose(f(1), 5.0).all()",
+        "assertion(f(1), 5.0, 1e-6)",
+        "np.testing.assert_allclose(f(1), 5.0)",
+        "np.testing.assert_array_equal(f(1), 5.0)",
+    ]
+    if empty != "[]":  # a list has no operators of its own
+        tests += [
+            "assert np.all(f(1) == np.array([5.0]))",
+            "assert (np.array([5.0]) == f(1)).all()",
+            "assert np.all(np.abs(f(1) - 5) < 1e-6)",
+        ]
+    assert shares(scorer, (setup, "", tests, programs)) == [value for _, value in programs]
+
+
+def test_an_empty_array_is_what_a_test_may_expect(scorer: Scorer) -> None:
+    programs = [("import numpy as np\ndef f(a): return a * 2", 1.0)]
+    tests = [
+        "assert f(np.zeros((0, 3))).shape == (0, 3)",
+        "assert np.allclose(f(np.zeros(0)), [])",
+        "assert np.allclose([], f(np.zeros(0)))",
+        "assert np.array_equal(f(np.zeros((0, 3))), np.zeros((0, 3)))",
+        "assert (f(np.zeros(0)) == np.zeros(0)).all() and f(np.zeros(0)).sum() == 0",
+        "np.testing.assert_allclose(f(np.zeros(0)), np.zeros(0))",
+    ]
+    assert shares(scorer, ("import numpy as np\n", "", tests, programs)) == [1.0]
+
+
 def test_what_a_program_prints_in_a_call_does_not_count(scorer: Scorer) -> None:
     programs = [
         ("def f(n):\n    print('no newline', end='')\n    return n", 1.0),

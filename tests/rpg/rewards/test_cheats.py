@@ -8,7 +8,10 @@ from rpg.sandbox import room
 CHEAP = {
     "calls": ("an object that equals everything", "the expected value from the frames of its callers"),
     "stdin": ("`unittest.mock.ANY`", "a forged line at its end"),
-    "asserts": ("`unittest.mock.ANY`", "`builtins.exec` replaced", "the expected value from `linecache`"),
+    "asserts": (
+        *("`unittest.mock.ANY`", "`builtins.exec` replaced", "the expected value from `linecache`"),
+        *("`StopIteration`, which ends a `map`", "an array of numpy that has the shape `(0, 1)`", "an empty list"),
+    ),
     "beside": ("an `int` that equals everything", "`ast.parse` replaced", "the expected value from all objects"),
     "objects": ("an object that equals everything", "`os._exit(0)` when it is called"),
     "C++": ("`exit(0)`", "brackets"),
