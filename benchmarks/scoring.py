@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import Any
 
 import psutil
-import reasoning_gym
 
 from rpg.rewards import open_scorer
 from rpg.rewards.pool import WorkerPool
@@ -37,6 +36,8 @@ PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def item(task: str) -> Problem:
     """The first problem of a task."""
+    import reasoning_gym
+
     entry = reasoning_gym.create_dataset(task, size=1, seed=0)[0]
     return Problem("p", entry["question"], str(entry["answer"]), task, {"task": task, "config": {}, "entry": entry})
 
