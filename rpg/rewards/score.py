@@ -1,5 +1,6 @@
 """The score of a response, and what scores responses."""
 
+import math
 import re
 import socket
 import sys
@@ -77,7 +78,9 @@ class Score:
 
     @classmethod
     def of(cls, value: float, extracted: str | None) -> Self:
-        """The verdict of a scorer that worked."""
+        """The verdict of a scorer that worked. Halves of surrogate pairs in the answer become `?`."""
+        if isinstance(extracted, str) and not extracted.isascii():
+            extracted = extracted.encode(errors="replace").decode()
         return cls(value=value, correct=bool(value >= FULL_MARK), extracted=extracted)
 
     @classmethod
@@ -172,8 +175,10 @@ def _valid(reward: Reward, score: Score) -> Score:
     """Returns the score with plain numbers. ValueError where the recorder or the training could not take it."""
     if not isinstance(score, Score):
         raise ValueError(f"{score!r:.200} is no Score")
-    largest = reward.largest_value()
+    largest, least = reward.largest_value(), reward.worst_value()
     value, correct = number("value", score.value, largest), _plain(score.correct)
+    if score.error is None and least is not None and value < least and not math.isclose(value, least, abs_tol=1e-9):
+        raise ValueError(f"value is {value!r}; allowed: at least {least:g}, which the reward declares as the least")
     if not (correct is None or isinstance(correct, bool)) or not isinstance(score.away, bool):
         given = f"{(correct, score.away)!r:.200}"
         raise ValueError(f"correct and away are {given}; allowed: True and False, and None for correct")
@@ -182,8 +187,8 @@ def _valid(reward: Reward, score: Score) -> Score:
     if error is not None and len(error) > _LONGEST_REASON:
         score = replace(score, error=error[:_LONGEST_REASON])
     if score.penalty or score.turns:
-        number("turns", score.turns, largest)
-        if number("penalty", score.penalty, largest) > 0:
+        number("turns", score.turns, largest_added(reward))
+        if number("penalty", score.penalty, largest_added(reward)) > 0:
             raise ValueError(f"penalty is {score.penalty!r}; allowed: a number of at most 0")
     if score.terms or score.weights:
         _check_terms(reward, score, largest)
@@ -194,6 +199,11 @@ def _valid(reward: Reward, score: Score) -> Score:
     if type(score.value) is float and correct is score.correct:
         return score
     return replace(score, value=value, correct=correct)
+
+
+def largest_added(reward: Reward) -> float:
+    """Returns the largest absolute value of what the environment or a penalty adds to a score."""
+    return max(reward.largest_value(), Reward.largest)
 
 
 def _check_terms(reward: Reward, score: Score, largest: float) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rpg.rewards import Score, Scorer
-from rpg.rewards.score import Group, checked, number
+from rpg.rewards.score import Group, checked, largest_added, number
 from rpg.types import Problem, RecordedTurn, Rollout
 from specs.schema.reward import Reward
 
@@ -107,7 +107,7 @@ class Scoring:
         """Notes why the rewards of a response's turns are invalid, which makes the response fail. Returns it."""
         if not (rewards := [turn.reward for turn in rollout.turns if turn.reward is not None]):
             return ""
-        largest = self._reward_at(self._problems[index].source).largest_value()
+        largest = largest_added(self._reward_at(self._problems[index].source))
         try:
             total = sum(number("the reward of a turn", reward, largest) for reward in rewards)
             number("the sum of the turns' rewards", total, largest)

@@ -52,6 +52,7 @@ class Code(Reward):
     """Runs the program of a response on the tests of its problem: 1 where all pass, else 0, or their share. Needs
     bubblewrap, and sources with `tests`."""
 
+    largest: ClassVar[float] = 1.0
     sandboxed: ClassVar[bool] = True
     libraries: ClassVar[tuple[str, ...]] = ("python",)
 

@@ -102,6 +102,7 @@ def _unwrapped(line: str) -> str:
 class MathDapo(Reward):
     """1 where the response's answer is the gold one after normalisation, else -1. Equal values in other form get -1."""
 
+    largest: ClassVar[float] = 1.0
     in_process: ClassVar[bool] = True
 
     def doubts(self, answer: str) -> str:

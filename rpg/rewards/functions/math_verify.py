@@ -35,6 +35,7 @@ class MathVerify(Reward):
     exactly: 0.333333 is not 1/3. Where the gold answer is a letter, the response's last choice must be that letter."""
 
     libraries: ClassVar[tuple[str, ...]] = ("math-verify", "latex2sympy2-extended", "sympy")
+    largest: ClassVar[float] = 1.0
     sealed: ClassVar[Literal["if possible"]] = "if possible"
 
     def prepare(self) -> None:

@@ -2,8 +2,10 @@
 
 import builtins
 import json
+import math
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, ClassVar, Literal
@@ -20,6 +22,7 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 TESTED = "0.1.25"
 """Version of reasoning-gym that the tables below are of."""
 _INTEGERS = re.compile(r"[0-9]+")
+_PROBABILITY = re.compile(r"[0-9]{1,40}/[0-9]{1,40}|[0-9]{0,40}\.?[0-9]{0,40}(e-?[0-9]{1,2})?", re.IGNORECASE)
 
 
 def _listed(answer: str, entry: dict[str, Any]) -> str:
@@ -28,10 +31,13 @@ def _listed(answer: str, entry: dict[str, Any]) -> str:
 
 
 def _combined(answer: str, entry: dict[str, Any]) -> str:
-    """Returns the arithmetic where its numbers are the problem's: the task itself asks only how many there are."""
+    """Returns the arithmetic where its numbers are the problem's and its value is 24: the task itself asks only how
+    many numbers there are, and drops the value's fraction."""
+    from sympy.parsing.sympy_parser import parse_expr
+
     written = arithmetic(answer)
     numbers = sorted(map(int, _INTEGERS.findall(written)))
-    return written if numbers == sorted(entry["metadata"]["numbers"]) else ""
+    return written if numbers == sorted(entry["metadata"]["numbers"]) and parse_expr(written) == 24 else ""
 
 
 def _expression(answer: str, entry: dict[str, Any]) -> str:
@@ -48,6 +54,36 @@ PARSED: dict[str, Callable[[str, dict[str, Any]], str]] = {
     **dict.fromkeys(("intermediate_integration", "polynomial_multiplication", "simple_integration"), _expression),
 }
 """Tasks whose scorers evaluate the answer, and what they are given in its place."""
+
+
+def _probability(answer: str, entry: dict[str, Any]) -> str:
+    """Returns the answer where it is within 0.0001, as the task asks, and 1 % of the probability. The task itself gives
+    `0` the full mark, as it begins like `0.5` and is near small probabilities."""
+    plain, right = answer.replace(",", ""), Fraction(entry["answer"])
+    try:
+        given = Fraction(plain) if _PROBABILITY.fullmatch(plain) else Fraction(-1)
+    except (ValueError, ZeroDivisionError):
+        return ""
+    return answer if abs(given - right) <= min(Fraction(1, 10_000), right / 100) else ""
+
+
+def _finite(answer: str, _entry: dict[str, Any]) -> str:
+    """Returns the list of numbers where all are finite: NaN has no order, and no distance from the right number."""
+    try:
+        numbers = json.loads(answer.replace("'", '"'))
+        return answer if all(math.isfinite(float(number)) for number in numbers) else ""
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return ""
+
+
+CHECKED: dict[str, Callable[[str, dict[str, Any]], str]] = {
+    "coin_flip": _probability,
+    "complex_arithmetic": lambda answer, _entry: "" if "n" in answer.lower() else answer,  # NaN, infinity
+    "game_of_life_halting": lambda answer, entry: answer if answer.lower() == entry["answer"].lower() else "",
+    "number_sorting": _finite,
+}
+"""Tasks whose scorers give the full mark to some answers that are wrong, and what they are given in an answer's place:
+the answer, or an empty text where it is such a one."""
 READ = frozenset(
     {"arc_agi", "bitwise_arithmetic", "boxnet", "calendar_arithmetic", "codeio", "number_sorting", "rearc"}
     | {"propositional_logic", "rubiks_cube", "rush_hour", "sokoban", "word_ladder"}
@@ -60,7 +96,9 @@ REFUSED = {"composite": "it hands the answer on to the scorers of other tasks: n
 class ReasoningGym(Reward):
     """The task's own mark, from 0 to 1; partial credit is the task's affair. For reasoning-gym's problems only. Needs
     bubblewrap. Answers that a task would evaluate are parsed first, and a task whose scorer was not checked for that is
-    refused."""
+    refused. An answer on which the task's scorer raises is worth 0."""
+
+    largest: ClassVar[float] = 1.0
 
     libraries: ClassVar[tuple[str, ...]] = ("reasoning-gym", "python")
     sealed: ClassVar[Literal["always"]] = "always"
@@ -105,8 +143,12 @@ class ReasoningGym(Reward):
         scorer, task, entry = _task_of(problem), problem.metadata["task"], problem.metadata["entry"]
         if why := why_not(task, type(scorer)):
             raise ValueError(f"the task {task} is not scored: {why}")
-        answer = PARSED[task](extracted, entry) if task in PARSED else extracted
-        return Score.of(float(scorer.score_answer(answer, entry)), extracted or None)
+        try:
+            taken = (PARSED | CHECKED).get(task)
+            value = float(scorer.score_answer(taken(extracted, entry) if taken else extracted, entry))
+        except Exception:  # many tasks expect answers of the right form
+            value = 0.0
+        return Score.of(value if 0 <= value <= 1 else 0.0, extracted or None)
 
 
 def why_not(task: str, scorer: type) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scoring_attacks import THAT_EVALUATE, code
 
 from rpg.rewards import parsing
-from rpg.rewards.functions.reasoning_gym import PARSED, READ, REFUSED, ReasoningGym, why_not
+from rpg.rewards.functions.reasoning_gym import CHECKED, PARSED, READ, REFUSED, ReasoningGym, why_not
 from rpg.types import Problem
 
 factory = pytest.importorskip("reasoning_gym.factory")
@@ -53,7 +53,7 @@ def variants(answer: str, *, symbols: bool) -> Iterator[str]:
     yield from ("0", "x", "", "[]", "nothing", f"2*({answer})/2")
 
 
-@pytest.mark.parametrize("task", sorted(PARSED))
+@pytest.mark.parametrize("task", sorted({*PARSED, "complex_arithmetic", "number_sorting"}))
 def test_an_honest_answer_is_worth_what_the_task_itself_gives_it(task: str) -> None:
     compared = 0
     for dataset, problem in problems(task, 6 if "integration" in task else 25):
@@ -71,7 +71,8 @@ def test_every_task_of_the_library_compares_or_is_parsed_or_was_read_or_is_refus
     for name, (task, _) in factory.DATASETS.items():
         assert (why_not(name, task) == "") == (name not in REFUSED), name
     assert not PARSED.keys() & READ
-    assert {*PARSED, *READ, *REFUSED} <= factory.DATASETS.keys()
+    assert {*PARSED, *READ, *REFUSED, *CHECKED} <= factory.DATASETS.keys()
+    assert not PARSED.keys() & CHECKED.keys()
     assert {*THAT_EVALUATE} == {*PARSED}
 
 
