@@ -76,8 +76,8 @@ def render_all(tokenizer: Any, prompts: Sequence[str], **options: Any) -> list[s
 def render(tokenizer: Any, messages: Sequence[Any], **options: Any) -> str:
     """Returns one conversation as the tokenizer's template writes it, rendered here under a limit of time.
 
-    For the turns of a conversation, for which a process each would take too long. The limit ends a loop of the template,
-    but no calculation such as 9**9**9, and memory has no limit here.
+    For the turns of a conversation, for which a process each would take too long. The limit ends a loop of the
+    template, but no calculation such as 9**9**9, and memory has no limit here.
 
     Raises:
         TemplateError: the template fails on it.
