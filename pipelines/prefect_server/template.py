@@ -2,6 +2,10 @@
 
 Migrating takes longer than a tiny run. The first server of this user that has done it for a new home leaves a copy in
 the user's own cache, and each further home of the same version of Prefect begins with that.
+
+What keeps others from changing it is that directory: it has mode 0700, and each use checks it. That a template holds no
+trigger, no view and no rows of a server's is a second check. Its schema is compared with nothing: a digest beside it
+could be written by whoever can write the template.
 """
 
 import os

@@ -11,6 +11,8 @@ from specs.machine.foreign.limited import LimitError, in_limited_process, limite
 
 MOST_SECONDS = 10.0
 """Time for one conversation: a thousand times what published templates take."""
+_MOST_SECONDS_OF_ALL, _MORE_SECONDS_EACH = 60.0, 0.02
+"""Time for all conversations: so much, and so much more for each. A published template takes 0.1 to 2 ms for each."""
 _MOST_MEMORY = 2 << 30
 """Bytes that rendering may take."""
 
@@ -63,6 +65,7 @@ def render_all(tokenizer: Any, prompts: Sequence[str], **options: Any) -> list[s
             lambda: (str(tokenizer.apply_chat_template(json.loads(prompt), **arguments)) for prompt in prompts),
             seconds=MOST_SECONDS,
             memory=_MOST_MEMORY,
+            total=_MOST_SECONDS_OF_ALL + _MORE_SECONDS_EACH * len(prompts),
         ):
             texts.append(text)
     except LimitError as error:
@@ -73,7 +76,8 @@ def render_all(tokenizer: Any, prompts: Sequence[str], **options: Any) -> list[s
 def render(tokenizer: Any, messages: Sequence[Any], **options: Any) -> str:
     """Returns one conversation as the tokenizer's template writes it, rendered here under a limit of time.
 
-    For the turns of a conversation, for which a process each would take too long.
+    For the turns of a conversation, for which a process each would take too long. The limit ends a loop of the
+    template, but no calculation such as 9**9**9, and memory has no limit here.
 
     Raises:
         TemplateError: the template fails on it.

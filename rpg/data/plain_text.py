@@ -43,11 +43,16 @@ def plain_ids(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
 def spelled(tokenizer: "PreTrainedTokenizerBase", value: Any) -> Any:
     """Returns a value of JSON whose texts have a space in what would become a control token, and no marks.
 
-    It is for the parts of a message that a template writes in ways of its own.
+    It is for the parts of a message that a template writes in ways of its own. Some tokenizers change a text before
+    they look for control tokens: a text in which they still find one has a space between all its characters.
     """
     match value:
         case str():
-            return " ".join(_cut(tokenizer, unmarked(value)))
+            text = " ".join(_cut(tokenizer, unmarked(value)))
+            if _spells(tokenizer, text):
+                controls = {each for each in {*text} if _spells(tokenizer, each)}
+                text = " ".join(each for each in text if each not in controls)
+            return "" if _spells(tokenizer, text) else text
         case dict():
             return {spelled(tokenizer, name): spelled(tokenizer, each) for name, each in value.items()}
         case list() | tuple():
@@ -100,6 +105,11 @@ def _among(tokenizer: "PreTrainedTokenizerBase", ids: Iterable[int]) -> list[int
     """Returns the control tokens among token ids, in their order."""
     controls = _controls(tokenizer)
     return [token for token in ids if token in controls]
+
+
+def _spells(tokenizer: "PreTrainedTokenizerBase", text: str) -> bool:
+    """Returns whether a tokenizer finds a control token in a text."""
+    return bool(text and _among(tokenizer, tokenizer.encode(text, add_special_tokens=False)))
 
 
 def _cut(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[str]:

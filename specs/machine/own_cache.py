@@ -2,7 +2,8 @@
 
 If other users could write there, they could run code as this user, or plant findings that were never made. So the
 directory is made with mode 0700, and each process that uses it checks it. The check fails if another user owns the
-directory, can write it or replace it, or owns a file that is about to be read from it. Root is trusted.
+directory, can write it or replace it, or owns a file that is about to be read from it, or can write it by a hard link
+elsewhere. Root is trusted.
 """
 
 import errno
@@ -61,7 +62,7 @@ def place(*names: str) -> Path:
     """Returns a path below that directory. Its parts that exist are checked.
 
     Raises:
-        UnsafeDirectoryError: another user controls the directory, or owns a part of the path.
+        UnsafeDirectoryError: another user controls the directory, or owns a part of the path or can write the file.
         OSError: the directory cannot be made.
     """
     path = directory()
@@ -201,8 +202,12 @@ def _check_contents(top: Path, *, closed: bool) -> None:
 
 
 def _check_owner(path: Path, status: os.stat_result, *, link: bool = False) -> None:
+    """Raises UnsafeDirectoryError if another user owns something, or can write it wherever it lies."""
     if status.st_uid not in (os.geteuid(), _root()):
         raise UnsafeDirectoryError(path, "another user has made this link" if link else "another user owns it", status)
+    # In a closed directory a file may have any mode, unless it has a name elsewhere too.
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and _others_may_write(status):
+        raise UnsafeDirectoryError(path, "other users may write it by another of its names", status)
 
 
 @cache

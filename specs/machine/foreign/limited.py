@@ -1,6 +1,7 @@
 """Limits of memory and time for work on text and files of other people."""
 
 import ctypes
+import math
 import os
 import re
 import select
@@ -75,12 +76,15 @@ def _raise_in(thread: int) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(LimitError))
 
 
-def in_limited_process(work: Callable[[], Iterable[str]], *, seconds: float, memory: int) -> Iterator[str]:
+def in_limited_process(
+    work: Callable[[], Iterable[str]], *, seconds: float, memory: int, total: float = math.inf
+) -> Iterator[str]:
     """Yields the texts that `work` gives in a fork of this process, which is killed when a limit is passed.
 
     Args:
         seconds: most that one text may take.
         memory: bytes that the fork may take beyond those of this process.
+        total: most seconds that all texts may take.
     Raises:
         LimitError: a limit was passed, or `work` raised; with the exception's name and words.
     """
@@ -92,11 +96,12 @@ def in_limited_process(work: Callable[[], Iterable[str]], *, seconds: float, mem
     if child == 0:
         _work(work, memory, writing, parent)
     os.close(writing)
+    end = time.monotonic() + total
     try:
         while True:
-            deadline = time.monotonic() + seconds
-            kind, length = _FRAME.unpack(_read(reading, _FRAME.size, deadline, seconds))
-            text = _read(reading, length, deadline, seconds).decode("utf-8", "surrogatepass")
+            deadline, limit = min((time.monotonic() + seconds, f"{seconds:g} s"), (end, f"{total:g} s in all"))
+            kind, length = _FRAME.unpack(_read(reading, _FRAME.size, deadline, limit))
+            text = _read(reading, length, deadline, limit).decode("utf-8", "surrogatepass")
             if kind == _DONE:
                 return
             if kind == _FAILED:
@@ -132,12 +137,12 @@ def _send(output: int, kind: bytes, text: str) -> None:
         left = left[os.write(output, left) :]
 
 
-def _read(source: int, length: int, deadline: float, seconds: float) -> bytes:
+def _read(source: int, length: int, deadline: float, limit: str) -> bytes:
     parts, left = [], length
     while left:
         readable, _, _ = select.select([source], [], [], max(0.0, deadline - time.monotonic()))
         if not readable:
-            raise LimitError(f"took longer than {seconds:g} s")
+            raise LimitError(f"took longer than {limit}")
         if not (part := os.read(source, min(left, _CHUNK))):
             raise LimitError("took too much memory, or crashed")
         parts.append(part)

@@ -62,6 +62,34 @@ def test_the_prompt_on_which_a_template_fails_is_counted_and_those_before_it_tak
         render_all(tokenizer, prompts)
 
 
+def test_a_template_that_is_slow_on_each_prompt_ends_in_the_time_of_all(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer.chat_template = (
+        "{% for a in range(20) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ messages[0].content }}"
+    )
+    monkeypatch.setattr(chat_template, "MOST_SECONDS", 60.0)
+    monkeypatch.setattr(chat_template, "_MOST_SECONDS_OF_ALL", 1.0)
+    before = time.monotonic()
+    with pytest.raises(TemplateError, match=r"on prompt [0-9]+: took longer than 3 s in all"):
+        render_all(tokenizer, [json.dumps(HELLO)] * 100)
+    assert time.monotonic() - before < 10
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    assert render_all(tokenizer, [json.dumps(HELLO)] * 100) == ["hello"] * 100
+
+
+@pytest.mark.parametrize(("seconds", "total", "limit"), [(1.0, 60.0, "1 s"), (60.0, 1.0, "1 s in all")])
+def test_the_limit_that_was_passed_is_named(seconds: float, total: float, limit: str) -> None:
+    def waits() -> Iterator[str]:
+        yield "first"
+        time.sleep(60)
+
+    given = in_limited_process(waits, seconds=seconds, memory=1 << 30, total=total)
+    assert next(given) == "first"
+    with pytest.raises(LimitError, match=f"^took longer than {limit}$"):
+        next(given)
+
+
 def test_a_loop_in_a_turn_of_a_conversation_is_interrupted(tokenizer: Any) -> None:
     tokenizer.chat_template = LOOPS
     with pytest.raises(TemplateError, match="took longer than 3 s"):

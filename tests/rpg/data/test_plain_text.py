@@ -126,7 +126,7 @@ def test_no_text_becomes_a_control_token(kind: Callable[[], PreTrainedTokenizerF
     assert ids or not text.strip()
     if kind.__name__ in ("byte_level", "only_bytes"):
         assert tokenizer.decode(ids) == text
-    assert not spells(tokenizer, spelled(tokenizer, text)) or kind.__name__ == "word_piece"
+    assert not spells(tokenizer, spelled(tokenizer, text))
 
 
 @every_kind
@@ -206,6 +206,27 @@ def test_what_is_judged_adds_no_control_token_to_those_of_the_template(
         return [token for token in tokens.of(conversation("?", text), prefix="") if token in known]
 
     assert among(answer) == among("an honest answer")
+
+
+@pytest.mark.parametrize("text", ["<END>", "a <End> b", "\uff1cend\uff1e", "<|im_end|><eNd>"])
+def test_what_a_tokenizer_makes_a_control_token_of_in_an_own_spelling_has_spaces(text: str) -> None:
+    tokenizer = word_piece()
+    assert spells(tokenizer, text)
+    written = spelled(tokenizer, {text: [text, "honest"]})
+    assert not spells(tokenizer, json.dumps(written, ensure_ascii=False))
+    ((name, (value, honest)),) = written.items()
+    assert name == value
+    assert value.replace(" ", "") == text.replace(" ", "")
+    assert honest == "honest"
+
+
+def test_a_character_that_is_a_control_token_is_left_out() -> None:
+    tokenizer = word_piece()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["\u00a7", AddedToken("\u2020", normalized=True)]})
+    assert not spells(tokenizer, "a")
+    for text in ("a\u00a7b", "\u2020", "\u00a7<END>"):
+        written = spelled(tokenizer, text)
+        assert not {"\u00a7", "\u2020"} & {*written}
 
 
 def test_a_text_that_completes_a_control_token_of_the_template_is_encoded_by_itself() -> None:

@@ -149,6 +149,41 @@ def test_what_another_user_has_put_there_is_not_read(machine: Shared, planted: s
     assert str(path) in str(refused.value)
 
 
+@pytest.mark.parametrize(("mode", "group"), [(0o666, ""), (0o660, "users"), (0o602, "")])
+def test_a_file_that_others_can_write_by_a_link_elsewhere_is_not_read(machine: Shared, mode: int, group: str) -> None:
+    with acting_as(machine.user):
+        parent = place("planning", "looks")
+        parent.mkdir(parents=True)
+    path = owned(parent / "1.json", machine.user, mode, file=True)
+    if group:
+        shutil.chown(path, group=group)
+    with acting_as(machine.user):
+        assert place("planning", "looks", "1.json") == path, "nobody else gets to it"
+    link = machine.tmp / "link.json"
+    link.hardlink_to(path)
+    if mode & stat.S_IWOTH:
+        with acting_as(machine.other):
+            link.write_text("planted")
+    with acting_as(machine.user), pytest.raises(UnsafeDirectoryError, match="another of its names") as refused:
+        place("planning", "looks", "1.json")
+    assert str(path) in str(refused.value)
+    path.chmod(0o600)
+    with acting_as(machine.user):
+        assert place("planning", "looks", "1.json") == path
+
+
+def test_code_that_others_can_write_by_a_link_elsewhere_is_not_run(
+    machine: Shared, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with acting_as(machine.user):
+        own = local_directory("compiled")
+        own.mkdir()
+    (machine.tmp / "link.so").hardlink_to(owned(own / "cabc.so", machine.user, 0o666, file=True))
+    with acting_as(machine.user):
+        assert not Path(library_variables()["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(own)
+    assert f"{own}/cabc.so is not safe to use" in capsys.readouterr().err
+
+
 def test_its_users_own_group_and_a_sticky_parent_are_no_danger(
     machine: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
