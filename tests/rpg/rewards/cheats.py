@@ -356,7 +356,6 @@ WHY = {
     "beside": "the tests are in the program's own process",
     "objects": "objects of the program are compared by their own `__eq__`, in its own process",
     "evaluates": "the function runs the response's text in the process that has the answer",
-    "tool": "the packages that make the problems can be imported",
 }
 """Why cheats pass, by grader."""
 
