@@ -161,6 +161,30 @@ def test_a_reward_declares_a_larger_bound_and_a_sum_has_that_of_its_terms(monkey
     assert (score.error or "").startswith(f"b: {INVALID}value is nan")
 
 
+class Bounded(Says):
+    """Declares the least value."""
+
+    graded: ClassVar[bool] = True
+    worst: ClassVar[float | None] = -1.0
+
+
+def test_a_value_below_the_least_that_the_reward_declares_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
+    below = scored(Bounded, Score(-1.5, None), monkeypatch)
+    assert (below.value, below.error) == (
+        -1.0,
+        INVALID + "value is -1.5; allowed: at least -1, which the reward declares as the least",
+    )
+    assert scored(Bounded, Score(-1.0 - 1e-12, None), monkeypatch).error is None  # a sum that was rounded
+    assert scored(Bounded, Score.failed("why"), monkeypatch).error == "why"
+
+
+@pytest.mark.parametrize("kind", ["reasoning_gym", "code", "exact_match", "math_dapo", "math_verify"])
+def test_a_reward_that_gives_at_most_one_says_so_and_turns_may_add_more(kind: str) -> None:
+    reward = Reward.model_validate({"type": kind})
+    assert "allowed: a number from -1 to 1" in (checked(reward, Score(1.5, True)).error or "")
+    assert checked(reward, Score(1.0, True, turns=2.5, penalty=-3.0)).error is None
+
+
 def test_a_long_error_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(scored(Says, Score.failed("x" * 10**6), monkeypatch).error or "") == 1 << 14
 
