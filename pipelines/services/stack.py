@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import json
 import signal
 import socket
 import sys
@@ -30,10 +31,10 @@ from pipelines.prefect_server.settings import API_ONLY, API_PROCESSES, Profile, 
 from pipelines.processes.reap import ProcessRecord, end, reap
 from pipelines.processes.stop import GRACE_SECONDS
 from pipelines.services.server_profile import ServerProfile
-from pipelines.services.supervisord import Program, Supervisor, end_supervisor
+from pipelines.services.supervisord import Program, Supervisor, end_supervisor, write_private
 from pipelines.services.systemd import Unit
 from specs.errors import RpgError
-from specs.machine.files import read_json, write_json
+from specs.machine.files import read_json
 
 DEFAULT_PORT = 4200
 
@@ -115,7 +116,7 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
     supervisor, process = Supervisor.start(home, programs)
     services = Services(url, process, supervisor.port, wanted.profile or "embedded")
     services.write(home)
-    write_json(_port_file(home), {"port": port})
+    write_private(_port_file(home), json.dumps({"port": port}))
     try:
         if server:
             say("starting PostgreSQL and Redis")

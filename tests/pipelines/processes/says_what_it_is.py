@@ -11,7 +11,9 @@ import tempfile
 import threading
 import time
 
-_OF_THE_SERVER = ("DS_ACCELERATOR", "GOMP_SPINCOUNT")
+from specs.machine.parent import before_torch
+
+_OF_THE_SERVER = "DS_ACCELERATOR"
 
 
 def _described() -> dict[str, object]:
@@ -25,8 +27,7 @@ def _described() -> dict[str, object]:
         "name": __name__,
         "spec": sys.modules["__main__"].__spec__.name,
         "directory": os.getcwd(),
-        # GOMP_SPINCOUNT each stage sets for itself, first of all.
-        "environment": {name: value for name, value in os.environ.items() if name not in _OF_THE_SERVER},
+        "environment": {name: value for name, value in os.environ.items() if name != _OF_THE_SERVER},
         "signals": {number: str(signal.getsignal(number)) for number in signal.valid_signals()},
         "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         "umask": os.umask(os.umask(0)),
@@ -62,6 +63,7 @@ def _spoil() -> None:
 
 
 def main(word: str) -> None:
+    before_torch()  # as each stage does, first of all
     if word == "wait":
         _wait()
     if word == "spoil":

@@ -20,6 +20,7 @@ from tiny_study import write_study
 
 from pipelines.home.home import Home
 from pipelines.home.state import RunState
+from pipelines.prefect_flows import frozen
 from pipelines.prefect_server.api import EmbeddedServer, client_settings
 from pipelines.prefect_server.client import prefect_client
 from pipelines.prefect_server.credentials import own_string
@@ -50,7 +51,8 @@ class Site:
 
     def flow_run(self) -> FlowRun:
         deployment = ensure_deployment(self.client, STUDIES)
-        parameters = {"name": "study clips", "document": self.document}
+        digest = frozen.send(self.client, self.document, "Frozen study clips")
+        parameters = {"name": "study clips", "document": digest}
         return self.client.create_flow_run_from_deployment(deployment, parameters=parameters)
 
     def execute(self, flow_run: FlowRun, meanwhile: Callable[[UUID], None], monkeypatch: pytest.MonkeyPatch) -> None:

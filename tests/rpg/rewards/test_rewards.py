@@ -301,9 +301,14 @@ def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def workers() -> set[int]:
-    """Processes of the faulty scorers."""
+    """Processes of the faulty scorers, as the pool has started them: each watches a process that scores."""
     children = psutil.Process().children()
-    return {child.pid for child in children if child.is_running() and "faulty_scorers:Faulty" in child.cmdline()}
+    return {child.pid for child in children if child.is_running() and "rpg.rewards.worker" in child.cmdline()}
+
+
+def watched(pids: set[int]) -> set[int]:
+    """What has come of these processes."""
+    return {child.pid for pid in pids for child in psutil.Process(pid).children(recursive=True)}
 
 
 def run(pool: WorkerPool, *responses: str) -> list[Score]:
@@ -368,6 +373,7 @@ def test_the_step_records_the_share_of_responses_that_could_not_be_scored() -> N
 def test_a_worker_stays_for_the_next_call(pool: WorkerPool) -> None:
     run(pool, "x", "y")
     before = workers()
+    assert len(before) == 2
     assert all(score.correct for score in run(pool, *["x"] * 100))
     assert workers() == before
 
@@ -375,9 +381,11 @@ def test_a_worker_stays_for_the_next_call(pool: WorkerPool) -> None:
 @pytest.mark.parametrize("pool", [30.0], indirect=True)
 def test_a_worker_killed_while_idle_costs_no_sample(pool: WorkerPool) -> None:
     run(pool, "x", "y")
-    for pid in (killed := workers()):
+    pids = workers()
+    wait_for(lambda: len(watched(pids)) == 2, what="both workers")
+    for pid in (killed := watched(pids)):
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: all(map(is_gone, killed)), what="the workers' end")
+    wait_for(lambda: all(map(is_gone, killed | pids)), what="the workers' end")
     assert all(score.correct for score in run(pool, *["x"] * 6))
 
 
@@ -391,8 +399,10 @@ def test_closing_leaves_no_process(pool: WorkerPool) -> None:
     run(pool, "x", "y")
     pids = workers()
     assert len(pids) == 2
+    family = pids | watched(pids)
+    assert len(family) > 2
     pool.close()
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not any(psutil.pid_exists(pid) for pid in family)
 
 
 def test_a_daemon_that_a_scorer_started_ends_with_the_pool(pool: WorkerPool) -> None:

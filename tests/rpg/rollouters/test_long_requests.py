@@ -18,10 +18,10 @@ BYTES = make_tokenizer(ByteTokenizer(), ())
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"[" * 200_000, ""),
-        (b'{"messages": ' + b"[" * 200_000, ""),
+        (b"[" * 200_000, "nested too deeply"),
+        (b'{"messages": ' + b"[" * 200_000, "nested too deeply"),
         (b"[" + b"[]," * 4_000_000 + b"0]", "at most 8 MiB"),
-        (b"9" * 5000, ""),
+        (b"9" * 5000, "a whole number of 5000 digits"),
     ],
     ids=["brackets", "messages", "16 MiB", "digits"],
 )
