@@ -180,7 +180,10 @@ def test_init_writes_a_spec_whose_model_is_made_on_the_spot_and_whose_reward_is_
         ),
         (("--data", "none.csv", "--model", "m"), "none.csv: no such file\n"),
         (("--data", "odd.txt", "--model", "m"), "odd.txt: is of no known kind\n  allowed: .jsonl, .csv, .parquet\n"),
-        (("--data", "bad.jsonl", "--model", "m"), "bad.jsonl: cannot be read as jsonl: Expecting value"),
+        (
+            ("--data", "bad.jsonl", "--model", "m"),
+            "bad.jsonl: cannot be read as jsonl: not JSON: Expecting value at character 1\n",
+        ),
         (
             ("--data", "odd.csv", "--model", "m", "--reward", "exact_matches"),
             "--reward: unknown reward\n  given: exact_matches",

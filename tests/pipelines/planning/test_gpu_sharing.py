@@ -140,13 +140,19 @@ def gpu_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_shipped_spec_that_names_the_memory_alone_shares_this_machines_gpu(file: str) -> None:
     path = ROOT / "specs" / "experiments" / f"{file}.yaml"
     shape = shape_named("Qwen/Qwen3-4B")
+    all_open = ("rollout.sleep=auto", "rollout.memory_fraction=null")
     for given in ((), ("resources={device: cuda, memory_gib: 80}",)):
-        one = load_experiment(path, given)
-        device = device_of(one, shape)
-        sharing = gpu_sharing(one, shape, device)
-        assert sharing is not None
-        assert sharing.keys["memory_fraction"]
-        assert memory_estimate(planned_on(one, shape, device), shape).kv_cache / GIB > 60
+        for left_open, keys, fraction in (
+            ((), {"while_sampling": False}, 0.6),  # the spec writes the other two, which stay
+            (all_open, {"sleep": True, "memory_fraction": 0.73, "while_sampling": True}, 0.73),
+        ):
+            one = load_experiment(path, (*given, *left_open))
+            device = device_of(one, shape)
+            sharing = gpu_sharing(one, shape, device)
+            assert sharing is not None
+            assert sharing.keys == keys
+            cache = memory_estimate(planned_on(one, shape, device), shape).kv_cache / GIB
+            assert cache == pytest.approx(fraction * 80)
 
 
 @pytest.mark.usefixtures("gpu_here")

@@ -54,8 +54,8 @@ def test_a_stage_and_a_run_end_in_the_words_of_the_record(runs):
     assert words == ["finished", "cached", "cancelled", "failed"]
     several = ParallelProgress(TimeLeft(runs, 2), Console(file=out, highlight=False, soft_wrap=True))
     for status in ("finished", "cancelled", "failed", "busy"):
-        several.run_started("tiny-s0-1", "seed 0", 1, 2)
-        several.run_ended("tiny-s0-1", status)
+        several.run_started(runs[0].run_id, "seed 0", 1, 2)
+        several.run_ended(runs[0].run_id, status)
     ended = [line.split()[-1] for line in out.getvalue().splitlines() if line.startswith("[1/2]") and "0  " in line]
     assert [word for word in ended if word != "0"] == ["finished", "cancelled", "failed", "running"]
 
