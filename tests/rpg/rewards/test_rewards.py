@@ -296,14 +296,21 @@ def test_the_step_records_the_mean_of_each_term() -> None:
 def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
     """Its parameter: seconds that a response may take."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS / "rpg"), os.environ.get("PYTHONPATH", "")]))
+    _of_others.clear()
+    _of_others.update(workers())
     with WorkerPool(Faulty(type="faulty", timeout_seconds=getattr(request, "param", 0.5)), workers=2) as pool:
         yield pool
+
+
+_of_others: set[int] = set()
+"""Watchers that other fixtures of this file have started before the pool."""
 
 
 def workers() -> set[int]:
     """Processes of the faulty scorers, as the pool has started them: each watches a process that scores."""
     children = psutil.Process().children()
-    return {child.pid for child in children if child.is_running() and "rpg.rewards.worker" in child.cmdline()}
+    found = {child.pid for child in children if child.is_running() and "rpg.rewards.worker" in child.cmdline()}
+    return found - _of_others
 
 
 def watched(pids: set[int]) -> set[int]:
