@@ -98,7 +98,7 @@ def kind_of(process: psutil.Process, command: int) -> str:
 def measure(arguments: list[str], home: Path) -> Measured:
     """Runs `rpg ARGUMENTS` with a home, to its end and that of all that it started."""
     before, started = _waited_for(), time.monotonic()
-    kept = {"HF_ASSETS_CACHE": str(home.with_name("assets"))}  # what a look has found, and a count
+    kept = {"XDG_CACHE_HOME": str(home.with_name("cache"))}  # what a look has found, and a count
     environment = {**os.environ, **kept, "RPG_HOME": str(home), "OMP_NUM_THREADS": "1"}
     rpg = [sys.executable, "-c", "from pipelines.cli import main; main()"]
     with tempfile.TemporaryFile() as output:

@@ -42,6 +42,7 @@ def test_an_installed_reward_takes_its_own_options():
     assert reward.model_dump() == {
         "type": "brevity",
         "overlong": None,
+        "strip_thinking": False,
         "timeout_seconds": 10.0,
         "spare": 5,
         "slope": 0.1,
@@ -57,7 +58,7 @@ def test_options_of_an_installed_reward_are_checked_like_ours():
         "  hint: Reward taken off for each character beyond.\n"
         "spec.yaml:12: reward.spre: unknown field\n"
         "    12 | reward: {type: brevity, spre: 5, slope: -1}\n"
-        "  allowed: overlong, slope, spare, timeout_seconds, type\n"
+        "  allowed: overlong, slope, spare, strip_thinking, timeout_seconds, type\n"
         "  hint: did you mean `spare`?\n"
         "2 errors; nothing was run"
     )

@@ -310,7 +310,7 @@ def test_where_a_directory_above_has_the_home_it_is_named(
 def test_a_look_at_what_was_looked_at_before_is_spared_and_one_at_other_problems_asks_nothing_of_the_model(
     rpg, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     looked_at_model, looking = list[bool](), preflight.examine
 
     def examine(experiment: Experiment, *, model: bool) -> Findings:
@@ -342,7 +342,7 @@ def test_a_look_at_what_was_looked_at_before_is_spared_and_one_at_other_problems
 
 
 def test_what_a_server_says_of_its_tools_is_looked_at_each_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run = make_plan(load_document(STARTER_FILE), Home(tmp_path / "home")).runs[0]
     assert _note_of_look(run, True) is not None
     tools = "{type: tools, tools: [{type: mcp, command: [cat]}], format: {type: hermes}, answer_tokens: 2}"

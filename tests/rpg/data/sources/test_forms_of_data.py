@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,11 +112,25 @@ def test_a_column_of_numbers_with_gaps_has_whole_answers(tmp_path: Path) -> None
     assert [each.answer for each in read(source="parquet", path=str(tmp_path / "f.parquet"))] == ["72", "18"]
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_a_number_that_is_not_finite_is_no_answer(value: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("NaN", "NaN, which is no number in JSON; write null or a text"),
+        ("Infinity", "Infinity, which is no number in JSON; write null or a text"),
+        ("-Infinity", "-Infinity, which is no number in JSON; write null or a text"),
+        ("1e999", "1e999, which no float holds"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_no_json(value: str, reason: str, tmp_path: Path) -> None:
     path = jsonl(tmp_path / "d.jsonl", f'{{"prompt": "?", "answer": {value}}}')
-    issue = wrong(source="jsonl", path=path)
-    assert issue.message == "d.jsonl, line 1: `answer` holds no answer"
+    assert wrong(source="jsonl", path=path).message == f"d.jsonl, line 1: {reason}"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_no_answer(value: float, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": ["?"], "answer": [value]}), tmp_path / "f.parquet")
+    issue = wrong(source="parquet", path=str(tmp_path / "f.parquet"))
+    assert issue.message == "f.parquet, row 1: `answer` holds no answer"
     assert issue.allowed == "text or a finite number"
 
 
