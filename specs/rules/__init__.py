@@ -5,15 +5,10 @@ from dataclasses import replace
 
 from specs.bounds import repeats
 from specs.errors import Issue, Path
-from specs.rules import evaluation, guards, model_evaluation, objective, rollout, training, vllm
+from specs.rules import evaluation, guards, idle, model_evaluation, rollout, training, vllm
 from specs.rules.files import context_length, missing_files
 from specs.schema.experiment import Experiment
 from specs.schema.model import ScratchModel
-from specs.schema.objective import RegularizedObjective
-from specs.schema.schedule import ValueSchedule, largest, schedules_in, value_at
-
-_MOST_BETWEEN = 1000
-"""Steps at which it is asked whether a reference moves, beside those around the points of its schedule."""
 
 
 def issues_of(experiment: Experiment) -> list[Issue]:
@@ -24,7 +19,7 @@ def issues_of(experiment: Experiment) -> list[Issue]:
 
 def warnings_of(experiment: Experiment) -> list[Issue]:
     """Warnings of settings without effect, or hardly meant; each names the knob."""
-    rules = IDLE_KNOBS if experiment.trains else IDLE_OF_A_MODEL
+    rules = IDLE_KNOBS if experiment.trains else (idle.issues,)
     return [issue for rule in rules for issue in rule(experiment)]
 
 
@@ -190,114 +185,6 @@ def _launcher(experiment: Experiment) -> Iterator[Issue]:
     return experiment.launcher.issues(experiment.training)
 
 
-def _idle_divergence(experiment: Experiment) -> Iterator[Issue]:
-    objective = experiment.objective
-    if not isinstance(objective, RegularizedObjective):
-        return
-    kl_coef, path = largest(objective.kl_coef), ("objective", "kl_coef")
-    if objective.divergence == "none":
-        if kl_coef and "kl_coef" in objective.model_fields_set:
-            yield Issue("kl_coef has no effect", path, given="divergence none", hint="leave one of the two out")
-    elif kl_coef == 0:
-        yield Issue("the divergence has no effect", path, given="0", hint="raise kl_coef, or write divergence: none")
-    elif kl_coef < 1e-2 and experiment.reference.source == "behaviour":
-        yield Issue(
-            "the divergence is invisible beside the reward",
-            path,
-            given=f"{kl_coef:g} from the behaviour policy, which moves every step",
-            hint="1e-2 or more, or a reference that stays: source snapshot or initial",
-        )
-
-
-def _idle_reference(experiment: Experiment) -> Iterator[Issue]:
-    reference, training = experiment.reference, experiment.training
-    if reference.source != "behaviour" and not experiment.objective.needs_reference:
-        given = "divergence none" if getattr(experiment.objective, "divergence", "") == "none" else "kl_coef 0"
-        hint = "leave reference out: a second model costs memory"
-        yield Issue("nothing reads the reference", ("reference", "source"), given=given, hint=hint)
-    update, updates = reference.update, training.minibatches * training.epochs
-    if update is None or update.kl_above:
-        return
-    for unit, in_a_step in (("steps", 1), ("updates", updates)):
-        every = getattr(update, f"every_{unit}")
-        steps = _example_steps(every, training.steps)
-        moves = (0 < value_at(every, step) <= in_a_step * step for step in steps)
-        if largest(every) and not any(moves):
-            yield Issue(
-                "the reference never moves",
-                ("reference", "update", f"every_{unit}"),
-                given=f"every {every} {unit} of {in_a_step * training.steps}",
-                hint=f"lower every_{unit} or raise training.steps",
-            )
-
-
-def _example_steps(value: float | ValueSchedule, steps: int) -> list[int]:
-    """Steps before the last one that show what a value is throughout: those around its points, and some between."""
-    points = value.phases() if isinstance(value, ValueSchedule) else set[int]()
-    around = {step + beside for step in points for beside in (-1, 0, 1)}
-    between = range(1, steps, max(1, steps // _MOST_BETWEEN))
-    return sorted(step for step in {*around, *between, steps - 1} if 0 < step < steps)
-
-
-def _unfinished_schedules(experiment: Experiment) -> Iterator[Issue]:
-    steps = experiment.training.steps
-    for path, schedule in schedules_in(experiment):
-        last = schedule.schedule[-1][0]
-        if last > steps and len(schedule.schedule) > 1:
-            yield Issue(
-                "training ends before the schedule does",
-                (*path, "schedule", len(schedule.schedule) - 1, 0),
-                given=f"step {last}, of {steps}",
-                hint="raise training.steps, or let the schedule end earlier",
-            )
-
-
-def _idle_groups(experiment: Experiment) -> Iterator[Issue]:
-    if experiment.training.group_size == 1 and experiment.advantage.baseline == "group_mean":
-        yield Issue(
-            "every advantage is zero, so nothing is learnt",
-            ("training", "group_size"),
-            given="1 response per prompt, less the mean of itself",
-            hint="raise group_size, or take advantage.baseline batch_mean",
-        )
-
-
-def _idle_evaluation(experiment: Experiment) -> Iterator[Issue]:
-    evaluation = experiment.evaluation
-    if evaluation.temperature == 0 and evaluation.samples_per_problem > 1:
-        yield Issue(
-            "every sample of a problem is the same",
-            ("evaluation", "samples_per_problem"),
-            given=f"{evaluation.samples_per_problem} samples at temperature 0",
-            hint="1 sample is enough for greedy decoding",
-        )
-    if evaluation.checkpoints == "all" and not experiment.training.export_every_steps:
-        yield Issue(
-            "only the first and the last checkpoint can be evaluated",
-            ("evaluation", "checkpoints"),
-            given="all, with training.export_every_steps 0",
-            hint="set training.export_every_steps",
-        )
-    if evaluation.every_steps >= experiment.training.steps:
-        yield Issue(
-            "nothing is evaluated during training",
-            ("evaluation", "every_steps"),
-            given=f"every {evaluation.every_steps} steps of {experiment.training.steps}",
-            hint="lower every_steps, or leave it out: the last step is evaluated after training in any case",
-        )
-
-
-def _idle_schedule(experiment: Experiment) -> Iterator[Issue]:
-    training = experiment.training
-    updates = training.steps * training.minibatches * training.epochs
-    if training.schedule.warmup_updates >= updates:
-        yield Issue(
-            "the learning rate never reaches its peak",
-            ("training", "schedule", "warmup_updates"),
-            given=f"{training.schedule.warmup_updates} of {updates} updates",
-        )
-
-
 def _record(experiment: Experiment) -> Iterator[Issue]:
     record = experiment.record
     if record.rollouts == "none" and record.tokens != "none":
@@ -312,24 +199,6 @@ def _record(experiment: Experiment) -> Iterator[Issue]:
 
 def _sinks(experiment: Experiment) -> Iterator[Issue]:
     yield from _repeated([sink.type for sink in experiment.sinks], ("sinks",), "there is a sink of this type already")
-
-
-def _idle_record(experiment: Experiment) -> Iterator[Issue]:
-    record = experiment.record
-    if record.tokens != "sampled" and "sampled_share" in record.model_fields_set:
-        yield Issue(
-            "the share has no effect",
-            ("record", "sampled_share"),
-            given=f"{record.sampled_share:g} with tokens {record.tokens}",
-            hint="write tokens: sampled, or leave sampled_share out",
-        )
-    if record.tokens == "none" and record.keep_days:
-        yield Issue(
-            "there are no token rows to free",
-            ("record", "keep_days"),
-            given=f"{record.keep_days:g} with tokens none",
-            hint="leave keep_days out",
-        )
 
 
 RULES = (
@@ -354,21 +223,7 @@ RULES = (
     *training.RULES,
     *evaluation.RULES,
 )
-IDLE_KNOBS = (
-    _idle_divergence,
-    _idle_reference,
-    _idle_groups,
-    _idle_evaluation,
-    _idle_schedule,
-    _idle_record,
-    _unfinished_schedules,
-    *objective.IDLE_KNOBS,
-    *rollout.IDLE_KNOBS,
-    *vllm.IDLE_KNOBS,
-    *training.IDLE_KNOBS,
-    *evaluation.IDLE_KNOBS,
-    *guards.IDLE_KNOBS,
-)
+IDLE_KNOBS = (idle.issues, idle.unfinished_schedules, *guards.IDLE_KNOBS)
 OF_A_MODEL = (
     _evaluation_sets,
     _names,
@@ -382,4 +237,3 @@ OF_A_MODEL = (
     *model_evaluation.RULES,
 )
 """The rules where a model is measured as it is."""
-IDLE_OF_A_MODEL = (*vllm.IDLE_KNOBS, *model_evaluation.IDLE_KNOBS)

@@ -42,17 +42,4 @@ def concurrent(experiment: Experiment) -> Iterator[Issue]:
         yield replace(issue, path=_PATH, hint="as many as training has on a node, a part or a multiple of that")
 
 
-def idle_concurrent(experiment: Experiment) -> Iterator[Issue]:
-    """The last checkpoint alone is measured after training in any case."""
-    evaluation = experiment.evaluation
-    if evaluation.concurrent_ranks and evaluation.checkpoints == "final":
-        yield Issue(
-            "there is nothing to evaluate while training goes on",
-            _PATH,
-            given=f"{evaluation.concurrent_ranks}, with checkpoints final",
-            hint="write checkpoints: all, or leave concurrent_ranks out",
-        )
-
-
 RULES = (concurrent,)
-IDLE_KNOBS = (idle_concurrent,)

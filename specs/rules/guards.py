@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from specs.errors import Issue
 from specs.metrics import BY_NAME
-from specs.rules.objective import on_policy
+from specs.rules.idle import on_policy
 from specs.schema.experiment import Experiment
 from specs.schema.guard import Guard
 

@@ -39,19 +39,4 @@ def trained_tokenizer(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
-def during_training(experiment: Experiment) -> Iterator[Issue]:
-    """Keys of the evaluation that speak of training."""
-    for field in ("checkpoints", "every_steps", "concurrent_ranks"):
-        if field in experiment.evaluation.model_fields_set:
-            yield Issue("has no effect", ("evaluation", field), hint="leave it out: nothing is trained")
-
-
-def idle_sampling(experiment: Experiment) -> Iterator[Issue]:
-    """Keys of the rollout that say how training samples."""
-    for field in experiment.rollout.model_fields_set.intersection((*_SAMPLED_BY_EVALUATION, *_OF_TRAINING)):
-        elsewhere = f"write evaluation.{field}" if field in _SAMPLED_BY_EVALUATION else "leave it out"
-        yield Issue("has no effect", ("rollout", field), hint=f"{elsewhere}: nothing is sampled for training")
-
-
 RULES = (context, trained_tokenizer)
-IDLE_KNOBS = (during_training, idle_sampling)

@@ -4,10 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from specs.errors import Issue
-from specs.rules.objective import on_policy
 from specs.schema.experiment import Experiment
-from specs.schema.objective import RegularizedObjective
-from specs.schema.rollout import SAMPLERS, engine_of
 
 
 def dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
@@ -105,136 +102,6 @@ def sampler_logprobs(experiment: Experiment) -> Iterator[Issue]:
             )
 
 
-def idle_dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
-    """Dynamic sampling may throw away groups that have an advantage."""
-    baseline = experiment.advantage.baseline
-    if experiment.rollout.dynamic_sampling and baseline in ("none", "batch_mean"):
-        yield Issue(
-            "dynamic sampling throws away groups that have an advantage",
-            ("rollout", "dynamic_sampling"),
-            given=f"advantage.baseline {baseline}: a group that is all right differs from the other groups",
-            hint="take advantage.baseline group_mean or leave_one_out, or leave dynamic_sampling out",
-        )
-
-
-def idle_oversampling(experiment: Experiment) -> Iterator[Issue]:
-    """Rounds sample no more groups than are missing."""
-    dynamic = experiment.rollout.dynamic_sampling
-    if dynamic and dynamic.refill == "rounds" and "oversampling" in dynamic.model_fields_set:
-        yield Issue(
-            "oversampling has no effect",
-            ("rollout", "dynamic_sampling", "oversampling"),
-            given="refill rounds",
-            hint="write refill: stream, or leave oversampling out",
-        )
-
-
-def idle_correction(experiment: Experiment) -> Iterator[Issue]:
-    """A correction may have a ratio that is always 1, or a bound of nothing."""
-    correction = experiment.rollout.correction
-    if correction.type == "none" and "bound" in correction.model_fields_set:
-        yield Issue(
-            "the bound has no effect",
-            ("rollout", "correction", "bound"),
-            given="correction.type none",
-            hint="write type: truncate or type: mask, or leave the bound out",
-        )
-    if (
-        correction.type != "none"
-        and experiment.rollout.runs_learner_model
-        and not experiment.rollout.gives_old_logprobs
-        and (experiment.rollout.top_p, experiment.rollout.top_k) == (1, 0)  # else it weighs by what was cut off
-    ):
-        others = " or ".join(engine_of(section) for section in SAMPLERS if not section.runs_learner_model)
-        yield Issue(
-            "the correction can never act",
-            ("rollout", "correction"),
-            given=f"engine {experiment.rollout.engine}: it samples with the learner's own weights and arithmetic",
-            hint=f"leave it out; it is for engine {others}",
-        )
-
-
-def biased_ratio(experiment: Experiment) -> Iterator[Issue]:
-    """Tokens drawn from a cut distribution are trained on as if they were from the whole one."""
-    rollout = experiment.rollout
-    for name, value, whole in (("top_p", rollout.top_p, 1), ("top_k", rollout.top_k, 0)):
-        if value != whole:
-            yield Issue(
-                "the importance ratio is biased",
-                ("rollout", name),
-                given=f"{value:g}: tokens are drawn from a part of the distribution, old_logprobs are of all of it",
-                hint=f"leave {name} at {whole} in training; evaluation has its own",
-            )
-
-
-def idle_cuts(experiment: Experiment) -> Iterator[Issue]:
-    """At temperature 0 only the likeliest token is taken, so that no cut of the distribution matters."""
-    evaluation = experiment.evaluation
-    for name, value, whole in (("top_p", evaluation.top_p, 1), ("top_k", evaluation.top_k, 0)):
-        if evaluation.temperature == 0 and value != whole:
-            yield Issue(
-                f"{name} has no effect",
-                ("evaluation", name),
-                given=f"{value:g} at temperature 0, which takes the likeliest token",
-                hint=f"leave {name} out, or raise evaluation.temperature",
-            )
-
-
-def unequal_stops(experiment: Experiment) -> Iterator[Issue]:
-    """A policy trained to stop at a text is measured without it."""
-    if experiment.rollout.stop and not experiment.evaluation.stop:
-        yield Issue(
-            "evaluation does not stop where training does",
-            ("rollout", "stop"),
-            given=", ".join(repr(text) for text in experiment.rollout.stop),
-            hint="give evaluation.stop the same texts",
-        )
-
-
-def idle_sampling(experiment: Experiment) -> Iterator[Issue]:
-    """Sampling ahead, trust and correction may leave each other nothing to do."""
-    rollout, training = experiment.rollout, experiment.training
-    if training.steps > 1 and rollout.max_staleness >= training.steps - 1:
-        yield Issue(
-            "every batch is sampled by the policy that training begins with",
-            ("rollout", "max_staleness"),
-            given=f"{rollout.max_staleness}, in {training.steps} steps",
-            hint="1 is enough to sample while training",
-        )
-    if rollout.gives_old_logprobs and rollout.correction.type != "none":
-        name = "max_staleness" if rollout.max_staleness else "trust_logprobs"
-        yield Issue(
-            "there is no gap left to correct",
-            ("rollout", "correction"),
-            given=f"{name}: old_logprobs are the engine's own",
-            hint=f"leave correction out, or {name}",
-        )
-    if rollout.trust_logprobs and rollout.max_staleness:
-        hint = "leave trust_logprobs out: with max_staleness above 0 the sampler's are taken anyway"
-        yield Issue("trust_logprobs has no effect", ("rollout", "trust_logprobs"), given="true", hint=hint)
-    elif rollout.trust_logprobs and training.minibatches == 1 and experiment.first_pass_gives_old_logprobs:
-        yield Issue(
-            "nothing is recomputed that could be trusted",
-            ("rollout", "trust_logprobs"),
-            given="1 minibatch, whose first pass gives its old_logprobs",
-            hint="leave trust_logprobs out",
-        )
-
-
-def idle_clip(experiment: Experiment) -> Iterator[Issue]:
-    """A clip bounds a ratio that is always 1."""
-    clip = getattr(experiment.objective, "clip", None)
-    if clip is None or getattr(clip, "type", "") == "none" or not on_policy(experiment):
-        return
-    yield Issue(
-        "the clip can never fire",
-        ("objective", "clip"),
-        given="1 minibatch x 1 epoch: the policy that is trained is the one that sampled, so every ratio is 1",
-        hint="raise training.minibatches or training.epochs"
-        + (", or write clip: {type: none}" if isinstance(experiment.objective, RegularizedObjective) else ""),
-    )
-
-
 def replayed_routing(experiment: Experiment) -> Iterator[Issue]:
     """The experts of a response are those of one turn, in rows that ranks do not share."""
     if not experiment.rollout.replay_routing:
@@ -255,14 +122,4 @@ RULES = (
     mask_truncated,
     sampler_logprobs,
     replayed_routing,
-)
-IDLE_KNOBS = (
-    idle_dynamic_sampling,
-    idle_oversampling,
-    idle_correction,
-    biased_ratio,
-    idle_cuts,
-    unequal_stops,
-    idle_clip,
-    idle_sampling,
 )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
-from specs.schema.schedule import ValueSchedule, largest
+from specs.schema.schedule import ValueSchedule
 
 
 def offload(experiment: Experiment) -> Iterator[Issue]:
@@ -148,49 +148,4 @@ def schedule_free(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
-def idle_offloading(experiment: Experiment) -> Iterator[Issue]:
-    """On a CPU there is no other memory to move to."""
-    if experiment.training.offload.leaves_while_sampling and experiment.resources.device == "cpu":
-        yield Issue(
-            "while_sampling copies memory of the host to memory of the host",
-            ("training", "offload", "while_sampling"),
-            given="resources.device cpu",
-            hint="leave while_sampling out",
-        )
-
-
-def idle_skipping(experiment: Experiment) -> Iterator[Issue]:
-    """No response can be left out under a loss that has a gradient for each."""
-    training = experiment.training
-    if training.skip_zero_advantage and not experiment.skips_zero_advantage:
-        kl_coef, entropy_coef = largest(experiment.objective.kl_coef), training.entropy_coef
-        router_coef = training.router_aux_loss_coef or 0.0
-        others = f"kl_coef {kl_coef:g}" if kl_coef else f"router_aux_loss_coef {router_coef:g}"
-        given = f"entropy_coef {entropy_coef:g}" if entropy_coef else others
-        yield Issue(
-            "every response is computed: the loss has a gradient where the advantage is 0 as well",
-            ("training", "skip_zero_advantage"),
-            given=given,
-            hint="leave skip_zero_advantage out",
-        )
-
-
-STEEP_RATE = 0.1
-"""A learning rate that no language model is trained with: Adam moves each weight by about so much an update, and most
-weights are smaller."""
-
-
-def steep_rate(experiment: Experiment) -> Iterator[Issue]:
-    """A learning rate that most likely lost its exponent."""
-    rate = largest(experiment.training.optimizer.learning_rate)
-    if rate >= STEEP_RATE:
-        yield Issue(
-            "an update would move the weights by more than they are",
-            ("training", "optimizer", "learning_rate"),
-            given=f"{rate:g}",
-            hint="post-training takes 1e-7 to 1e-4, a small model from scratch 1e-3",
-        )
-
-
 RULES = (ranks, offload, offload_while_sampling, best_by_accuracy, sequence_parallel, kernels, schedule_free)
-IDLE_KNOBS = (idle_offloading, idle_skipping, steep_rate)

@@ -118,15 +118,4 @@ def sleeping(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
-def idle_gpus(experiment: Experiment) -> Iterator[Issue]:
-    """The spec names GPUs for engines that take none."""
-    rollout = experiment.rollout
-    if not isinstance(rollout, VllmRollout) or not rollout.engine_gpus:
-        return
-    why = "placement colocated" if rollout.placement == "colocated" else "resources.device cpu"
-    if rollout.placement == "colocated" or experiment.resources.device == "cpu":
-        yield Issue("engine_gpus has no effect", ("rollout", "engine_gpus"), given=why, hint="leave it out")
-
-
 RULES = (sleeping, placement, engines_gpus, engine_machines)
-IDLE_KNOBS = (idle_gpus,)

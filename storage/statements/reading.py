@@ -17,7 +17,7 @@ import duckdb
 from storage.database import quoted
 from storage.errors import QueryError
 
-_OUTSIDE = "reaches for something outside the store; only what is recorded can be read"
+_OUTSIDE = "the function `{}` reaches for something outside the store; only what is recorded can be read"
 _SEVERAL = "more than one statement; give them one at a time"
 _PLAIN_NAME = re.compile(r"[\w $-]*")
 """A name that DuckDB cannot take for a file's: those have an ending."""
@@ -167,12 +167,13 @@ def _check(connection: duckdb.DuckDBPyConnection, node: dict[str, Any]) -> None:
     if kind == "BASE_TABLE":
         names = [node["catalog_name"], node["schema_name"], node["table_name"]]
         if not all(map(_PLAIN_NAME.fullmatch, names)):
-            raise QueryError(f"`{'.'.join(filter(None, names))}` is no table or view: it {_OUTSIDE}")
+            name = ".".join(filter(None, names))
+            raise QueryError(f"`{name}` is no table or view: it reaches for something outside the store")
     elif kind == "TABLE_FUNCTION":
         function, node["function"] = node["function"], node["function"]["children"]  # those are functions of values
         name = function["function_name"]
         known = "SELECT 1 FROM duckdb_functions() WHERE lower(function_name) = lower(?)"
         if name.lower() not in TABLE and connection.execute(known, [name]).fetchone():
-            raise QueryError(f"the function `{name}` {_OUTSIDE}")
+            raise QueryError(_OUTSIDE.format(name))
     elif str(node.get("function_name")).lower() in REFUSED:
-        raise QueryError(f"the function `{node['function_name']}` {_OUTSIDE}")
+        raise QueryError(_OUTSIDE.format(node["function_name"]))

@@ -121,9 +121,9 @@ def test_knobs_that_cannot_act_are_warned_of():
     text = GOOD.replace("  - {run: small-s0-1234, checkpoint: best, name: ours}\n", "")
     assert warnings(text) == "0 warnings"
     said = warnings(f"{text}rollout: {{temperature: 0.6}}\n".replace("problem: 16}", "problem: 16, every_steps: 5}"))
-    assert "rollout.temperature: has no effect" in said
-    assert "write evaluation.temperature" in said
-    assert "evaluation.every_steps: has no effect" in said
+    assert "rollout.temperature: temperature has no effect" in said
+    assert "leave temperature out, or write it under evaluation" in said
+    assert "evaluation.every_steps: every_steps has no effect" in said
 
 
 def test_the_same_model_twice_is_refused_by_its_names():

@@ -22,7 +22,6 @@ UNIT = {"run_id": "a-0", "seed": 0}
         ("run.json", {"run_id": "../a"}, {}, ["run_id: '../a'; expected a name"]),
         ("run.json", {"objective": 1}, {}, ["objective: a whole number; expected a text or an object"]),
         ("state.json", {"started_at": "2026-11-20"}, {}, ["started_at: '2026-11-20'; expected a time with its zone"]),
-        ("spec.json", {"training": {"steps": "3"}}, {"training": {}}, ["training.steps: '3'; expected a whole number"]),
         (
             "study.json",
             {"trials": [{"number": 0}, {"state": "done"}, 3, {"number": 4, "value": 1}]},

@@ -57,7 +57,7 @@ def test_either_the_trainer_measures_or_ranks_beside_it_and_both_need_problems()
 
 
 def test_there_may_be_nothing_to_measure_before_the_end():
-    assert "there is nothing to evaluate while training goes on" in warnings(
+    assert "concurrent_ranks has no effect" in warnings(
         EXPORTING + "evaluation: {checkpoints: final, concurrent_ranks: 1}\n"
     )
     assert warnings(EXPORTING + EVALUATION) == "0 warnings"

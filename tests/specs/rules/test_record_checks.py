@@ -45,8 +45,8 @@ def test_what_cannot_be_meant_is_refused(fields: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ("sampled_share: 0.5", "record.sampled_share: the share has no effect\n"),
-        ("tokens: none, keep_days: 30", "record.keep_days: there are no token rows to free\n"),
+        ("sampled_share: 0.5", "record.sampled_share: sampled_share has no effect\n"),
+        ("tokens: none, keep_days: 30", "record.keep_days: keep_days has no effect\n"),
     ],
 )
 def test_what_cannot_act_is_named(fields: str, expected: str) -> None:
