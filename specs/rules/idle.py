@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from specs.errors import Issue
-from specs.rules.search_space import shown
+from specs.reading.validate import show
 from specs.schema.experiment import Experiment
 from specs.schema.objective import PublishedObjective, RegularizedObjective
 from specs.schema.rollout import SAMPLERS, engine_of
@@ -75,7 +75,8 @@ def _with(key: str, *values: object) -> _Reason:
 
     def reason(experiment: Experiment, value: Any) -> str | bool:
         other = _at(experiment, key.split("."))
-        return bool(value) and other in values and f"{shown(value)} with {key} {shown(other)}"
+        given, beside = (each if isinstance(each, str) else show(each) for each in (value, other))
+        return bool(value) and other in values and f"{given} with {key} {beside}"
 
     return reason
 
