@@ -14,6 +14,7 @@ import pytest
 from pipelines.processes import forking
 from specs.machine.collecting import collect_rarely
 from tests.forks import fork_imports
+from tests.needs import skip_without
 
 SLOWEST_FILES = 10
 """Files of tests that the end of a suite names."""
@@ -40,6 +41,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"slowest {SLOWEST_FILES} files")
         for name, took in sorted(seconds.items(), key=lambda of_file: -of_file[1])[:SLOWEST_FILES]:
             terminalreporter.write_line(f"{took:7.1f} s  {name}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test whose Debian packages are missing."""
+    for mark in item.iter_markers("needs"):
+        skip_without(*mark.args)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from specs.schema.fields import literal_of, members
 from specs.schema.launchers import Launcher
 from specs.schema.study import SearchSampler
 from storage import Store
+from tests import needs
 from tests.pipelines.recorded_home import record_conversation, record_run
 from tests.pipelines.unpacked_home import unpack
 
@@ -332,6 +333,12 @@ def texts_in_the_sources() -> list[str]:
 def test_quoted_messages_are_those_of_the_sources(message: str, texts_in_the_sources: list[str]) -> None:
     pattern = re.compile(".*".join(re.escape(part.strip()) for part in message.split("…")))
     assert any(pattern.search(text) for text in texts_in_the_sources)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_debian_packages_that_tests_need_are_listed(page: str) -> None:
+    text = " ".join((ROOT / page).read_text().split())
+    assert ", ".join(f"`{package}`" for package in sorted(needs.CHECKS)) in text
 
 
 def test_every_cause_is_explained() -> None:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from optuna.study import StudyDirection
 from places import ROOT, TESTS
-from postgres import BINARIES, Postgres, postgres
+from postgres import Postgres, postgres
 from tiny_study import Evaluator, load_study, write_study
 
 from pipelines.home.home import Home
@@ -57,8 +57,6 @@ POPULATION = (
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
-    if BINARIES is None:
-        pytest.skip("PostgreSQL is not installed")
     with postgres() as running:
         yield running
 

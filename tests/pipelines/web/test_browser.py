@@ -46,7 +46,7 @@ from specs.records import EvaluationSampleRow
 from storage import Store
 
 CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+pytestmark = pytest.mark.needs("chromium")
 PATIENCE = 120_000
 """Milliseconds that a page of the dashboard may take on a busy machine."""
 PAIR = SPEC.replace("name: tiny", "name: pair") + "seeds: [0, 1]\n"

@@ -10,9 +10,8 @@ import pytest
 from rpg.rewards import Problem, Reward, open_scorer
 from rpg.rewards.asserts import _EXAMINERS
 from rpg.rewards.score import Scorer
-from rpg.sandbox import room
 
-pytestmark = pytest.mark.skipif(room.missing() is not None, reason="bubblewrap may not make namespaces here")
+pytestmark = pytest.mark.needs("bubblewrap")
 
 PLUS = """
 import numpy as np

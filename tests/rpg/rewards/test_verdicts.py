@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from scoring_attacks import ANSWERS, PROBLEM, code, evaluating
 
-from rpg import sandbox
 from rpg.metrics import rollout_metrics
 from rpg.rewards import Problem, Score, open_scorer, prove
 from rpg.rewards.functions.weighted_sum import Term, WeightedSum
@@ -19,7 +18,6 @@ from rpg.rewards.score import LONGEST_VERDICT, RewardFailedError, Scorer, checke
 from specs.schema.reward import Reward
 from tests.rpg.batches.test_batch import example
 
-needs_sandbox = pytest.mark.skipif(sandbox.missing() is not None, reason="bubblewrap may not make namespaces here")
 SAID = Verdict("a judge", 0, "5", 5.0, None, 10, 1, 0.0, "key")
 INVALID = "the reward returned an invalid score: "
 MANY = dict.fromkeys(map(str, range(1001)), 0.0)
@@ -223,7 +221,7 @@ FORGED = [
 ]
 
 
-@needs_sandbox
+@pytest.mark.needs("bubblewrap")
 def test_a_response_that_is_run_writes_no_more_than_value_answer_and_error() -> None:
     answers = [forges(**fields) for fields, _ in FORGED]
     with open_scorer(evaluating(30.0)) as scorer:
@@ -232,7 +230,7 @@ def test_a_response_that_is_run_writes_no_more_than_value_answer_and_error() -> 
         assert score == expected, fields
 
 
-@needs_sandbox
+@pytest.mark.needs("bubblewrap")
 def test_a_response_that_is_run_changes_no_other_term_of_a_sum() -> None:
     terms = (
         Term(reward=Reward.model_validate({"type": "exact_match"}), weight=10.0),
