@@ -147,14 +147,14 @@ def _refuse_other_code(execution: RunExecution, stage: StagePlan) -> None:
     """Raises SpecError where the code is not the one that the stage's fingerprint is of: edited since the run was
     planned, or that of a result which the user has accepted and which is damaged by now. Of the page it is let be."""
     if stage.accepted:
-        message, files = "the result that was accepted is not whole any more", ""
+        message, changed = "the result that was accepted is not whole any more", ""
     elif stage.stage != "report" and (now := Code().of_stage(stage.stage, execution.plan.experiment)) != stage.code:
         names = sorted(name for name in {*now, *stage.code} if now.get(name) != stage.code.get(name))
-        message, files = f"code was changed after {execution.run_id} was planned", ", ".join(names)
+        message, changed = f"code was changed after {execution.run_id} was planned", ", ".join(names)
     else:
         return
     hint = "run it again: the plan says what is to do with the code as it is"
-    raise SpecError(Issue(message, given=files, hint=hint))
+    raise SpecError(Issue(message, given=changed, hint=hint))
 
 
 def _record_cached(execution: RunExecution, stage: StagePlan) -> StageOutcome:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.planning import fingerprint as fp
-from pipelines.planning.code import Code, release
+from pipelines.planning.code import ENTRIES, Code, release
 from pipelines.studies import space
 from specs.errors import Issue
 from specs.schema.study import Study, measure_label
@@ -36,11 +36,9 @@ def _exploits(study: Study) -> list[float]:
 
 
 def _code(document: StudyDocument) -> dict[str, Any]:
-    """The results number of each stage that makes a trial, and what of their code is not as released."""
-    code, stages = Code(), ("data", "base", "train", "evaluate")
-    differing = [code.of_stage(stage, document.experiment.experiment) for stage in stages]
-    numbers = {stage: release().results[stage] for stage in stages}
-    return {"numbers": numbers, "differing": {name: text for each in differing for name, text in each.items()}}
+    """The results number of each stage that makes a trial, and how its code differs from the release."""
+    code, experiment = Code(), document.experiment.experiment
+    return {stage: {"results": release().results[stage], **code.of_stage(stage, experiment)} for stage in ENTRIES}
 
 
 def results_digest(document: StudyDocument, *, of_baseline: bool = False) -> str:
@@ -96,11 +94,10 @@ def changes(before: Mapping[str, Any], document: StudyDocument) -> list[Issue]:
     compared = "results" if "results" in before else "experiment"
     if before[compared] != now[compared]:
         issues.append(Issue("is not the experiment of the stored study any more", ("experiment",), hint=hint))
-    elif (made := before.get("code", now["code"] | {"differing": {}})) != now["code"]:
-        names = {*made["differing"], *now["code"]["differing"]}
-        files = [name for name in names if made["differing"].get(name) != now["code"]["differing"].get(name)]
-        message = "is run by other code than the stored study's trials were"
-        issues.append(Issue(message, ("experiment",), given=", ".join(sorted(files)), hint=hint))
+    elif before["code"] != now["code"]:
+        stages = [stage for stage in ENTRIES if before["code"].get(stage) != now["code"][stage]]
+        message = f"is run by other code than the stored study's trials were: that of {', '.join(stages)}"
+        issues.append(Issue(message, ("experiment",), hint=hint))
     elif before.get("baseline", now["baseline"]) != now["baseline"]:
         message = "has another baseline than the stored study: its own values of searched fields have changed"
         issues.append(Issue(message, ("experiment",), hint=hint))
