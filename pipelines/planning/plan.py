@@ -80,7 +80,11 @@ class RunPlan:
     @property
     def recipe(self) -> str:
         """A digest of what the run's id is made from, the seed left out: of two runs of a cell it is the same."""
-        return recipe_of(self.record())
+        if not self.experiment.trains:
+            return self.stage("evaluate").fingerprint[:16]
+        train = self.stage("train")
+        without_seed = fp.without_seed(train.identity) | {"measured": _measured(self.values)}
+        return fp.fingerprint("train", without_seed, train.inputs, train.code, results=train.results)[:16]
 
     def record(self) -> dict[str, Any]:
         """Record that a later plan compares itself with; kept as the run's plan.json."""
@@ -111,27 +115,6 @@ def stage_record(
     """Record of a stage's identity."""
     record = {"fingerprint": fingerprint, "identity": identity, "inputs": inputs, "results": results}
     return record | ({"code": code} if code else {})
-
-
-def recipe_of(record: dict[str, Any]) -> str:
-    """See `RunPlan.recipe`; of a run's recorded plan."""
-    stages = record["stages"]
-    if "train" not in stages:
-        return str(stages["evaluate"]["fingerprint"][:16])
-    train = stages["train"]
-    without_seed = fp.without_seed(train["identity"]) | {"measured": _measured(record["values"])}
-    return fp.fingerprint("train", without_seed, train["inputs"], train.get("code"), results=train["results"])[:16]
-
-
-def overlap_warnings(run: RunPlan) -> list[Issue]:
-    """A warning where the training problems were staged by a version that found fewer of those to drop."""
-    data, staged = run.experiment.data, run.stage("data")
-    compared = staged.action != "CACHED" or "overlap_of" in read_json(staged.output / "summary.json")
-    if data.overlap != "drop" or not data.compares_questions or compared:
-        return []
-    message = "staged before questions were compared word for word: training may hold evaluation problems"
-    hint = "`rpg rm` of the runs and `rpg gc` let the data be staged and trained on anew"
-    return [Issue(message, ("data", "overlap"), given="drop", hint=hint)]
 
 
 def make_plan(document: "Document", home: Home) -> Plan:

@@ -37,6 +37,7 @@ from pipelines.running.fork_imports import imports_of
 from pipelines.running.gpu_slots import evaluates_in_ranks, slot_environment, stage_slots
 from pipelines.running.progress import logged_line
 from pipelines.running.run import RunExecution
+from rpg.recording.run_directory import accuracies_in
 from specs.errors import Issue, SpecError
 from specs.machine.exit_cause import forget_exits, read_issues
 from specs.machine.files import is_within, now, read_json, write_json
@@ -205,7 +206,7 @@ def _pause_if_there(execution: RunExecution) -> None:
     newest = max((execution.directory / "checkpoints").glob("step-*"), default=None)
     if execution.until and newest and noted.get("evaluation") == execution.plan.stage("evaluate").fingerprint:
         saved = int(newest.name.removeprefix("step-"))
-        if standing := [step for step in noted["steps"] if execution.until <= step <= saved]:
+        if standing := [step for step in accuracies_in(noted) if execution.until <= step <= saved]:
             raise StagePausedError(min(standing))
 
 
