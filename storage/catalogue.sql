@@ -26,7 +26,7 @@ CREATE TABLE runs (
     step INTEGER,                           -- the last one that the trainer finished
     steps INTEGER,                          -- how many there are to be
     cell JSON,                              -- the matrix cell: path in the spec -> value
-    setting VARCHAR,                        -- digest of the resolved spec without its seed: runs that share it differ in the seed alone; NULL: never begun
+    setting VARCHAR,                        -- digest of the resolved spec, its seed left out, and of the code: runs that share it differ in the seed alone; NULL: never begun
     objective VARCHAR,                      -- its type; NULL: a model that was measured as it is
     question VARCHAR,                       -- what the experiment answers
     created_at TIMESTAMP WITH TIME ZONE,    -- when it was frozen
@@ -143,7 +143,6 @@ CREATE TABLE artifacts (
 );
 
 -- One row per value of a run's spec, with where it comes from, and per fact about what the run was made with.
--- Runs of earlier versions have fewer rows.
 CREATE TABLE provenance (
     unit VARCHAR NOT NULL,
     run_id VARCHAR,

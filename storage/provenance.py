@@ -2,7 +2,7 @@
 
 The trainer notes with each attempt what it works with (`attempts/`), whoever froze the run noted the origin of each
 value of its spec (`provenance.json`). The values themselves are in `spec.json`, the data's digests in the manifest of
-their artifact. Runs of earlier versions have fewer of these documents, and fewer rows.
+their artifact.
 """
 
 import hashlib

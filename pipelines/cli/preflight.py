@@ -191,20 +191,17 @@ def _note_of_model(run: RunPlan) -> Path | None:
 
 
 def _note(run: RunPlan, *looked_at: Any) -> Path | None:
-    """A file by what was looked at, and the code that looks. None where there is a teacher, which may lie anywhere and
-    is never made."""
+    """A file by what was looked at, and the code that looks, whose words it keeps. None where there is a teacher, which
+    may lie anywhere and is never made."""
     if not run.experiment.trains or run.experiment.reference.teacher:
         return None
-    from pipelines.planning.code import MANIFEST, Code
+    from pipelines.planning.code import ROOT
     from specs.machine.own_cache import place_to_save_time
 
-    code = [
-        MANIFEST.read_text(encoding="utf-8"),
-        Code().differing("rpg.preflight"),
-        *map(version, ("torch", "transformers")),
-    ]
-    code += [run.stage(name).code for name in ("train", "evaluate")]
-    digest = hashlib.sha256(json.dumps([*looked_at, code], sort_keys=True).encode()).hexdigest()
+    files = sorted(file for package in ("rpg", "specs") for file in (ROOT / package).rglob("*.py"))
+    code = [[str(file), status.st_size, status.st_mtime_ns] for file in files if (status := file.stat())]
+    others = [run.stage(name).code for name in ("train", "evaluate")], *map(version, ("torch", "transformers"))
+    digest = hashlib.sha256(json.dumps([*looked_at, code, others], sort_keys=True).encode()).hexdigest()
     return place_to_save_time("planning", "looks", f"{digest[:32]}.json")
 
 

@@ -209,8 +209,6 @@ def _provenance(home: Home, runs: Sequence[Run]) -> list[tuple[str, str]]:
         noted = {
             f"{row['kind']} {row['name']}": row["value"] for row in run.provenance(home) if row["kind"] in _MADE_WITH
         }
-        # Runs of earlier versions noted some packages with their results alone.
-        noted = noted or {f"package {name}": text for name, text in run.read("train.json").get("versions", {}).items()}
         noted |= {f"fingerprint of {name}": run.stages.get(name, {}).get("fingerprint") for name in STAGES}
         for name, value in noted.items():
             if value:

@@ -37,6 +37,7 @@ from pipelines.running.fork_imports import imports_of
 from pipelines.running.gpu_slots import evaluates_in_ranks, slot_environment, stage_slots
 from pipelines.running.progress import logged_line
 from pipelines.running.run import RunExecution
+from rpg.recording.run_directory import accuracies_in
 from specs.errors import Issue, SpecError
 from specs.machine.exit_cause import forget_exits, read_issues
 from specs.machine.files import is_within, now, read_json, write_json
@@ -147,14 +148,14 @@ def _refuse_other_code(execution: RunExecution, stage: StagePlan) -> None:
     """Raises SpecError where the code is not the one that the stage's fingerprint is of: edited since the run was
     planned, or that of a result which the user has accepted and which is damaged by now. Of the page it is let be."""
     if stage.accepted:
-        message, files = "the result that was accepted is not whole any more", ""
+        message, changed = "the result that was accepted is not whole any more", ""
     elif stage.stage != "report" and (now := Code().of_stage(stage.stage, execution.plan.experiment)) != stage.code:
         names = sorted(name for name in {*now, *stage.code} if now.get(name) != stage.code.get(name))
-        message, files = f"code was changed after {execution.run_id} was planned", ", ".join(names)
+        message, changed = f"code was changed after {execution.run_id} was planned", ", ".join(names)
     else:
         return
     hint = "run it again: the plan says what is to do with the code as it is"
-    raise SpecError(Issue(message, given=files, hint=hint))
+    raise SpecError(Issue(message, given=changed, hint=hint))
 
 
 def _record_cached(execution: RunExecution, stage: StagePlan) -> StageOutcome:
@@ -205,7 +206,7 @@ def _pause_if_there(execution: RunExecution) -> None:
     newest = max((execution.directory / "checkpoints").glob("step-*"), default=None)
     if execution.until and newest and noted.get("evaluation") == execution.plan.stage("evaluate").fingerprint:
         saved = int(newest.name.removeprefix("step-"))
-        if standing := [step for step in noted["steps"] if execution.until <= step <= saved]:
+        if standing := [step for step in accuracies_in(noted) if execution.until <= step <= saved]:
             raise StagePausedError(min(standing))
 
 

@@ -216,12 +216,6 @@ class _StudyWorker:
         looks = [
             look for look in ledger.looks() if (look.arms, look.dataset) == (tuple(counts), ledger.confirming_dataset)
         ]
-        # An earlier version looked once all units had ended; at these arms and this evaluation set, if theirs have.
-        looks += [
-            confirmation.Look(number, 0, number, tuple(counts), ledger.confirming_dataset)
-            for number in ledger.earlier_looks()
-            if number <= min(counts.values(), default=0)
-        ]
         baseline = next((arm.trial for arm in arms if arm.baseline), None)
         at = confirmation.progress(looks, counts, baseline, len(seeds))
         shares = ledger.shares()

@@ -72,12 +72,6 @@ def test_each_value_stands_with_its_origin_and_each_attempt_with_what_it_ran_on(
     assert of("environment") == [("OMP_NUM_THREADS", "1", *[None] * 3, 2)]
 
 
-def test_a_run_of_an_earlier_version_has_the_rows_that_its_documents_give(tmp_path: Path) -> None:
-    run = RecordedRun(tmp_path, "old-s0")
-    run.start(1)
-    assert provenance_rows(tmp_path, run.path) == []
-
-
 @pytest.mark.parametrize("content", ["", "[]", "null", '{"origins": null}', '{"packages": null, "code": null}'])
 def test_documents_of_any_content_give_rows(tmp_path: Path, content: str) -> None:
     run = record(tmp_path)

@@ -90,7 +90,6 @@ def findings(document: Document | StudyDocument, made: Plan) -> tuple[list[Issue
     from pipelines.cli.preflight import examined, missing_for, unfinished, unscorable
     from pipelines.planning.gpu_hours import precision_warnings
     from pipelines.planning.memory_warnings import memory_warnings
-    from pipelines.planning.plan import overlap_warnings
     from pipelines.processes.forking import has_imports
     from pipelines.running.gpu_slots import concurrency_warnings
     from specs.errors import in_file_order
@@ -103,7 +102,6 @@ def findings(document: Document | StudyDocument, made: Plan) -> tuple[list[Issue
         for warning in (
             *memory_warnings(run.experiment),
             *precision_warnings(run.experiment),
-            *overlap_warnings(run),
             *concurrency_warnings(run.experiment),
         )
     }

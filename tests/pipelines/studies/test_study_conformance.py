@@ -338,23 +338,6 @@ def test_a_run_is_learnt_from_by_the_names_of_its_cases_and_the_values_inside_th
     assert moving.params == {LOW: 0.1, "reference": "average"}
 
 
-def test_a_study_of_an_earlier_version_is_learnt_from(home: Home, tmp_path: Path) -> None:
-    older = {"state": "finished", "number": 1, "params": {LOW: 0.2, HIGH: 0.3}, "value": 0.7}
-    words = {"name": "older", "experiment": "tiny.yaml", "goal": "maximize mean@8 on two-terms", "trials": [older]}
-    home.study("older").mkdir(parents=True)
-    write_json(home.study("older") / "study.json", words)
-    document = study_document(tmp_path / "specs", warm_start={"studies": ["older"]})
-    assert foreign_results(document, home) == [ForeignResult({LOW: 0.2, HIGH: 0.3}, (0.7,))]
-    cautious = study_document(
-        tmp_path / "b",
-        goal={**GOAL, "over_seeds": "lower_bound"},
-        warm_start={"studies": ["older"]},
-        overrides={"seeds": [0, 1, 2]},
-    )
-    with pytest.raises(SpecError, match="judged by another goal"):
-        foreign_results(cautious, home)
-
-
 @pytest.mark.parametrize("pruner", PRUNERS, ids=lambda pruner: f"{pruner['type']}-{pruner.get('eta', '')}")
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
 def test_every_pruner_ends_with_a_finished_trial_and_says_why_the_others_ended(

@@ -65,7 +65,7 @@ def test_the_name_of_a_study_means_the_study_and_its_trials_wherever_a_name_is_a
         for number in range(3)
         for seed in range(2)
     ]
-    record_experiment(home, trials[-1:], "clips")  # as earlier versions did, which knew the last trial alone
+    record_experiment(home, trials[-1:], "clips")
     record_run(home, "other", experiment="other", steps=4)
     monkeypatch.setenv("RPG_HOME", str(home.root))
     page = CliRunner().invoke(app, ["report", "clips"]).stdout.strip()
@@ -261,7 +261,7 @@ def test_a_candidate_that_breaks_a_constraint_on_fresh_seeds_is_neither_best_nor
 def test_an_answer_at_fewer_fresh_seeds_makes_the_next_one_more_careful(home: Home) -> None:
     arms = confirmed_arm(home, 0, 0.5), confirmed_arm(home, 2, 0.7)
     first = answer(home, StudyRecord.of(study(SEARCH, confirmation=confirmation(*arms))))
-    asked = confirmation(*arms) | {"looks": [2, 3, 4]}
+    asked = confirmation(*arms) | {"looks": [2, 3, 4], "share": 3}
     later = answer(home, StudyRecord.of(study(SEARCH, confirmation=asked)))
     gaps = [found.arms[1].against_baseline for found in (first, later)]
     widths = [gap.high - gap.low for gap in gaps if gap]
@@ -300,16 +300,6 @@ def test_several_goals_have_a_front_and_constraints_a_table(home: Home) -> None:
     assert "rpg study best clips --trial N" in text
     assert "kl/reverse over mean@8 on two-terms" in text
     assert 'at most 0.05</td><td class="number">3 of 4</td>' in text
-
-
-def test_a_page_of_an_earlier_version_s_record_is_written(home: Home) -> None:
-    new = study(SEARCH)
-    kept = ("name", "question", "experiment", "goal", "direction", "sampler", "trials_wanted", "parameters")
-    of_trial = ("number", "state", "run_ids", "run_id", "value", "value_low", "value_high", "baseline", "params")
-    old = {key: new[key] for key in kept} | {"trials": [{key: t[key] for key in of_trial} for t in SEARCH]}
-    text = page_of(home, old)
-    assert "Candidate:" in text
-    assert ">Cost</h2>" not in text
 
 
 def test_a_study_that_nobody_ran_is_a_users_error(tmp_path: Path) -> None:
