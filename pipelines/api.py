@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from pipelines.planning.plan import Plan
     from pipelines.prefect_flows.submit import Submitted
+    from pipelines.report.charts import Chart
     from pipelines.report.evidence import Group
-    from pipelines.report.figures import Figure
     from pipelines.report.statistics import Verdict
     from pipelines.studies.answers.results import StudyRecord
 
@@ -315,14 +315,14 @@ class Outcome:
 
         return pd.DataFrame(outcome_rows(self._outcomes))
 
-    def figure(self, name: str) -> "Figure":
+    def figure(self, name: str) -> "Chart":
         """One figure by its name: `reward/mean`, `accuracy/held_out`; see `figures`."""
         if name not in self.figures:
             raise RpgError(f"there is no figure {name!r}; there are: {', '.join(self.figures)}")
         return self.figures[name]
 
     @cached_property
-    def figures(self) -> "dict[str, Figure]":
+    def figures(self) -> "dict[str, Chart]":
         """All figures by name, those of metrics that never change too."""
         from pipelines.report.evidence import study_groups
         from pipelines.report.figures import figures_of
