@@ -203,6 +203,7 @@ _PLACES = {
 """Where a field stands that other frameworks have elsewhere."""
 _REMOVED = {
     "ssh": "several machines are a Ray cluster: `ray start` on each, then launcher: {type: ray} (docs/clusters.md)",
+    "population": "search the points of a schedule, objective.kl_coef.schedule.1.1: {float: [...]} (docs/studies.md)",
 }
 """What earlier versions took -> what to write now."""
 
