@@ -12,20 +12,20 @@ from markupsafe import Markup
 
 from pipelines.report.answer import figure, percent
 from pipelines.report.tokens import ENTROPY_LEVELS, RATIO_LEVELS
-from pipelines.terminal.spelling import spelt
 from specs.machine.files import replacing
 
 _HERE = Path(__file__).parent
-_IN_NO_PAGE = re.compile("[\ud800-\udfff\ufffe\uffff]")
-"""Halves of characters, which cannot be written, and what is no character. Recorded text has any."""
+_IN_NO_PAGE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+"""Control characters, what turns the direction of text, halves of characters, and what is no character. Recorded text
+has any."""
 _HEADING = re.compile(r"<h2>(.*?)</h2>", re.DOTALL)
 _LEAST_HEADINGS = 4
 """Headings from which on a page has a table of contents."""
 
 
 def render(template: str, **values: Any) -> str:
-    """The page of a template in this directory, with the style sheet and its script inside it. Control characters in
-    recorded text, which HTML has no place for, are spelt out as a terminal shows them."""
+    """The page of a template in this directory, with the style sheet and its script inside it. U+FFFD stands
+    for what of recorded text HTML has no place for."""
     page = (
         _environment()
         .get_template(template)
@@ -41,7 +41,7 @@ def render(template: str, **values: Any) -> str:
             **values,
         )
     )
-    return _IN_NO_PAGE.sub("\N{REPLACEMENT CHARACTER}", spelt(page))
+    return _IN_NO_PAGE.sub("\N{REPLACEMENT CHARACTER}", page)
 
 
 @cache
