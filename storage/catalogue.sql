@@ -104,8 +104,6 @@ CREATE TABLE trials (
     feasible BOOLEAN,                       -- whether it keeps the constraints
     constraints JSON,                       -- constrained metric -> value
     reason VARCHAR,                         -- why it was pruned or failed
-    parent INTEGER,                         -- of a population, the trial whose checkpoint it has taken over; NULL: none
-    parent_step INTEGER,                    -- the step of that checkpoint
     tokens DOUBLE,                          -- response tokens sampled for training, over its seeds
     gpu_hours DOUBLE,                       -- GPU hours of its runs
     seconds DOUBLE,                         -- duration of its runs, seconds

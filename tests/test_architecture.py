@@ -257,7 +257,7 @@ def test_objectives_know_nothing_of_ours_but_the_schema() -> None:
         ),
         ("import rpg.sandbox.keeper", {"specs", "storage", "pipelines", "pydantic"}),  # a seal shows this package alone
         # What runs on the nodes of a cluster, beside the trainer.
-        ("import pipelines.launchers.hosts.node", {"torch", "prefect", "pydantic", "duckdb", "rpg", "storage"}),
+        ("import pipelines.launchers.ray.node", {"torch", "prefect", "pydantic", "duckdb", "rpg", "storage"}),
         ("import pipelines.launchers.slurm.node", {"torch", "prefect", "pydantic", "duckdb", "rpg", "storage"}),
     ],
 )
@@ -374,8 +374,8 @@ WITHOUT_TORCH = {
     *("pipelines.prefect_server.api_process", "pipelines.prefect_server.terse", "pipelines.services.at_boot"),
     *("pipelines.services.launch", "pipelines.prefect_flows.workers.flow_process", "pipelines.prefect_flows.parallel"),
     *("pipelines.prefect_flows.workers.process_worker", "pipelines.sinks.__main__", "pipelines.web.__main__"),
-    *("pipelines.launchers.ssh.head", "pipelines.launchers.slurm.head", "pipelines.launchers.slurm.job"),
-    *("pipelines.launchers.slurm.node", "pipelines.launchers.hosts.node", "pipelines.launchers.ray.examination"),
+    *("pipelines.launchers.slurm.head", "pipelines.launchers.slurm.job"),
+    *("pipelines.launchers.slurm.node", "pipelines.launchers.ray.node", "pipelines.launchers.ray.examination"),
     *(
         "pipelines.launchers.ray.head",
         "pipelines.report.__main__",

@@ -39,6 +39,7 @@ NOT_RUN = {
     "many GPUs": "test_paper_specs.py trains the specs in small",
     "a server": "test_server_profile.py and test_submit_to_server.py start one, at ports of their own",
     "several machines": "two homes stand for them in test_server_record.py",
+    "two machines": "test_ray.py starts such a cluster, in two network namespaces",
     "Docker": "nothing: test_compose.py holds the file against Compose's schema, as the page says",
     "Kubernetes": "nothing: there is none here, as the page says",
     "a crash": "test_kill.py kills the command and the trainer, and gives the same command again",

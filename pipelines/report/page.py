@@ -13,12 +13,12 @@ from markupsafe import Markup
 from pipelines.report.answer import figure, percent
 from pipelines.report.charts import library
 from pipelines.report.tokens import ENTROPY_LEVELS, RATIO_LEVELS
-from pipelines.terminal.spelling import spelt
 from specs.machine.files import replacing
 
 _HERE = Path(__file__).parent
-_IN_NO_PAGE = re.compile("[\ud800-\udfff\ufffe\uffff]")
-"""Halves of characters, which cannot be written, and what is no character. Recorded text has any."""
+_IN_NO_PAGE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+"""Control characters, what turns the direction of text, halves of characters, and what is no character. Recorded text
+has any."""
 _CHART, _END = '<figure class="chart"', "</body>\n</html>"
 """Markup of a chart, see `Chart.__html__`, and the end of a page. Recorded text is escaped and has neither."""
 _HEADING = re.compile(r"<h2>(.*?)</h2>", re.DOTALL)
@@ -27,9 +27,8 @@ _LEAST_HEADINGS = 4
 
 
 def render(template: str, **values: Any) -> str:
-    """Returns the page of a template in this directory, with the style sheet, its scripts and what draws its charts
-    inside it. Control characters in recorded text, which HTML has no place for, are spelt out as a terminal shows them.
-    """
+    """Returns the page of a template in this directory, with the style sheet, its scripts and the charts' library inside
+    it. U+FFFD stands for control characters of recorded text, which HTML has no place for."""
     page = (
         _environment()
         .get_template(template)
@@ -45,10 +44,11 @@ def render(template: str, **values: Any) -> str:
             **values,
         )
     )
+    page = _IN_NO_PAGE.sub("\N{REPLACEMENT CHARACTER}", page)
     if _CHART in page:
         drawing = f'<script id="vega" type="text/plain">{library()}</script><script>{_script("charts.js")}</script>'
         page = f"{page.removesuffix(_END)}{drawing}\n{_END}"
-    return _IN_NO_PAGE.sub("\N{REPLACEMENT CHARACTER}", spelt(page))
+    return page
 
 
 def _script(name: str) -> Markup:

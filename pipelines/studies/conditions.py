@@ -23,15 +23,9 @@ def conditions(document: StudyDocument) -> dict[str, Any]:
         "results": results_digest(document),
         "code": _code(document),
         "baseline": results_digest(document, of_baseline=True),
-        "rungs": list(study.rungs) or _exploits(study),
+        "rungs": list(study.rungs),
         "seeds_per_trial": study.seeds_per_trial,
     }
-
-
-def _exploits(study: Study) -> list[float]:
-    """Settings of a population without which its generations cannot be told from the trials."""
-    sampler = study.sampler
-    return [sampler.members, sampler.exploit_every, sampler.perturb] if sampler.type == "population" else []
 
 
 def _code(document: StudyDocument) -> dict[str, Any]:
@@ -89,8 +83,7 @@ def changes(before: Mapping[str, Any], document: StudyDocument) -> list[Issue]:
         issues.append(Issue(message, ("experiment",), hint=hint))
     if before["rungs"] != now["rungs"]:
         given, allowed = (json.dumps(side["rungs"]) for side in (now, before))
-        section = "sampler" if study.sampler.type == "population" else "pruner"
-        issues.append(Issue("differs from the stored study", (section,), given=given, allowed=allowed, hint=hint))
+        issues.append(Issue("differs from the stored study", ("pruner",), given=given, allowed=allowed, hint=hint))
     if before["seeds_per_trial"] != study.seeds_per_trial:
         given, allowed = str(study.seeds_per_trial), str(before["seeds_per_trial"])
         at = ("seeds_per_trial",)

@@ -303,8 +303,6 @@ class Trial(TypedDict, total=False):
     rungs: dict[str, Rung] | None
     constraints: dict[str, float | None] | None
     reason: str | None
-    parent: int | None
-    parent_step: int | None
     tokens: float | None
     gpu_hours: float | None
     seconds: float | None

@@ -201,16 +201,23 @@ _PLACES = {
     "reward": "reward",
 }
 """Where a field stands that other frameworks have elsewhere."""
+_REMOVED = {
+    "ssh": "several machines are a Ray cluster: `ray start` on each, then launcher: {type: ray} (docs/clusters.md)",
+    "population": "search the points of a schedule, objective.kl_coef.schedule.1.1: {float: [...]} (docs/studies.md)",
+}
+"""What earlier versions took -> what to write now."""
 
 
 def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.6) -> str:
-    """A hint that names the closest of the allowed words, whatever its case, or the one that others call so; empty
-    where none is close.
+    """A hint that names the closest of the allowed words, whatever its case, or what others or earlier versions call
+    so; empty where none is close.
 
     >>> nearest("GRPO", ["ppo", "grpo"]), nearest("beta", ["kl_coef", "type"]), nearest("epsilon_high", ["steps"])
     ('did you mean `grpo`?', 'did you mean `kl_coef`?', 'here it is `objective.clip.high`')
     """
     known = {each.lower(): each for each in allowed}
+    if word in _REMOVED and word not in known:
+        return _REMOVED[word]
     meant = _OTHER_NAMES.get(word.lower(), word.lower())
     if meant in known:
         return f"did you mean `{known[meant]}`?"

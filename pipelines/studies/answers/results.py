@@ -103,10 +103,6 @@ class Trial:
     """Whether it keeps the constraints."""
     reason: str
     """Why it was pruned or failed."""
-    parent: int | None
-    """The trial of a population whose checkpoint it has taken over; None: it has taken none."""
-    parent_step: int | None
-    """The step of that checkpoint."""
     tokens: float
     """Response tokens sampled for training, over its seeds."""
     gpu_hours: float
@@ -150,8 +146,6 @@ class Trial:
             constraints={name: at for name, at in (data.get("constraints") or {}).items() if at is not None},
             feasible=data.get("feasible") is not False,
             reason=data.get("reason") or "",
-            parent=data.get("parent"),
-            parent_step=data.get("parent_step"),
             tokens=float(data.get("tokens") or 0),
             gpu_hours=float(data.get("gpu_hours") or 0),
             seconds=float(data.get("seconds") or 0),

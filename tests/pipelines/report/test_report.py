@@ -254,7 +254,7 @@ def test_a_response_of_several_turns_is_shown_as_a_conversation(tmp_path: Path, 
         "policy 4 tokens sampled",
     ]
     assert [html.unescape(re.sub("<[^>]*>", "", said)).strip() for said in texts] == [
-        turn["text"].replace("\x1b", r"\x1b") for turn in CALLED
+        turn["text"].replace("\x1b", "\ufffd") for turn in CALLED
     ]
     assert (' class="given"' in turns[1][1]) is tokens
     assert "given" not in re.sub('class="given-turn"', "", turns[0][1])

@@ -38,12 +38,10 @@ from specs.study_space import holds, is_active
 STEPPED: dict[str, Any] = {LOW: {"float": [0.1, 0.4], "step": 0.1}, SCALE: {"choice": ["none", "group_std"]}}
 SPACES = {"cma": NUMBERS, "grid": {**STEPPED, DUAL: {"int": [2, 3], "when": {SCALE: "none"}}}}
 """Spaces of the samplers that do not take every space."""
-SAMPLERS = tuple(name for name in get_args(SearchSampler.model_fields["type"].annotation) if name != "population")
-"""All but the one whose trials are schedules: samplers/test_population.py."""
+SAMPLERS = get_args(SearchSampler.model_fields["type"].annotation)
 MODELS = ("auto", "noisy_gp", "tpe", "gp", "cma")
 RUNGS = [2, 4]
 ASHA = {"type": "asha", "rungs": RUNGS}
-POPULATION = {"type": "population", "members": 2, "exploit_every": 4}
 LONG = pytest.mark.long
 PRUNERS: list[dict[str, Any]] = [
     {"type": "none"},
@@ -390,7 +388,6 @@ class Killed(BaseException):
     [
         pytest.param({"sampler": {"type": "qmc"}, "pruner": ASHA}, id="qmc"),
         pytest.param({"sampler": {"type": "auto", "startup_trials": 2}, "pruner": ASHA}, id="auto", marks=LONG),
-        pytest.param({"sampler": POPULATION}, id="population", marks=LONG),
     ],
 )
 @pytest.mark.parametrize("each", [pytest.param(1, marks=LONG), 5])
@@ -441,7 +438,7 @@ def test_a_worker_killed_at_any_write_loses_doubles_and_promotes_nothing(
 
 
 def told(trials: list[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    keys = ("number", "state", "value", "params", "rungs", "attempts", "parent", "parent_step")
+    keys = ("number", "state", "value", "params", "rungs", "attempts")
     return [tuple(trial[key] for key in keys) for trial in trials]
 
 

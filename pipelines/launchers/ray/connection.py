@@ -1,4 +1,4 @@
-"""One machine at the other end of a channel, where `pipelines.launchers.hosts.node` runs, and what it reports."""
+"""One machine at the other end of a channel, where `pipelines.launchers.ray.node` runs, and what it reports."""
 
 import json
 import secrets
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipelines.launchers import Finding, passed_on, sent_along
-from pipelines.launchers.hosts.node import BEAT_SECONDS, TOKEN_FILE, machine_versions
 from pipelines.launchers.ranks import Share
+from pipelines.launchers.ray.node import BEAT_SECONDS, TOKEN_FILE, machine_versions
 from pipelines.processes.supervisor import log_size
-from specs.schema.launchers import HostsLauncher
+from specs.schema.launchers import RayLauncher
 
 PROJECT = Path(__file__).parents[3]
 """This checkout, or the directory of installed packages: where the other machine finds the same code."""
-NODE = "pipelines.launchers.hosts.node"
+NODE = "pipelines.launchers.ray.node"
 """The module that runs there."""
 POLL_SECONDS = 0.05
 """Between two looks at what the hosts have said."""
@@ -48,12 +48,9 @@ class Connection:
         self,
         name: str,
         channel: Channel,
-        launcher: HostsLauncher,
+        launcher: RayLauncher,
         run_directory: Path,
         token: str,
-        *,
-        slots: int = 1,
-        for_engines: bool = False,
         secret: Mapping[str, str] = {},
     ) -> None:
         """Introduces itself.
@@ -64,13 +61,9 @@ class Connection:
             launcher: the spec's section.
             run_directory: which the machine is to see as well.
             token: the word in it.
-            slots: ranks that it takes, or GPUs of engines.
-            for_engines: whether it is for engines alone.
             secret: variables for all that runs there, which are never written down.
         """
         self.name = name
-        self.slots = slots
-        self.for_engines = for_engines
         self.heard_at = self._beaten_at = time.monotonic()
         self.lost = False
         """Whether the head has given the host up; it stays so, whatever the host reports once it is back."""
@@ -151,7 +144,7 @@ class Connection:
             report = json.loads(line)
             kind = report["report"]
         except (ValueError, TypeError, KeyError):
-            # A login script that talks.
+            # Something else that writes to the node's output.
             print(f"{self.name}: {line.decode(errors='replace')}", flush=True)
             return
         if kind == "hello":
@@ -195,18 +188,14 @@ def version_differences(here: Mapping[str, str], there: Mapping[str, str]) -> st
     return "; ".join(f"{name} {there.get(name, 'missing')}, here {here.get(name, 'missing')}" for name in differing)
 
 
-def examine(connection: Connection, unreachable: str) -> Finding:
-    """What `rpg doctor` says of a machine that has had time to answer.
-
-    Args:
-        unreachable: what to look at where it has not answered.
-    """
+def examine(connection: Connection) -> Finding:
+    """Returns what `rpg doctor` says of a machine that has had time to answer."""
     name = f"host {connection.name}"
     if not connection.hello:
-        return Finding(name, "broken", connection.refused or f"does not answer; {unreachable}")
+        return Finding(name, "broken", connection.refused or "does not answer; Ray starts no actor there")
     if not connection.hello["shared"]:
         return Finding(name, "broken", "does not see this home; RPG_HOME must be the same directory on all hosts")
     if differences := version_differences(machine_versions(), connection.hello["versions"]):
         return Finding(name, "broken", f"has other versions: {differences}")
     at, interface = connection.hello["address"], connection.hello["interface"]
-    return Finding(name, "ok", f"{connection.slots} slots; sees this home, has this code; {at} on {interface}")
+    return Finding(name, "ok", f"sees this home, has this code; {at} on {interface}")

