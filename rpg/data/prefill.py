@@ -1,4 +1,4 @@
-"""The beginning of a reply that a chat template writes itself, such as `<think>`, and that no response repeats."""
+"""The beginning of a reply that a template writes itself, such as `<think>`, and that no response repeats."""
 
 import re
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,21 @@ if TYPE_CHECKING:
 _SAID = "(the words of the policy)"
 _CLOSED = re.compile(r"\s*<([^<>/\s]+)>\s*</\1>\s*")
 """A thought that the template begins and ends itself, as Qwen3's does without thinking."""
+
+
+_BEGUN = re.compile(r"<[^<>/\s]+>\s*\Z")
+_THOUGHT = re.compile(r"<think>\s*\Z")
+
+
+def begun(template: str, prompt: str) -> str:
+    """Returns the tag that a template of plain text ends with, or `<think>` at the end of the prompt itself.
+
+    Example:
+        >>> begun("{prompt} Assistant: <think>", "1 + 1? Assistant: <think>"), begun("{prompt}", "Go on: <p>")
+        ('<think>', '')
+    """
+    found = _BEGUN.search(template) or _THOUGHT.search(prompt)
+    return found[0] if found else ""
 
 
 class Prefills:
