@@ -101,15 +101,15 @@ def _ended(experiment: Experiment, tokenizer: "PreTrainedTokenizerBase", ended: 
 
 
 def _end_of_turn(tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """Returns the special token with which the chat template ends a reply; None if it writes none."""
+    """Returns the added token with which the chat template ends a reply; None if it writes none."""
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
     try:
         rest = render(tokenizer, messages, add_generation_prompt=False).partition(_SAID)[2].lstrip()
     except TemplateError:
         return None
-    special = {added.content: token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
-    found = [text for text in special if text and rest.startswith(text)]
-    return special[max(found, key=len)] if found else None
+    tokens = {added.content: token for token, added in tokenizer.added_tokens_decoder.items()}
+    found = [text for text in tokens if text.strip() and rest.startswith(text)]
+    return tokens[max(found, key=len)] if found else None
 
 
 def _other_end(tokenizer: "PreTrainedTokenizerBase", end: int, ends: Sequence[int]) -> Issue:

@@ -328,8 +328,23 @@ def without_answer(problem: Problem, reward: str) -> Issue | None:
     )
 
 
-_NO_NUMBER = re.compile(r"[+-]?(nan|inf|infinity)|<na>|nat", re.IGNORECASE)
+_MISSING = re.compile(r"[+-]?(?i:nan|inf|infinity)|<NA>|NaT|None|null|N/A")
+_LIST_OF_TEXTS = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)
 _WHOLE_FLOAT = re.compile(r"[+-]?\d+\.0+")
+
+
+def odd(answer: str) -> str:
+    """Returns a doubt about a gold answer, or an empty text.
+
+    Example:
+        >>> odd("6 * 12 = 72 #### 72"), odd("['72']"), odd("72")
+        ('hold their solution before `####`', 'are lists of texts', '')
+    """
+    if _MISSING.fullmatch(answer.strip()):
+        return "stand for a missing value"
+    if "####" in answer:
+        return "hold their solution before `####`"
+    return "are lists of texts" if _LIST_OF_TEXTS.fullmatch(answer.strip()) else ""
 
 
 def odd_as_text(answer: str) -> str:
@@ -339,10 +354,9 @@ def odd_as_text(answer: str) -> str:
         >>> odd_as_text("72.0"), odd_as_text("72")
         ('are whole numbers written as floats, which a response without `.0` does not equal', '')
     """
-    answer = answer.strip()
-    if _NO_NUMBER.fullmatch(answer):
-        return "stand for a missing value"
-    if _WHOLE_FLOAT.fullmatch(answer):
+    if doubt := odd(answer):
+        return doubt
+    if _WHOLE_FLOAT.fullmatch(answer := answer.strip()):
         return "are whole numbers written as floats, which a response without `.0` does not equal"
     if answer in ("True", "False"):
         return "are booleans, which are compared as the texts `True` and `False`"

@@ -11,7 +11,7 @@ from decimal import Decimal
 from functools import cache
 from typing import Any, ClassVar, Literal
 
-from rpg.rewards.score import Score, without_answer
+from rpg.rewards.score import Score, odd, without_answer
 from rpg.types import Problem
 from specs.errors import Issue
 from specs.schema.reward import Reward
@@ -84,6 +84,10 @@ class MathVerify(Reward):
     def objects_to(self, problem: Problem) -> Issue | None:
         """See Reward."""
         return without_answer(problem, self.type)
+
+    def doubts(self, answer: str) -> str:
+        """See Reward."""
+        return odd(answer)
 
     def score(self, problem: Problem, response: str) -> Score:
         """See Reward; the extracted answer is the last expression.
