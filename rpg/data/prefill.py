@@ -1,9 +1,10 @@
 """The beginning of a reply that a template writes itself, such as `<think>`, and that no response repeats."""
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from rpg.data.chat_template import TemplateError, render
+from rpg.data.chat_template import TemplateError, render_all
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,10 +59,11 @@ def _header(tokenizer: "PreTrainedTokenizerBase", options: dict[str, Any]) -> st
     asked = [{"role": "user", "content": "?"}]
     spoken = [*asked, {"role": "assistant", "content": _SAID}, *asked]
     try:
-        bare = render(tokenizer, asked, add_generation_prompt=False, **options)
-        whole = render(tokenizer, asked, add_generation_prompt=True, **options)
-        before, said, _ = render(tokenizer, spoken, add_generation_prompt=False, **options).partition(_SAID)
+        (whole,) = render_all(tokenizer, [json.dumps(asked)], **options)
+        ended = [json.dumps(messages) for messages in (asked, spoken)]
+        bare, talk = render_all(tokenizer, ended, add_generation_prompt=False, **options)
     except TemplateError:
         return ""
+    before, said, _ = talk.partition(_SAID)
     begun = whole.removeprefix(bare) if said and whole.startswith(bare) else ""
     return next((begun[:length] for length in range(len(begun), 0, -1) if before.endswith(begun[:length])), "")
