@@ -139,7 +139,7 @@ class ReasoningGym(Reward):
         config and the generator's entry.
         """
         tagged = _TAGGED.findall(response)
-        extracted = (tagged[-1] if tagged else response).strip()
+        extracted = (tagged[-1] if tagged else response.removeprefix(problem.prefill)).strip()
         scorer, task, entry = _task_of(problem), problem.metadata["task"], problem.metadata["entry"]
         if why := why_not(task, type(scorer)):
             raise ValueError(f"the task {task} is not scored: {why}")

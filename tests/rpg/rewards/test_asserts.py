@@ -538,13 +538,15 @@ def test_an_empty_value_equals_nothing_but_an_empty_one(empty: str, scorer: Scor
         "assertion(f(1), 5.0, 1e-6)",
         "np.testing.assert_allclose(f(1), 5.0)",
         "np.testing.assert_array_equal(f(1), 5.0)",
+        "assert np.all(f(1) == np.array([5.0]))",
+        "assert (np.array([5.0]) == f(1)).all()",
+        "assert (np.array(f(1)) == np.array([5.0])).all()",
+        "assert np.all(np.sqrt(f(1)) == 5**0.5)",
+        "assert np.all(np.abs(np.array(f(1)) - 5) < 1e-6)",
+        "assert abs(np.array(f(1)) - np.array([5.0])).sum() < 1e-6",
     ]
     if empty != "[]":  # a list has no operators of its own
-        tests += [
-            "assert np.all(f(1) == np.array([5.0]))",
-            "assert (np.array([5.0]) == f(1)).all()",
-            "assert np.all(np.abs(f(1) - 5) < 1e-6)",
-        ]
+        tests += ["assert np.all(np.abs(f(1) - 5) < 1e-6)"]
     assert shares(scorer, (setup, "", tests, programs)) == [value for _, value in programs]
 
 
@@ -557,6 +559,8 @@ def test_an_empty_array_is_what_a_test_may_expect(scorer: Scorer) -> None:
         "assert np.array_equal(f(np.zeros((0, 3))), np.zeros((0, 3)))",
         "assert (f(np.zeros(0)) == np.zeros(0)).all() and f(np.zeros(0)).sum() == 0",
         "np.testing.assert_allclose(f(np.zeros(0)), np.zeros(0))",
+        "assert (np.array(f([])) == []).all()",
+        "assert (np.array([[1], [2, 3]], dtype=object) == np.array(f([[1], [2, 3]])[:2], dtype=object)).shape",
     ]
     assert shares(scorer, ("import numpy as np\n", "", tests, programs)) == [1.0]
 
