@@ -2,13 +2,14 @@
 
 import re
 
-_PORTABLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+-]{0,254}")
+PORTABLE = "[A-Za-z0-9_][A-Za-z0-9_.=+-]{0,254}"
+"""Pattern of a name that is a file's name in any home."""
 _GLOB_SIGNS = frozenset("*?[]")
 
 
 def is_portable_name(text: str) -> bool:
     """Whether a text can be the name of a file or a run in any home: no separator, no glob sign, no leading dot."""
-    return bool(_PORTABLE.fullmatch(text))
+    return bool(re.fullmatch(PORTABLE, text))
 
 
 def is_readable_name(text: str) -> bool:

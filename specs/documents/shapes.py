@@ -1,35 +1,42 @@
-"""Shapes of a record's JSON documents. Keys that are not told here may hold anything."""
+"""Shapes of a record's JSON documents. Keys that are not named here may hold anything, and null counts as missing."""
 
-from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal, Required, TypedDict
+from typing import Annotated, Any, Literal, Required
 
-from specs.documents.names import is_portable_name
+from pydantic import AfterValidator, Field, Strict
+from typing_extensions import TypedDict
 
-
-def _is_name(text: str) -> bool:
-    return text not in ("", ".", "..") and "/" not in text and text.isprintable()
-
-
-def _is_fingerprint(text: str) -> bool:
-    return not text or is_portable_name(text)
+from specs.documents.names import PORTABLE
 
 
-def _is_moment(text: str) -> bool:
-    try:
-        return datetime.fromisoformat(text).tzinfo is not None
-    except ValueError:
-        return False
+def _named(text: str) -> str:
+    if text in ("", ".", "..") or "/" in text or not text.isprintable():
+        raise ValueError("a name")
+    return text
 
 
-def _has_both_policies(findings: Sequence["Finding"]) -> bool:
-    return {finding["policy"] for finding in findings if finding["reference"] == "apart"} >= {"on_policy", "off_policy"}
+def _zoned(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("a time with its zone")
+    return text
 
 
-Name = Annotated[str, _is_name, "a name"]
-PortableName = Annotated[str, is_portable_name, "a name of letters, digits and _ . = + -"]
-Fingerprint = Annotated[str, _is_fingerprint, "a fingerprint"]
-Moment = Annotated[str, _is_moment, "a time with its zone, ISO-8601"]
+def _of_both_policies(findings: "list[Finding]") -> "list[Finding]":
+    on_and_off = {finding["policy"] for finding in findings if finding["reference"] == "apart"}
+    if not on_and_off >= {"on_policy", "off_policy"}:
+        raise ValueError("findings on and off policy")
+    return findings
+
+
+Text = Annotated[str, Strict()]
+Truth = Annotated[bool, Strict()]
+Whole = Annotated[int, Strict(), Field(ge=-(2**63), lt=2**63)]
+"""A whole number that fits into a column."""
+Number = Annotated[float, Strict()]
+Name = Annotated[Text, AfterValidator(_named)]
+PortableName = Annotated[Text, Field(pattern=f"^{PORTABLE}$")]
+Fingerprint = Annotated[Text, Field(pattern=f"^({PORTABLE})?$")]
+Moment = Annotated[Text, AfterValidator(_zoned)]
 Values = dict[str, Any]
 
 
@@ -37,15 +44,15 @@ class RunDocument(TypedDict, total=False):
     """run.json: what a run is."""
 
     run_id: Name
-    experiment: str
-    name: str
-    kind: str
-    seed: int
+    experiment: Text
+    name: Text
+    kind: Text
+    seed: Whole
     values: Values
-    question: str
+    question: Text
     created_at: Moment
     fingerprints: dict[str, Fingerprint]
-    objective: str | Values | None
+    objective: Text | Values | None
     """A text; the first versions wrote the objective itself."""
 
 
@@ -53,28 +60,28 @@ class Stage(TypedDict, total=False):
     """One stage in state.json."""
 
     fingerprint: Fingerprint
-    status: str
-    cached: bool
+    status: Text
+    cached: Truth
     started_at: Moment | None
     ended_at: Moment | None
-    reason: str | None
-    output: str | None
-    cause: str | None
+    reason: Text | None
+    output: Text | None
+    cause: Text | None
 
 
 class State(TypedDict, total=False):
     """state.json: how a run stands."""
 
-    status: str
+    status: Text
     started_at: Moment | None
     ended_at: Moment | None
-    reason: str
-    cause: str | None
-    pid: int | None
-    pid_started: str | None
-    host: str | None
-    flow_run_id: str | None
-    api_url: str | None
+    reason: Text
+    cause: Text | None
+    pid: Whole | None
+    pid_started: Text | None
+    host: Text | None
+    flow_run_id: Text | None
+    api_url: Text | None
     evaluation: Fingerprint | None
     stages: dict[str, Stage]
 
@@ -82,9 +89,9 @@ class State(TypedDict, total=False):
 class Progress(TypedDict, total=False):
     """progress.json: how far the trainer is."""
 
-    step: int | None
-    steps: int | None
-    phase: str | None
+    step: Whole | None
+    steps: Whole | None
+    phase: Text | None
 
 
 class PlannedStage(TypedDict, total=False):
@@ -92,9 +99,9 @@ class PlannedStage(TypedDict, total=False):
 
     fingerprint: Fingerprint
     identity: Values
-    inputs: dict[str, str]
-    code: dict[str, str]
-    results: int
+    inputs: dict[str, Text]
+    code: dict[str, Text]
+    results: Whole
 
 
 class Plan(TypedDict, total=False):
@@ -113,43 +120,43 @@ class Data(TypedDict, total=False):
 class KeptCheckpoints(TypedDict, total=False):
     """The section `training.checkpoint` of a spec."""
 
-    keep_days: float
+    keep_days: Number
     keep_best: Values | None
 
 
 class Training(TypedDict, total=False):
     """The section `training` of a spec."""
 
-    steps: int
+    steps: Whole
     checkpoint: KeptCheckpoints
 
 
 class Model(TypedDict, total=False):
     """The section `model` of a spec."""
 
-    path: str
-    source: str
+    path: Text
+    source: Text
 
 
 class Evaluation(TypedDict, total=False):
     """The section `evaluation` of a spec."""
 
-    confidence: float
-    seed: int
+    confidence: Number
+    seed: Whole
     literature: list[Values]
 
 
 class RecordSection(TypedDict, total=False):
     """The section `record` of a spec."""
 
-    keep_days: float
+    keep_days: Number
 
 
 class SpecDocument(TypedDict, total=False):
     """spec.json of a run, its resolved spec; of an experiment, the frozen document with the spec as `experiment`."""
 
-    kind: str
-    name: str
+    kind: Text
+    name: Text
     model: Model
     data: Data
     training: Training
@@ -167,25 +174,25 @@ class SpecDocument(TypedDict, total=False):
 class Finding(TypedDict, total=False):
     """One situation of a certificate."""
 
-    policy: Required[str]
-    reference: Required[str]
-    error: Required[float]
-    cosine: Required[float]
-    variance: Required[float]
+    policy: Required[Text]
+    reference: Required[Text]
+    error: Required[Number]
+    cosine: Required[Number]
+    variance: Required[Number]
     divergence_error: Required[Values | None]
-    divergence_gradient_of: Required[str | None]
+    divergence_gradient_of: Required[Text | None]
 
 
 class Certificate(TypedDict, total=False):
     """certificate.json: how an objective's gradient compares with the exact one."""
 
     claim: Required[Literal["always", "on_policy", "never"]]
-    claimed: Required[str]
-    holds: Required[bool]
-    tolerance: Required[float]
-    num_cases: Required[int]
+    claimed: Required[Text]
+    holds: Required[Truth]
+    tolerance: Required[Number]
+    num_cases: Required[Whole]
     turns: Literal["one", "outcome", "turn"]
-    findings: Required[Annotated[list[Finding], _has_both_policies, "findings on and off policy"]]
+    findings: Required[Annotated[list[Finding], AfterValidator(_of_both_policies)]]
     not_covered: Values
 
 
@@ -198,28 +205,28 @@ class Certificates(TypedDict, total=False):
 class ListedFile(TypedDict, total=False):
     """One file in a manifest."""
 
-    sha256: Required[str]
-    bytes: int
+    sha256: Required[Text]
+    bytes: Whole
 
 
 class Manifest(TypedDict, total=False):
     """manifest.json and train.json: a stage's result, and its files."""
 
-    stage: str
+    stage: Text
     fingerprint: Fingerprint
     identity: Values
-    files: dict[str, ListedFile | str]
+    files: dict[str, ListedFile | Text]
     created_at: Moment
     versions: dict[str, Any]
-    weights: dict[str, str]
-    steps: int
+    weights: dict[str, Text]
+    steps: Whole
 
 
 class ListedVersion(TypedDict, total=False):
     """One version in experiment.json."""
 
-    version: Required[int]
-    recipes: Required[list[str]]
+    version: Required[Whole]
+    recipes: Required[list[Text]]
     runs: Required[list[Name]]
 
 
@@ -227,13 +234,13 @@ class ExperimentDocument(TypedDict, total=False):
     """experiment.json: an experiment's runs."""
 
     name: Name
-    question: str
+    question: Text
     runs: list[Name]
     current: list[Name]
-    labels: dict[str, str]
+    labels: dict[str, Text]
     versions: list[ListedVersion]
-    last_version: int
-    fingerprint: str
+    last_version: Whole
+    fingerprint: Text
     created_at: Moment
     updated_at: Moment
 
@@ -242,28 +249,28 @@ class ExportedExperiment(TypedDict, total=False):
     """The run's experiment in export.json."""
 
     name: Required[PortableName]
-    question: str
+    question: Text
     created_at: Moment
-    fingerprint: str
-    recipes: list[str]
+    fingerprint: Text
+    recipes: list[Text]
     runs: list[PortableName]
-    labels: dict[str, str]
+    labels: dict[str, Text]
 
 
 class Export(TypedDict, total=False):
     """export.json: a run in a directory of its own."""
 
-    format: Required[int]
+    format: Required[Whole]
     run_id: Required[PortableName]
     experiment: Required[ExportedExperiment]
-    files: Required[dict[str, ListedFile | str]]
+    files: Required[dict[str, ListedFile | Text]]
 
 
 class Unit(TypedDict, total=False):
     """One run of an arm in study.json."""
 
     run_id: Name | None
-    seed: int | None
+    seed: Whole | None
 
 
 class Arm(TypedDict, total=False):
@@ -281,53 +288,64 @@ class Confirmation(TypedDict, total=False):
 class Rung(TypedDict, total=False):
     """How a trial stood at a rung."""
 
-    value: Required[float]
-    low: float | None
-    high: float | None
+    value: Required[Number]
+    low: Number | None
+    high: Number | None
 
 
 class Trial(TypedDict, total=False):
     """One trial in study.json."""
 
-    number: Required[int]
-    state: str
+    number: Required[Whole]
+    state: Text
     run_ids: list[Name] | None
     run_id: Name | None
     params: Values
-    baseline: bool | None
-    value: float | None
-    values: list[float] | None
-    value_low: float | None
-    value_high: float | None
-    rung: int | None
+    baseline: Truth | None
+    value: Number | None
+    values: list[Number] | None
+    value_low: Number | None
+    value_high: Number | None
+    rung: Whole | None
     rungs: dict[str, Rung] | None
+<<<<<<< HEAD
     constraints: dict[str, float | None] | None
     reason: str | None
     tokens: float | None
     gpu_hours: float | None
     seconds: float | None
     attempts: int | None
+=======
+    constraints: dict[str, Number | None] | None
+    reason: Text | None
+    parent: Whole | None
+    parent_step: Whole | None
+    tokens: Number | None
+    gpu_hours: Number | None
+    seconds: Number | None
+    attempts: Whole | None
+>>>>>>> w-wt-i
 
 
 class StudyDocument(TypedDict, total=False):
     """study.json: a study's trials and what confirmed them."""
 
     name: Name
-    question: str | None
-    experiment: str
-    goal: str
+    question: Text | None
+    experiment: Text
+    goal: Text
     goals: list[Values] | None
     constraints: list[Values] | None
-    sampler: str | None
+    sampler: Text | None
     pruner: Values | None
-    trials_wanted: int | None
-    seeds: list[int] | None
-    confidence: float | None
-    status: str | None
+    trials_wanted: Whole | None
+    seeds: list[Whole] | None
+    confidence: Number | None
+    status: Text | None
     parameters: dict[str, Values] | None
     overrides: Values | None
     outside: Values | None
-    spent: dict[str, float] | None
+    spent: dict[str, Number] | None
     trials: list[Trial]
     confirmation: Confirmation | None
 
@@ -335,55 +353,55 @@ class StudyDocument(TypedDict, total=False):
 class Recorded(TypedDict, total=False):
     """Which rows an attempt was told to record."""
 
-    tokens: str
-    rollouts: str
-    sampled_share: float
+    tokens: Text
+    rollouts: Text
+    sampled_share: Number
 
 
 class Attempt(TypedDict, total=False):
     """attempts/NUMBER.json: one start of the trainer."""
 
-    attempt: int
-    resumed_from_step: int
+    attempt: Whole
+    resumed_from_step: Whole
     started_at: Moment
-    lease: int | None
+    lease: Whole | None
     code: Values | None
     machine: Values | None
     environment: Values | None
-    packages: list[str] | None
-    lock: str
+    packages: list[Text] | None
+    lock: Text
     record: Recorded
 
 
 class LeaseDocument(TypedDict, total=False):
     """leases/NUMBER.json: who holds a run."""
 
-    number: int
-    host: str
-    pid: int
-    pid_started: str
-    worker: str
-    since: str
-    beat: int
-    at: str
-    released: bool
-    pid_namespace: str
-    settles: bool
-    place: str
-    is_copied: bool
+    number: Whole
+    host: Text
+    pid: Whole
+    pid_started: Text
+    worker: Text
+    since: Text
+    beat: Whole
+    at: Text
+    released: Truth
+    pid_namespace: Text
+    settles: Truth
+    place: Text
+    is_copied: Truth
 
 
 class Origins(TypedDict, total=False):
     """provenance.json: where the values of a run's spec come from: path, kind, file and line."""
 
-    origins: list[tuple[list[str | int], str, str | None, int | None]]
+    origins: list[tuple[list[Text | Whole], Text, Text | None, Whole | None]]
 
 
 class Freed(TypedDict, total=False):
     """A table in freed.json."""
 
-    freed_at: Required[str]
-    keep_days: Required[float]
+    freed_at: Required[Text]
+    keep_days: Required[Number]
 
 
 SHAPES: dict[str, Any] = {

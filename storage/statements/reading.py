@@ -1,14 +1,14 @@
 """Statements that are allowed: they read what is recorded, and nothing else.
 
-DuckDB parses the statement, and every function and table that it names is looked up before it runs. The tables' own
-views reach the segments; a statement reaches no file by itself. DuckDB's settings are a second fence behind this one:
-see `storage.statements.limits.confine`.
+DuckDB's settings close the files outside the record, the settings and the extensions: see
+`storage.statements.limits.confine`. This module refuses three things that DuckDB has no setting for. A statement could
+write into the runs' directories, because it may read them. It could read a run's files that hold no table. And some
+functions write, wait, tell settings, or take addresses of memory.
 """
 
-import difflib
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -16,10 +16,10 @@ import duckdb
 
 from storage.database import quoted
 from storage.errors import QueryError
-from storage.statements.functions import SCALAR, TABLE
 
+_OUTSIDE = "reaches for something outside the store; only what is recorded can be read"
 _SEVERAL = "more than one statement; give them one at a time"
-_PLAIN_NAME = re.compile(r"[\w $-]+")
+_PLAIN_NAME = re.compile(r"[\w $-]*")
 """A name that DuckDB cannot take for a file's: those have an ending."""
 _PRAGMAS = {
     "database_size": "FROM pragma_database_size",
@@ -31,14 +31,21 @@ _PRAGMAS = {
 """Pragmas that tell of tables, as programs send them -> the query that is the same, up to what follows the name."""
 _NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
 _END_OF_PIVOT_COLUMN = {"using", "group", "order", "limit", ",", ")", ";"}
+_TABLE = """
+duckdb_columns duckdb_constraints duckdb_functions duckdb_indexes duckdb_keywords duckdb_memory duckdb_schemas
+duckdb_tables duckdb_types duckdb_views generate_series icu_calendar_names json_each json_tree pg_timezone_names
+pragma_database_size pragma_show pragma_table_info pragma_version range repeat repeat_row summary test_all_types
+unnest
+"""
+TABLE = frozenset(_TABLE.split())
+"""Functions that may stand after FROM or CALL. The others read files, settings or memory, or write."""
+_REFUSED = "current_setting currval getenv getvariable json_serialize_plan nextval pg_sleep setseed sleep_ms write_log"
+REFUSED = frozenset(_REFUSED.split())
+"""Functions of values that write, wait, or read settings, the environment or files. The others compute."""
 
 
-def require_reading(connection: duckdb.DuckDBPyConnection, sql: str, views: Collection[str]) -> None:
-    """Raises QueryError unless the text is one statement that reads what is recorded; duckdb.Error if it is no SQL.
-
-    Args:
-        views: names of the tables and views that are there, or are made once a statement names them.
-    """
+def require_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """Raises QueryError unless the text is one statement that reads what is recorded; duckdb.Error if it is no SQL."""
     if "\0" in sql or any("\ud800" <= char <= "\udfff" for char in sql):
         raise QueryError("the query is no text: it has bytes that are no characters")
     text = _what_runs(connection, sql)
@@ -50,16 +57,14 @@ def require_reading(connection: duckdb.DuckDBPyConnection, sql: str, views: Coll
         if parsed["error_type"] == "parser":
             connection.extract_statements(sql)  # raises the same error, with the place
         raise QueryError(_not_a_query(text))
-    if not parsed["statements"]:
-        raise QueryError("the query is empty")
-    if len(parsed["statements"]) > 1:
-        raise QueryError(_SEVERAL)
+    if len(parsed["statements"]) != 1:
+        raise QueryError(_SEVERAL if parsed["statements"] else "the query is empty")
     for node in _nodes(parsed["statements"][0]["node"]):
-        _check(connection, node, views)
+        _check(connection, node)
 
 
 def _what_runs(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
-    """The statement inside EXPLAIN; of a CALL or a PRAGMA the query that is the same; else the text itself."""
+    """Returns the statement inside EXPLAIN; of a CALL or a PRAGMA the query that is the same; else the text itself."""
     tokens = _tokens(sql)
     if not tokens:
         raise QueryError("the query is empty")
@@ -78,7 +83,7 @@ def _what_runs(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
 
 
 def _tokens(sql: str) -> list[tuple[int, str]]:
-    """Each token of the text but comments: the byte that it starts at, and the token."""
+    """Returns each token of the text but comments: the byte that it starts at, and the token."""
     content = sql.encode()
     starts = [start for start, _ in duckdb.tokenize(sql)]
     return [
@@ -88,12 +93,12 @@ def _tokens(sql: str) -> list[tuple[int, str]]:
 
 
 def _after(sql: str, tokens: list[tuple[int, str]], number: int) -> str:
-    """The text without its first tokens."""
+    """Returns the text without its first tokens."""
     return sql.encode()[tokens[number][0] :].decode() if number < len(tokens) else ""
 
 
 def _parse(connection: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
-    """DuckDB's own tree of the statements. It binds nothing and runs nothing."""
+    """Returns DuckDB's own tree of the statements. It binds nothing and runs nothing."""
     row = connection.execute(f"SELECT json_serialize_sql({quoted(sql)}::VARCHAR)").fetchone()
     assert row
     try:
@@ -104,7 +109,7 @@ def _parse(connection: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
 
 
 def _with_pivot_columns(sql: str) -> str:
-    """The text with `IN (0)` after each column of a PIVOT that has no IN. A digit changes no quoting around it."""
+    """Returns the text with `IN (0)` after each column of a PIVOT without IN. A digit changes no quoting around it."""
     content, tokens = sql.encode(), _tokens(sql)
     pieces, copied, depth = [], 0, 0
     pivots: list[tuple[int, bool]] = []
@@ -130,7 +135,7 @@ def _with_pivot_columns(sql: str) -> str:
 
 
 def _not_a_query(sql: str) -> str:
-    """Why a statement that DuckDB can parse is none that reads."""
+    """Returns why a statement that DuckDB can parse does not read."""
     words = [token.upper() for _, token in _tokens(sql)]
     if ";" in words[:-1]:
         return _SEVERAL
@@ -144,7 +149,7 @@ def _no_query(kind: str) -> str:
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Every object in DuckDB's tree, from the root on."""
+    """Yields every object in DuckDB's tree, from the root on."""
     waiting = [tree]
     while waiting:
         part = waiting.pop()
@@ -155,50 +160,19 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
             waiting += part
 
 
-def _check(connection: duckdb.DuckDBPyConnection, node: dict[str, Any], views: Collection[str]) -> None:
+def _check(connection: duckdb.DuckDBPyConnection, node: dict[str, Any]) -> None:
     kind = str(node.get("type"))
     if kind.endswith("_NODE") and kind not in _NODES:
         raise QueryError(_no_query(kind.removesuffix("_NODE")))
     if kind == "BASE_TABLE":
-        catalog, schema, name = node["catalog_name"], node["schema_name"], node["table_name"]
-        if (catalog or schema) and not (schema.lower() == "main" and name.lower() in views):
-            _require_known(connection, catalog, schema, name)
-        elif not _PLAIN_NAME.fullmatch(name):
-            raise QueryError(_no_table(name))
+        names = [node["catalog_name"], node["schema_name"], node["table_name"]]
+        if not all(map(_PLAIN_NAME.fullmatch, names)):
+            raise QueryError(f"`{'.'.join(filter(None, names))}` is no table or view: it {_OUTSIDE}")
     elif kind == "TABLE_FUNCTION":
-        name = node["function"]["function_name"]
-        if name.lower() not in TABLE:
-            _refuse_function(connection, name, TABLE)
-        node["function"] = node["function"]["children"]  # looked up here and not among the scalar ones
-    elif "function_name" in node and node["function_name"].lower() not in SCALAR:
-        _refuse_function(connection, node["function_name"], SCALAR)
-
-
-def _require_known(connection: duckdb.DuckDBPyConnection, catalog: str, schema: str, name: str) -> None:
-    """Raises QueryError unless there is such a table: DuckDB reads a file else, for x.parquet too."""
-    known = connection.execute(
-        "SELECT 1 FROM (FROM duckdb_views() SELECT database_name, schema_name, view_name AS name"
-        " UNION ALL FROM duckdb_tables() SELECT database_name, schema_name, table_name)"
-        " WHERE lower(name) = lower($name) AND lower(schema_name) = lower($schema)"
-        " AND ($catalog = '' OR lower(database_name) = lower($catalog))",
-        {"name": name, "schema": schema, "catalog": catalog},
-    ).fetchone()
-    if not known:
-        raise QueryError(_no_table(".".join(part for part in (catalog, schema, name) if part)))
-
-
-def _no_table(name: str) -> str:
-    return (
-        f"`{name}` is no table or view: it reaches for something outside the store; only what is recorded can be read"
-    )
-
-
-def _refuse_function(connection: duckdb.DuckDBPyConnection, name: str, allowed: frozenset[str]) -> None:
-    """Raises QueryError for a function that is not among the allowed ones."""
-    query = "SELECT 1 FROM duckdb_functions() WHERE lower(function_name) = lower(?)"
-    if connection.execute(query, [name]).fetchone():
-        raise QueryError(
-            f"the function `{name}` reaches for something outside the store; only what is recorded can be read"
-        )
-    near = difflib.get_close_matches(name.lower(), allowed, n=1)
-    raise QueryError(f"there is no function `{name}`" + (f"\n  hint: did you mean `{near[0]}`?" if near else ""))
+        function, node["function"] = node["function"], node["function"]["children"]  # those are functions of values
+        name = function["function_name"]
+        known = "SELECT 1 FROM duckdb_functions() WHERE lower(function_name) = lower(?)"
+        if name.lower() not in TABLE and connection.execute(known, [name]).fetchone():
+            raise QueryError(f"the function `{name}` {_OUTSIDE}")
+    elif str(node.get("function_name")).lower() in REFUSED:
+        raise QueryError(f"the function `{node['function_name']}` {_OUTSIDE}")

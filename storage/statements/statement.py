@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import duckdb
 
 from storage.errors import QueryError, explain, is_about_files
-from storage.relations import views
 from storage.snapshot import Snapshot
 from storage.statements.limits import Limits, Stopwatch, memory_limit, memory_text, out_of_memory
 from storage.statements.reading import require_reading
@@ -124,7 +123,7 @@ class Statement:
             self._connection.rollback()
 
     def _prepare(self, sql: str) -> None:
-        require_reading(self._connection, sql, views())
+        require_reading(self._connection, sql)
         self._snapshot.provide(sql)
 
     def _within_limits(self, part: Callable[[], _Answer]) -> _Answer:
