@@ -21,7 +21,7 @@ from pipelines.home.home import Home
 from specs.machine.files import read_json
 from specs.machine.liveness import FINAL
 from storage import Store
-from tests.forks import COMMAND_IMPORTS, Fork, fork
+from tests.forks import Fork, fork
 
 COMMAND = "from pipelines.cli import main; main()"
 """The command line, as a program for `python -c`."""
@@ -110,7 +110,7 @@ class Lab:
         with request:
             json.dump({**asked, "words": words}, request)
         program = ["tests.pipelines.forked_command", request.name]
-        forked = fork(program, COMMAND_IMPORTS, output, environment)
+        forked = fork(program, output, environment)
         if forked is None:
             os.unlink(request.name)
             return None
