@@ -5,6 +5,7 @@ signal handlers of a new one, and random states of its own; it ends with the com
 where there is a GPU, whose driver no fork may share. `RPG_FORK_STAGES=0` has each process begin anew.
 """
 
+import atexit
 import os
 import pickle
 import select
@@ -14,11 +15,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import psutil
 
@@ -142,20 +143,35 @@ def start_server(environment: Mapping[str, str]) -> None:
         forkserver.ensure_running()
 
 
+@atexit.register
+def end_server() -> None:
+    """Ends the server, if this process has one, and waits for it. The kernel ends its forks; the tracker of resources
+    that `multiprocessing` starts beside it ends with this process."""
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+        server._stop()
+
+
 @contextmanager
 def _as_environment(environment: Mapping[str, str]) -> Iterator[None]:
-    """Within the block this process has another environment: `multiprocessing` takes none for its server."""
+    """Within the block this process has another environment: `multiprocessing` takes none for its server. Variables
+    that are the same in both are not set: setproctitle knows the place of a title by them."""
     own = dict(os.environ)
-    others = own.keys() - environment.keys()
-    for name in others:
-        del os.environ[name]
-    os.environ.update(environment)
+    differing = [name for name, _ in own.items() ^ environment.items()]
+    _set(differing, environment)
     try:
         yield
     finally:
-        for name in environment.keys() - own.keys():
-            del os.environ[name]
-        os.environ.update(own)
+        _set(differing, own)
+
+
+def _set(names: Iterable[str], environment: Mapping[str, str]) -> None:
+    for name in names:
+        if name in environment:
+            os.environ[name] = environment[name]
+        else:
+            os.environ.pop(name, None)
 
 
 def _told_code(status: int) -> int | None:

@@ -181,12 +181,14 @@ class Lab:
         return int(read_json(self.home.run(run_id) / "progress.json").get("step", 0))
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that lives and was started for this home."""
+        """Everything that lives and was started for this home, but for the tracker of resources of `multiprocessing`,
+        which ends a moment after its command."""
         processes = []
         for process in psutil.process_iter():
             try:
                 ours = process.environ().get("RPG_HOME") == str(self.root)
-                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                is_tracker = "multiprocessing.resource_tracker" in str(process.cmdline())
+                if ours and not is_tracker and process.status() != psutil.STATUS_ZOMBIE:
                     processes.append(process)
             except (psutil.Error, OSError):
                 continue

@@ -35,9 +35,9 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(forking, "start_server", forks._start_server)
     monkeypatch.setattr(fork_server, "READ_LATE", forks._READ_LATE)
     server_imports(tmp_path, "json")
-    forkserver._forkserver._stop()
+    forking.end_server()
     yield
-    forkserver._forkserver._stop()
+    forking.end_server()
 
 
 def server_imports(directory: Path, *modules: str) -> None:
@@ -136,7 +136,8 @@ def test_a_fork_ends_with_its_server_and_the_next_one_has_another(tmp_path):
     assert is_fork(said(child(tmp_path / "next", SAYS, "alone")))
 
 
-def test_server_and_forks_end_with_a_command_that_is_killed(tmp_path):
+@pytest.mark.parametrize("ends", ["killed", "of itself"])
+def test_server_and_forks_end_with_their_command(tmp_path, ends):
     program = (
         "import sys; from pathlib import Path; from pipelines.processes import forking\n"
         "from pipelines.processes.supervisor import Child, supervise\n"
@@ -144,7 +145,7 @@ def test_server_and_forks_end_with_a_command_that_is_killed(tmp_path):
         "place = Path(sys.argv[1])\n"
         "job = Child('train', [sys.executable, '-P', '-m', 'says_what_it_is', 'wait'], place / 'log',"
         " place / 'process.json', forks=True)\n"
-        "supervise(job, stop=lambda: None, tick=lambda: None)"
+        "supervise(job, stop=lambda: (place / 'end').exists() and sys.exit(), tick=lambda: None)"
     )
     command = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
     log = tmp_path / "log"
@@ -152,7 +153,10 @@ def test_server_and_forks_end_with_a_command_that_is_killed(tmp_path):
     assert command.poll() is None
     family = psutil.Process(command.pid).children(recursive=True)
     assert len(family) == 3  # the tracker of multiprocessing's resources among them
-    command.kill()
+    if ends == "killed":
+        command.kill()
+    else:
+        (tmp_path / "end").touch()
     command.wait()
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
@@ -205,6 +209,19 @@ def test_the_server_has_no_password_and_imports_nothing_from_the_working_directo
     server = psutil.Process(forkserver._forkserver._forkserver_pid)
     assert "secret" not in str(server.environ())
     assert os.environ["RPG_STUDIES_URL"] == "postgresql://secret"
+
+
+def test_a_command_that_has_forked_can_still_be_shown_by_a_title():
+    program = (
+        "import os, psutil, sys; from pipelines.processes import fork_server, forking\n"
+        "forking._ACCELERATORS, forking.PRELOAD = (), 'preload_of_test'\n"
+        "forked = forking.fork(['keyword'], sys.stdout.buffer, inherited=dict(os.environ), environment={})\n"
+        "assert forked.wait() == 0\n"
+        "fork_server.show_as('a title')\n"
+        "print(' '.join(psutil.Process().cmdline()).strip())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "a title\n"
 
 
 @pytest.mark.parametrize(("word", "code"), [("leave", 3), ("complain", 1), ("fail", 1), ("", 0)])
