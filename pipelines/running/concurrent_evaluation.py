@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.launchers import concurrent_directory, job_file, launcher_of, launchers, problems_file
+from pipelines.processes.forking import forks_stages
 from pipelines.processes.supervisor import (
     TIMEOUT_GRACE_SECONDS,
     Child,
@@ -26,7 +27,6 @@ from pipelines.processes.supervisor import (
     started,
 )
 from pipelines.running.failures import cause_of_error
-from pipelines.running.fork_imports import imports_of
 from pipelines.running.gpu_slots import evaluates_in_ranks, slot_environment, slots_of_evaluation
 from pipelines.running.run import RunExecution
 from rpg.evaluation.results import ConcurrentResults
@@ -150,12 +150,10 @@ class _ConcurrentEvaluation:
             holder = f"{self._execution.run_id} (evaluate)"
             slots = holding.enter_context(leased(self._num_slots, holder, waiting=None, available=self._slots))
             job = self._write_job(directory, exported)
-            imports = None
+            forks = not evaluates_in_ranks(self._experiment) and forks_stages(self._experiment, slots)
             command = [sys.executable, "-P", "-m", "rpg.stage", str(job)]
             if evaluates_in_ranks(self._experiment):
                 command = self._launcher.command(directory, self._experiment, slots, stage="evaluate")
-            else:
-                imports = imports_of(self._experiment, "evaluate", slots)
             self._log_start, self._begun = log_size(self._log), exported
             child = Child(
                 stage="evaluate",
@@ -164,7 +162,7 @@ class _ConcurrentEvaluation:
                 record=directory / "process.json",
                 timeout_seconds=self._experiment.stages.evaluate.timeout_seconds,
                 environment={TIMED: "1", **slot_environment(slots)},
-                imports=imports,
+                forks=forks,
                 afterwards=lambda: None if self._execution.superseded else self._launcher.end(directory),
             )
             self._child = holding.enter_context(started(child))

@@ -308,23 +308,12 @@ class Trial(TypedDict, total=False):
     value_high: Number | None
     rung: Whole | None
     rungs: dict[str, Rung] | None
-<<<<<<< HEAD
-    constraints: dict[str, float | None] | None
-    reason: str | None
-    tokens: float | None
-    gpu_hours: float | None
-    seconds: float | None
-    attempts: int | None
-=======
     constraints: dict[str, Number | None] | None
     reason: Text | None
-    parent: Whole | None
-    parent_step: Whole | None
     tokens: Number | None
     gpu_hours: Number | None
     seconds: Number | None
     attempts: Whole | None
->>>>>>> w-wt-i
 
 
 class StudyDocument(TypedDict, total=False):

@@ -90,7 +90,7 @@ def findings(document: Document | StudyDocument, made: Plan) -> tuple[list[Issue
     from pipelines.cli.preflight import examined, missing_for, unfinished, unscorable
     from pipelines.planning.gpu_hours import precision_warnings
     from pipelines.planning.memory_warnings import memory_warnings
-    from pipelines.processes.forking import has_imports
+    from pipelines.processes.forking import has_forked
     from pipelines.running.gpu_slots import concurrency_warnings
     from specs.errors import in_file_order
 
@@ -107,7 +107,7 @@ def findings(document: Document | StudyDocument, made: Plan) -> tuple[list[Issue
     }
     warnings = [*document.warnings, *(experiment.locate(warning) for warning in of_runs)]
     to_do = unfinished(made.runs)
-    errors, absent, odd = examined(experiment, to_do, forked=has_imports())
+    errors, absent, odd = examined(experiment, to_do, forked=has_forked())
     if absent and is_offline_mode():
         errors, absent = [*errors, *absent], []
     warnings = [*warnings, *missing_for(experiment, to_do), *absent, *odd]
