@@ -7,7 +7,7 @@ import tempfile
 from pipelines.running.fork_imports import TRAINING
 
 _OURS = (
-    "pipelines.cli.execute",
+    "pipelines.jobs.execute",
     "pipelines.prefect_flows.parallel",
     "pipelines.prefect_server.api_process",
     "rpg.data.staging",
