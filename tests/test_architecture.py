@@ -65,9 +65,8 @@ FLOORS = {
         {"columns", "errors"},
     ],
     "pipelines": [
-        {"api"},
-        {"cli"},
-        {"doctor", "web"},
+        {"api", "cli"},
+        {"jobs", "doctor", "web"},
         {"proof", "services", "studies"},
         {"exchange", "prefect_flows"},
         {"running"},
@@ -191,6 +190,14 @@ def test_no_room_imports_from_a_room_above(package: str) -> None:
             target, other = room_of(name)
             above = target == package and other and height[other] > height[room]
             assert not above, f"{module} imports {name}, which stands above it"
+
+
+def test_neither_interface_stands_on_the_other() -> None:
+    """What the command line and the Python API both need is in `pipelines.jobs`."""
+    for module, names in IMPORTS.items():
+        for one, other in (("api", "cli"), ("cli", "api")):
+            found = {name for name in names if room_of(name) == ("pipelines", other)}
+            assert room_of(module) != ("pipelines", one) or not found, f"{module} imports {', '.join(found)}"
 
 
 def test_there_is_no_cycle_of_files() -> None:

@@ -5,7 +5,7 @@ import os
 import tempfile
 
 _OURS = (
-    "pipelines.cli.execute",
+    "pipelines.jobs.execute",
     "pipelines.prefect_flows.parallel",
     "pipelines.prefect_server.api_process",
     "reasoning_gym",

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipelines.cli.verbs.plan import _algebra
 from pipelines.home.home import Home
+from pipelines.jobs.plan import _algebra
 from pipelines.planning import model_shape
 from pipelines.planning.plan import make_plan
 from rpg.base.shape import shape_of_config

@@ -8,9 +8,9 @@ import pytest
 from live import SPEC
 
 from pipelines.cli.follow import print_logs
-from pipelines.cli.preflight import missing_for
 from pipelines.cli.reading import Reading
 from pipelines.home.home import Home
+from pipelines.jobs.preflight import missing_for
 from pipelines.launchers import Room, passed_on
 from pipelines.launchers.local import LocalRanks
 from pipelines.launchers.ray import RayRanks

@@ -57,16 +57,10 @@ def study_plan_data(document: StudyDocument, made: Plan, home: Home) -> dict[str
     }
 
 
-def print_study_plan(document: StudyDocument, data: dict[str, Any], console: "Console | None" = None) -> None:
+def print_study_plan(document: StudyDocument, data: dict[str, Any], console: "Console") -> None:
     """Prints a study's plan for a reader."""
-    import sys
-
     from rich.markup import escape
 
-    from pipelines.terminal.console import SafeConsole
-
-    # A pipe has no width to fit into.
-    console = console or SafeConsole(soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
     console.print(f"[bold]{data['study']}[/]  {escape(data['question'])}", end="\n\n")
     console.print(_space_table(data))
     console.print()
