@@ -26,7 +26,7 @@ from specs.loader import SCHEMAS
 from specs.metrics import METRICS, Metric
 from specs.schema.base import documentation, is_open
 from specs.schema.fields import members
-from specs.schema.objective import Objective, PublishedObjective, RegularizedObjective
+from specs.schema.objective import Objective, PublishedObjective
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -286,7 +286,7 @@ def _rivals() -> list[str]:
         "|---|---|---|---|---|---|---|---|",
     ]
     for kind in members(Objective):
-        if kind is RegularizedObjective:
+        if not issubclass(kind, PublishedObjective):
             continue
         objective = kind()
         own = [name for name in kind.model_fields if name != "type" and name not in PublishedObjective.model_fields]

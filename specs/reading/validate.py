@@ -134,7 +134,8 @@ class Place:
         if kind == "literal_error":
             allowed = [str(value) for value in literal_of(self.field)] if self.field else []
             hint = nearest(str(error["input"]), allowed) or self._meaning()
-            return Issue("not one of the values allowed", self.path, given, ", ".join(allowed), hint)
+            allowed_text = describe(self.field.annotation, self.field) if self.field else ""
+            return Issue("not one of the values allowed", self.path, given, allowed_text, hint)
         if kind == "value_error" and isinstance(issue_error := error["ctx"]["error"], IssueError):
             return replace(issue_error.issue, path=(*self.path, *issue_error.issue.path))
         if kind in ("value_error", "assertion_error"):

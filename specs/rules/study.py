@@ -12,7 +12,7 @@ from specs.reading.validate import show
 from specs.rules.search_space import describe
 from specs.schema.experiment import Experiment
 from specs.schema.fields import nearest
-from specs.schema.schedule import SCHEDULABLE
+from specs.schema.schedule import SCHEDULABLE, schedulable_field
 from specs.schema.study import (
     Cases,
     Choice,
@@ -254,7 +254,7 @@ def _population(study: Study, experiment: Experiment) -> Iterator[Issue]:
         given = f"rollout.max_staleness {experiment.rollout.max_staleness}"
         yield Issue("a population needs batches that are not sampled ahead", ("sampler", "type"), given, "0", hint)
     for path, searched in study.parameters.items():
-        at, known = ("parameters", path), path in SCHEDULABLE
+        at, known = ("parameters", path), schedulable_field(path) == path
         if not known or searched.when or not isinstance(searched, (FloatRange, IntRange)):
             message = "a population cannot change it over training"
             allowed = f"float or int, without when, of a field that takes a schedule: {', '.join(SCHEDULABLE)}"

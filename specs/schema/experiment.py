@@ -184,7 +184,7 @@ class Experiment(Spec):
     def skips_zero_advantage(self) -> bool:
         """Whether responses without advantage are left out: asked for, and without effect on any gradient."""
         training = self.training
-        elsewhere = self.objective.needs_reference or training.entropy_coef or training.router_aux_loss_coef
+        elsewhere = self.objective.without_advantage or training.entropy_coef or training.router_aux_loss_coef
         return training.skip_zero_advantage and not elsewhere
 
     @model_validator(mode="before")

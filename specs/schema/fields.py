@@ -315,10 +315,11 @@ def kind_of(annotation: Any) -> str:
 
 def describe(annotation: Any, field: FieldInfo | None) -> str:
     """Values of a field: `a number in (0, 1)`, `a whole number, at least 1`, `dual, none`, a section's fields."""
+    models = [part for part in members(annotation) if is_model(part)]
     if field and (values := literal_of(field)):
         flags = ("true", "false") if bool in members(annotation) else ()
-        return ", ".join([*flags, *map(str, values)])
-    models = [part for part in members(annotation) if is_model(part)]
+        sections = [f"or the fields {', '.join(names(models))}"] if models else []
+        return ", ".join([*flags, *map(str, values), *sections])
     if models:
         return "the fields " + ", ".join(names(models))
     return kind_of(annotation) + bounds_of(field)
