@@ -54,7 +54,7 @@ def in_a_line(certificate: Mapping[str, Any]) -> str:
     claimed = certificate["claimed"]
     if is_unnormalized(certificate["objective"]):
         claimed = of_unnormalized(claimed)
-    on_policy, off_policy = (_off(certificate, policy) for policy in ("on_policy", "off_policy"))
+    on_policy, off_policy = (off(certificate, policy) for policy in ("on_policy", "off_policy"))
     match certificate["claim"], certificate["holds"]:
         case "never", _:
             where = "exactly" if on_policy == "exact" else on_policy
@@ -87,7 +87,7 @@ def listed(values: Mapping[str, Any]) -> str:
 
 def _meaning(certificate: Mapping[str, Any], updates: int, max_staleness: int) -> str:
     claimed, claim = certificate["claimed"], certificate["claim"]
-    on_policy, off_policy = (_off(certificate, policy) for policy in ("on_policy", "off_policy"))
+    on_policy, off_policy = (off(certificate, policy) for policy in ("on_policy", "off_policy"))
     if not certificate["holds"]:
         return f"This run's objective does not have the gradient that it claims, that of {claimed}: do not rely on it."
     if claim == "always":
@@ -111,7 +111,7 @@ def _meaning(certificate: Mapping[str, Any], updates: int, max_staleness: int) -
     )
 
 
-def _off(certificate: Mapping[str, Any], policy: str) -> str:
+def off(certificate: Mapping[str, Any], policy: str) -> str:
     """`exact`, or how far the gradient is off in the worst enumerated case."""
     worst = max(finding["error"] for finding in certificate["findings"] if finding["policy"] == policy)
     share = f"{100 * worst:.0f}" if worst >= 0.01 else f"{100 * worst:.1g}"
