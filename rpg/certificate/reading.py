@@ -65,7 +65,7 @@ def in_a_line(certificate: Mapping[str, Any]) -> str:
             return f"exact on policy: the gradient of {claimed}; off policy {off_policy}"
         case claim, _:
             when = str(claim).replace("_", " ")
-            where = on_policy if claim == "on_policy" else f"{on_policy} on policy, {off_policy} off policy"
+            where = on_policy if claim == "on_policy" else off(certificate, "on_policy", "off_policy")
             apart = [finding for finding in certificate["findings"] if finding.get("reference") == "apart"]
             parts = {finding.get("divergence_gradient_of") or "" for finding in apart}
             part = (
@@ -111,8 +111,8 @@ def _meaning(certificate: Mapping[str, Any], updates: int, max_staleness: int) -
     )
 
 
-def off(certificate: Mapping[str, Any], policy: str) -> str:
+def off(certificate: Mapping[str, Any], *policies: str) -> str:
     """`exact`, or how far the gradient is off in the worst enumerated case."""
-    worst = max(finding["error"] for finding in certificate["findings"] if finding["policy"] == policy)
+    worst = max(finding["error"] for finding in certificate["findings"] if finding["policy"] in policies)
     share = f"{100 * worst:.0f}" if worst >= 0.01 else f"{100 * worst:.1g}"
     return "exact" if worst <= certificate["tolerance"] else f"up to {share} % off"
