@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from specs.schema.experiment import Experiment
 
 
+_CODE = (
+    "pipelines.planning.certificates",
+    *(f"rpg.certificate.{name}" for name in ("certificate", "finite", "reading")),
+)
+"""Modules in which an enumeration, and what is said of it, begin."""
+
+
 @dataclass(frozen=True, slots=True)
 class Certified:
     """What the enumeration of a spec's objective has found."""
@@ -56,7 +63,7 @@ def _note(experiment: Experiment) -> Path | None:
 
     rollouter = experiment.rollout.rollouter
     asked = [experiment.objective.model_dump_json(), experiment.advantage.credit, rollouter.gives_tokens]
-    code = [MANIFEST.read_text(encoding="utf-8"), Code().differing("rpg.certificate.finite"), version("torch")]
+    code = [MANIFEST.read_text(encoding="utf-8"), *map(Code().differing, _CODE), version("torch")]
     digest = hashlib.sha256(json.dumps([asked, code], sort_keys=True).encode()).hexdigest()
     return place_to_save_time("planning", "certificates", f"{digest[:32]}.json")
 
