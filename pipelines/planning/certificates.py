@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specs.errors import Issue, read_issue
-from specs.schema.objective import FormulaObjective
+from specs.schema.objective import FormulaObjective, PackagedObjective
 
 if TYPE_CHECKING:
     from pipelines.planning.plan import RunPlan
@@ -36,13 +36,13 @@ class Certified:
 
 
 def certified(experiment: Experiment) -> Certified:
-    """Returns the certificate of an objective that is a formula; nothing of another one.
+    """Returns the certificate of an objective that is a formula or a package's; nothing of another one.
 
     The first look imports torch. It is kept by the formula and the code that enumerates it.
     """
     from specs.machine.files import DiskError, read_json, write_json
 
-    if not isinstance(experiment.objective, FormulaObjective):
+    if not isinstance(experiment.objective, (FormulaObjective, PackagedObjective)):
         return Certified((), ())
     note = _note(experiment)
     if note and (known := read_json(note)):
@@ -62,8 +62,8 @@ def _note(experiment: Experiment) -> Path | None:
     from specs.machine.own_cache import place_to_save_time
 
     rollouter = experiment.rollout.rollouter
-    asked = [experiment.objective.model_dump_json(), experiment.advantage.credit, rollouter.gives_tokens]
-    code = [MANIFEST.read_text(encoding="utf-8"), *map(Code().differing, _CODE), version("torch")]
+    asked = [experiment.objective.identity(), experiment.advantage.credit, rollouter.gives_tokens]
+    code = [MANIFEST.read_text(encoding="utf-8"), Code().differing(*_CODE), version("torch")]
     digest = hashlib.sha256(json.dumps([asked, code], sort_keys=True).encode()).hexdigest()
     return place_to_save_time("planning", "certificates", f"{digest[:32]}.json")
 

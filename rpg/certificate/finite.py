@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from rpg.objectives import TokenBatch, token_losses
-from rpg.objectives.formula import Program, program
+from rpg.objectives.formula import program
 from rpg.objectives.terms import TERMS
-from specs.errors import Issue
-from specs.schema.objective import FormulaObjective, Objective
+from specs.errors import Issue, Path
+from specs.schema.objective import FormulaObjective, Objective, PackagedObjective
 from specs.schema.schedule import at_step, schedules_in
 
 EXTREME = 50.0
@@ -20,7 +20,7 @@ _LOG_RATIOS = (-EXTREME, -1.0, 0.0, 1.0, EXTREME)
 
 def refused(objective: Objective) -> Issue | None:
     """Returns why a formula cannot be trained on, at any point of its schedules; its path leads into the spec."""
-    if not isinstance(objective, FormulaObjective):
+    if not isinstance(objective, (FormulaObjective, PackagedObjective)):
         return None
     steps = {1}.union(*(schedule.phases() for _, schedule in schedules_in(objective)))
     for step in sorted(steps):
@@ -29,39 +29,47 @@ def refused(objective: Objective) -> Issue | None:
     return None
 
 
-def not_finite(objective: FormulaObjective) -> Issue | None:
-    """Returns what is wrong where a formula or its gradient is not finite in an enumerated case, or where it has no
+def not_finite(objective: FormulaObjective | PackagedObjective) -> Issue | None:
+    """Returns what is wrong where an objective or its gradient is not finite in an enumerated case, or where it has no
     gradient; its path leads into the objective.
 
     The cases are all combinations of advantages, rewards, entropies and log-ratios to the sampler, to the reference and
     of the engine, for responses of one and of three tokens; in float64, and a log-ratio is held at 60 nats.
     """
-    key = "weight" if objective.weight else "loss"
+    noun, hint = "objective", ""
+    path: Path = ()
+    if isinstance(objective, FormulaObjective):
+        noun, path = "formula", ("weight" if objective.weight else "loss",)
+        hint = "w, r or p must stand outside of sg() and of conditions"
     for length in (1, 3):
         batch = _cases(length)
         logprobs = batch.logprobs.clone().requires_grad_()
         inputs = {name: getattr(batch, name) for name in batch.__slots__ if name != "logprobs"}
         losses = token_losses(objective, logprobs=logprobs, **inputs)
         if not losses.requires_grad:
-            hint = "w, r or p must stand outside of sg() and of conditions"
-            return Issue("the formula has no gradient", (key,), getattr(objective, key), hint=hint)
+            return Issue(f"the {noun} has no gradient", path, hint=hint)
         (slopes,) = torch.autograd.grad(losses.sum(), logprobs)
         bad = ~(losses.isfinite() & slopes.isfinite()).all(-1)
         if bad.any():
-            terms = TERMS[objective.ratio_over](batch.prepared())
-            with torch.no_grad():
-                column = _first_not_finite(program(objective, key), program(objective, key).values(terms))
             what = "value" if not losses.isfinite().all() else "gradient"
-            hint = "keep every part finite: a branch of `where` that is not taken has a gradient too; clip() bounds"
-            return Issue(
-                f"the formula's {what} is not finite",
-                (key,),
-                _described(batch, int(bad.nonzero()[0])),
-                hint=hint,
-                within=getattr(objective, key),
-                column=column,
-            )
+            issue = Issue(f"the {noun}'s {what} is not finite", path, _described(batch, int(bad.nonzero()[0])))
+            return _placed(issue, objective, batch) if isinstance(objective, FormulaObjective) else issue
     return None
+
+
+def _placed(issue: Issue, objective: FormulaObjective, batch: TokenBatch) -> Issue:
+    """The issue at the first operation of the formula whose result is not finite; else at the formula."""
+    key = "weight" if objective.weight else "loss"
+    compiled = program(objective, key)
+    with torch.no_grad():
+        values = compiled.values(TERMS[objective.ratio_over](batch.prepared()))
+    column = compiled.steps[-1].node.column if compiled.steps else 1
+    for step, value in zip(compiled.steps, values, strict=True):
+        if value.is_floating_point() and not value.isfinite().all():
+            column = step.node.column
+            break
+    hint = "keep every part finite: a branch of `where` that is not taken has a gradient too; clip() bounds"
+    return replace(issue, hint=hint, within=getattr(objective, key), column=column)
 
 
 def _cases(length: int) -> TokenBatch:
@@ -85,14 +93,6 @@ def _cases(length: int) -> TokenBatch:
         rollout_logprobs=old_logprobs - tokens(log_engine) / length,
         rewards=tokens(reward),
     )
-
-
-def _first_not_finite(compiled: Program, values: list[Tensor]) -> int:
-    """Column of the first operation whose result is not finite; else of the formula."""
-    for step, value in zip(compiled.steps, values, strict=True):
-        if value.is_floating_point() and not value.isfinite().all():
-            return step.node.column
-    return compiled.steps[-1].node.column if compiled.steps else 1
 
 
 def _described(batch: TokenBatch, row: int) -> str:

@@ -1,4 +1,4 @@
-"""Meaning of a formula: its operations on the terms of a batch, as `specs/schema/formula.py` has read them.
+"""Objectives of a user's own: a package's, and the meaning of a formula that `specs/schema/formula.py` has read.
 
 A formula is compiled once for its numbers: what follows from them alone is computed then, and equal operations once.
 """
@@ -16,7 +16,7 @@ from rpg.objectives.clipping import Clipped, nothing_clipped
 from rpg.objectives.registry import equation
 from rpg.objectives.terms import Terms, bounded_exp
 from specs.schema.formula import Node
-from specs.schema.objective import FormulaObjective
+from specs.schema.objective import FormulaObjective, PackagedObjective
 from specs.schema.schedule import constant
 
 Value = Tensor | float
@@ -36,6 +36,13 @@ def formula(objective: FormulaObjective, terms: Terms) -> tuple[Tensor, Clipped]
             weight = program(objective, "weight").result(terms).detach()
         return -weight * terms.logprobs, clipped
     return terms.per_token(program(objective, "loss").result(terms)), clipped
+
+
+@equation.register
+def packaged(objective: PackagedObjective, terms: Terms) -> tuple[Tensor, Clipped]:
+    """as the installed package has it"""
+    losses, clipped = objective.losses(terms)
+    return losses, clipped
 
 
 def marks(objective: FormulaObjective, terms: Terms) -> Clipped:

@@ -1,14 +1,33 @@
-"""Formulas of objectives: from text to a checked tree. Nothing is evaluated here, `rpg/objectives/formula.py` does."""
+"""Objectives that a spec writes as formulas, and a formula's way from text to a checked tree.
+
+Nothing is evaluated here: `rpg/objectives/formula.py` does that.
+"""
 
 import ast
+import keyword
 import math
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from specs.errors import Issue
+from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic_core import InitErrorDetails
+
+from specs.errors import Issue, IssueError
+from specs.schema.base import Spec
+from specs.schema.base_objective import (
+    Aggregation,
+    BaseObjective,
+    Claim,
+    Divergence,
+    Level,
+    Parameter,
+    RatioOver,
+)
 from specs.schema.fields import nearest
+from specs.schema.schedule import constant, smallest
 
 SYMBOLS = {
     "w": "π/π_old",
@@ -265,3 +284,158 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     letters = {name, *name.split("_"), *(name[:1] if len(set(name)) == 1 else "")}
     alike = [each for each in names if each in letters] or [each for each in names if each.lower() == name.lower()]
     return f"did you mean `{alike[0]}`?" if alike else nearest(name, names, cutoff=0.5)
+
+
+class GradientClaim(Spec):
+    """What the expected gradient of a formula is said to be: that of the expected reward less a divergence."""
+
+    divergence: Divergence = "none"
+    """From the reference policy; none: the gradient is that of the expected reward alone."""
+    kl_coef: Annotated[float, Field(ge=0)] | str = 0.0
+    """Weight of the divergence: a number, or the name of the parameter that is it."""
+    exact: Literal["always", "on_policy"]
+    """on_policy: while the policy is the one that sampled; always: off policy too."""
+
+    @model_validator(mode="after")
+    def _weighs(self) -> Self:
+        if self.divergence == "none" and self.kl_coef != 0:
+            raise IssueError(Issue("kl_coef has no effect", ("kl_coef",), f"{self.kl_coef}, with divergence none"))
+        if self.divergence != "none" and self.kl_coef == 0:
+            hint = "name the parameter that weighs it, or write its number"
+            raise IssueError(Issue("the divergence has no weight", ("kl_coef",), "0", hint=hint))
+        return self
+
+
+ClaimOrNone = Annotated[
+    Annotated[GradientClaim, Tag("exact")] | Annotated[Literal["none"], Tag("none")],
+    Discriminator(lambda value: "exact" if isinstance(value, (Mapping, GradientClaim)) else "none"),
+]
+
+
+class FormulaObjective(BaseObjective):
+    """An objective of your own, written as a formula: docs/objectives.md has its symbols. It is certified before it
+    trains."""
+
+    published: ClassVar[dict[str, dict[str, Any]]] = {
+        "advantage": {"baseline": "group_mean", "scale": "none"},
+        "reference": {"source": "behaviour"},
+    }
+
+    type: Literal["formula"] = "formula"
+    level: Literal["token", "to_go", "sequence", "geometric_mean"] = "token"
+    """What the symbols are of: a token, a whole response, or its geometric mean. to_go: a token too, and the divergence
+    that is claimed is the whole response's."""
+    parameters: dict[str, Parameter] = Field(default_factory=dict)
+    """Numbers, or schedules, by the names that the formulas call them."""
+    weight: str = ""
+    """The weight m of the loss -SG(m) log pi. Either this or `loss`."""
+    loss: str = ""
+    """The loss of a token or of a whole response, which is differentiated as it is written."""
+    clipped: str = ""
+    """A condition: where the clip acts, for the metrics of clipping. Empty: nowhere."""
+    claim: ClaimOrNone
+    """What the gradient is said to be, which is enumerated before training and must be true; none: nothing."""
+    aggregation: Aggregation = "token_mean"
+    """How token losses become the loss of an update."""
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        if issues := [*self._issues()]:
+            errors = [
+                InitErrorDetails(type="value_error", loc=(), input=issue.given, ctx={"error": IssueError(issue)})
+                for issue in issues
+            ]
+            raise ValidationError.from_exception_data("formula", errors)
+        return self
+
+    def _issues(self) -> Iterator[Issue]:
+        for name in self.parameters:
+            if not name.isascii() or not name.isidentifier() or keyword.iskeyword(name):
+                yield Issue("not a name", ("parameters", name), name, "letters, digits and _, a letter first")
+            elif name in SYMBOLS or name in FUNCTIONS:
+                yield Issue("the name is taken by a symbol or a function", ("parameters", name), name)
+        if bool(self.weight) == bool(self.loss):
+            given = "both" if self.weight else "neither"
+            hint = "weight is the m of the loss -SG(m) log pi; loss is differentiated as it is written"
+            yield Issue("give either weight or loss", ("weight",) if self.weight else (), given, hint=hint)
+        for key in ("weight", "loss", "clipped"):
+            try:
+                self.tree(key)
+            except FormulaError as error:
+                yield replace(error.issue, path=(key,))
+        weighing = 0.0 if self.claim == "none" else self.claim.kl_coef
+        if isinstance(weighing, str):
+            if weighing not in self.parameters:
+                known = ", ".join(self.parameters) or "a number: there are no parameters"
+                yield Issue("no such parameter", ("claim", "kl_coef"), weighing, known)
+            elif smallest(self.parameters[weighing]) < 0:
+                yield Issue(
+                    "must be at least 0", ("parameters", weighing), hint="it weighs the divergence of the claim"
+                )
+
+    def tree(self, key: Literal["weight", "loss", "clipped"]) -> Node | None:
+        """The formula under a key; None where there is none."""
+        text = getattr(self, key)
+        of_responses = self.level in ("sequence", "geometric_mean")
+        return (
+            parse_formula(text, (*self.parameters,), condition=key == "clipped", of_responses=of_responses)
+            if text
+            else None
+        )
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """Symbols that occur in its formulas."""
+        return frozenset(name for name in self.names() if name in SYMBOLS)
+
+    def names(self) -> Iterator[str]:
+        """Symbols and parameters that occur in its formulas, as often as they do."""
+        for tree in (self.tree("weight"), self.tree("loss"), self.tree("clipped")):
+            yield from tree.names() if tree else ()
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a formula reads r or q."""
+        return bool(self.symbols & {"r", "q"})
+
+    @property
+    def without_advantage(self) -> bool:
+        """Nothing keeps a formula from having a gradient where A is 0."""
+        return True
+
+    @property
+    def ratio_over(self) -> RatioOver:
+        """Unit of the symbols."""
+        return "token" if self.level == "to_go" else self.level
+
+    @property
+    def exact(self) -> Claim:
+        """Returns what `claim` says; never where it is none."""
+        return "never" if self.claim == "none" else self.claim.exact
+
+    @property
+    def claim_level(self) -> Level:
+        """The divergence of each token at level token, else that of the whole response."""
+        return "token" if self.level == "token" else "sequence"
+
+    @property
+    def claims_divergence(self) -> bool:
+        """Whether `claim` names a divergence."""
+        return self.claim != "none" and self.claim.divergence != "none"
+
+    @property
+    def claim_divergence(self) -> Literal["reverse", "forward"]:
+        """Direction of the divergence that `claim` names."""
+        return "forward" if self.claim != "none" and "forward" in self.claim.divergence else "reverse"
+
+    @property
+    def claimed_kl_coef(self) -> float:
+        """Weight of the divergence that `claim` names."""
+        weight = 0.0 if self.claim == "none" else self.claim.kl_coef
+        return constant(self.parameters[weight]) if isinstance(weight, str) else weight
+
+    def with_kl_coef(self, kl_coef: float) -> Self:
+        """The objective with another value of the parameter that weighs the divergence; itself where there is none."""
+        if self.claim == "none" or not isinstance(name := self.claim.kl_coef, str):
+            return self
+        return self.model_copy(update={"parameters": {**self.parameters, name: kl_coef}})
