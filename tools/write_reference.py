@@ -260,7 +260,7 @@ def tables_page() -> str:
 def objectives_page() -> str:
     """The page as it is, its tables written anew."""
     page = (DOCS / "objectives.md").read_text(encoding="utf-8")
-    for name, lines in (("divergences", _divergences()), ("rivals", _rivals())):
+    for name, lines in (("divergences", _divergences()), ("rivals", _rivals()), ("gallery", _gallery())):
         mark = f"<!-- {name}: written by tools/write_reference.py -->"
         table = "\n".join([mark, *lines, "<!-- end -->"])
         page, count = re.subn(f"{mark}.*?<!-- end -->", table, page, flags=re.DOTALL)
@@ -275,6 +275,17 @@ def _divergences() -> list[str]:
     for name, weight in WEIGHTS.items():
         of = _paragraphs(weight)[1].partition(".")[0].removeprefix("K of ")
         rows.append(_table_row(f"`{name}`", of, _paragraphs(weight)[0], _paragraphs(LOSSES[name])[0]))
+    return rows
+
+
+def _gallery() -> list[str]:
+    """The published objectives, as the comments at the top of their files have them."""
+    rows = ["| file | source | differs | certificate |", "|---|---|---|---|"]
+    for file in sorted((ROOT / "specs" / "objectives").glob("*.yaml")):
+        lines = file.read_text(encoding="utf-8").splitlines()
+        said = dict(line[2:].split(": ", 1) for line in lines if line.startswith(("# Source: ", "# Differs: ")))
+        certificate = [line[4:] for line in lines if line.startswith("#   ")]
+        rows.append(_table_row(f"`{file.stem}`", said["Source"], said["Differs"], "<br>".join(certificate)))
     return rows
 
 
