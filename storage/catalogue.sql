@@ -144,7 +144,7 @@ CREATE TABLE artifacts (
 CREATE TABLE provenance (
     unit VARCHAR NOT NULL,
     run_id VARCHAR,
-    kind VARCHAR,                           -- spec: a value of the spec; code: version, commit, diff (SHA-256 of what was not committed; empty: nothing); package: an installed version; lock: SHA-256 of all installed versions; machine: processor, GPU, driver, Python; environment: a variable, secrets hidden; data: SHA-256 of a file of the staged problems; certificate: SHA-256 of certificate.json
+    kind VARCHAR,                           -- spec: a value of the spec; code: version, commit, diff (SHA-256 of what was not committed; empty: nothing); package: an installed version; lock: SHA-256 of all installed versions; machine: processor, GPU, driver, Python; environment: a variable, secrets hidden; data: SHA-256 of a file of the staged problems; certificate: SHA-256 of certificate.json; claim, when the objective's gradient is said to be exact: always, on_policy or none
     name VARCHAR,                           -- of a spec's value its path, such as objective.clip.low
     value VARCHAR,                          -- a text as it is, anything else as JSON
     origin VARCHAR,                         -- of a spec's value: file (the spec, one that it extends, or a study's), set (--set), matrix (the run's cell or seed), published (with the objective), default

@@ -104,6 +104,10 @@ def _certificate(directory: Path) -> Iterator[Row]:
     path = directory / "certificate.json"
     if path.is_file():
         yield _row("certificate", "sha256", hashlib.sha256(path.read_bytes()).hexdigest())
+        recorded = read_document(path)
+        certificates = recorded.get("steps", {"": recorded}).values()
+        for claim in dict.fromkeys(each["claim"] for each in certificates if "claim" in each):
+            yield _row("certificate", "claim", "none" if claim == "never" else claim)
 
 
 def _attempt(document: Mapping[str, Any]) -> Iterator[Row]:

@@ -122,6 +122,7 @@ def _as_data(made: Plan) -> dict[str, Any]:
 def _of_training(experiment: Experiment) -> dict[str, Any]:
     from dataclasses import asdict
 
+    from pipelines.planning.certificates import certified
     from pipelines.planning.judging import judging
     from pipelines.planning.memory import batch_algebra
 
@@ -131,6 +132,7 @@ def _of_training(experiment: Experiment) -> dict[str, Any]:
         "gpu_hours": _gpu_hours(experiment),
         "judges": [asdict(each) for each in judging(experiment)],
         "schedules": _schedules(experiment),
+        "certificate": list(certified(experiment).lines),
     }
 
 
@@ -214,6 +216,7 @@ def _summary(made: Plan) -> Iterator[tuple[str, str, int, str]]:
 
 def _algebra(made: Plan) -> list[str]:
     """Batch algebra and estimates of the first run, and in how far the other runs differ."""
+    from pipelines.planning.certificates import certificate_lines
     from pipelines.planning.device import LARGE, device_of
     from pipelines.planning.gpu_hours import SAMPLING_SHARE, gpu_hours
     from pipelines.planning.gpu_sharing import gpu_sharing, planned_on
@@ -281,6 +284,7 @@ def _algebra(made: Plan) -> list[str]:
                 f"{hours.total * len(made.runs):,.0f} for all runs"
                 + ("; evaluation comes on top: the size of a set is not known yet" if hours.evaluation is None else "")
             )
+    lines += [f"claim   {line}" for line in certificate_lines(made.runs)[:MOST_RUNS]]
     changing = dict.fromkeys(entry for run in made.runs for entry in _schedules(run.experiment).items())
     lines += [f"changes {path} {schedule}" for path, schedule in changing]
     others = sum(batch_algebra(run.experiment) != batch for run in made.runs)

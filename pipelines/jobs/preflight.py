@@ -11,6 +11,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from pipelines.planning.certificates import certificate_lines, certified_runs
 from specs.errors import Issue, SpecError, in_file_order, render
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def refuse_what_a_stage_would(
         raise SpecError(*errors)
     if warnings:
         print(render(warnings, noun="warning"), file=sys.stderr)
+    for line in [] if quiet else certificate_lines(to_do):
+        print(f"objective: {line}", file=sys.stderr)
 
 
 def unfinished(runs: Sequence[RunPlan]) -> list[RunPlan]:
@@ -106,7 +109,7 @@ def unscorable(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
 def examined(
     document: Document, runs: Sequence[RunPlan], *, forked: bool = False, thorough: bool = False
 ) -> tuple[list[Issue], list[Issue], list[Issue]]:
-    """Findings about the data and models of a document's runs, each at its place, each once.
+    """Findings about the data, models and formulas of a document's runs, each at its place, each once.
 
     Args:
         forked: look in a fork where one may be: it shares its imports with the count before it or the stages after it.
@@ -120,6 +123,7 @@ def examined(
     distinct = {(*_looked_at(run.experiment), _is_made(run)): run for run in runs}
     findings = [(run.values, _known_or_examined(run, forked, thorough)) for run in distinct.values()]
     errors = [document.locate(issue, values) for values, (found, _, _) in findings for issue in found]
+    errors += [document.locate(issue, run.values) for run, found in certified_runs(runs) for issue in found.issues]
     absent = [document.locate(issue, values) for values, (_, found, _) in findings for issue in found]
     warnings = [document.locate(issue, values) for values, (_, _, found) in findings for issue in found]
     return in_file_order(errors), in_file_order(absent), in_file_order(warnings)

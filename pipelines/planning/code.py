@@ -28,7 +28,7 @@ ENTRIES = {
     "evaluate": "rpg.evaluation.stage",
 }
 """The module in which the work of each stage begins. A page is no result of code: `--fresh report` writes it again."""
-COMPUTING = ("specs.schema.schedule",)
+COMPUTING = ("specs.schema.formula", "specs.schema.schedule")
 """Modules of `specs` that compute values. The others check and hold what the fingerprint has already."""
 ROOT = Path(__file__).parents[2]
 """Where the product's packages lie."""

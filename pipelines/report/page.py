@@ -27,8 +27,8 @@ _LEAST_HEADINGS = 4
 
 
 def render(template: str, **values: Any) -> str:
-    """Returns the page of a template in this directory, with the style sheet, its scripts and the charts' library inside
-    it. U+FFFD stands for control characters of recorded text, which HTML has no place for."""
+    """Returns the page of a template in this directory, with the style sheet, its scripts and the charts' library
+    inside it. U+FFFD stands for control characters of recorded text, which HTML has no place for."""
     page = (
         _environment()
         .get_template(template)

@@ -213,6 +213,7 @@ def _idle_reference(experiment: Experiment) -> Iterator[Issue]:
     reference, training = experiment.reference, experiment.training
     if reference.source != "behaviour" and not experiment.objective.needs_reference:
         given = "divergence none" if getattr(experiment.objective, "divergence", "") == "none" else "kl_coef 0"
+        given = "a formula without r and q" if experiment.objective.type == "formula" else given
         hint = "leave reference out: a second model costs memory"
         yield Issue("nothing reads the reference", ("reference", "source"), given=given, hint=hint)
     update, updates = reference.update, training.minibatches * training.epochs

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from specs.errors import Issue
 from specs.schema.clip import DualClip, NoClip, TruncateClip
 from specs.schema.experiment import Experiment
-from specs.schema.objective import PublishedObjective, RegularizedObjective
+from specs.schema.objective import FormulaObjective, PublishedObjective, RegularizedObjective
 from specs.schema.schedule import largest
 
 
@@ -47,6 +47,16 @@ def idle_clip_knobs(experiment: Experiment) -> Iterator[Issue]:
             yield Issue("keep_divergence has no effect", (*path, "keep_divergence"), given=given)
         if clip.branch == "regularized":
             yield Issue("branch has no effect", (*path, "branch"), given=f"regularized, with {given}")
+
+
+def idle_parameters(experiment: Experiment) -> Iterator[Issue]:
+    """Numbers of a formula that it does not read."""
+    objective = experiment.objective
+    if not isinstance(objective, FormulaObjective):
+        return
+    for name in objective.parameters:
+        if name not in objective.names():
+            yield Issue("no formula reads it", ("objective", "parameters", name), hint="leave it out")
 
 
 def margins_like_bounds(experiment: Experiment) -> Iterator[Issue]:
@@ -148,6 +158,7 @@ def on_policy(experiment: Experiment) -> bool:
 IDLE_KNOBS = (
     idle_penalty,
     idle_clip_knobs,
+    idle_parameters,
     margins_like_bounds,
     idle_cap,
     idle_schedule,

@@ -163,9 +163,10 @@ def idle_skipping(experiment: Experiment) -> Iterator[Issue]:
     """No response can be left out under a loss that has a gradient for each."""
     training = experiment.training
     if training.skip_zero_advantage and not experiment.skips_zero_advantage:
-        kl_coef, entropy_coef = largest(experiment.objective.kl_coef), training.entropy_coef
+        kl_coef, entropy_coef = largest(getattr(experiment.objective, "kl_coef", 0.0)), training.entropy_coef
         router_coef = training.router_aux_loss_coef or 0.0
         others = f"kl_coef {kl_coef:g}" if kl_coef else f"router_aux_loss_coef {router_coef:g}"
+        others = "an objective that is a formula" if experiment.objective.type == "formula" else others
         given = f"entropy_coef {entropy_coef:g}" if entropy_coef else others
         yield Issue(
             "every response is computed: the loss has a gradient where the advantage is 0 as well",
