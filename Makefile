@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 # Tests wait for processes now and then: one more than cores, and no more than the memory of most machines is for.
 TESTERS := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n + 1 : 4)))
 
-.PHONY: quickstart install dev vllm check test test-long coverage docs clean
+.PHONY: quickstart install dev vllm check test test-more test-long coverage docs clean
 
 quickstart: .venv/.installed  ## one experiment from spec to report, on a CPU
 	$(BIN)/rpg run specs/experiments/quickstart.yaml
@@ -42,8 +42,13 @@ check: .venv/.dev  ## what pre-commit and CI run first: style, types, architectu
 test: export OMP_NUM_THREADS := 1
 # A thousand processes begin: the checkout is compiled once, also where the environment forbids it.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: .venv/.dev  ## what CI runs: a file of tests at a time in each process
+test: .venv/.dev  ## each rule where that is cheap: a file of tests at a time in each process
 	$(BIN)/pytest -n $(TESTERS) --dist loadfile
+
+test-more: export OMP_NUM_THREADS := 1
+test-more: export PYTHONDONTWRITEBYTECODE :=
+test-more: .venv/.dev  ## the expensive half, which CI runs too: whole runs, servers, second users, kills
+	$(BIN)/pytest -n $(TESTERS) --dist loadfile -m 'more and not long and not gpu'
 
 test-long: .venv/.dev  ## campaigns of minutes: kills, seeds, sweeps
 	$(BIN)/pytest -m long

@@ -24,7 +24,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.processes.forking import fork
-from pipelines.running.fork_imports import imports_of
 from specs.loader import load_experiment
 from specs.machine.files import replacing
 from specs.schema.experiment import Experiment
@@ -59,10 +58,10 @@ def spec_of(cell: tuple[float, float, float], seed: int) -> Experiment:
     )
 
 
-def process(module: str, argument: Path, imports: Any, log: Path) -> int:
+def process(module: str, argument: Path, log: Path) -> int:
     """Runs `python -m MODULE ARGUMENT` as a fork to its end; its exit code."""
     with log.open("ab") as output:
-        forked = fork([module, str(argument)], imports, output, inherited=dict(os.environ), environment={})
+        forked = fork([module, str(argument)], output, inherited=dict(os.environ), environment={})
         if forked is None:
             raise SystemExit("this machine cannot fork: it has a GPU, or RPG_FORK_STAGES forbids it")
         return forked.wait()
@@ -78,7 +77,7 @@ def make_base(scratch: Path) -> None:
         problems = str(scratch / "problems.json")
         out = {"out": str(scratch / stage), "problems": problems, "inputs": inputs}
         job.write_text(json.dumps({"stage": stage, "spec": spec.model_dump(mode="json"), **out}))
-        if code := process("rpg.stage", job, imports_of(spec, stage, ()), scratch / "log.txt"):
+        if code := process("rpg.stage", job, scratch / "log.txt"):
             raise SystemExit(f"{stage} ended with {code}: {scratch / 'log.txt'}")
         (scratch / f"{stage}.done").touch()
 
@@ -91,7 +90,7 @@ def train(scratch: Path, cell: tuple[float, float, float], seed: int) -> list[di
     (run / "spec.json").write_text(spec.model_dump_json())
     names = {"run_id": "recorded", "fingerprint": "recorded", "evaluation": "recorded", "until": STEPS}
     (run / "inputs.json").write_text(json.dumps({**names, "data": "../data", "base": "../base"}))
-    code = process("rpg.train", run, imports_of(spec, "train", ()), run / "log.txt")
+    code = process("rpg.train", run, run / "log.txt")
     key = {"low": cell[0], "high": cell[1], "kl": cell[2], "seed": seed}
     if code:
         if "not finite" not in (run / "log.txt").read_text():

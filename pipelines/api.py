@@ -3,8 +3,7 @@
 Everything goes through the stages and the cache that the command line has, under RPG_HOME.
 """
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -12,9 +11,10 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines.home.home import Home
+from pipelines.jobs import load as jobs
 from specs.document import Document
 from specs.errors import Issue, RpgError, SpecError, render
-from specs.loader import Kind, Spec, kind_of, load_any
+from specs.loader import Kind, Spec, kind_of
 from specs.schema.experiment import Experiment
 from specs.schema.study import Study
 from specs.study_document import StudyDocument
@@ -22,10 +22,10 @@ from specs.study_document import StudyDocument
 if TYPE_CHECKING:
     import pandas as pd
 
+    from pipelines.jobs.answer import Answered
     from pipelines.planning.plan import Plan
-    from pipelines.prefect_flows.submit import Submitted
+    from pipelines.report.charts import Chart
     from pipelines.report.evidence import Group
-    from pipelines.report.figures import Figure
     from pipelines.report.statistics import Verdict
     from pipelines.studies.answers.results import StudyRecord
 
@@ -52,25 +52,7 @@ def load(
     Raises:
         SpecError: everything that is wrong, each at its file and line, or, of a mapping, at the path of its key.
     """
-    from pipelines.planning.weights import weights_in
-
-    written = {}
-    if rewards:
-        from pipelines.exchange.reward_file import write_rewards
-
-        written = write_rewards(rewards, Home.from_environment())
-    document = load_any(spec, set or {}, weights_of=weights_in(Home.from_environment()), rewards=written)
-    for name, reward in written.items():
-        if not any(f"'path': {reward['path']!r}" in str(source) for source in _sources(document)):
-            issue = Issue(f"no reward of the spec is {name!r}", ("rewards", name), hint=f"reward: {{type: {name}}}")
-            raise SpecError(issue)
-    return Job(document, kind_of(spec))
-
-
-def _sources(document: Document | StudyDocument) -> list[dict[str, Any]]:
-    if isinstance(document, StudyDocument):
-        return [document.source, document.experiment.source]
-    return [document.source]
+    return Job(jobs.load(spec, set or {}, Home.from_environment(), rewards), kind_of(spec))
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,20 +77,16 @@ class Job:
     def _spec(self) -> Experiment | Study:
         return self.document.study if isinstance(self.document, StudyDocument) else self.document.experiment
 
-    @property
-    def _experiment(self) -> Document:
-        return self.document.experiment if isinstance(self.document, StudyDocument) else self.document
-
     def plan(self) -> "JobPlan":
         """What would run, what is done, and why, as `rpg plan`. Changes nothing.
 
         Raises:
             SpecError: the data or the model that the spec names is wrong.
         """
-        from pipelines.cli.verbs.plan import findings
+        from pipelines.jobs.plan import findings, runs_document
         from pipelines.planning.plan import make_plan
 
-        plan = make_plan(self._experiment, Home.from_environment())
+        plan = make_plan(runs_document(self.document), Home.from_environment())
         errors, warnings = findings(self.document, plan)
         if errors:
             raise SpecError(*errors)
@@ -135,7 +113,7 @@ class Job:
         return self.outcome()
 
     def _run(self, document: Document, home: Home, parallel: int | str, progress: bool) -> None:
-        from pipelines.cli.execute import run_here
+        from pipelines.jobs.execute import run_here
 
         outcomes = run_here(document, home, parallel=str(parallel), quiet=not progress)
         if any(outcome.interrupted for outcome in outcomes):
@@ -146,7 +124,7 @@ class Job:
             raise RunError(f"{len(bad)} of {len(outcomes)} runs did not finish\n{listed}")
 
     def _run_study(self, document: StudyDocument, home: Home, parallel: int | str, progress: bool) -> None:
-        from pipelines.cli.execute import run_study_here
+        from pipelines.jobs.execute import run_study_here
         from pipelines.studies.answers.report import write_study_report
         from pipelines.studies.answers.results import StudyRecord
         from pipelines.studies.trials import StudyInterruptedError
@@ -171,20 +149,12 @@ class Job:
         """
         import os
 
-        from pipelines.cli.preflight import refuse_what_a_stage_would
-        from pipelines.planning.plan import make_plan
-        from pipelines.prefect_flows.submit import submit_document
-        from pipelines.prefect_server.client import api_url
-        from pipelines.studies.flow import submit_study
+        from pipelines.jobs.submit import submit, submit_study
 
         home, profile = Home.from_environment(), os.environ.get("RPG_PROFILE", "") if profile is None else profile
-        api_url(home, profile)  # before the look at the data, which takes long
-        refuse_what_a_stage_would(self._experiment, make_plan(self._experiment, home).runs, None)
         if isinstance(self.document, StudyDocument):
-            links = submit_study(self.document, home, profile, workers=self.document.study.parallel, say=_say)
-            return Submissions((self.name, link) for link in links)
-        submitted: Sequence[Submitted] = submit_document(self.document, home, profile, say=_say)
-        return Submissions((each.run_id, each.link) for each in submitted)
+            return Submissions((self.name, link) for link in submit_study(self.document, home, profile))
+        return Submissions((each.run_id, each.link) for each in submit(self.document, home, profile))
 
     def outcome(self) -> "Outcome":
         """What came of it so far, from the record.
@@ -215,24 +185,17 @@ class JobPlan:
     @property
     def data(self) -> dict[str, Any]:
         """The plan as `rpg plan --json` has it."""
-        from pipelines.cli.study_plan import study_plan_data
-        from pipelines.cli.verbs.plan import as_data
+        from pipelines.jobs.plan import plan_data
 
-        if isinstance(self.document, StudyDocument):
-            return study_plan_data(self.document, self.plan, Home.from_environment())
-        return as_data(self.plan)
+        return plan_data(self.document, self.plan, Home.from_environment())
 
     def __str__(self) -> str:
-        from pipelines.cli.study_plan import print_study_plan
-        from pipelines.cli.verbs.plan import MOST_RUNS, print_plan
+        from pipelines.jobs.plan import print_plan
         from pipelines.terminal.console import SafeConsole
 
         text = StringIO()
         console = SafeConsole(text, soft_wrap=True, width=160, force_jupyter=False)
-        if isinstance(self.document, StudyDocument):
-            print_study_plan(self.document, self.data, console)
-        else:
-            print_plan(self.plan, each=len(self.plan.runs) <= MOST_RUNS, console=console)
+        print_plan(self.document, self.plan, Home.from_environment(), console)
         told = render(self.warnings, noun="warning") if self.warnings else ""
         return text.getvalue() + told
 
@@ -311,18 +274,19 @@ class Outcome:
                 for trial in self._study.trials
             ]
             return pd.DataFrame(rows)
+        from pipelines.report.answer import outcomes_of
         from pipelines.report.answer.rows import outcome_rows
 
-        return pd.DataFrame(outcome_rows(self._outcomes))
+        return pd.DataFrame(outcome_rows(outcomes_of(self._answered.found)))
 
-    def figure(self, name: str) -> "Figure":
+    def figure(self, name: str) -> "Chart":
         """One figure by its name: `reward/mean`, `accuracy/held_out`; see `figures`."""
         if name not in self.figures:
             raise RpgError(f"there is no figure {name!r}; there are: {', '.join(self.figures)}")
         return self.figures[name]
 
     @cached_property
-    def figures(self) -> "dict[str, Figure]":
+    def figures(self) -> "dict[str, Chart]":
         """All figures by name, those of metrics that never change too."""
         from pipelines.report.evidence import study_groups
         from pipelines.report.figures import figures_of
@@ -364,12 +328,10 @@ class Outcome:
         return groups
 
     @cached_property
-    def _outcomes(self) -> Any:
-        from pipelines.report.answer import answers_of, outcomes_of
-        from storage import Store
+    def _answered(self) -> "Answered":
+        from pipelines.jobs.answer import answered
 
-        with Store.open(self.home.root) as store:
-            return outcomes_of(answers_of(self.home, store, self._groups, [self._version]))
+        return answered(self.home, self._version, self._groups)
 
     def _said(self) -> "tuple[str, Verdict | None]":
         """The answer in words, and the verdict that it rests on, if there is one."""
@@ -378,18 +340,7 @@ class Outcome:
 
             of_arms = confirmed(self.home, self._study).verdict if self._study.measured else None
             return answer(self.home, self._study).sentence, of_arms
-        from pipelines.report.answer import answers_of
-        from pipelines.report.answer.whole import whole_answer
-        from pipelines.report.diagnosis import not_scored
-        from pipelines.report.evidence import metric_curves
-        from storage import Store
-
-        with Store.open(self.home.root) as store:
-            found = answers_of(self.home, store, self._groups, [self._version])
-            curves = metric_curves(store, self.run_ids)
-            failed = not_scored(store, self._groups)
-        text = whole_answer(self.home, self._version, self._groups, found, curves, failed)
-        return text, next((answer.verdict for answer in found if answer.verdict), None)
+        return self._answered.text, self._answered.verdict
 
     def _run(self, run_id: str, values: dict[str, Any] | None = None) -> JobRun:
         from pipelines.report.evidence import load_run
@@ -407,7 +358,3 @@ class Outcome:
         curves = [figure for name, figure in self.figures.items() if name in ("reward/mean", "history")]
         drawn = "".join(figure.svg("page") for figure in curves[:1])
         return f"<p><b>{escape(self.question)}</b></p><p>{escape(self.verdict.text)}</p>{self.table().to_html()}{drawn}"
-
-
-def _say(note: str) -> None:
-    print(note, file=sys.stderr)

@@ -161,16 +161,19 @@ def with_signal(values: Tensor, lengths: Tensor) -> Tensor:
 def whitened(values: Tensor) -> Tensor:
     """(x - mean) / sqrt(variance + 1e-8), ddof 1, over the values of all ranks, which all call it.
 
+    Exactly 0 where the difference from the mean is below ROUNDING of the largest value.
+
     Source: Hu 2025, arXiv:2501.03262; OpenRLHF's epsilon. Of the ranks' means and variances: Chan 1983.
     """
     count = values.numel()
     own = (count, float(values.mean()) if count else 0.0, float(values.var(correction=1)) if count > 1 else 0.0)
-    parts = ranks.gather(own)
-    total = sum(count for count, _, _ in parts)
-    mean = sum(count / total * mean for count, mean, _ in parts)
-    within = sum((count - 1) / (total - 1) * variance for count, _, variance in parts if count > 1)
-    between = sum(count / (total - 1) * (each - mean) ** 2 for count, each, _ in parts) if total > 1 else 0.0
-    return (values - mean) * torch.rsqrt(values.new_tensor(within + between) + 1e-8)
+    parts = ranks.gather((*own, float(values.abs().max()) if count else 0.0))
+    total = sum(count for count, *_ in parts)
+    mean = sum(count / total * mean for count, mean, *_ in parts)
+    within = sum((count - 1) / (total - 1) * variance for count, _, variance, _ in parts if count > 1)
+    between = sum(count / (total - 1) * (each - mean) ** 2 for count, each, *_ in parts) if total > 1 else 0.0
+    centred = _rounded(values - mean, values.new_tensor(max(largest for *_, largest in parts)))
+    return centred * torch.rsqrt(values.new_tensor(within + between) + 1e-8)
 
 
 def overlong_penalties(lengths: Tensor, *, max_response_length: int, buffer: int) -> Tensor:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specs.machine.files import write_json
-from specs.schema.guard import Guard
+from specs.schema.training import Guard
 
 _ALWAYS = Guard(metric="not_finite")
 

@@ -44,6 +44,8 @@ SCHEDULED: Mapping[tuple[str, ...], str] = {
     ("reference", "update", "every_steps"): "reference/every_steps",
 }
 """The spec's field that takes a schedule -> the metric that its value is recorded as; the learning rate always is."""
+OF_FORMULAS = ("objective", "parameters")
+"""Where schedules stand that are recorded as `parameter/NAME`."""
 _MAXIMA = {"ratio/max": "ratio", "rollout_ratio/max": "rollout_ratio"}
 """Metric -> the per-token tensor whose maximum it is."""
 _SQUARED = ("ratio", "weight")
@@ -243,7 +245,10 @@ def staleness_metrics(step: StepRollouts, trained_version: int) -> dict[str, flo
 
 def scheduled_values(spec: Experiment, step: int) -> dict[str, float]:
     """Values of the spec's schedules at a step; empty where nothing is scheduled."""
-    return {SCHEDULED[path]: schedule.at(step) for path, schedule in schedules_in(spec) if path in SCHEDULED}
+    scheduled = {path: schedule.at(step) for path, schedule in schedules_in(spec)}
+    fixed = {SCHEDULED[path]: value for path, value in scheduled.items() if path in SCHEDULED}
+    own = {f"parameter/{path[-1]}": value for path, value in scheduled.items() if path[:-1] == OF_FORMULAS}
+    return fixed | own
 
 
 @dataclass(frozen=True, slots=True)

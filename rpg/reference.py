@@ -294,7 +294,7 @@ class ReferenceSchedule:
         """Restores a `state_dict` of the same reference section."""
         self.version = int(state["version"])
         self.age_steps = int(state["age_steps"])
-        self.age_updates = int(state.get("age_updates", 0))  # older checkpoints did not count them
+        self.age_updates = int(state["age_updates"])
         self.steps = int(state["steps"])
         self.reason = str(state["reason"])
         self._recent.clear()

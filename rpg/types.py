@@ -40,8 +40,8 @@ class Problem:
     shown: tuple[str, ...] = ()
     """Names in `metadata` that `public` keeps."""
     prefill: str = ""
-    """Beginning of each reply that the chat template writes itself, such as `<think>`; empty: it writes none. Scorers
-    see it before the response."""
+    """Beginning of each reply that the template writes itself, such as `<think>`; empty: it writes none. Scorers see it
+    before the response."""
 
     def public(self) -> "Problem":
         """Returns the problem as a process may have it that the policy can reach: without the gold answer, and of

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 MAX_BYTES = 1 << 18
-"""Bytes of a spec file, and of a file that it names and that is read to check it: a hostfile, a model's config.json."""
+"""Bytes of a spec file, and of a model's config.json, which is read to check it."""
 MAX_DEPTH = 32
 """Levels of nesting."""
 MAX_VALUES = 10_000
@@ -15,7 +15,7 @@ MAX_VALUES = 10_000
 MAX_DIGITS = 100
 """Digits of a whole number, to any base: a fraction can hold it."""
 MAX_RANKS = 1 << 20
-"""Ranks of a run; and its nodes, and a host's slots."""
+"""Ranks of a run; and its nodes."""
 MAX_RUNS = 4096
 """Runs of an experiment: cells x seeds."""
 MAX_COMBINATIONS = 4096
@@ -37,11 +37,11 @@ MAX_TOLD = 2000
 """Characters of a line of a problem."""
 
 BOUNDS = {
-    "bytes of a file, of a hostfile, and of a model's config.json": MAX_BYTES,
+    "bytes of a file, and of a model's config.json": MAX_BYTES,
     "levels of nesting": MAX_DEPTH,
     "keys, sections and list items of a file, an alias counted as often as it is used": MAX_VALUES,
     "digits of a whole number": MAX_DIGITS,
-    "`training.ranks`, nodes, slots of a host": MAX_RANKS,
+    "`training.ranks`, nodes": MAX_RANKS,
     "runs of an experiment: cells x seeds": MAX_RUNS,
     "combinations of a matrix, those that `exclude` names too": MAX_COMBINATIONS,
     "entries of `exclude`": MAX_EXCLUDED,

@@ -8,7 +8,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from specs.bounds import MAX_CHECKED_VALUES, MAX_COMBINATIONS, MAX_EXCLUDED, MAX_RUNS, comparable, repeats
-from specs.errors import Issue, Path, Positions, nearest_position
+from specs.errors import Issue, Path, Positions, nearest_position, placed
 from specs.labels import is_called
 from specs.model_evaluation import schema_of
 from specs.published import SpecOfCell, warnings_of_cells
@@ -206,7 +206,7 @@ def _blame(
     if not related:
         cell = ", ".join(f"{name}={show(value)}" for name, value in (common or values).items())
         issue = replace(issue, message=f"{issue.message} (in the run with {cell})")
-    return replace(issue, file=place.file, line=place.line, snippet=place.snippet) if place else issue
+    return placed(issue, place) if place else issue
 
 
 def _related(path: Path, other: Path) -> bool:

@@ -23,6 +23,7 @@ from specs.errors import (
     in_file_order,
     locate,
     nearest_position,
+    placed,
     plain_positions,
     read_issue,
     read_positions,
@@ -72,7 +73,7 @@ class Document:
         """
         place = None if issue.file else varied_place(self.experiment.matrix, values or {}, issue.path)
         at = nearest_position(place, self.positions) if place else None
-        return replace(issue, file=at.file, line=at.line, snippet=at.snippet) if at else locate(issue, self.positions)
+        return placed(issue, at) if at else locate(issue, self.positions)
 
     def with_values(self, values: Mapping[str, Any], at: Position) -> "Document":
         """The document with fields set by their dotted paths, checked like a file. Raises SpecError.

@@ -5,6 +5,7 @@ These exceptions are a user's to cause. Each is shown as it stands, without a tr
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path as FilePath
 from typing import Any
 
 from specs.bounds import MAX_ISSUES, MAX_TOLD
@@ -30,6 +31,10 @@ class Issue:
     """From 1; 0: unknown."""
     snippet: str = ""
     """That line's text, or what is shown in its place."""
+    column: int = 0
+    """From 1; 0: unknown. Of the line, or of `within` before the issue is located."""
+    within: str = ""
+    """The value's text in which `column` is a place; empty once that place in the file is known."""
 
 
 def read_issue(plain: Mapping[str, Any]) -> Issue:
@@ -66,9 +71,36 @@ def read_positions(plain: Iterable[Sequence[Any]]) -> Positions:
 def locate(issue: Issue, positions: Mapping[Path, Position]) -> Issue:
     """The issue with file, line and snippet of its path, or of the nearest ancestor that stands in a file."""
     position = None if issue.file else nearest_position(issue.path, positions)
-    if position is None:
-        return issue
+    return placed(issue, position) if position else issue
+
+
+def placed(issue: Issue, position: Position) -> Issue:
+    """The issue at a position; one within a text at the line and column of its character, where the file holds it."""
+    if issue.within and (place := _place_within(issue, position)):
+        return place
     return replace(issue, file=position.file, line=position.line, snippet=issue.snippet or position.snippet)
+
+
+def _place_within(issue: Issue, position: Position) -> Issue | None:
+    """The issue at line and column of its character in the file; None where the file does not hold its text.
+
+    YAML folds lines, so that the text is searched for without its blanks, from the line of its key on.
+    """
+    try:
+        lines = FilePath(position.file).read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError):
+        return None
+    places = [
+        (number, column, character)
+        for number, line in enumerate(lines[position.line - 1 :], position.line)
+        for column, character in enumerate(line, 1)
+        if not character.isspace()
+    ]
+    found = "".join(character for _, _, character in places).find("".join(issue.within.split()))
+    if found < 0:
+        return None
+    line, column, _ = places[found + len("".join(issue.within[: issue.column - 1].split()))]
+    return replace(issue, file=position.file, line=line, column=column, snippet=lines[line - 1], within="")
 
 
 def nearest_position(path: Path, positions: Mapping[Path, Position]) -> Position | None:
@@ -105,11 +137,14 @@ def render(issues: Sequence[Issue], *, noun: str = "error", done: str = NOTHING_
 
 def render_one(issue: Issue) -> str:
     """One issue, of one to five lines."""
-    place = f"{issue.file}:{issue.line}" if issue.line else issue.file
+    place = ":".join(
+        filter(None, [issue.file, *(str(at) for at in (issue.line, not issue.within and issue.column) if at)])
+    )
     lines = [": ".join(part for part in (place, dotted(issue.path), issue.message) if part)]
     if issue.line and issue.snippet:
         lines.append(f"    {issue.line} | {issue.snippet.rstrip()}")
-    facts = [f"given: {issue.given}"] if issue.given else []
+    given = f"{issue.given}, at column {issue.column} of the text".removeprefix(", ") if issue.within else issue.given
+    facts = [f"given: {given}"] if given else []
     facts += [f"allowed: {issue.allowed}"] if issue.allowed else []
     if facts:
         lines.append("  " + "    ".join(facts))

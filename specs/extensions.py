@@ -42,6 +42,11 @@ def find_variant(kind: Kind, name: Any) -> Kind:
     return _loaded(kind, offers[0])
 
 
+def is_offered(kind: Kind, name: Any) -> bool:
+    """Whether an installed package offers a variant of this name."""
+    return any(entry.name == name for entry in _entry_points(kind.group, tuple(sys.path)))
+
+
 def variants(kind: Kind, *, installed: bool = True) -> dict[str, Kind]:
     """Name -> variant: ours, then those of installed packages that can be loaded."""
     known = {name: _ours(kind, name) for name in our_names(kind.package)}
@@ -55,7 +60,9 @@ def variants(kind: Kind, *, installed: bool = True) -> dict[str, Kind]:
 
 @lru_cache
 def our_names(package: str) -> tuple[str, ...]:
-    """The modules of the package, which are not imported."""
+    """The modules of the package, which are not imported; none of no package: the schema itself has our variants."""
+    if not package:
+        return ()
     return tuple(sorted(module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__)))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from specs.extensions import variants
 from specs.loader import SCHEMAS, Kind
 from specs.schema.base import DEFAULT_VARIANT, OpenSection, is_empty
+from specs.schema.base_objective import PackagedObjective
 
 EXTENDS = {
     "type": "string",
@@ -27,7 +28,10 @@ def json_schema(kind: Kind, *, installed: bool = True) -> dict[str, Any]:
     root = SCHEMAS[kind].model_json_schema()
     sections: dict[str, Any] = root.pop("$defs", {})
     _list_variants(sections, installed=installed)
+    objectives = _forms(PackagedObjective, sections, installed=installed)
     for section in _objects([root, *sections.values()]):
+        if objectives and "formula" in section.get("discriminator", {}).get("mapping", {}):
+            section["oneOf"] = [*section["oneOf"], *objectives]
         _name_variants(section, sections)
         _take_null(section)
     root["properties"] = {"extends": EXTENDS, **root["properties"]}
@@ -51,15 +55,20 @@ def _list_variants(sections: dict[str, Any], *, installed: bool) -> None:
     ]:
         for section in open_ones:
             listed.add(section.__name__)
-            forms = []
-            for name, variant in variants(section, installed=installed).items():
-                form = variant.model_json_schema()
-                form["properties"][section.tag]["const"] = name
-                form["required"] = sorted({*form.get("required", ()), section.tag})
-                for other, definition in form.pop("$defs", {}).items():
-                    sections.setdefault(other, definition)
-                forms.append(form)
-            sections[section.__name__] = {"oneOf": forms}
+            sections[section.__name__] = {"oneOf": _forms(section, sections, installed=installed)}
+
+
+def _forms(section: type[OpenSection], sections: dict[str, Any], *, installed: bool) -> list[dict[str, Any]]:
+    """The variants of an open section; what they are made of is added to the sections."""
+    forms = []
+    for name, variant in variants(section, installed=installed).items():
+        form = variant.model_json_schema()
+        form["properties"][section.tag]["const"] = name
+        form["required"] = sorted({*form.get("required", ()), section.tag})
+        for other, definition in form.pop("$defs", {}).items():
+            sections.setdefault(other, definition)
+        forms.append(form)
+    return forms
 
 
 def _name_variants(section: dict[str, Any], sections: dict[str, Any]) -> None:

@@ -10,11 +10,10 @@ from specs.records import EVALUATION
 from specs.schema.base import Spec, by_other_keys, execution
 from specs.schema.data import Data, Prompt, Source
 from specs.schema.evaluation import Evaluation
-from specs.schema.execution import Resources, Stages
+from specs.schema.execution import Notice, Resources, Stages
 from specs.schema.experiment import Experiment
 from specs.schema.launchers import Launcher, LocalLauncher
 from specs.schema.model import PretrainedModel, ScratchModel
-from specs.schema.notify import Notice
 from specs.schema.objective import Objective, Rloo
 from specs.schema.reward import Reward
 from specs.schema.rollout import Rollout, StopText, TransformersRollout

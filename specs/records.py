@@ -67,19 +67,16 @@ class RolloutRow:
     """stop: the response ended by itself; length: it was cut at the maximum length."""
     policy_version: Int32
     """Version of the policy that sampled it: how many times weights had been loaded."""
-    trained_version: Int32 | None
-    """Version of the policy that the step began to train; less policy_version, the staleness in steps. NULL in
-    older records."""
+    trained_version: Int32
+    """Version of the policy that the step began to train; less policy_version, the staleness in steps."""
     reference_version: Int32
     """Version of the reference at that step: how often it had moved."""
     reward_error: str | None
     """Why the scorer failed; NULL where it did not."""
     reward_terms: str | None = None
-    """Terms of a weighted_sum, JSON: {"NAME": [value, weight]}. NULL of other rewards, where the scorer failed, and in
-    older records."""
+    """Terms of a weighted_sum, JSON: {"NAME": [value, weight]}. NULL of other rewards, and where the scorer failed."""
     verdicts: str | None = None
-    """What judges said, JSON; the view `verdicts` has a row for each. NULL where none was asked, and in older
-    records."""
+    """What judges said, JSON; the view `verdicts` has a row for each. NULL where none was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,7 @@ class TokenRow:
     """Entropy of the distribution of the next token, at the sampling temperature, nats."""
     sampled: bool
     """Whether the policy sampled it. False: given by the environment of several turns (what a tool returned, what a
-    user said), and context alone. True in older records."""
+    user said), and context alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +145,7 @@ class TurnRow:
     """Wall time that the tool took; NULL of all other turns."""
     restart: bool
     """Whether the given tokens are the whole context of what follows: an agent's program has written its history anew,
-    and nothing before them is seen from here on. False in older records."""
+    and nothing before them is seen from here on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +221,9 @@ class EvaluationSampleRow:
     cluster: str | None = None
     """What the problem shares with others of its set, as `data.evaluation[].cluster` has it; NULL: nothing."""
     verdicts: str | None = None
-    """What judges said, JSON; the view `verdicts` has a row for each. NULL where none was asked, and in older
-    records."""
+    """What judges said, JSON; the view `verdicts` has a row for each. NULL where none was asked."""
     turns: str | None = None
-    """Turns of the response, JSON; the view `turns` has a row for each. NULL where no environment gives turns, and in
-    older records."""
+    """Turns of the response, JSON; the view `turns` has a row for each. NULL where no environment gives turns."""
 
 
 @dataclass(frozen=True, slots=True)

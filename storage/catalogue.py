@@ -111,8 +111,7 @@ def _setting(plan: Row) -> str | None:
         train, evaluate = stages["train"], stages["evaluate"]
         trained = {path: value for path, value in train["identity"].items() if path.partition(".")[0] != "seeds"}
         made_from = [trained, train["inputs"], evaluate["identity"], evaluate["inputs"]["data"]]
-        # The code, where it is not as released; two releases whose results differ have other numbers.
-        made_from += [code for stage in (train, evaluate) if (code := stage.get("code"))]
+        made_from += [[stage["results"], stage.get("code", {})] for stage in (train, evaluate)]
     except (KeyError, TypeError, AttributeError):
         return None
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]

@@ -26,7 +26,7 @@ CREATE TABLE runs (
     step INTEGER,                           -- the last one that the trainer finished
     steps INTEGER,                          -- how many there are to be
     cell JSON,                              -- the matrix cell: path in the spec -> value
-    setting VARCHAR,                        -- digest of the resolved spec without its seed: runs that share it differ in the seed alone; NULL: never begun
+    setting VARCHAR,                        -- digest of the resolved spec, its seed left out, and of the code: runs that share it differ in the seed alone; NULL: never begun
     objective VARCHAR,                      -- its type; NULL: a model that was measured as it is
     question VARCHAR,                       -- what the experiment answers
     created_at TIMESTAMP WITH TIME ZONE,    -- when it was frozen
@@ -104,8 +104,6 @@ CREATE TABLE trials (
     feasible BOOLEAN,                       -- whether it keeps the constraints
     constraints JSON,                       -- constrained metric -> value
     reason VARCHAR,                         -- why it was pruned or failed
-    parent INTEGER,                         -- of a population, the trial whose checkpoint it has taken over; NULL: none
-    parent_step INTEGER,                    -- the step of that checkpoint
     tokens DOUBLE,                          -- response tokens sampled for training, over its seeds
     gpu_hours DOUBLE,                       -- GPU hours of its runs
     seconds DOUBLE,                         -- duration of its runs, seconds
@@ -143,11 +141,10 @@ CREATE TABLE artifacts (
 );
 
 -- One row per value of a run's spec, with where it comes from, and per fact about what the run was made with.
--- Runs of earlier versions have fewer rows.
 CREATE TABLE provenance (
     unit VARCHAR NOT NULL,
     run_id VARCHAR,
-    kind VARCHAR,                           -- spec: a value of the spec; code: version, commit, diff (SHA-256 of what was not committed; empty: nothing); package: an installed version; lock: SHA-256 of all installed versions; machine: processor, GPU, driver, Python; environment: a variable, secrets hidden; data: SHA-256 of a file of the staged problems; certificate: SHA-256 of certificate.json
+    kind VARCHAR,                           -- spec: a value of the spec; code: version, commit, diff (SHA-256 of what was not committed; empty: nothing); package: an installed version; lock: SHA-256 of all installed versions; machine: processor, GPU, driver, Python; environment: a variable, secrets hidden; data: SHA-256 of a file of the staged problems; certificate: SHA-256 of certificate.json; claim, when the objective's gradient is said to be exact: always, on_policy or none
     name VARCHAR,                           -- of a spec's value its path, such as objective.clip.low
     value VARCHAR,                          -- a text as it is, anything else as JSON
     origin VARCHAR,                         -- of a spec's value: file (the spec, one that it extends, or a study's), set (--set), matrix (the run's cell or seed), published (with the objective), default

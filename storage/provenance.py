@@ -2,7 +2,7 @@
 
 The trainer notes with each attempt what it works with (`attempts/`), whoever froze the run noted the origin of each
 value of its spec (`provenance.json`). The values themselves are in `spec.json`, the data's digests in the manifest of
-their artifact. Runs of earlier versions have fewer of these documents, and fewer rows.
+their artifact.
 """
 
 import hashlib
@@ -104,6 +104,10 @@ def _certificate(directory: Path) -> Iterator[Row]:
     path = directory / "certificate.json"
     if path.is_file():
         yield _row("certificate", "sha256", hashlib.sha256(path.read_bytes()).hexdigest())
+        recorded = read_document(path)
+        certificates = recorded.get("steps", {"": recorded}).values()
+        for claim in dict.fromkeys(each["claim"] for each in certificates if "claim" in each):
+            yield _row("certificate", "claim", "none" if claim == "never" else claim)
 
 
 def _attempt(document: Mapping[str, Any]) -> Iterator[Row]:

@@ -13,7 +13,8 @@ import pytest
 
 from pipelines.processes import forking
 from specs.machine.collecting import collect_rarely
-from tests.forks import fork_imports
+from tests.forks import use_imports
+from tests.needs import skip_without
 
 SLOWEST_FILES = 10
 """Files of tests that the end of a suite names."""
@@ -42,6 +43,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"{took:7.1f} s  {name}")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test whose Debian packages are missing."""
+    for mark in item.iter_markers("needs"):
+        skip_without(*mark.args)
+
+
 @contextmanager
 def _environment_kept() -> Iterator[None]:
     before = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
@@ -63,7 +70,7 @@ def environment_of_module() -> Iterator[None]:
 def forks_of_module() -> Iterator[None]:
     """A command in this process looks in a fork where an earlier one has asked for one: earlier files do not count."""
     yield
-    forking.end_server()
+    forking._has_forked = False
 
 
 @pytest.fixture(autouse=True)
@@ -98,11 +105,11 @@ def signals_arrive() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def stages_imported(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands called in this process find the imports of their stages made: the process from which those are forked is
-    itself a fork. To begin one with nothing takes each test some seconds. What tests that process begins it so."""
+def stages_imported(request: pytest.FixtureRequest) -> None:
+    """Commands called in this process fork their stages from the server of the tests, which one file after another
+    uses. What tests that server begins its own."""
     if "test_fork" not in request.path.name:
-        monkeypatch.setattr("pipelines.processes.forking._begin", fork_imports)
+        use_imports()
 
 
 @pytest.fixture(scope="module")

@@ -65,9 +65,8 @@ FLOORS = {
         {"columns", "errors"},
     ],
     "pipelines": [
-        {"api"},
-        {"cli"},
-        {"doctor", "web"},
+        {"api", "cli"},
+        {"jobs", "doctor", "web"},
         {"proof", "services", "studies"},
         {"exchange", "prefect_flows"},
         {"running"},
@@ -193,6 +192,14 @@ def test_no_room_imports_from_a_room_above(package: str) -> None:
             assert not above, f"{module} imports {name}, which stands above it"
 
 
+def test_neither_interface_stands_on_the_other() -> None:
+    """What the command line and the Python API both need is in `pipelines.jobs`."""
+    for module, names in IMPORTS.items():
+        for one, other in (("api", "cli"), ("cli", "api")):
+            found = {name for name in names if room_of(name) == ("pipelines", other)}
+            assert room_of(module) != ("pipelines", one) or not found, f"{module} imports {', '.join(found)}"
+
+
 def test_there_is_no_cycle_of_files() -> None:
     assert not cycle_in({module: names & MODULES.keys() - {module} for module, names in IMPORTS.items()})
 
@@ -257,7 +264,7 @@ def test_objectives_know_nothing_of_ours_but_the_schema() -> None:
         ),
         ("import rpg.sandbox.keeper", {"specs", "storage", "pipelines", "pydantic"}),  # a seal shows this package alone
         # What runs on the nodes of a cluster, beside the trainer.
-        ("import pipelines.launchers.hosts.node", {"torch", "prefect", "pydantic", "duckdb", "rpg", "storage"}),
+        ("import pipelines.launchers.ray.node", {"torch", "prefect", "pydantic", "duckdb", "rpg", "storage"}),
         ("import pipelines.launchers.slurm.node", {"torch", "prefect", "pydantic", "duckdb", "rpg", "storage"}),
     ],
 )
@@ -374,8 +381,8 @@ WITHOUT_TORCH = {
     *("pipelines.prefect_server.api_process", "pipelines.prefect_server.terse", "pipelines.services.at_boot"),
     *("pipelines.services.launch", "pipelines.prefect_flows.workers.flow_process", "pipelines.prefect_flows.parallel"),
     *("pipelines.prefect_flows.workers.process_worker", "pipelines.sinks.__main__", "pipelines.web.__main__"),
-    *("pipelines.launchers.ssh.head", "pipelines.launchers.slurm.head", "pipelines.launchers.slurm.job"),
-    *("pipelines.launchers.slurm.node", "pipelines.launchers.hosts.node", "pipelines.launchers.ray.examination"),
+    *("pipelines.launchers.slurm.head", "pipelines.launchers.slurm.job"),
+    *("pipelines.launchers.slurm.node", "pipelines.launchers.ray.node", "pipelines.launchers.ray.examination"),
     *(
         "pipelines.launchers.ray.head",
         "pipelines.report.__main__",

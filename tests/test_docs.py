@@ -28,6 +28,7 @@ from specs.schema.fields import literal_of, members
 from specs.schema.launchers import Launcher
 from specs.schema.study import SearchSampler
 from storage import Store
+from tests import needs
 from tests.pipelines.recorded_home import record_conversation, record_run
 from tests.pipelines.unpacked_home import unpack
 
@@ -38,6 +39,7 @@ NOT_RUN = {
     "many GPUs": "test_paper_specs.py trains the specs in small",
     "a server": "test_server_profile.py and test_submit_to_server.py start one, at ports of their own",
     "several machines": "two homes stand for them in test_server_record.py",
+    "two machines": "test_ray.py starts such a cluster, in two network namespaces",
     "Docker": "nothing: test_compose.py holds the file against Compose's schema, as the page says",
     "Kubernetes": "nothing: there is none here, as the page says",
     "a crash": "test_kill.py kills the command and the trainer, and gives the same command again",
@@ -332,6 +334,12 @@ def texts_in_the_sources() -> list[str]:
 def test_quoted_messages_are_those_of_the_sources(message: str, texts_in_the_sources: list[str]) -> None:
     pattern = re.compile(".*".join(re.escape(part.strip()) for part in message.split("…")))
     assert any(pattern.search(text) for text in texts_in_the_sources)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_debian_packages_that_tests_need_are_listed(page: str) -> None:
+    text = " ".join((ROOT / page).read_text().split())
+    assert ", ".join(f"`{package}`" for package in sorted(needs.CHECKS)) in text
 
 
 def test_every_cause_is_explained() -> None:

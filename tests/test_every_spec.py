@@ -23,7 +23,9 @@ PUBLISHED = {
     "dynamic sampling throws away groups that have an advantage",
     "the matrix of the extended file varies fields too",
 }
-FILES = sorted(file for kind in ("experiments", "studies", "evaluations") for file in (HERE / kind).rglob("*.yaml"))
+FILES = sorted(
+    file for kind in ("experiments", "objectives", "studies", "evaluations") for file in (HERE / kind).rglob("*.yaml")
+)
 
 
 def test_there_are_specs_to_load():

@@ -26,7 +26,7 @@ from specs.loader import SCHEMAS
 from specs.metrics import METRICS, Metric
 from specs.schema.base import documentation, is_open
 from specs.schema.fields import members
-from specs.schema.objective import Objective, PublishedObjective, RegularizedObjective
+from specs.schema.objective import Objective, PublishedObjective
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -260,7 +260,7 @@ def tables_page() -> str:
 def objectives_page() -> str:
     """The page as it is, its tables written anew."""
     page = (DOCS / "objectives.md").read_text(encoding="utf-8")
-    for name, lines in (("divergences", _divergences()), ("rivals", _rivals())):
+    for name, lines in (("divergences", _divergences()), ("rivals", _rivals()), ("gallery", _gallery())):
         mark = f"<!-- {name}: written by tools/write_reference.py -->"
         table = "\n".join([mark, *lines, "<!-- end -->"])
         page, count = re.subn(f"{mark}.*?<!-- end -->", table, page, flags=re.DOTALL)
@@ -278,6 +278,17 @@ def _divergences() -> list[str]:
     return rows
 
 
+def _gallery() -> list[str]:
+    """The published objectives, as the comments at the top of their files have them."""
+    rows = ["| file | source | differs | certificate |", "|---|---|---|---|"]
+    for file in sorted((ROOT / "specs" / "objectives").glob("*.yaml")):
+        lines = file.read_text(encoding="utf-8").splitlines()
+        said = dict(line[2:].split(": ", 1) for line in lines if line.startswith(("# Source: ", "# Differs: ")))
+        certificate = [line[4:] for line in lines if line.startswith("#   ")]
+        rows.append(_table_row(f"`{file.stem}`", said["Source"], said["Differs"], "<br>".join(certificate)))
+    return rows
+
+
 def _rivals() -> list[str]:
     from rpg.objectives.registry import equation
 
@@ -286,7 +297,7 @@ def _rivals() -> list[str]:
         "|---|---|---|---|---|---|---|---|",
     ]
     for kind in members(Objective):
-        if kind is RegularizedObjective:
+        if not issubclass(kind, PublishedObjective):
             continue
         objective = kind()
         own = [name for name in kind.model_fields if name != "type" and name not in PublishedObjective.model_fields]

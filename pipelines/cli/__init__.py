@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli import verbs
-from pipelines.terminal.spelling import open_streams, shown_safely
+from pipelines.terminal.streams import open_streams, shown_safely
 from specs.machine.collecting import collect_rarely
 
 app = typer.Typer(
@@ -68,7 +68,7 @@ def main() -> None:
             if limits := sys.modules.get("storage.statements.limits"):
                 limits.exit_if_stuck(_exit_code(end))
             raise
-        except Exception:  # a fault of ours: what it quotes is spelt out too
+        except Exception:  # a fault of ours: what it quotes is stripped too
             traceback.print_exc()
             sys.exit(1)
 

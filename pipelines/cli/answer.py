@@ -20,21 +20,16 @@ _LONGEST_COMMAND = 80
 
 def answer_lines(document: "Document", home: Home) -> list[str]:
     """The answer of an experiment, from all its runs that were evaluated, seeds pooled."""
-    from pipelines.report.answer import answers_of, outcomes_of
-    from pipelines.report.answer.whole import whole_answer
-    from pipelines.report.diagnosis import not_scored
-    from pipelines.report.evidence import experiment_groups, metric_curves
-    from storage import Store
+    from pipelines.jobs.answer import answered
+    from pipelines.report.answer import outcomes_of
+    from pipelines.report.evidence import experiment_groups
 
     name = document.experiment.name
     groups = experiment_groups(home, name)
-    with Store.open(home.root) as store:
-        found = answers_of(home, store, groups, [name])
-        curves = metric_curves(store, [run.run_id for group in groups for run in group.runs])
-        failed = not_scored(store, groups)
+    answer = answered(home, name, groups)
     lines = ["", document.experiment.question] if document.experiment.question else [""]
-    lines += [whole_answer(home, name, groups, found, curves, failed), ""]
-    lines += [outcome_line(result, several=len(groups) > 1) for result in outcomes_of(found)]
+    lines += [answer.text, ""]
+    lines += [outcome_line(result, several=len(groups) > 1) for result in outcomes_of(answer.found)]
     lines += ["", f"report  {home.experiment(name) / 'report.html'}"]
     if others := names_of_others(home, name):
         lines.append(f"        run with other values too: {', '.join(others)} (rpg report, rpg compare)")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from rpg.certificate.catalogue import label
+from rpg.certificate.catalogue import label, objective
 from rpg.certificate.certificate import Certificate, GradientFinding
 from rpg.certificate.reading import listed
 from specs.schema.objective import Objective
@@ -62,6 +62,25 @@ def catalogue_table(certificates: Mapping[str, Sequence[Row]]) -> str:
     claim = "objective claims" if silent == 1 else "objectives claim"
     lines.append(f"{claims - failed} of {claims} claims hold; {silent} {claim} nothing.")
     return "\n".join(lines)
+
+
+def weight_page(title: str, certificates: Mapping[str, Sequence[Row]]) -> str:
+    """A page with a chart for each objective: its weight over the ratio, for an advantage of 1 and of -1."""
+    from pipelines.report.charts import Line, line_chart
+    from pipelines.report.page import render
+    from rpg.certificate.certificate import weight_curves
+
+    charts = {
+        f"{heading}: {name}": weight_curves(objective(certificate.objective))
+        for heading, rows in certificates.items()
+        for name, certificate in rows
+    }
+    sections = []
+    for name, curves in charts.items():
+        lines = [Line(points, label, color) for color, (label, points) in enumerate(curves.items())]
+        sections.append(line_chart(lines, title=name, x_label="w"))
+    legend = [(label, color) for color, label in enumerate(next(iter(charts.values()), {}))]
+    return render("weights.html", title=title, charts=sections, legend=legend)
 
 
 def by_kind(heading: str, objectives: Sequence[Objective]) -> dict[str, list[tuple[str, Objective]]]:

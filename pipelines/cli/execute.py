@@ -1,8 +1,8 @@
-"""Running a document here, for `rpg run` and `rpg resume`: progress on stderr, the answer on stdout."""
+"""The end of the verbs that run a document here: the answer on stdout, and the exit code."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -10,10 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipelines.home.home import Home
-    from pipelines.planning.plan import Plan
     from pipelines.prefect_flows.experiment import RunOutcome
     from specs.loader import Document
-    from specs.study_document import StudyDocument
 
 
 def execute(
@@ -28,128 +26,11 @@ def execute(
         as_json: print the answer as JSON.
     """
     from pipelines.home.home import Home
+    from pipelines.jobs.execute import run_here
 
     home = Home.from_environment()
     outcomes = run_here(document, home, only, parallel=parallel, own_process=True)
     _finish(document, outcomes, home, overrides, bool(only), as_json)
-
-
-def run_here(
-    document: Document,
-    home: Home,
-    only: str = "",
-    *,
-    parallel: str = "1",
-    quiet: bool = False,
-    own_process: bool = False,
-) -> tuple[RunOutcome, ...]:
-    """Runs a document's runs, or one of them, with progress on stderr, and says how they ended. Main thread only.
-
-    Args:
-        only: a run's id.
-        parallel: as for `execute`.
-        quiet: progress is not shown.
-        own_process: this process is the command's and holds nothing of the user's, so that it may be forked.
-    """
-    import sys
-
-    from pipelines.cli.preflight import refuse_what_a_stage_would
-    from pipelines.prefect_flows.experiment import execute_plan, is_all_done, recall
-    from pipelines.prefect_server.api import Api, running_services
-    from pipelines.processes.reap import reap
-    from pipelines.running.gpu_slots import asking_once, runs_at_once
-    from pipelines.running.progress import ConsoleProgress, Silent
-
-    for orphan in reap(home):
-        print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
-    plan, ask = _planned(document, home, quiet=quiet), asking_once()
-    if not only:
-        refuse_what_a_stage_would(document, plan.runs, home, quiet=quiet, ask=ask)
-    home.create()
-    if running_services(home) is None and is_all_done(plan, home):  # no dashboard shows that it was asked for again
-        shown = Silent() if quiet else ConsoleProgress()
-        return execute_plan(plan, home, lambda runs: recall(runs, shown), only=only)
-    with Api(home, forks=own_process) as api, api.connected():
-        at_once = min(len(plan.runs), runs_at_once(plan.runs, ask) if parallel == "auto" else int(parallel))
-        return _run_plan(plan, home, only, at_once, api.url, quiet=quiet)
-
-
-def run_study_here(
-    document: StudyDocument, home: Home, parallel: int, *, quiet: bool = False, own_process: bool = False
-) -> dict[str, Any]:
-    """Runs a study with one Prefect server for all its trials, and returns its record. Main thread only.
-
-    Args:
-        parallel: trials at a time; 0: as the study says.
-        quiet: progress is not shown.
-        own_process: as for `run_here`.
-    Raises:
-        StudyInterruptedError: a signal has ended it; the same call goes on from there.
-    """
-    import sys
-
-    from pipelines.cli.preflight import refuse_what_a_stage_would
-    from pipelines.planning.plan import make_plan
-    from pipelines.prefect_server.api import Api
-    from pipelines.processes.reap import reap
-    from pipelines.running.progress import ConsoleProgress, Silent
-    from specs.machine.files import now
-
-    began = now()
-    refuse_what_a_stage_would(document.experiment, make_plan(document.experiment, home).runs, home, quiet=quiet)
-    home.create()
-    for orphan in reap(home):
-        print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
-    progress, others = Silent() if quiet else ConsoleProgress(), (parallel or document.study.parallel) - 1
-    with Api(home, forks=own_process) as api:
-        # After the fork, which would lack DuckDB's thread; with what is told at the end, when files may have changed.
-        import pipelines.studies.answers.report  # noqa: F401
-        from pipelines.studies.workers import StudyStop, more_workers, work
-
-        stop = StudyStop(home, document.study.name, began)
-        with api.connected(), more_workers(document, home, api.url, others):
-            return work(document, home, stop, say=progress.note, progress=progress)
-
-
-def _planned(document: Document, home: Home, *, quiet: bool) -> Plan:
-    """The plan; its warnings go to stderr, unless nothing is to be shown."""
-    import sys
-
-    from pipelines.planning.plan import make_plan
-    from specs.errors import render
-
-    if document.warnings and not quiet:
-        print(render(document.warnings, noun="warning"), file=sys.stderr)
-    return make_plan(document, home)
-
-
-def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str, *, quiet: bool) -> tuple[RunOutcome, ...]:
-    from contextlib import nullcontext
-
-    from pipelines.prefect_flows.experiment import execute_in_turn, execute_plan
-    from pipelines.prefect_flows.parallel import execute_in_parallel
-    from pipelines.running.progress import ConsoleProgress, ParallelProgress, Silent
-    from pipelines.running.time_left import TimeLeft
-
-    document = plan.document
-    if at_once == 1:
-        return execute_plan(
-            plan,
-            home,
-            lambda runs: execute_in_turn(
-                document,
-                runs,
-                home,
-                shared=not only,
-                progress=Silent() if quiet else ConsoleProgress(left=TimeLeft(runs)),
-            ),
-            only=only,
-        )
-    shown = nullcontext(Silent()) if quiet else ParallelProgress(TimeLeft(plan.runs, at_once))
-    with shown as progress:
-        return execute_plan(
-            plan, home, lambda runs: execute_in_parallel(document, runs, home, api_url, at_once, progress)
-        )
 
 
 def _finish(

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, assert_never
 
 from pipelines.terminal.cells import markdown_cell, spreadsheet_cell
-from pipelines.terminal.spelling import beneath
+from pipelines.terminal.streams import beneath, stripped
 from specs.errors import RpgError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _LEAST_WIDTH = 24
 """Characters down to which a column is cut before the last ones are left out: a run's id is whole."""
 _GAP = 3
 """Between columns."""
-_CONTROL = {code: f"\\x{code:02x}" for code in [*range(32), *range(127, 160)]} | {9: "\\t", 10: "\\n", 13: "\\r"}
+_ON_ONE_LINE = {9: "\\t", 10: "\\n"}
 
 
 class Format(StrEnum):
@@ -67,7 +67,7 @@ def write_stream(stream: "Stream", kind: Format, output: Path | None, *, safe: b
     """
     for warning in stream.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    with _destination(output, spelt_out=kind is Format.table) as file:
+    with _destination(output, is_stripped=kind is Format.table) as file:
         if kind is Format.parquet:
             _write_parquet(stream, file)
             return
@@ -133,7 +133,7 @@ def print_json(value: Any) -> None:
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """A table, as wide as the terminal."""
-    with _destination(None, spelt_out=True) as file:
+    with _destination(None, is_stripped=True) as file:
         file.write(_encoded(table_text(columns, rows)))
 
 
@@ -189,7 +189,7 @@ def _fitting(widths: Sequence[int], room: int) -> list[int]:
 
 
 def cell_text(value: Any) -> str:
-    """A value on one line; control characters, which recorded text may hold, are spelt out."""
+    """A value on one line, without control characters, which recorded text may hold."""
     if value is None:
         return "NULL"
     if isinstance(value, bool):
@@ -202,7 +202,7 @@ def cell_text(value: Any) -> str:
         return _finite(value).isoformat()
     if isinstance(value, (list, tuple, dict)):
         value = json.dumps(plain(value), ensure_ascii=False)
-    return str(value).translate(_CONTROL)
+    return stripped(str(value)).translate(_ON_ONE_LINE)
 
 
 def table_for_papers(
@@ -351,16 +351,16 @@ def write_bytes(content: bytes, output: Path | None) -> None:
 
 
 @contextlib.contextmanager
-def _destination(output: Path | None, *, spelt_out: bool = False) -> Iterator[BinaryIO]:
+def _destination(output: Path | None, *, is_stripped: bool = False) -> Iterator[BinaryIO]:
     """A new file that takes the place of `output` once it is whole; or stdout, whose reader may leave early.
 
     Args:
-        spelt_out: whether nothing is left in the text that a terminal would obey but the styles.
+        is_stripped: whether nothing is left in the text that a terminal would obey but the styles.
     """
     if output is None:
         try:
             sys.stdout.flush()
-            stdout = beneath(sys.stdout).buffer if spelt_out else sys.stdout.buffer
+            stdout = beneath(sys.stdout).buffer if is_stripped else sys.stdout.buffer
             yield stdout
             stdout.flush()
         except BrokenPipeError:

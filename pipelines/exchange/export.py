@@ -13,8 +13,8 @@ from typing import Any
 
 from pipelines.exchange.account import account_of, render
 from pipelines.home.home import Home
+from pipelines.home.versions import versions_in
 from pipelines.remote.record_files import is_recorded, read_listings
-from pipelines.running.run import versions_known
 from specs.errors import RpgError
 from specs.machine.files import digest, files_under, now, read_json, versions_of
 from storage.export import export_run
@@ -94,7 +94,7 @@ def _names(home: Home, run_id: str) -> Iterator[str]:
 def _of_experiment(home: Home, run_id: str, name: str) -> dict[str, Any]:
     """The run's experiment in its record: the cells of its version, and all runs of that in their order."""
     record = read_json(home.experiment(name) / "experiment.json") if name else {}
-    versions = [version for version in versions_known(home, record) if run_id in version.runs]
+    versions = [version for version in versions_in(record) if run_id in version.runs]
     label = record.get("labels", {}).get(run_id)
     return {
         **{key: record[key] for key in ("question", "created_at", "fingerprint") if key in record},

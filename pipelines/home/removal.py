@@ -175,9 +175,8 @@ def _forget(home: Home, name: str, run_ids: Sequence[str]) -> None:
             "runs": [run_id for run_id in record.get("runs", []) if run_id not in run_ids],
             "current": list(left[-1].runs) if left else [],
             "labels": {run_id: label for run_id, label in record.get("labels", {}).items() if run_id not in run_ids},
+            "versions": [version.to_json() for version in left],
+            "last_version": max(record.get("last_version", 0), *(version.number for version in versions), 0),
             "updated_at": now(),
         }
-        if "versions" in record:
-            record["versions"] = [version.to_json() for version in left]
-            record["last_version"] = max(record.get("last_version", 0), *(version.number for version in versions), 0)
         write_json(path, record)

@@ -42,22 +42,11 @@ class Version:
 
 
 def versions_in(record: Record) -> list[Version]:
-    """The versions in an experiment's record, the one that was run last at the end.
-
-    A record of earlier versions of the program tells of the runs that were executed last alone: they are one version.
-    """
-    if "versions" in record:
-        return [
-            Version(
-                entry["version"],
-                frozenset(entry["recipes"]),
-                tuple(entry["runs"]),
-                tuple(entry.get("looks", ())),
-            )
-            for entry in record["versions"]
-        ]
-    runs = record.get("current") or record.get("runs")
-    return [Version(1, frozenset(), tuple(runs))] if runs else []
+    """The versions in an experiment's record, the one that was run last at the end."""
+    return [
+        Version(entry["version"], frozenset(entry["recipes"]), tuple(entry["runs"]), tuple(entry.get("looks", ())))
+        for entry in record.get("versions", ())
+    ]
 
 
 def with_runs(
@@ -91,11 +80,11 @@ def with_runs(
 def merged_versions(there: Record, here: Record, newer: Record) -> list[Version]:
     """The versions of an experiment's records in two homes together, that of the `newer` record at the end.
 
-    Versions of the same cells are one, numbered as `there`. A record of earlier versions of the program has none.
+    Versions of the same cells are one, numbered as `there`.
     """
-    both = [version for record in (there, here) if "versions" in record for version in versions_in(record)]
-    if "versions" not in newer or not both:
-        return both
+    both = [version for record in (there, here) for version in versions_in(record)]
+    if not both:
+        return []
     last = versions_in(newer)[-1]
     together: dict[frozenset[str], Version] = {}
     for version in both:
@@ -163,12 +152,10 @@ def note_look(home: Home, text: str, num_seeds: float) -> None:
     with home.locked(f"experiment-{name}", waiting=lambda: None):
         path = home.experiment(name) / "experiment.json"
         record = read_json(path)
-        if "versions" not in record:
-            return
         versions = versions_in(record)
-        asked = number or versions[-1].number
+        asked = {number or version.number for version in versions[-1:]}
         noted = [
-            replace(version, looks=tuple(sorted({*version.looks, num_seeds}))) if version.number == asked else version
+            replace(version, looks=tuple(sorted({*version.looks, num_seeds}))) if version.number in asked else version
             for version in versions
         ]
         write_json(path, record | {"versions": [version.to_json() for version in noted]})

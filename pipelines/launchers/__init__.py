@@ -1,5 +1,5 @@
-"""How the ranks are started that train and evaluate a run: `local` (whose process is `start_ranks`), `ssh` and
-`slurm`, over `ranks` and `network`.
+"""How the ranks are started that train and evaluate a run: `local` (whose process is `start_ranks`), `slurm` and `ray`,
+over `ranks` and `network`.
 
 A launcher is its section in `specs/schema/launchers.py` and the module here that has the name of its `type`, whose
 `LAUNCHER` keeps to `Launcher` below; that name is how `rpg run`, `doctor` and `cancel` find it. Imports processes;
@@ -8,7 +8,6 @@ cluster, with the ground floor (`specs.machine`) alone: no Prefect, no Pydantic 
 """
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -118,7 +117,7 @@ class Launcher(Protocol):
 
     def room(self, experiment: "Experiment") -> Room:
         """Answer of the machines that the launcher is given, asked before a run is begun. Where nobody is asked, as of
-        machines that the spec names or of a queue, none is an obstacle, and one run is begun at a time."""
+        a queue, none is an obstacle, and one run is begun at a time."""
         ...
 
     def examine(self, home: "Home", experiment: "Experiment | None") -> Iterator[Finding]:
@@ -147,12 +146,6 @@ def launchers() -> list[Launcher]:
 def _named(kind: str) -> Launcher:
     launcher: Launcher = import_module(f"{__name__}.{kind}").LAUNCHER
     return launcher
-
-
-def find_program(kind: str, program: str) -> Finding:
-    """Whether this machine has the program that a kind of launcher needs."""
-    path = shutil.which(program)
-    return Finding(f"launcher {kind}", "ok" if path else "note", path or f"no {program} here")
 
 
 _PASSED_ON = ("NCCL_", "GLOO_", "TORCH", "OMP_", "MKL_", "HF_", "TRANSFORMERS_", "VLLM_", "RPG_", "CUDA_", "DS_", "LD_")

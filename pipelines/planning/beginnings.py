@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.planning.fingerprint import Identity
-from specs.schema.schedule import SCHEDULABLE, ValueSchedule, largest
+from specs.schema.schedule import ValueSchedule, largest, schedulable_field
 
 
 def shared_steps(one: Identity, other: Identity, steps: int) -> int:
@@ -21,8 +21,8 @@ def shared_steps(one: Identity, other: Identity, steps: int) -> int:
         (2, 0)
     """
     changed = {path for path in one.keys() | other.keys() if one.get(path, ...) != other.get(path, ...)}
-    fields = {field for field in SCHEDULABLE if any(_is_inside(path, field) for path in changed)}
-    if any(not any(_is_inside(path, field) for field in fields) for path in changed):
+    fields = {schedulable_field(path) for path in changed}
+    if "" in fields:
         return 0
     pairs = [(_schedule(one, field), _schedule(other, field)) for field in fields]
     if any(first is None or second is None or _acts(first) != _acts(second) for first, second in pairs):
@@ -38,10 +38,6 @@ def shared_steps(one: Identity, other: Identity, steps: int) -> int:
 def _acts(value: ValueSchedule) -> bool:
     """Whether the value is ever above 0: then a reference policy is held from the first step on."""
     return largest(value) > 0
-
-
-def _is_inside(path: str, field: str) -> bool:
-    return path == field or path.startswith(f"{field}.")
 
 
 def _schedule(identity: Mapping[str, Any], field: str) -> ValueSchedule | None:

@@ -1,7 +1,7 @@
 """Identity of a stage's result: flat data, hashed with the fingerprints of what the stage reads.
 
 Identity and execution are separate: a field declared with `execution` (ranks, ZeRO stage, retries, ...) never
-enters. A file enters by its content, not by its name. Code enters by its release's results number, and where it is not
+enters. A file enters by its content, not by its name. Code enters by its results number, and by its digest if it is not
 as released.
 """
 
@@ -26,7 +26,7 @@ def fingerprint(
 
     Args:
         inputs: fingerprints of the stages that it reads.
-        code: what of its code is not as released; as long as nothing is, it does not enter.
+        code: how its code differs from the release; it does not enter if it does not differ.
         results: the results number of its code; 0: that of this release.
     """
     number = results or release().results[stage]

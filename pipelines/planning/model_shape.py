@@ -27,14 +27,6 @@ from specs.schema.model import Model, PretrainedModel, ScratchModel
 
 _COUNT_SECONDS = 300
 """Most that counting may take. Where it is done in a fork, the imports before it are not counted."""
-_IMPORTS = (
-    "rpg.base.traffic",
-    "rpg.pretrained",
-    "transformers.modeling_utils",
-    "transformers.models.auto.modeling_auto",
-)
-"""Modules of the child where it is a fork, which the look that follows has too. The child's own program is none of
-them: Python warns of a program that is imported already."""
 
 
 def model_shape(experiment: Experiment) -> ModelShape | None:
@@ -111,7 +103,7 @@ def _count(settings: str) -> dict[str, Any] | None:
             record=Path(name) / "process.json",
             timeout_seconds=_COUNT_SECONDS,
             environment={"CUDA_VISIBLE_DEVICES": "", **library_variables()},
-            imports=_IMPORTS,
+            forks=True,
         )
         supervise(child)
         return read_json(figures) or None

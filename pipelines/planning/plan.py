@@ -27,8 +27,6 @@ Action = Literal["RUN", "CACHED", "RESUME"]
 _STEPS = "training.steps"
 STAGES = ("data", "base", "train", "evaluate", "report")
 ANEW = "made anew, as asked"
-_FIRST_RESULTS = 2
-"""The results number of training in a record that has none: that of the code before numbers were recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class StagePlan:
     taken_step: int = 0
     """The step of that run from which it goes on, where the two part after it; 0: it takes all steps."""
     code: Differences = field(default_factory=dict)
-    """What of its code is not as released."""
+    """How its code differs from the release."""
     results: int = 0
     """The results number of its code."""
     accepted: str = ""
@@ -82,7 +80,11 @@ class RunPlan:
     @property
     def recipe(self) -> str:
         """A digest of what the run's id is made from, the seed left out: of two runs of a cell it is the same."""
-        return recipe_of(self.record())
+        if not self.experiment.trains:
+            return self.stage("evaluate").fingerprint[:16]
+        train = self.stage("train")
+        without_seed = fp.without_seed(train.identity) | {"measured": _measured(self.values)}
+        return fp.fingerprint("train", without_seed, train.inputs, train.code, results=train.results)[:16]
 
     def record(self) -> dict[str, Any]:
         """Record that a later plan compares itself with; kept as the run's plan.json."""
@@ -115,28 +117,6 @@ def stage_record(
     return record | ({"code": code} if code else {})
 
 
-def recipe_of(record: dict[str, Any]) -> str:
-    """See `RunPlan.recipe`; of a run's recorded plan."""
-    stages = record["stages"]
-    if "train" not in stages:
-        return str(stages["evaluate"]["fingerprint"][:16])
-    train = stages["train"]
-    without_seed = fp.without_seed(train["identity"]) | {"measured": _measured(record["values"])}
-    results = train.get("results", _FIRST_RESULTS)
-    return fp.fingerprint("train", without_seed, train["inputs"], train.get("code"), results=results)[:16]
-
-
-def overlap_warnings(run: RunPlan) -> list[Issue]:
-    """A warning where the training problems were staged by a version that found fewer of those to drop."""
-    data, staged = run.experiment.data, run.stage("data")
-    compared = staged.action != "CACHED" or "overlap_of" in read_json(staged.output / "summary.json")
-    if data.overlap != "drop" or not data.compares_questions or compared:
-        return []
-    message = "staged before questions were compared word for word: training may hold evaluation problems"
-    hint = "`rpg rm` of the runs and `rpg gc` let the data be staged and trained on anew"
-    return [Issue(message, ("data", "overlap"), given="drop", hint=hint)]
-
-
 def make_plan(document: "Document", home: Home) -> Plan:
     """Resolves a document into runs and stages and decides, stage by stage, whether its result is there already."""
     planner = _Planner(document, home)
@@ -149,10 +129,7 @@ def plan_run(document: "Document", run_id: str, home: Home) -> RunPlan:
     runs = {run.run_id: run for run in planner.runs}
     if run_id not in runs:
         message = "the spec gives other runs here: a file it names has another content, or the code another version"
-        files = sorted({file for run in planner.runs for stage in run.stages.values() for file in stage.code})
-        differing = f"; not as released: {', '.join(files)}" if files else ""
-        hint = f"submit or run the spec again{differing}"
-        raise SpecError(Issue(message, given=run_id, allowed=", ".join(runs), hint=hint))
+        raise SpecError(Issue(message, given=run_id, allowed=", ".join(runs), hint="submit or run the spec again"))
     return planner.plan(runs[run_id])
 
 
@@ -452,7 +429,7 @@ def _identify(cell: "Cell", code: Code, run_id: str = "", accepted: dict[str, An
         recorded = accepted.get(name, {})
         if recorded and recorded["fingerprint"] != digest:
             why = "; ".join(code_changes(name, recorded, now.record())) or "what it was made from is"
-            found = (recorded.get("code", {}), recorded.get("results", now.results))
+            found = (recorded.get("code", {}), recorded["results"])
             now = _StageIdentity(recorded["fingerprint"], identity, recorded["inputs"], *found, why)
         stages[name] = now
 

@@ -1,9 +1,9 @@
-"""Why a stage runs: what differs from an earlier plan, down to the spec's line and the file of code."""
+"""Why a stage runs: what differs from an earlier plan, down to the spec's line."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from pipelines.planning.code import PRODUCT, Differences, release
+from pipelines.planning.code import OURS, release
 
 _SHOWN_CHANGES = 3
 _SEED = "seeds.0"
@@ -40,26 +40,22 @@ def changes(
 
 
 def code_changes(stage: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Differences in the code of a stage's two records. Records of earlier versions tell of no code."""
-    lines = list(_differing(before.get("code", {}), now.get("code", {})))
-    if before.get("results", now["results"]) != now["results"]:
-        lines.append(f"{stage} gives other results since {release().version}")
-    return lines
+    """Returns the differences in the code of a stage's two records, in words."""
+    return list(_code_changes(stage, before, now))
 
 
-def _differing(old: Differences, new: Differences) -> Iterator[str]:
-    pinned = release().libraries
-    for name in sorted(new.keys() | old.keys()):
-        if old.get(name) == new.get(name):
-            continue
-        if not name.endswith(".py"):
-            yield f"{name} {old.get(name) or pinned.get(name)} -> {new.get(name) or pinned.get(name)}"
-        elif name.partition("/")[0] not in PRODUCT:
-            yield f"{name} changed" if name in old and name in new else f"{name} {'came' if name in new else 'went'}"
-        elif name in new:
-            yield f"{name} differs from {release().version}" + (", otherwise than before" if name in old else "")
-        else:
-            yield f"{name} is that of {release().version} again"
+def _code_changes(stage: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    old, new, known = before.get("code", {}), now.get("code", {}), release()
+    if before["results"] != now["results"]:
+        yield f"{stage} gives other results since {known.version}"
+    for name in sorted(name for name in new.keys() | old.keys() if new.get(name) != old.get(name)):
+        if name in known.libraries:
+            yield f"{name} {old.get(name, known.libraries[name])} -> {new.get(name, known.libraries[name])}"
+        elif name != OURS:
+            yield f"{name} changed"
+        elif before["results"] == now["results"]:
+            again = "is that of {} again" if name not in new else "differs from {}, otherwise than before"
+            yield f"the code of {stage} " + (again if name in old else "differs from {}").format(known.version)
 
 
 def short(value: Any) -> str:

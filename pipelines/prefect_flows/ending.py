@@ -125,5 +125,4 @@ def state_as(status: str, reason: str) -> "State[Any]":
     from prefect.states import Cancelled, Completed, Crashed, Failed
 
     endings = {"finished": Completed, "failed": Failed, "cancelled": Cancelled}
-    # An earlier version kept NUL, which PostgreSQL takes in no text.
-    return endings.get(status, Crashed)(message=reason.replace("\0", "") or f"{status} on record")
+    return endings.get(status, Crashed)(message=reason or f"{status} on record")

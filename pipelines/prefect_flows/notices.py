@@ -7,7 +7,7 @@ from uuid import UUID
 
 from pipelines.prefect_flows.guards import GUARD_EVENT
 from specs.errors import Issue, SpecError
-from specs.schema.notify import EmailNotice, Notice, Occasion, SlackNotice
+from specs.schema.execution import EmailNotice, Notice, Occasion, SlackNotice
 from specs.secrets import SecretError, resolved
 
 if TYPE_CHECKING:

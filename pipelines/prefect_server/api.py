@@ -27,7 +27,7 @@ from pipelines.prefect_server.credentials import AUTH_VARIABLE, make_passwords, 
 from pipelines.prefect_server.settings import LOOPBACK, Profile, client_environment, embedded_environment, sqlite_file
 from pipelines.prefect_server.template import begin_with_template, keep_template
 from pipelines.processes.fork_server import show_as
-from pipelines.processes.own_fork import OwnFork, fork_self
+from pipelines.processes.forking import Forked, fork_self
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.supervisor import log_size, log_tail, start
 from specs.errors import RpgError
@@ -119,7 +119,7 @@ def is_healthy(url: str, timeout: float = 2.0) -> bool:
 
 
 def wait_until_healthy(
-    url: str, process: Popen[bytes] | OwnFork, log: Path, timeout: float = START_SECONDS, *, log_start: int = 0
+    url: str, process: Popen[bytes] | Forked, log: Path, timeout: float = START_SECONDS, *, log_start: int = 0
 ) -> None:
     """Returns when the API answers. Raises ServiceError when its process ends first, or `timeout` seconds are over.
 
@@ -214,7 +214,7 @@ class EmbeddedServer:
         self.url = f"http://127.0.0.1:{self._held.getsockname()[1]}/api"
         self._log, self._log_start = home.logs / "prefect-server.log", 0
         self._record = home.prefect / f"embedded-{os.getpid()}.json"
-        self._process: Popen[bytes] | OwnFork | None = None
+        self._process: Popen[bytes] | Forked | None = None
         self._is_new = False
         # Two servers must not migrate one new database at the same time.
         self._starting = contextlib.ExitStack()

@@ -65,8 +65,8 @@ DEPLOYMENTS = (EXPERIMENTS, STUDIES, SCHEDULES)
 def ensure_deployment(client: "SyncPrefectClient", deployment: Deployment, pool: str = POOL) -> UUID:
     """Makes the work pool and the deployment where they are missing. Returns the deployment's id.
 
-    A deployment that names another entrypoint or command, as an earlier version of this code did, is brought up to
-    date, so that flow runs which were scheduled for it can run. It keeps the schedules that somebody may have given it.
+    A deployment that names another entrypoint or command is brought up to date, so that flow runs which were scheduled
+    for it can run. It keeps the schedules that somebody may have given it.
     """
     from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
     from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound

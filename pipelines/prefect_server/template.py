@@ -3,11 +3,11 @@
 Migrating takes longer than a tiny run. The first server of this user that has done it for a new home leaves a copy in
 the user's own cache, and each further home of the same version of Prefect begins with that.
 
-What keeps others from changing it is that directory: it has mode 0700, and each use checks it. That a template holds no
-trigger, no view and no rows of a server's is a second check. Its schema is compared with nothing: a digest beside it
-could be written by whoever can write the template.
+What keeps others from changing it is that directory: it has mode 0700, and each use checks it. That a template
+has the schema of the migrations, and no rows of a server's, is a second check.
 """
 
+import hashlib
 import os
 import shutil
 import sqlite3
@@ -18,6 +18,8 @@ from pathlib import Path
 from specs.machine.files import DiskError, replacing
 from specs.machine.own_cache import place_to_save_time
 
+_SCHEMAS = {"3.7.7": "957e223c8b49fe8c0717f359356186b839ddd565bda8677d5b180eda1ff3ac63"}
+"""Version of Prefect -> digest of the schema that its migrations make. Of other versions no template is kept."""
 _MIGRATED = ("alembic_version", "block_schema", "block_schema_reference", "block_type")
 """Tables that migrations fill. A server fills others, with runs or with a key of its own."""
 
@@ -47,16 +49,24 @@ def keep_template(database: Path) -> None:
 
 
 def _check_untouched(path: Path) -> None:
-    """Raises sqlite3.DataError if a database holds more than migrations make. Prefect's make no trigger and no view,
-    and fill a few tables only."""
+    """Raises sqlite3.DataError if a database has another schema than migrations make, or rows where they make none."""
     with closing(sqlite3.connect(path)) as database:
-        kinds = dict(database.execute("SELECT name, type FROM sqlite_master"))
-        if odd := {*kinds.values()} - {"table", "index"}:
-            raise sqlite3.DataError(f"it has a {min(odd)}")
-        for table in (name for name, kind in kinds.items() if kind == "table" and name not in _MIGRATED):
+        if schema_of(database) != _SCHEMAS[version("prefect")]:
+            raise sqlite3.DataError("its schema is not that of Prefect's migrations")
+        tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        for table in {name for (name,) in tables} - {*_MIGRATED}:
             if database.execute(f'SELECT EXISTS (SELECT * FROM "{table}")').fetchone() != (0,):
                 raise sqlite3.DataError(f"{table} has rows")
 
 
+def schema_of(database: sqlite3.Connection) -> str:
+    """Returns the digest of a database's tables, indices, views and triggers. The lines of a statement are sorted:
+    Prefect writes the constraints of a table in any order."""
+    made = database.execute("SELECT type, name, tbl_name, ifnull(sql, '') FROM sqlite_master ORDER BY type, name")
+    told = [(*names, sorted(line.strip(", \t") for line in sql.splitlines())) for *names, sql in made]
+    return hashlib.sha256(repr(told).encode()).hexdigest()
+
+
 def _template() -> Path | None:
-    return place_to_save_time("prefect", "databases", f"{version('prefect')}.db")
+    known = version("prefect")
+    return place_to_save_time("prefect", "databases", f"{known}.db") if known in _SCHEMAS else None

@@ -1,171 +1,174 @@
-"""`python -m pipelines.processes.fork_server`: processes that begin with what they need imported, as forks of this one.
+"""What happens in `multiprocessing`'s fork server, and in its forks.
 
-Its standard input is a socket of `pipelines.processes.forking`, which asks for one process after another. Importing
-torch and transformers takes longer than a tiny run; here each module is imported once for all of them. The process
-imports and forks: it computes nothing, has one thread, and ends, with all its forks, when the other end is closed.
+Importing torch and transformers takes longer than a tiny run; here each module is imported once for all stages of a
+command. A fork runs a program as a new process would. Where it cannot, it replaces itself by a new process.
 """
 
+import atexit
 import gc
 import importlib
 import io
-import json
 import os
 import runpy
-import select
-import socket
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
-from typing import Any
 
-from specs.machine.liveness import start_of
 from specs.machine.parent import before_torch, die_with_parent
 
+IMPORTS = (
+    "specs.document",
+    "pyarrow.dataset",  # which reading a file of problems imports, and pandas with it
+    "rpg.data.staging",
+    "rpg.data.reasoning_gym_imported",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "rpg.preflight",
+    "rpg.base.stage",
+    "rpg.learner.deepspeed_imported",
+    "rpg.components",
+    "rpg.run_recorder.recorder",
+    "rpg.rollouts.source",
+    "rpg.trainer",
+    "rpg.evaluation.stage",
+)
+"""Modules that the stages of a command need. None is a program that a process runs, and none computes anything as it is
+imported."""
+OF_SERVER = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "DS_ACCELERATOR": "cpu"}
+"""Environment variables with which the server starts, on top of the command's."""
+READ_LATE = ("PREFECT_", "DO_NOT_TRACK", "COLUMNS", "LINES", *OF_SERVER)
+"""Beginnings of names of variables that no module reads as it is imported. A command sets Prefect's once it has a
+server; readline sets the terminal's size."""
 _MAY_BE_LOST = {"jemalloc_bg_thd"}
 """Threads that their library does without in a fork: pyarrow's allocator gives memory back by itself then."""
-ROOM_FOR_TITLE = " " * 500
-"""An argument that is nothing but room for the title of a fork."""
-LONGEST_MESSAGE = 1 << 16
-"""Bytes of a message of either side."""
+
+_began_with: dict[str, str] = {}
+"""The server's environment at its start."""
+_changed_at: dict[str, int] = {}
+"""Time of change of each imported file."""
+_imported = False
+"""Whether forks can use the imports: none of them has failed or left a thread."""
 
 
-class ForkServer:
-    """Forks this process as it is asked to, and tells how each fork ended."""
+def prepare(imports: Sequence[str]) -> None:
+    """Prepares the server: a session of its own, which ends with the command, and modules that its forks share."""
+    global _imported
+    os.setsid()
+    die_with_parent()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nowhere, standard)
+    os.close(nowhere)
+    show_as(f"{sys.executable} -P -m {__name__}")  # first of all: it finds the place of a title by the first variable
+    for name in ("PYTHONSAFEPATH", "COLUMNS", "LINES"):
+        os.environ.pop(name, None)
+    _began_with.update(os.environ)
+    before_torch()
+    gc.disable()  # imports make nothing but what lives on, and looking through it takes a fifth of their time
+    try:
+        for name in imports:
+            importlib.import_module(name)
+    except BaseException:  # the process that imports it for itself reports it
+        return
+    paths = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    _changed_at.update((path, _change_of(path)) for path in paths if path)
+    _imported = not lost_threads()
+    gc.freeze()  # no fork looks through them again, and their memory stays shared
+    gc.enable()
 
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-        self._forks: dict[int, int] = {}
-        """Descriptor -> process id of each fork that has not ended."""
-        self._changed_at: dict[str, int] = {}
-        """Time of change of each imported file, as it was when it was imported."""
-        self._note_files()
 
-    def serve(self) -> list[str]:
-        """Returns in a fork alone, with its program's module and arguments."""
-        while True:
-            waiting = select.poll()
-            for descriptor in (self._channel.fileno(), *self._forks):
-                waiting.register(descriptor, select.POLLIN)
-            ready = {descriptor for descriptor, _ in waiting.poll()}
-            for descriptor in ready & self._forks.keys():
-                self._tell_end(descriptor)
-            if self._channel.fileno() not in ready:
-                continue
-            message, descriptors, _, _ = socket.recv_fds(self._channel, LONGEST_MESSAGE, 1)
-            if not message:
-                os._exit(0)  # the kernel ends the forks
-            asked, (output,) = json.loads(message), descriptors
-            refusal = self._import(asked["imports"], output)
-            if refusal:
-                self._send(refused=refusal)
-            elif (pid := self._fork(asked, output)) == 0:
-                program: list[str] = asked["program"]
-                return program
-            else:
-                self._forks[os.pidfd_open(pid)] = pid
-                self._send(pid=pid, started=start_of(pid))
-            os.close(output)
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program that a fork runs as `python -m` would."""
 
-    def _fork(self, asked: dict[str, Any], output: int) -> int:
-        """Returns 0 in the fork, and here its process id once it leads a group of its own."""
-        ready, own = os.pipe()
-        if (pid := os.fork()) == 0:
-            os.close(ready)
-            self._become(asked, output)
-        os.close(own)
-        if pid:
-            os.read(ready, 1)  # nothing comes but the end of the pipe
-            os.close(ready)
-        return pid
+    words: tuple[str, ...]
+    """Its module and arguments."""
+    directory: str
+    inherited: Mapping[str, str]
+    """The command's environment."""
+    environment: Mapping[str, str]
+    """Variables on top of that, which no module reads as it is imported."""
 
-    def _import(self, names: list[str], output: int) -> str:
-        """Imports modules; what they print goes to the output. Returns why no process may be forked then; empty: one
-        may."""
-        if changed := next((path for path, time in self._changed_at.items() if _changed_at(path) != time), None):
-            return f"{changed} has changed"
-        gc.disable()  # imports make nothing but what lives on, and looking through it takes a fifth of their time
-        with _Outputs(output):
-            try:
-                for name in names:
-                    importlib.import_module(name)
-            except BaseException as error:  # the process that imports them for itself says it in its own words
-                return f"{type(error).__name__}: {error}"
-        self._note_files()
-        if threads := lost_threads():
-            return f"the imports have started threads that no fork would have: {', '.join(threads)}"
-        gc.freeze()  # no fork looks through them again, and their memory stays shared
-        gc.enable()
-        return ""
-
-    def _note_files(self) -> None:
-        for module in list(sys.modules.values()):
-            if (path := getattr(module, "__file__", None)) and path not in self._changed_at:
-                self._changed_at[path] = _changed_at(path)
-
-    def _become(self, asked: dict[str, Any], output: int) -> None:
-        """Makes the fork what a new process of the program would be."""
+    def _bootstrap(self, parent_sentinel: int) -> int:
+        """Runs it and returns the exit code: the server calls this in the fork, with a pipe from the command."""
         parent = os.getppid()
         os.setsid()
         die_with_parent(parent)
-        self._channel.close()
-        for descriptor in self._forks:
-            os.close(descriptor)
+        (output,) = forkserver.get_inherited_fds()
         for standard in (1, 2):
             os.dup2(output, standard)
-        os.close(output)
+        for descriptor in (output, parent_sentinel, *_descriptors_of_server()):
+            os.close(descriptor)
+        os.chdir(self.directory)
+        command = [sys.executable, "-P", "-m", *self.words]
+        environment = {**self.inherited, "PYTHONUNBUFFERED": "1", **self.environment}
+        if not _imported or self._is_outdated():
+            os.execve(sys.executable, command, environment)
+        os.environ.update(environment)
         for name in ("stdout", "stderr"):
             _reopen(name)
-        os.chdir(asked["directory"])
-        os.environ.update(asked["environment"])
         importlib.invalidate_caches()
         # Unlike those of `random`, these would begin in the same state in each fork.
         if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()
         if "torch" in sys.modules:
             sys.modules["torch"].default_generator.seed()
-        show_as(" ".join([sys.executable, "-P", "-m", *asked["program"]]))
+        show_as(" ".join(command))
+        return _run(self.words)
 
-    def _tell_end(self, descriptor: int) -> None:
-        pid = self._forks.pop(descriptor)
-        os.close(descriptor)
-        _, status = os.waitpid(pid, 0)
-        self._send(ended=pid, code=os.waitstatus_to_exitcode(status))
-
-    def _send(self, **message: Any) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # the other end is closed, as the next look shows
-            self._channel.send(json.dumps(message).encode())
+    def _is_outdated(self) -> bool:
+        """Whether a module would now be another than the server imported: by its file, or by a variable."""
+        differing = {name for name, _ in self.inherited.items() ^ _began_with.items()}
+        return any(not name.startswith(READ_LATE) for name in differing) or any(
+            _change_of(path) != time for path, time in _changed_at.items()
+        )
 
 
-class _Outputs:
-    """Within the block what this process prints goes to another descriptor."""
+def _descriptors_of_server() -> list[int]:
+    """Returns the descriptors that `multiprocessing` keeps in a fork, and has it forget them."""
+    server, tracker = forkserver._forkserver, resource_tracker._resource_tracker
+    kept = [server._forkserver_alive_fd, tracker._fd, sys.stdin.fileno()]
+    server._forkserver_alive_fd = tracker._fd = None
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 (it stays open)
+    return kept
 
-    def __init__(self, output: int) -> None:
-        self._output = output
 
-    def __enter__(self) -> None:
-        self._own = [os.dup(standard) for standard in (1, 2)]
-        for standard in (1, 2):
-            os.dup2(self._output, standard)
-
-    def __exit__(self, *_error: object) -> None:
-        for standard, own in zip((1, 2), self._own, strict=True):
-            os.dup2(own, standard)
-            os.close(own)
+def _run(words: Sequence[str]) -> int:
+    """Runs a program as `python -m` would and returns its exit code."""
+    code = 1
+    sys.argv = list(words)
+    sys.modules.pop(words[0], None)  # which may be there as an import of another module's
+    try:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if code and leaving.code is not code:
+            print(leaving.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    return code
 
 
 def _reopen(name: str) -> None:
-    """Opens a standard stream anew: it remembers whether it could seek in what its descriptor was before."""
+    """Opens a standard stream again: it remembers whether it could seek in what its descriptor was before."""
     old = getattr(sys, name)
     raw = open(old.fileno(), "wb", buffering=0, closefd=False)  # noqa: SIM115 (it stays open)
-    settings = {key: getattr(old, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
-    stream = io.TextIOWrapper(raw, newline="\n", **settings)  # unbuffered, as -u has it
+    settings = {key: getattr(old, key) for key in ("encoding", "errors", "line_buffering")}
+    stream = io.TextIOWrapper(raw, newline="\n", write_through=True, **settings)  # unbuffered, as -u has it
     setattr(sys, name, stream)
     setattr(sys, f"__{name}__", stream)
 
 
 def lost_threads() -> list[str]:
-    """Names of the threads that a fork would miss. A fork that ends at once comes first: OpenBLAS ends its threads at a
-    fork, and begins them again in either process as it needs them."""
+    """Returns the names of the threads that a fork would miss. A fork that ends at once comes first: OpenBLAS ends its
+    threads at a fork, and begins them again in either process as it needs them."""
     if (pid := os.fork()) == 0:
         os._exit(0)
     os.waitpid(pid, 0)
@@ -175,8 +178,8 @@ def lost_threads() -> list[str]:
 
 
 def show_as(title: str) -> None:
-    """Has `ps` show this process by a title, which gets the room of the arguments alone: whoever looks for a home's
-    processes reads their environment."""
+    """Has `ps` show this process by a title, in the room of the arguments alone: whoever looks for a home's processes
+    reads their environment."""
     os.environ["SPT_NOENV"] = "1"
     from setproctitle import setproctitle
 
@@ -184,26 +187,8 @@ def show_as(title: str) -> None:
     del os.environ["SPT_NOENV"]
 
 
-def _changed_at(path: str) -> int:
+def _change_of(path: str) -> int:
     try:
         return os.stat(path).st_mtime_ns
     except OSError:
         return 0
-
-
-def main() -> None:
-    """Serves; in a fork, runs its program as `python -m` would."""
-    die_with_parent()
-    before_torch()
-    channel = socket.socket(fileno=os.dup(0))
-    channel.set_inheritable(False)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    program, *arguments = ForkServer(channel).serve()
-    sys.argv = [program, *arguments]
-    runpy.run_module(program, run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main()

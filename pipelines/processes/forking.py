@@ -1,36 +1,42 @@
-"""Processes of a program whose imports are there already: forks of one process that this command keeps, `fork_server`.
+"""Processes whose imports are made already: forks of `multiprocessing`'s fork server, or of this very process.
 
 A fork is what a new process would be: it has a session and a group of its own, the environment, directory, output and
 signal handlers of a new one, and random states of its own; it ends with the command. A new process is started instead
-where there is a GPU, whose driver no fork may share, and wherever the server refuses: a file that it has imported has
-changed, an import has failed or left a thread. `RPG_FORK_STAGES=0` has each process begin anew.
+where there is a GPU, whose driver no fork may share. `RPG_FORK_STAGES=0` has each process begin anew.
 """
 
 import atexit
-import json
 import os
+import pickle
 import select
-import socket
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pipelines.processes.fork_server import LONGEST_MESSAGE, ROOM_FOR_TITLE
+import psutil
+
+from pipelines.processes import fork_server
+from pipelines.processes.fork_server import OF_SERVER, Program, lost_threads
+from specs.machine.liveness import start_of
 from specs.machine.parent import die_with_parent
+from specs.schema.experiment import Experiment
 
 FORK_STAGES = "RPG_FORK_STAGES"
 """Environment variable: 0 has each stage's process begin anew."""
+PRELOAD = "pipelines.processes.fork_preload"
+"""Module that the server imports as it starts."""
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg", "/proc/driver/nvidia")
 """What only a machine with a GPU has: NVIDIA's driver, AMD's, Windows's for its Linux."""
-_OF_PREFECT = ("PREFECT_", "DO_NOT_TRACK")
-"""Beginnings of the names of variables that a command sets once it has a server: no module of a stage reads them."""
-_KILLED = -9
+_POLL_SECONDS = 0.02
+_has_forked = False
 
 
 def may_fork() -> bool:
@@ -39,168 +45,195 @@ def may_fork() -> bool:
     return here and not any(Path(path).exists() for path in _ACCELERATORS)
 
 
-def fork(
-    program: Sequence[str],
-    imports: Sequence[str],
-    output: BinaryIO,
-    *,
-    inherited: Mapping[str, str],
-    environment: Mapping[str, str],
-) -> "ForkedProcess | None":
-    """A process of `python -m PROGRAM` with these modules imported; None where one has to be started anew.
-
-    Args:
-        program: its module and arguments.
-        imports: modules, which the server imports the first time that they are asked for.
-        output: its stdout and stderr.
-        inherited: its environment, as the server has it from its own start.
-        environment: on top of that; read by nothing that is imported.
-    """
-    if not may_fork() or threading.current_thread() is not threading.main_thread():
-        return None
-    told = {name: value for name, value in inherited.items() if name.startswith(_OF_PREFECT)}
-    server = _server_for({name: value for name, value in inherited.items() if name not in told})
-    request = {
-        "program": list(program),
-        "imports": list(imports),
-        "directory": os.getcwd(),
-        "environment": {**told, **environment},
-    }
-    try:
-        process = server.fork(request, output.fileno())
-    except BaseException:  # a process of which nobody would know must not begin later
-        server.end()
-        raise
-    if process is None:
-        server.end()
-    return process
+def forks_stages(experiment: Experiment, slots: Sequence[str] = ()) -> bool:
+    """Whether stages of the experiment may be forks: they have no GPUs, and an engine that starts no processes."""
+    return not slots and experiment.rollout.engine != "vllm"
 
 
-class ForkedProcess:
-    """A fork, with what of `subprocess.Popen` the supervisor uses."""
+def has_forked() -> bool:
+    """Whether a server runs that has the imports, as this process has asked it for a fork."""
+    return _has_forked
 
-    def __init__(self, server: "Server", pid: int, started: str) -> None:
-        """
+
+class Forked:
+    """A fork, with what of `subprocess.Popen` its keepers use."""
+
+    def __init__(self, pid: int, exit_code: Callable[[], int | None]) -> None:
+        """Use `fork` or `fork_self`.
+
         Args:
-            started: what `specs.machine.liveness.start_of` says of it. Its server waits for it, after which nobody can
-                ask any more.
+            exit_code: returns None while it runs; asked until it returns a code.
         """
-        self._server = server
         self.pid = pid
-        self.started = started
         self.returncode: int | None = None
+        self.started = ""
+        """What `specs.machine.liveness.start_of` says of it; empty if it ended at once."""
+        self._exit_code = exit_code
+        with suppress(psutil.Error):
+            self.started = start_of(pid)
+        with suppress(ProcessLookupError):  # it has ended
+            while os.getpgid(pid) != pid:  # by which its group can be ended
+                time.sleep(0.001)
 
     def poll(self) -> int | None:
         """The exit code (negative: the signal that killed it); None while it runs."""
         if self.returncode is None:
-            self._server.listen(0.0)
+            self.returncode = self._exit_code()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code, once it has ended. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
-        while self.returncode is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-            self._server.listen(min(left, 1.0))
-        return self.returncode
+            time.sleep(_POLL_SECONDS)
+        return code
+
+    def terminate(self) -> None:
+        """Sends SIGTERM, unless it has ended."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Sends SIGKILL, unless it has ended."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
 
-def _begin(theirs: socket.socket, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Starts a server that is asked through the other end of a socket."""
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "pipelines.processes.fork_server", ROOM_FOR_TITLE],
-        stdin=theirs.fileno(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**environment, "PYTHONUNBUFFERED": "1", "DS_ACCELERATOR": "cpu"},
-        start_new_session=True,
-        preexec_fn=partial(die_with_parent, os.getpid()),
-    )
+def fork(
+    program: Sequence[str], output: BinaryIO, *, inherited: Mapping[str, str], environment: Mapping[str, str]
+) -> Forked | None:
+    """Starts `python -m PROGRAM` with the stages' modules imported; None where it has to be started otherwise.
+
+    Args:
+        program: its module and arguments.
+        output: its stdout and stderr.
+        inherited: its environment, with which the server starts.
+        environment: on top of that; read by nothing that is imported.
+    """
+    global _has_forked
+    if not may_fork() or threading.current_thread() is not threading.main_thread():
+        return None
+    request = pickle.dumps(Program(tuple(program), os.getcwd(), dict(inherited), dict(environment)))
+    start_server(inherited)
+    # The server, `multiprocessing.spawn._main` in it, reads settings, here none, and what it is to run.
+    status, channel = forkserver.connect_to_new_process([output.fileno()])
+    try:
+        with open(channel, "wb") as file, suppress(BrokenPipeError):
+            file.write(pickle.dumps({}) + request)
+        pid = forkserver.read_signed(status)
+    except EOFError:  # the server has ended
+        os.close(status)
+        return None
+    except BaseException:  # without its request a fork ends
+        os.close(status)
+        raise
+    _has_forked = True
+    return Forked(pid, lambda: _told_code(status))
 
 
-class Server:
-    """The process whose forks are asked for, as this one sees it."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self.environment = dict(environment)
-        self.owner = os.getpid()
-        self._forks: dict[int, ForkedProcess] = {}
-        self._answers: list[dict[str, Any]] = []
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = _begin(theirs, environment)
-
-    @property
-    def alive(self) -> bool:
-        """Whether it can be asked."""
-        return self._channel.fileno() >= 0 and self._process.poll() is None
-
-    def fork(self, request: Mapping[str, Any], output: int) -> ForkedProcess | None:
-        """Asks for a process; None where it refuses, or ends."""
-        message = json.dumps(request).encode()
-        if len(message) > LONGEST_MESSAGE:
-            return None
-        with suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._channel, [message], [output])
-        while self.alive and not self._answers:
-            self.listen(1.0)
-        if not self._answers or "refused" in (answer := self._answers.pop()):
-            return None
-        self._forks[answer["pid"]] = process = ForkedProcess(self, answer["pid"], answer["started"])
-        return process
-
-    def listen(self, seconds: float) -> None:
-        """Takes what it says within some seconds; where it has ended, so have its forks."""
-        waiting = select.poll()
-        waiting.register(self._channel, select.POLLIN)
-        while waiting.poll(1000 * seconds):
-            said = b""
-            with suppress(ConnectionResetError):
-                said = self._channel.recv(LONGEST_MESSAGE)
-            if not said:
-                self.end()
-                return
-            message = json.loads(said)
-            if "ended" in message:
-                self._forks.pop(message["ended"]).returncode = message["code"]
-            else:
-                self._answers.append(message)
-                return
-            seconds = 0.0
-
-    def end(self) -> None:
-        """Ends it and, by the kernel's hand, its forks."""
-        self._channel.close()
-        self._process.kill()
-        self._process.wait()
-        for process in self._forks.values():
-            process.returncode = _KILLED
-        self._forks.clear()
-
-
-_servers: list[Server] = []
-"""The one that this process keeps, once it has asked for a fork."""
-
-
-def has_imports() -> bool:
-    """Whether a server of forks runs, which keeps what earlier forks have imported."""
-    return bool(_servers) and _servers[0].owner == os.getpid() and _servers[0].alive
-
-
-def _server_for(environment: Mapping[str, str]) -> Server:
-    """The server that began with this environment; one that began with another is ended."""
-    if _servers and _servers[0].owner == os.getpid():
-        if _servers[0].alive and _servers[0].environment == environment:
-            return _servers[0]
-        _servers[0].end()
-    _servers[:] = [Server(environment)]
-    return _servers[0]
+def start_server(environment: Mapping[str, str]) -> None:
+    """Starts the server, unless it runs, with an environment."""
+    wanted = {name: value for name, value in environment.items() if not name.startswith(fork_server.READ_LATE)}
+    forkserver.set_forkserver_preload([PRELOAD])
+    with _as_environment({**wanted, **OF_SERVER}):
+        forkserver.ensure_running()
 
 
 @atexit.register
 def end_server() -> None:
-    """Ends the server that this process keeps, if it does."""
-    if _servers and _servers[0].owner == os.getpid():
-        _servers.pop().end()
+    """Ends the server, if this process has one, and waits for it. The kernel ends its forks; the tracker of resources
+    that `multiprocessing` starts beside it ends with this process."""
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+        server._stop()
+
+
+@contextmanager
+def _as_environment(environment: Mapping[str, str]) -> Iterator[None]:
+    """Within the block this process has another environment: `multiprocessing` takes none for its server. Variables
+    that are the same in both are not set: setproctitle knows the place of a title by them."""
+    own = dict(os.environ)
+    differing = [name for name, _ in own.items() ^ environment.items()]
+    _set(differing, environment)
+    try:
+        yield
+    finally:
+        _set(differing, own)
+
+
+def _set(names: Iterable[str], environment: Mapping[str, str]) -> None:
+    for name in names:
+        if name in environment:
+            os.environ[name] = environment[name]
+        else:
+            os.environ.pop(name, None)
+
+
+def _told_code(status: int) -> int | None:
+    """The exit code that the server has told through a pipe, which is closed then; None while there is none. The fork
+    of a server that is killed is killed with it."""
+    waiting = select.poll()
+    waiting.register(status)
+    if not waiting.poll(0):
+        return None
+    try:
+        return forkserver.read_signed(status)
+    except EOFError:
+        return -signal.SIGKILL
+    finally:
+        os.close(status)
+
+
+def fork_self(
+    run: Callable[[], None], log: Path, *, environment: Mapping[str, str], standard_input: int
+) -> Forked | None:
+    """Forks this process to run a function with all that is imported; None where a process has to be started anew:
+    see `may_fork`, and threads of this process which the fork would lack.
+
+    The fork has a session of its own, dies with the thread that calls this, and has no file of this process open.
+
+    Args:
+        log: its stdout and stderr are appended.
+        environment: on top of this process's own.
+        standard_input: what it has as that.
+    """
+    if not may_fork() or lost_threads():
+        return None
+    log.parent.mkdir(parents=True, exist_ok=True)
+    parent = os.getpid()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if (pid := os.fork()) == 0:
+        code = 1
+        with suppress(BaseException):  # nothing of the caller's may go on here
+            try:
+                _become(parent, log, environment, standard_input)
+                run()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+        os._exit(code)
+    return Forked(pid, lambda: _waited_code(pid))
+
+
+def _waited_code(pid: int) -> int | None:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def _become(parent: int, log: Path, environment: Mapping[str, str], standard_input: int) -> None:
+    os.setsid()
+    die_with_parent(parent)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    with open(log, "ab") as output:
+        os.dup2(standard_input, 0)
+        for standard in (1, 2):
+            os.dup2(output.fileno(), standard)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # locks of this home among them
+    os.environ.update(environment)

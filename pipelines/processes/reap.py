@@ -41,7 +41,7 @@ class ProcessRecord:
     stage: str = ""
     """What it is for: a stage's name, or server, worker."""
     pid_namespace: str = ""
-    """In which the numbers count: `specs.machine.liveness.pid_namespace_here`; empty in records of earlier versions."""
+    """In which the numbers count: `specs.machine.liveness.pid_namespace_here`; empty where the system has none."""
     place: str = field(default="", compare=False)
     """The directory of the file that has the record: `specs.machine.liveness.place_of`; empty in earlier versions."""
 

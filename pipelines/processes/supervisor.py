@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import psutil
 
-from pipelines.processes.forking import ForkedProcess, fork
+from pipelines.processes.forking import Forked, fork
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.stop import StopRequest
 from specs.machine.exit_cause import Cause
@@ -82,9 +82,8 @@ class Child:
     """On top of this process's own."""
     signal_children: bool = False
     """The command is a launcher that would kill its ranks on SIGTERM: they get the signal, and it waits for them."""
-    imports: Sequence[str] | None = None
-    """Modules that a fork (`pipelines.processes.forking`) begins with, for a command that is a Python module; None: the
-    process begins anew."""
+    forks: bool = False
+    """The command is a Python module, and its process may be a fork (`pipelines.processes.forking`)."""
     afterwards: Callable[[], None] = lambda: None
     """Called when the command is gone, however it ended: ends what it has started on other machines."""
 
@@ -149,21 +148,21 @@ def inherited(withheld: Sequence[str]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in withheld}
 
 
-_Process = subprocess.Popen[bytes] | ForkedProcess
+_Process = subprocess.Popen[bytes] | Forked
 
 
 def _begin(child: Child, output: BinaryIO) -> _Process:
     """Starts a child's process: a fork where the child takes one and one may be."""
-    if child.imports is not None and list(child.command[:3]) == [sys.executable, "-P", "-m"]:
-        own, program = inherited(SERVER_PASSWORDS), child.command[3:]
-        forked = fork(program, child.imports, output, inherited=own, environment=child.environment)
+    if child.forks and list(child.command[:3]) == [sys.executable, "-P", "-m"]:
+        own = inherited(SERVER_PASSWORDS)
+        forked = fork(child.command[3:], output, inherited=own, environment=child.environment)
         if forked is not None:
             return forked
     return _start(child.command, output, child.environment, attached=True, withheld=SERVER_PASSWORDS)
 
 
 def _record_of(process: _Process, stage: str) -> ProcessRecord:
-    if isinstance(process, ForkedProcess):  # which may be gone already
+    if isinstance(process, Forked):  # which may be gone already
         return ProcessRecord(process.pid, process.pid, process.started, stage, pid_namespace_here())
     return ProcessRecord.of(process.pid, stage)
 

@@ -3,10 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
 from pipelines.replay.run import RunReplay
-from pipelines.report.charts import PALETTE, Line, Point, line_chart
+from pipelines.report.charts import PALETTE, Chart, Point, line, line_chart
 from pipelines.report.page import render
 
 Entry = dict[str, Any]
@@ -58,7 +56,7 @@ def page(replays: Sequence[RunReplay]) -> str:
     )
 
 
-Section = tuple[str, list[tuple[str, int]], list[Markup]]
+Section = tuple[str, list[tuple[str, int]], list[Chart]]
 """What the charts share as x, the labels of their lines with their colours, and the charts."""
 
 
@@ -68,14 +66,14 @@ def _over_values(replays: Sequence[RunReplay], path: str) -> Section:
     across = [float(replay.replayed.swept[path]) for replay in by_value]
     labels = list(dict.fromkeys(replay.replayed.label_without(path) for replay in replays))
 
-    def chart(heading: str, values: Sequence[float | None], own: float | None) -> Markup:
+    def chart(heading: str, values: Sequence[float | None], own: float | None) -> Chart | None:
         points: dict[str, list[Point]] = {label: [] for label in labels}
         for replay, x, value in zip(by_value, across, values, strict=True):
             if value is not None:
                 points[replay.replayed.label_without(path)].append((x, value))
-        lines = [Line(of_label, label, color) for color, (label, of_label) in enumerate(points.items())]
+        lines = [line(of_label, label, color) for color, (label, of_label) in enumerate(points.items())]
         if own is not None:
-            lines.append(Line([(across[0], own), (across[-1], own)], RECORDED, len(labels), faint=True))
+            lines.append(line([(across[0], own), (across[-1], own)], RECORDED, len(labels), faint=True))
         return line_chart(lines, title=heading, x_label=path)
 
     own = _own(replays[0].overall)
@@ -88,7 +86,7 @@ def _over_values(replays: Sequence[RunReplay], path: str) -> Section:
         lengths, cosines = ([entry[name] for entry in latest] for name in ("replayed_norm", "cosine"))
         charts.append(chart(f"gradient {step}: length", lengths, latest[0]["recorded_norm"]))
         charts.append(chart(f"gradient {step}: cosine", cosines, None))
-    return path, _legend([*labels, RECORDED]), charts
+    return path, _legend([*labels, RECORDED]), [chart for chart in charts if chart]
 
 
 def _over_steps(replays: Sequence[RunReplay]) -> Section:
@@ -98,14 +96,14 @@ def _over_steps(replays: Sequence[RunReplay]) -> Section:
     charts = [
         line_chart(
             [
-                Line([(entry["step"], value) for entry in steps if (value := figure(entry)) is not None], label, color)
+                line([(entry["step"], value) for entry in steps if (value := figure(entry)) is not None], label, color)
                 for color, (label, steps) in enumerate(zip(labels, entries, strict=True))
             ],
             title=heading,
         )
         for heading, figure in FIGURES.items()
     ]
-    return "step", _legend(labels), charts
+    return "step", _legend(labels), [chart for chart in charts if chart]
 
 
 def _own(entry: Entry) -> Entry:

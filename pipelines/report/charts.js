@@ -1,40 +1,85 @@
-// Of each chart with named lines: its values as a CSV file. Of the learning curves: a slider that smooths them.
-const drawnOf = new Map();  // a line that has been smoothed -> itself as it was drawn, behind it
+// Draws the page's charts by Vega-Lite, which the page holds compressed, and shows their values at the pointer. Of each
+// chart with named lines: its values as a CSV file. Of the learning curves: a slider that smooths them.
+const charts = [];  // {figure, spec, view, lines: those with a name, as they are drawn just now}
+const named = ({ lines = [] }) => lines.filter(({ line }) => line);
+const nearest = (values, wanted) => values.reduce((best, value, at) => Math.abs(value - wanted) < Math.abs(values[best] - wanted) ? at : best, 0);
+const brief = (value) => Number(value.toPrecision(4));
 
-function download(chart) {
-  const axes = chart.dataset.axes.split(" ").map(Number), across = axes.slice(0, 4), upward = axes.slice(4);
+async function loadLibrary() {
+  const bytes = Uint8Array.from(atob(document.getElementById("vega").textContent), (letter) => letter.charCodeAt(0));
+  const text = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  document.head.append(Object.assign(document.createElement("script"), { textContent: `(() => { "use strict"; ${text} })()` }));
+}
+
+function follow(chart, event, item) {
+  const { figure, view } = chart, svg = figure.querySelector("svg"), frame = svg.getBoundingClientRect();
+  const left = view.padding().left + view.origin()[0], top = view.padding().top + view.origin()[1];
+  const x = view.scale("x").invert((event.clientX - frame.left) / frame.width * svg.viewBox.baseVal.width - left);
+  const values = chart.lines.map((line) => ({ line, at: nearest(line.x, x) }));
+  const texts = values.map(({ line, at }) => `${line.line}: ${brief(line.y[at])} at ${brief(line.x[at])}`);
+  if (item?.tooltip) texts.push(item.tooltip);
+  if (!texts.length) return leave(chart);
+  show(event, texts);
+  if (!values.length) return;
+  const places = values.map(({ line, at }) => line.x[at]), pixel = left + view.scale("x")(places[nearest(places, x)]);
+  for (const [name, value] of Object.entries({ x1: pixel, x2: pixel, y1: top, y2: top + view.height() })) chart.cursor.setAttribute(name, value);
+  svg.append(chart.cursor);
+}
+
+function leave(chart) {
+  box.style.display = "none";
+  chart.cursor.remove();
+}
+
+function download({ spec }) {
   // An apostrophe before what a spreadsheet would take for a formula.
   const quoted = (text) => `"${text.replace(/^[=+\-@\t\r\n＝＋－＠]/, "'$&").replaceAll('"', '""')}"`;
-  const rows = [...chart.querySelectorAll("[data-name]")].flatMap((line) => pixelsOf(drawnOf.get(line) ?? line).map(
-    ([x, y]) => [quoted(line.dataset.name), valueAt(x, 0.01, across), valueAt(y, 0.01, upward)].join(",")));
-  const text = [`line,${quoted(chart.dataset.x)},value`, ...rows, ""].join("\n"), title = chart.getAttribute("aria-label");
+  const rows = named(spec.datasets).flatMap(({ line, x, y }) => x.map((place, at) => [quoted(line), place, y[at]].join(",")));
+  const text = [`line,${quoted(spec.encoding.x.title)},value`, ...rows, ""].join("\n");
   const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(new Blob([text], { type: "text/csv" })) });
-  link.download = `${title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "")}.csv`;
+  link.download = `${spec.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "")}.csv`;
   link.click();
   URL.revokeObjectURL(link.href);
 }
 
-for (const chart of document.querySelectorAll("svg[data-axes]")) {
-  for (const line of chart.querySelectorAll("[data-label]")) line.dataset.name = line.dataset.label;
-  const button = Object.assign(document.createElement("button"), { className: "download", textContent: "CSV" });
-  button.title = "The chart's values, to the hundredth of a pixel";
+async function draw(figure) {
+  const spec = JSON.parse(figure.querySelector("script").textContent), place = document.createElement("div");
+  figure.append(place);
+  const { view } = await vegaEmbed(place, spec, { ast: true, renderer: "svg", actions: false, defaultStyle: false, tooltip: () => {} });
+  const cursor = document.createElementNS("http://www.w3.org/2000/svg", "line");
+  cursor.setAttribute("class", "cursor");
+  const chart = { figure, spec, view, cursor, lines: named(spec.datasets) };
+  for (const type of ["pointermove", "click"]) view.addEventListener(type, (event, item) => follow(chart, event, item));
+  figure.addEventListener("pointerleave", () => leave(chart));
+  charts.push(chart);
+  if (!chart.lines.length) return;
+  const button = Object.assign(document.createElement("button"), { className: "download", textContent: "CSV", title: "The values that are drawn" });
   button.addEventListener("click", () => download(chart));
-  chart.after(button);
+  figure.after(button);
 }
 
-// An exponential mean by steps, not by points: of a long curve only the points that make its shape are drawn. Pixels are
-// as good as values, since a mean of straight lines is one.
-function smoothed(pixels, stepsOfPixel, weight) {
+// An exponential mean by steps, not by points: of a long curve only the points that make its shape are drawn.
+function smoothed(line, weight) {
   let sum = 0, total = 0, before = -Infinity;
-  return pixels.map(([x, y]) => {
-    const kept = weight ** ((x - before) * stepsOfPixel);
-    [sum, total, before] = [kept * sum + (1 - kept) * y, kept * total + 1 - kept, x];
-    return [x, sum / total];
+  const y = line.y.map((value, at) => {
+    const kept = weight ** (line.x[at] - before);
+    [sum, total, before] = [kept * sum + (1 - kept) * value, kept * total + 1 - kept, line.x[at]];
+    return sum / total;
   });
+  return { ...line, y, line: `${line.line}, smoothed` };
 }
 
-const curves = document.querySelector(".curves");
-if (curves) {
+function smooth(weight) {
+  for (const chart of charts.filter(({ figure }) => figure.closest(".curves"))) {
+    const { lines } = chart.spec.datasets;
+    const behind = lines.map((line) => line.line ? { ...line, id: `${line.id} behind`, opacity: 0.33, stroke: 1 } : line);
+    chart.lines = weight ? named({ lines }).map((line) => smoothed(line, weight)) : named({ lines });
+    // Copies: Vega marks the rows that it has, and takes a row with such a mark for one that it knows.
+    chart.view.data("lines", structuredClone(weight ? [...behind, ...chart.lines] : lines)).runAsync();
+  }
+}
+
+function addSlider(curves) {
   const slider = Object.assign(document.createElement("input"), { type: "range", min: 0, max: 0.99, step: 0.01, value: 0 });
   const label = Object.assign(document.createElement("label"), { className: "smoothing", textContent: "Smoothing " });
   const shown = document.createElement("output");
@@ -43,21 +88,11 @@ if (curves) {
   slider.addEventListener("input", () => {
     const weight = Number(slider.value);
     shown.textContent = weight ? `each step keeps ${weight} of the mean before it` : "";
-    for (const chart of curves.querySelectorAll("svg[data-axes]")) {
-      const [start, end, low, high] = chart.dataset.axes.split(" ").map(Number);
-      for (const line of chart.querySelectorAll("polyline[data-name]")) {
-        if (!drawnOf.has(line)) {
-          const raw = line.cloneNode();
-          for (const name of ["label", "name"]) delete raw.dataset[name];
-          raw.classList.add("faint");
-          line.before(raw);
-          drawnOf.set(line, raw);
-        }
-        const drawn = drawnOf.get(line), pixels = smoothed(pixelsOf(drawn), (high - low) / (end - start), weight);
-        line.setAttribute("points", weight ? pixels.map((pixel) => pixel.join(",")).join(" ") : drawn.getAttribute("points"));
-        line.dataset.label = line.dataset.name + (weight ? ", smoothed" : "");
-        drawn.style.display = weight ? "" : "none";
-      }
-    }
+    smooth(weight);
   });
 }
+
+loadLibrary().then(async () => {
+  for (const figure of document.querySelectorAll("figure.chart")) await draw(figure);
+  document.querySelectorAll(".curves").forEach(addSlider);
+});

@@ -1,21 +1,39 @@
-"""Line charts as inline SVG: a page of twenty weighs a few hundred kilobytes, opens offline and can be printed.
+"""Charts, each described once in the language of Vega-Lite: a page draws them in the browser, a paper has them as SVG,
+PDF and PNG.
 
-The lines that have a label carry it in `data-label`, the chart its axes in `data-axes`: from these and the pixels that
-are drawn `hover.js` works out the values at the pointer, and `charts.js` those of a CSV file.
+A colour is a variable of the style sheet, so a chart follows a page's light and dark colours; a paper has the light
+ones. The library that draws is inside each page, see `library`: a page opens offline.
 """
 
-import itertools
+import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import re
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from gzip import compress
 from html import escape
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
-from markupsafe import Markup
 from numpy.typing import ArrayLike, NDArray
 
-Point = tuple[float, float]
+from specs.machine.files import replacing, versions_of
+from specs.machine.own_cache import place_to_save_time
 
+Layer = dict[str, Any]
+"""A layer of a chart, or a part of one, in the language of Vega-Lite."""
+Row = dict[str, Any]
+"""A row of a table that layers draw. A list in it is a column of as many rows."""
+Point = tuple[float, float]
+Width = Literal["column", "page"]
+_SIZES: dict[Width, tuple[int, int]] = {"column": (312, 194), "page": (648, 272)}
+"""Pixels across, 96 an inch, and those of the height of lines: a column of a page in two columns, 3.25 inches, and the
+whole page, 6.75 inches, as conferences and journals set them."""
+_POINTS_PER_PIXEL = 0.75
+KINDS = ("svg", "pdf", "png")
 PALETTE = 8
 """Colours in the style sheet; a chart of more lines uses them again."""
 MOST_POINTS = 300
@@ -26,75 +44,231 @@ _LEAST_POINTS = 40
 """That a line keeps, however many lines share a chart."""
 _MANY_BANDS = 4
 """More than these are shaded more weakly: where all overlap there is still something to see."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of a chart."""
-
-    points: Sequence[Point] | NDArray[np.float64]
-    """Sorted by x. Points that are not finite are left out."""
-    label: str = ""
-    """Shown in the hover box, which leaves out lines without a label."""
-    color: int = 0
-    """Index into the palette of the style sheet."""
-    faint: bool = False
-    """Drawn thin and pale, behind the others: one seed of a group."""
-    steps: bool = False
-    """Drawn as stairs, as for the best value so far."""
-    dots: bool = False
-    """Drawn as separate points."""
-    bands: Sequence[tuple[Sequence[Point], Sequence[Point]]] = ()
-    """Lower and upper ends: the space between them is shaded. An interval of the values, or quantiles around them."""
+_ALIKE = 1e-9
+"""Values that differ by a smaller share of their size are drawn as one: no marks between them would tell them apart."""
+_BANDS = (("low", "high"), ("low2", "high2"))
+"""Columns of a line's bands."""
+_FIGURES = {"type": "quantitative"}
+_AXIS = {"domain": False, "ticks": False, "titleAnchor": "end", "titleFontWeight": "normal"}
+_LOOK: Layer = {
+    "aria": False,  # the title is the label of the whole; labels of each mark would be as large as the data
+    "font": "system-ui, Segoe UI, Helvetica, Arial, sans-serif",  # as in the style sheet
+    "view": {"stroke": None},
+    "axis": _AXIS | {"labelColor": "var(--soft)", "titleColor": "var(--soft)", "gridColor": "var(--rule)"},
+    "axisX": {"grid": False, "labelSeparation": 8, "tickCount": 6},
+    "title": {"anchor": "start", "color": "var(--ink)", "frame": "bounds", "fontSize": 12},
+    "legend": {"labelColor": "var(--ink)", "labelLimit": 0, "offset": 4, "orient": "bottom", "title": None},
+    "text": {"color": "var(--ink)"},
+    "rule": {"color": "var(--soft)"},
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Lines over a shared x: drawn on a page by `line_chart`, in a paper by `figures`."""
+    """A picture of values. A page and a notebook show it as it stands."""
 
     name: str
-    """What files and scripts call it: `reward/mean`."""
+    """What scripts and files call it: `reward/mean`, `accuracy/held_out`."""
     title: str
-    lines: Sequence[Line]
-    x_label: str = "step"
+    """Title in words."""
+    layers: Sequence[Layer]
+    data: Mapping[str, Sequence[Row]]
+    """Tables that the layers draw: `lines` as `line` gives them, `marks`, or others."""
+    x: Layer
+    """What all layers have as x: title, scale, axis."""
+    y: Layer
+    height: int = 190
+    """Pixels on a page, title and axes included."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Columns of the chart's data, by those of the table that is drawn."""
+
+    def over(self, layers: Sequence[Layer]) -> "Chart":
+        """Returns the chart with layers behind its own."""
+        return replace(self, layers=[*layers, *self.layers])
+
+    def rows(self) -> list[Row]:
+        """Returns the data: a row for each point of a line, or for each value with its interval."""
+        found: list[Row] = []
+        for row in self.data.get("lines") or self.data["marks"]:
+            named = {name: row[column] for column, name in self.columns.items() if column in row}
+            lists = {name: value for name, value in named.items() if isinstance(value, list)}
+            found += (named | dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True))
+            found += [] if lists else [named]
+        return found
+
+    def spec(self, width: Width | None = None) -> dict[str, Any]:
+        """Returns the chart in the language of Vega-Lite.
+
+        Args:
+            width: on paper, in light colours; None: as wide as its place on a page, in colours of the style sheet.
+        """
+        lines = self.data.get("lines", ())
+        spec = {
+            "title": self.title,
+            "width": "container",
+            "height": self.height,
+            "padding": 2,
+            "background": None,
+            "autosize": {"type": "fit", "contains": "padding"},
+            "datasets": {**self.data, **({"lines": _drawn(lines)} if lines else {})},
+            "encoding": {"x": _FIGURES | self.x, "y": _FIGURES | {"title": None} | self.y},
+            "layer": self.layers,
+            "config": _LOOK,
+        }
+        if width:
+            across, height = _SIZES[width]
+            spec |= {"width": across, "background": "white", "layer": [*self.layers, *_legend(lines, across)]}
+            spec |= {"height": height} if lines else {}
+            spec = json.loads(re.sub(r"var\((--\w+)\)", lambda name: light_colors()[name[1]], json.dumps(spec)))
+        return spec
+
+    def svg(self, width: Width = "column") -> str:
+        """Returns the chart as SVG text."""
+        import vl_convert
+
+        drawn = vl_convert.vegalite_to_svg(self.spec(width))
+        return drawn.replace("<svg ", f'<svg role="img" aria-label="{escape(self.title)}" ', 1)
+
+    def save(self, path: str | Path, width: Width = "column") -> Path:
+        """Writes the chart. The name's ending says as what: .svg, .pdf or .png."""
+        import vl_convert
+
+        path, text = Path(path), self.svg(width)
+        # The converter counts a pixel as a point.
+        if path.suffix == ".pdf":
+            drawn = vl_convert.svg_to_pdf(text, scale=_POINTS_PER_PIXEL)
+        elif path.suffix == ".png":
+            drawn = vl_convert.svg_to_png(text, scale=_POINTS_PER_PIXEL, ppi=300)
+        elif path.suffix == ".svg":
+            drawn = text.encode()
+        else:
+            kinds = ", ".join(f".{kind}" for kind in KINDS)
+            raise ValueError(f"a figure is saved as {kinds}, not as {path.name!r}")
+        with replacing(path, durable=False) as aside:
+            aside.write_bytes(drawn)
+        return path
+
+    def __html__(self) -> str:
+        text = json.dumps(self.spec(), separators=(",", ":"), allow_nan=False).replace("<", r"\u003c")
+        drawn = f'<script type="application/json">{text}</script>'
+        return f'<figure class="chart" role="img" aria-label="{escape(self.title)}">{drawn}</figure>'
+
+    def _repr_svg_(self) -> str:
+        return self.svg("page")
 
 
-_ALIKE = 1e-9
-"""Values that differ by a smaller share of their size are drawn as one: no marks between them would tell them apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """A range of values, and those that are marked on it."""
-
-    low: float
-    high: float
-    ticks: tuple[float, ...]
-
-    def place(self, value: float, start: float, end: float) -> float:
-        """The pixel of `value`, where `low` is at the pixel `start` and `high` at `end`."""
-        return start + (value - self.low) / (self.high - self.low) * (end - start)
-
-
-def axis(values: Sequence[float], *, ticks: int = 5) -> Axis:
-    """A range that contains all values and ends on round numbers.
+def line(
+    points: ArrayLike,
+    label: str = "",
+    color: int = 0,
+    *,
+    faint: bool = False,
+    steps: bool = False,
+    dots: bool = False,
+    bands: Sequence[tuple[ArrayLike, ArrayLike]] = (),
+) -> Row:
+    """Returns one line of a chart.
 
     Args:
-        values: finite; may be empty.
-        ticks: about how many marks it gets.
-    Example:
-        >>> axis([0.12, 0.87]).ticks
-        (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+        points: [n, 2], sorted by x. Those that are not finite are left out.
+        label: shown in the hover box, which leaves out lines without a label.
+        color: index into the palette of the style sheet.
+        faint: drawn thin and pale, behind the others: one seed of a group.
+        steps: drawn as stairs, as for the best value so far.
+        dots: drawn as separate points.
+        bands: lower and upper values at each point: the space between is shaded. An interval, or quantiles.
     """
-    low, high = min(values, default=0.0), max(values, default=1.0)
+    ends = [np.asarray(end, dtype=float) for band in bands for end in band]
+    table = np.column_stack([np.asarray(points, dtype=float).reshape(-1, 2), *ends])
+    table = table[np.isfinite(table[:, :2]).all(axis=1)]
+    if steps:
+        table = np.column_stack([np.repeat(table[:, 0], 2)[1:], np.repeat(table[:, 1:], 2, axis=0)[:-1]])
+    columns = zip(["x", "y", *(end for pair in _BANDS[: len(bands)] for end in pair)], table.T.tolist(), strict=True)
+    strokes = {"opacity": 0.33, "stroke": 1} if faint else {"opacity": 1, "stroke": 2}
+    return {"line": label, "color": ink(color), "dots": dots or len(table) == 1, **strokes, **dict(columns)}
+
+
+def line_chart(
+    lines: Sequence[Row], *, title: str, name: str = "", x_label: str = "step", holds: Sequence[float] = ()
+) -> Chart | None:
+    """Returns lines over a shared x; None if no line has a finite point.
+
+    Args:
+        holds: values that the y axis reaches to also where no line does: those of charts that share a scale.
+    """
+    lines = [line for line in lines if line["x"]]
+    if not lines:
+        return None
+    upward = [value for line in lines for name in ("y", *sum(_BANDS, ())) for value in line.get(name, ())]
+    return Chart(
+        name or title,
+        title,
+        line_layers(lines),
+        {"lines": lines},
+        # From the first point to the last: round ends are for y alone.
+        x={"title": x_label, "scale": {"domain": extent([line["x"][end] for line in lines for end in (0, -1)])}},
+        y={"scale": {"domain": extent([*upward, *holds]), "nice": True}},
+        columns={"line": "line", "x": x_label, "y": "value", "low": "low", "high": "high"},
+    )
+
+
+def line_layers(lines: Sequence[Row]) -> list[Layer]:
+    """Returns the layers that draw the table of lines."""
+    counts = [sum(low in line for line in lines) for low, _ in _BANDS]
+    area = {"type": "area", "opacity": 0.06 if counts[0] > _MANY_BANDS else 0.14}
+    layers = [
+        drawn_as(
+            area, "x", low, high, only=f"isValid(datum.{low})", encoding={"y": {"field": low}, "y2": {"field": high}}
+        )
+        for (low, high), count in zip(_BANDS, counts, strict=True)
+        if count
+    ]
+    strokes = {"type": "line", "strokeJoin": "round", "strokeWidth": {"expr": "datum.stroke"}}
+    layers.append(drawn_as(strokes, "x", "y", only="!datum.dots", encoding={"opacity": as_it_is("opacity")}))
+    if any(line["dots"] for line in lines):
+        layers.append(drawn_as({"type": "point", "filled": True, "opacity": 1}, "x", "y", only="datum.dots"))
+    return [{"data": {"name": "lines"}, **layer} for layer in layers]
+
+
+def drawn_as(mark: Layer, *lists: str, only: str = "", encoding: Mapping[str, Layer] = {}) -> Layer:
+    """Returns the part of a layer that draws a mark in the colour of its row.
+
+    Args:
+        lists: columns that are lists.
+        only: condition on the rows that are drawn.
+        encoding: more of what the mark shows.
+    """
+    transform = [*([{"flatten": lists}] if lists else ()), *([{"filter": only}] if only else ())]
+    shown = {"color": as_it_is("color"), "x": {"field": "x"}, "y": {"field": "y"}}
+    if mark["type"] in ("line", "area"):
+        # Without an order of its own a line would be drawn by x.
+        shown |= {"detail": {"field": "id", "type": "nominal"}, "order": {"value": None}}
+    return {"transform": transform, "mark": mark, "encoding": {**shown, **encoding}}
+
+
+def as_it_is(column: str) -> Layer:
+    """Returns the encoding of a column whose values are colours, or shares of opacity, as they are drawn."""
+    return {"field": column, "type": "quantitative" if column == "opacity" else "nominal", "scale": None}
+
+
+def ink(color: int) -> str:
+    """Returns the style sheet's colour for an index into the palette, which repeats."""
+    return f"var(--c{color % PALETTE})"
+
+
+def extent(values: ArrayLike) -> list[float]:
+    """Returns the ends of a range that contains the finite ones of the values.
+
+    Example:
+        >>> extent([0.12, float("nan"), 0.87]), extent([3.0]), extent([])
+        ([0.12, 0.87], [1.5, 4.5], [0.0, 1.0])
+    """
+    found = np.asarray(values, dtype=float)
+    found = found[np.isfinite(found)]
+    low, high = (float(found.min()), float(found.max())) if found.size else (0.0, 1.0)
     if high - low <= max(_ALIKE * max(abs(low), abs(high)), 1e-300):
-        low, high = low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5)
-    rough = (high - low) / max(1, ticks - 1)
-    scale = 10.0 ** math.floor(math.log10(rough))
-    step = scale * next(nice for nice in (1, 2, 2.5, 5, 10) if nice * scale >= rough * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    marks = tuple(float(f"{index * step:.12g}") for index in range(first, last + 1))
-    return Axis(marks[0], marks[-1], marks)
+        return [low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5)]
+    return [low, high]
 
 
 def number(value: float) -> str:
@@ -111,160 +285,83 @@ def number(value: float) -> str:
     return f"{value / 1e3:.4g}k" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
-def line_chart(
-    lines: Sequence[Line],
-    *,
-    title: str,
-    x_label: str = "step",
-    behind: "Callable[[Frame], str]" = lambda _frame: "",
-    holds: Sequence[float] = (),
-) -> Markup:
-    """Lines over a shared x; empty where no line has a finite point.
-
-    Args:
-        behind: draws what lies behind the lines, e.g. what happened at which step.
-        holds: values that the y axis reaches to also where no line does: those of charts that share a scale.
-    """
-    num_faint = sum(line.faint for line in lines)
-    most_faint = max(_LEAST_POINTS, min(MOST_POINTS, _MOST_FAINT_POINTS // max(1, num_faint)))
-    lines = [_thinned(line, most_faint if line.faint else MOST_POINTS) for line in lines]
-    points = [point for line in lines for point in line.points]
-    if not points:
-        return Markup("")
-    ends = [point for line in lines for band in line.bands for end in band for point in end]
-    across = [x for x, _ in points]
-    first, last = min(across), max(across)
-    # From the first point to the last: round ends are for y alone.
-    x = Axis(first, last if last > first else first + 1, axis(across, ticks=6).ticks)
-    frame = Frame(x, axis([*(y for _, y in (*points, *ends)), *holds]))
-    kind = "band weak" if sum(bool(line.bands) for line in lines) > _MANY_BANDS else "band"
-    drawn = behind(frame) + "".join(_band(kind, line.color, band, frame) for line in lines for band in line.bands)
-    drawn += "".join(polyline(line, frame) for line in sorted(lines, key=lambda line: not line.faint))
-    return frame.svg(title, drawn, x_label, hover=any(line.label for line in lines))
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The axes of a chart, and its measures in pixels."""
-
-    x: Axis
-    y: Axis
-    width: int = 400
-    height: int = 220
-    left: int = 48
-    right: int = 12
-    top: int = 30
-    bottom: int = 34
-
-    def at(self, point: Point) -> Point:
-        """The pixel of a point, to a hundredth: `hover.js` tells a step from its neighbours, and `charts.js` writes the
-        values, by the pixels alone."""
-        across = self.x.place(point[0], self.left, self.width - self.right)
-        return round(across, 2), round(self.y.place(point[1], self.height - self.bottom, self.top), 2)
-
-    def svg(
-        self,
-        title: str,
-        drawn: str,
-        x_label: str,
-        *,
-        hover: bool = False,
-        x_names: Sequence[str] = (),
-        y_names: Sequence[str] = (),
-    ) -> Markup:
-        """The whole chart: `drawn` with title, grid and marks.
-
-        Args:
-            hover: the values of the labelled lines are shown at the pointer.
-            x_names: the marks of the axis, where they are not its numbers.
-            y_names: the same of the other axis.
-        """
-        right, foot = self.width - self.right, self.height - self.bottom
-        grid = "".join(
-            f'<line class="grid" x1="{self.left}" x2="{right}" y1="{y}" y2="{y}"/>'
-            f'<text class="mark" x="{self.left - 6}" y="{y + 3.5}" text-anchor="end">{escape(name)}</text>'
-            for tick, name in zip(self.y.ticks, y_names or [number(tick) for tick in self.y.ticks], strict=True)
-            if self.y.low <= tick <= self.y.high
-            for y in [round(self.y.place(tick, foot, self.top), 1)]
-        )
-        names = x_names or [number(tick) for tick in self.x.ticks]
-        marks = "".join(
-            f'<text class="mark" x="{x}" y="{foot + 15}" text-anchor="middle">{escape(name)}</text>'
-            for tick, name in zip(self.x.ticks, names, strict=True)
-            if self.x.low <= tick <= self.x.high
-            for x in [round(self.x.place(tick, self.left, right), 1)]
-        )
-        corner = f'<text class="mark" x="{right}" y="{self.height - 4}" text-anchor="end">{escape(x_label)}</text>'
-        axes = (self.left, right, self.x.low, self.x.high, foot, self.top, self.y.low, self.y.high)
-        named = f' data-axes="{" ".join(f"{end:.6g}" for end in axes)}" data-x="{escape(x_label)}"'
-        attributes = named if hover else ""
-        return picture(title, f"{grid}{marks}{corner}{drawn}", self.width, self.height, attributes=attributes)
-
-
-def picture(title: str, drawn: str, width: int, height: int, *, kind: str = "", attributes: str = "") -> Markup:
-    """An SVG element with its title. `kind`: a further class of the style sheet."""
-    named = f'role="img" aria-label="{escape(title)}"{attributes}'
-    heading = f'<text class="title" x="8" y="16">{escape(title)}</text>'
-    return Markup(f'<svg class="chart {kind}" viewBox="0 0 {width} {height}" {named}>{heading}{drawn}</svg>')
-
-
 def thin(points: ArrayLike, most: int = MOST_POINTS) -> NDArray[np.float64]:
-    """The finite points [n, 2]; of more than `most` those that make the line's shape, peaks among them.
+    """The rows [n, 2 or more] whose first two, x and y, are finite; of more than `most` those that make the line's
+    shape, peaks among them.
 
     Largest triangle three buckets: the points are dealt into buckets of neighbours. Of each bucket that point is kept
     which makes the largest triangle with the point kept before it and the mean of the next bucket.
 
     Source: Steinarsson 2013, Downsampling Time Series for Visual Representation, ch. 4.2.
     """
-    table: NDArray[np.float64] = np.asarray(points, dtype=float).reshape(-1, 2)
-    table = table[np.isfinite(table).all(axis=1)]
+    table: NDArray[np.float64] = np.asarray(points, dtype=float)
+    table = table[np.isfinite(table[:, :2]).all(axis=1)]
     if len(table) <= most:
         return table
     edges = np.linspace(1, len(table) - 1, most - 1).astype(int)
     kept = [0]
     for start, end, following in zip(edges, edges[1:], [*edges[2:], len(table)], strict=False):
-        x, y = table[kept[-1]]
-        next_x, next_y = table[end:following].mean(axis=0)
+        x, y = table[kept[-1], :2]
+        next_x, next_y = table[end:following, :2].mean(axis=0)
         areas = np.abs((x - next_x) * (table[start:end, 1] - y) - (x - table[start:end, 0]) * (next_y - y))
         kept.append(start + int(areas.argmax()))
     shape: NDArray[np.float64] = table[[*kept, len(table) - 1]]
     return shape
 
 
-def color_class(index: int) -> str:
-    """The style sheet's class for an index into the palette, which repeats."""
-    return f"c{index % PALETTE}"
+@cache
+def light_colors() -> dict[str, str]:
+    """Returns the colours of a page on white, by the names that the style sheet gives them."""
+    style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+    return dict(re.findall(r"(--\w+): (#\w+);", style[: style.index("}")]))
 
 
-def polyline(line: Line, frame: Frame) -> str:
-    """A line in the frame of a chart."""
-    pixels = [frame.at((x, y)) for x, y in line.points]
-    kind = f"{color_class(line.color)}{' faint' if line.faint else ''}"
-    label = f' data-label="{escape(line.label)}"' if line.label else ""
-    if line.dots or len(pixels) == 1:
-        radius = 2 if line.faint else 3.5
-        dots = "".join(f'<circle class="dot {kind}" cx="{x:g}" cy="{y:g}" r="{radius}"/>' for x, y in pixels)
-        return f"<g{label}>{dots}</g>"
-    if line.steps:
-        corners = [corner for one, two in itertools.pairwise(pixels) for corner in ((two[0], one[1]), two)]
-        pixels = [pixels[0], *corners]
-    return f'<polyline class="line {kind}"{label} points="{_joined(pixels)}"/>'
+@cache
+def library() -> str:
+    """Returns Vega and Vega-Lite as one script, compressed, in base64.
+
+    Bundling them takes a second or two, so the user's own cache directory keeps it.
+    """
+    import vl_convert
+
+    path = place_to_save_time("charts", f"vega-{versions_of('vl-convert-python')['vl-convert-python']}.txt")
+    if path is not None and path.is_file():
+        return path.read_text(encoding="ascii")
+    text = b64encode(compress(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").encode(), mtime=0)).decode()
+    if path is not None:
+        with replacing(path, durable=False) as aside:
+            aside.write_text(text, encoding="ascii")
+    return text
 
 
-def _thinned(line: Line, most: int) -> Line:
-    bands = [(_points(thin(low, most)), _points(thin(high, most))) for low, high in line.bands]
-    return replace(line, points=_points(thin(line.points, most)), bands=bands)
+def short(values: Sequence[float] | NDArray[np.float64]) -> list[float | None]:
+    """Returns values to a part of their range that no eye can see, so that a page stays small; None for a NaN."""
+    low, high = extent(values)
+    digits = 5 - math.floor(math.log10(min(high - low, 1e300)))
+    rounded = (round(float(value), digits) for value in values)
+    return [int(v) if v.is_integer() and abs(v) < 1e15 else v if math.isfinite(v) else None for v in rounded]
 
 
-def _points(table: NDArray[np.float64]) -> list[Point]:
-    return [(x, y) for x, y in table.tolist()]
+def _drawn(lines: Sequence[Row]) -> list[Row]:
+    """Returns the table of lines as it is drawn: faint ones first, long ones thinned."""
+    num_faint = sum(line["opacity"] < 1 for line in lines)
+    most_faint = max(_LEAST_POINTS, min(MOST_POINTS, _MOST_FAINT_POINTS // max(1, num_faint)))
+    found = []
+    for place, line in enumerate(sorted(lines, key=lambda line: float(line["opacity"]))):
+        names = [name for name, value in line.items() if isinstance(value, list)]
+        table = thin(np.array([line[name] for name in names]).T, MOST_POINTS if line["opacity"] == 1 else most_faint)
+        found.append({**line, "id": place, **{name: short(c) for name, c in zip(names, table.T, strict=True)}})
+    return found
 
 
-def _band(kind: str, color: int, band: tuple[Sequence[Point], Sequence[Point]], frame: Frame) -> str:
-    lower, upper = band
-    corners = [frame.at(point) for point in (*lower, *reversed(upper))]
-    return f'<polygon class="{kind} {color_class(color)}" points="{_joined(corners)}"/>' if corners else ""
-
-
-def _joined(pixels: Sequence[Point]) -> str:
-    return " ".join(f"{x:g},{y:g}" for x, y in pixels)
+def _legend(lines: Sequence[Row], across: float) -> list[Layer]:
+    """Returns a layer that draws nothing but the legend of lines, where several have a label."""
+    colors = {line["line"]: line["color"] for line in lines if line["line"]}
+    if len(colors) < 2:
+        return []
+    # In so many columns as the longest label leaves room for.
+    shown = {"symbolType": "stroke", "columns": max(1, int(across / (40 + 6.5 * max(map(len, colors)))))}
+    scale = {"domain": list(colors), "range": list(colors.values())}
+    color = {"field": "label", "type": "nominal", "scale": scale, "legend": shown}
+    labels = [{"label": label} for label in colors]
+    return [{"data": {"values": labels}, "mark": {"type": "point", "size": 0}, "encoding": {"color": color}}]

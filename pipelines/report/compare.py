@@ -109,19 +109,19 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
 
 
 def _code_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Differences from the release in each run's own code or the others', and the results numbers of the runs'
-    stages, as far as all have them on record."""
+    """The code of each run's stages: its results numbers, and how it differs from the release where any does."""
     stages = [run.read("plan.json").get("stages", {}) for run in runs]
-    code = [{name: text for stage in each.values() for name, text in stage.get("code", {}).items()} for each in stages]
-    files = sorted({name for each in code for name in each})
-    measured = [name for name in stages[0] if name != "report"]
-    numbered = [name for name in measured if all("results" in each.get(name, {}) for each in stages)]
+    shared = [name for name in stages[0] if name != "report" and all(name in each for each in stages)]
+    names = {stage: sorted({name for each in stages for name in each[stage].get("code", {})}) for stage in shared}
     return [
         {
-            "code": {name: each.get(name, "as released") for name in files},
-            "results": {name: planned[name]["results"] for name in numbered},
+            "code": {
+                stage: {name: each[stage].get("code", {}).get(name, "as released") for name in found}
+                for stage, found in names.items()
+            },
+            "results": {stage: each[stage]["results"] for stage in shared},
         }
-        for each, planned in zip(code, stages, strict=True)
+        for each in stages
     ]
 
 

@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.report.answer import Accuracy
-from pipelines.report.charts import Chart, Line, number, thin
+from pipelines.report.charts import Chart, Row, line, line_chart, number, thin
 from pipelines.report.endings import LEAST_SEEDS
 from pipelines.report.evidence import Curve, Curves
 from pipelines.report.palette import DrawnGroup
-from pipelines.report.statistics import seed_mean
+from pipelines.report.statistics import Interval, seed_mean
 from specs.metrics import CHARTED, Metric
 
 _CROWD = 3
@@ -34,8 +34,10 @@ def learning_curves(
         values = values[np.isfinite(values)]
         if not values.size:
             continue
-        lines = [line for each in drawn for line in _lines(each, metric, by_run, confidence, most_points(drawn))]
-        chart = Chart(metric.name, metric.heading, lines)
+        lines = [one for each in drawn for one in _lines(each, metric, by_run, confidence, most_points(drawn))]
+        chart = line_chart(lines, title=metric.heading, name=metric.name)
+        if chart is None:
+            continue
         if values.min() == values.max():
             constant[f"{metric.name} {number(float(values[0]))}"] = chart
         else:
@@ -51,20 +53,23 @@ def accuracy_curves(accuracies: Sequence[Accuracy], drawn: Sequence[DrawnGroup])
         held = [accuracy for accuracy in accuracies if (accuracy.dataset, accuracy.measure) == (dataset, measure)]
         if any(len(accuracy.by_step) > 2 for accuracy in held):
             lines = [_accuracy_line(accuracy, shown[accuracy.label]) for accuracy in held]
-            charts.append(Chart(f"{measure}/{dataset}/steps", f"{measure.capitalize()} on {dataset}", lines))
-    return charts
+            name, title = f"{measure}/{dataset}/steps", f"{measure.capitalize()} on {dataset}"
+            charts.append(line_chart(lines, title=title, name=name))
+    return [chart for chart in charts if chart]
 
 
-def _accuracy_line(accuracy: Accuracy, drawn: DrawnGroup) -> Line:
+def _accuracy_line(accuracy: Accuracy, drawn: DrawnGroup) -> Row:
     points = [(float(step), interval.value) for step, interval in accuracy.by_step.items()]
     if drawn.pale:
-        return Line(points, color=drawn.color, faint=True)
-    low = [(float(step), interval.low) for step, interval in accuracy.by_step.items()]
-    high = [(float(step), interval.high) for step, interval in accuracy.by_step.items()]
-    return Line(points, label=accuracy.label, color=drawn.color, bands=[(low, high)])
+        return line(points, color=drawn.color, faint=True)
+    return line(points, label=accuracy.label, color=drawn.color, bands=[_band(list(accuracy.by_step.values()))])
 
 
-def _lines(drawn: DrawnGroup, metric: Metric, by_run: Mapping[str, Curve], confidence: float, most: int) -> list[Line]:
+def _band(intervals: Sequence[Interval]) -> tuple[list[float], list[float]]:
+    return [interval.low for interval in intervals], [interval.high for interval in intervals]
+
+
+def _lines(drawn: DrawnGroup, metric: Metric, by_run: Mapping[str, Curve], confidence: float, most: int) -> list[Row]:
     """Lines of one metric: the mean over the seeds, with its interval or with each seed beside it.
 
     Args:
@@ -77,20 +82,16 @@ def _lines(drawn: DrawnGroup, metric: Metric, by_run: Mapping[str, Curve], confi
     mean = np.column_stack([steps, values.mean(axis=0)])
     label, color = drawn.group.label, drawn.color
     if drawn.pale:
-        return [Line(mean, color=color, faint=True)]
+        return [line(mean, color=color, faint=True)]
     if len(seeds) < LEAST_SEEDS:
         single = [np.column_stack([steps, row]) for row in values] if len(seeds) > 1 else []
-        return [*(Line(curve, color=color, faint=True) for curve in single), Line(mean, label=label, color=color)]
+        return [*(line(curve, color=color, faint=True) for curve in single), line(mean, label=label, color=color)]
     kept = thin(mean)
     intervals = [
         seed_mean(values[:, steps == step].ravel(), confidence=confidence).within(metric.least, metric.most)
         for step in kept[:, 0]
     ]
-    low, high = (
-        [(float(step), getattr(interval, end)) for step, interval in zip(kept[:, 0], intervals, strict=True)]
-        for end in ("low", "high")
-    )
-    return [Line(kept, label=label, color=color, bands=[(low, high)])]
+    return [line(kept, label=label, color=color, bands=[_band(intervals)])]
 
 
 def _on_shared_steps(seeds: Sequence[Curve], most: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

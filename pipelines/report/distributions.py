@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup
-
-from pipelines.report.charts import Line, line_chart
+from pipelines.report.charts import Chart, line, line_chart
 from pipelines.report.marks import StepMarks
 from pipelines.report.palette import DrawnGroup
 from storage import Store
@@ -34,7 +32,7 @@ _OF_TOKENS = """
 class Distributions:
     """The charts, and what is to be known of them."""
 
-    charts: list[Markup]
+    charts: list[Chart]
     notes: list[str]
 
 
@@ -70,7 +68,7 @@ def distributions(store: Store, drawn: Sequence[DrawnGroup], marks: StepMarks) -
 
 def _charts(
     title: str, rows: Sequence[tuple[int, float, Sequence[float]]], chosen: Sequence[DrawnGroup], marks: StepMarks
-) -> list[Markup]:
+) -> list[Chart]:
     """One chart a group, on one scale.
 
     Args:
@@ -80,8 +78,10 @@ def _charts(
     charts = []
     for place, drawn in enumerate(chosen):
         own = [(step, quantiles) for group, step, quantiles in rows if group == place]
-        lowest, low, median, high, highest = ([(step, quantiles[rank]) for step, quantiles in own] for rank in range(5))
-        line = Line(median, label="median", color=drawn.color, bands=[(lowest, highest), (low, high)])
+        lowest, low, median, high, highest = ([quantiles[rank] for _, quantiles in own] for rank in range(5))
+        points = [(step, middle) for (step, _), middle in zip(own, median, strict=True)]
+        curve = line(points, label="median", color=drawn.color, bands=[(lowest, highest), (low, high)])
         named = f"{title}: {drawn.group.label}" if len(chosen) > 1 else title
-        charts.append(line_chart([line], title=named, behind=marks.of(drawn.color).draw, holds=ends))
-    return [chart for chart in charts if chart]
+        if chart := line_chart([curve], title=named, holds=ends):
+            charts.append(chart.over(marks.of(drawn.color).layers()))
+    return charts

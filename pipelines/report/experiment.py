@@ -25,7 +25,7 @@ from pipelines.report.answer import (
     outcomes_of,
 )
 from pipelines.report.answer.whole import whole_answer
-from pipelines.report.charts import line_chart
+from pipelines.report.charts import Chart
 from pipelines.report.curves import accuracy_curves, learning_curves, most_points
 from pipelines.report.diagnosis import DIAGNOSED, findings_over, not_scored
 from pipelines.report.distributions import distributions
@@ -41,7 +41,7 @@ from pipelines.report.evidence import Curves, Group, Run, trouble_of
 from pipelines.report.marks import step_marks
 from pipelines.report.page import publish, render
 from pipelines.report.palette import DrawnGroup, drawn_groups
-from pipelines.report.plots import IntervalChart, Mark, for_every_width
+from pipelines.report.plots import Mark, interval_chart
 from pipelines.report.responses import MOST_CHARACTERS, trained_responses
 from rpg.certificate.reading import in_words
 from rpg.statistics.wording import CHOSEN, level_words
@@ -117,7 +117,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
             ],
             20,
         ),
-        answer_charts=[for_every_width(chart) for chart in answer_charts(results, drawn)],
+        answer_charts=answer_charts(results, drawn),
         as_is=not any(run.trains for run in runs),
         outcomes=[result for result in results if result.label in {group.label for group in colored}],
         all_outcomes=Listed.of(results, 200) if len(colored) < len(groups) else None,
@@ -130,7 +130,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         endings=_endings(final_metrics(colored, curves, confidence=confidence)) if len(groups) > 1 else {},
         last_steps=LAST_STEPS,
         least_seeds=LEAST_SEEDS,
-        charts=[line_chart(each.lines, title=each.title, behind=marks.draw) for each in (*on_the_way, *charts)],
+        charts=[chart.over(marks.layers()) for chart in (*on_the_way, *charts)],
         flat=list(flat),
         legend=[(each.group.label, each.color) for each in drawn if not each.pale],
         num_pale=len(groups) - len(colored),
@@ -209,8 +209,6 @@ def _provenance(home: Home, runs: Sequence[Run]) -> list[tuple[str, str]]:
         noted = {
             f"{row['kind']} {row['name']}": row["value"] for row in run.provenance(home) if row["kind"] in _MADE_WITH
         }
-        # Runs of earlier versions noted some packages with their results alone.
-        noted = noted or {f"package {name}": text for name, text in run.read("train.json").get("versions", {}).items()}
         noted |= {f"fingerprint of {name}": run.stages.get(name, {}).get("fingerprint") for name in STAGES}
         for name, value in noted.items():
             if value:
@@ -370,7 +368,7 @@ def _why(run: Run) -> str:
     return f" ({reason})" if reason else ""
 
 
-def answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> list[IntervalChart]:
+def answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> list[Chart]:
     """Before and after on each dataset; of many groups those with a colour."""
     charts = []
     shown = {each.group.label: each.color for each in drawn if not each.pale}
@@ -384,8 +382,8 @@ def answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> li
                     marks.insert(0, Mark("before", result.before, color, hollow=True))
                 rows.append((result.label, marks))
         title = f"{measure.capitalize()} on {dataset}"
-        charts.append(IntervalChart(f"{measure}/{dataset}", title, rows, share=measure != SCORE))
-    return charts
+        charts.append(interval_chart(rows, title=title, name=f"{measure}/{dataset}", share=measure != SCORE))
+    return [chart for chart in charts if chart]
 
 
 def _graded(measures: Sequence[Mapping[str, Any]]) -> evidence.Graded:

@@ -1,11 +1,10 @@
 """Marks behind the learning curves: moves of the reference, ramps of schedules, roll-backs, each at its step."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
-from pipelines.report.charts import Frame, color_class, number
+from pipelines.report.charts import Layer, Row, drawn_as, ink, number
 from pipelines.report.evidence import Curve, Curves
 from pipelines.report.palette import DrawnGroup
 from specs.metrics import BY_NAME
@@ -16,6 +15,8 @@ SCHEDULED = ("clip/low", "clip/high", "kl_coef", "reference/every_steps")
 _MOST_NOTES = 8
 _TICK = 5
 """Height in pixels of a move's tick; those of the next group stand above it."""
+_MOST_TICKS = 150
+"""Of a group's moves: more would run together."""
 _EVENTS = """
     SELECT run_id, step, kind, message FROM events
     WHERE list_contains(?, run_id) AND kind IN ('reference_moved', 'rolled_back') ORDER BY step, run_id
@@ -56,28 +57,29 @@ class StepMarks:
         ]
         return StepMarks(*kept)
 
-    def draw(self, frame: Frame) -> str:
-        """The marks in a chart: ramps as shaded steps, roll-backs as dashed lines, moves as ticks at the foot."""
-        foot = frame.height - frame.bottom
-        drawn = [
-            f'<rect class="ramp" x="{left:g}" y="{frame.top}" width="{max(2.0, right - left):g}" '
-            f'height="{foot - frame.top}"><title>{escape(str(ramp))}</title></rect>'
-            for ramp in self._all_ramps()
-            for left, right in _inside(frame, [(ramp.first, ramp.last)])
+    def layers(self) -> list[Layer]:
+        """Returns the marks as layers of a chart over steps: ramps as shaded steps, roll-backs as dashed lines, moves
+        as ticks at the foot."""
+        ramps = [{"x": ramp.first, "x2": ramp.last, "text": str(ramp)} for ramp in self._all_ramps()]
+        backs = [{"x": step, "text": what} for of_group in self.roll_backs.values() for step, what in of_group]
+        moves: list[Row] = []
+        for row, (color, steps) in enumerate(self._rows_of_moves()):
+            apart = 1 + (max(steps) - min(steps)) // _MOST_TICKS
+            ticks = {step // apart: step for step in steps}
+            moves.append({"color": color, "row": row, "x": list(ticks.values())})
+        # `stroke`: a ramp of a single step is seen too.
+        ramp = {"type": "rect", "color": "var(--soft)", "stroke": "var(--soft)", "opacity": 0.12, "clip": True}
+        back = {"type": "rule", "color": "var(--bad)", "strokeDash": [4, 3], "clip": True}
+        move = {"type": "tick", "orient": "vertical", "size": _TICK - 1, "thickness": 1.4, "clip": True}
+        told = {"x": {"field": "x"}, "tooltip": {"field": "text"}}
+        foot = {"value": {"expr": f"height - {_TICK} * (datum.row + 0.5)"}}
+        across = {"x2": {"field": "x2"}, "y": {"value": 0}, "y2": {"value": {"expr": "height"}}}
+        every: list[tuple[Sequence[Row], Layer]] = [
+            (ramps, {"mark": ramp, "encoding": told | across}),
+            (backs, {"mark": back, "encoding": told}),
+            (moves, drawn_as(move, "x", encoding={"y": foot})),
         ]
-        drawn += [
-            f'<line class="rolled-back" x1="{x:g}" x2="{x:g}" y1="{frame.top}" y2="{foot}">'
-            f"<title>{escape(what)}</title></line>"
-            for of_group in self.roll_backs.values()
-            for step, what in of_group
-            for x, _ in _inside(frame, [(step, step)])
-        ]
-        for row, (kind, steps) in enumerate(self._rows_of_moves()):
-            # One tick for two pixels at most.
-            ticks = sorted({2 * round(x / 2) for x, _ in _inside(frame, [(step, step) for step in steps])})
-            path = "".join(f"M{x} {foot - row * _TICK}v-{_TICK - 1}" for x in ticks)
-            drawn.append(f'<path class="moved {kind}" d="{path}"/>' if path else "")
-        return "".join(drawn)
+        return [{"data": {"values": rows}, **layer} for rows, layer in every if rows]
 
     def notes(self) -> list[str]:
         """Meaning of the marks, one line each."""
@@ -92,11 +94,11 @@ class StepMarks:
         return list(dict.fromkeys(ramp for of_group in self.ramps.values() for ramp in of_group))
 
     def _rows_of_moves(self) -> list[tuple[str, Sequence[int]]]:
-        """(class of the style sheet, steps) of each group; one row without a colour where all have the same steps."""
+        """(colour, steps) of each group; one row in grey where all have the same steps."""
         distinct = {tuple(steps) for steps in self.moves.values()}
         if len(distinct) == 1:
-            return [("", distinct.pop())]
-        return [(color_class(color), steps) for color, steps in self.moves.items()]
+            return [("var(--soft)", distinct.pop())]
+        return [(ink(color), steps) for color, steps in self.moves.items()]
 
 
 def step_marks(store: Store, drawn: Sequence[DrawnGroup], curves: Curves) -> StepMarks:
@@ -129,11 +131,3 @@ def ramps_of(metric: str, curve: Curve) -> Iterator[Ramp]:
             (first, start), (last, end) = curve[begun], curve[index - 1]
             yield Ramp(metric, int(first), int(last), float(start), float(end))
             begun = None
-
-
-def _inside(frame: Frame, spans: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """The pixels of the spans of steps, cut to the chart; a span outside it is left out."""
-    for first, last in spans:
-        if last >= frame.x.low and first <= frame.x.high:
-            cut = (max(first, frame.x.low), min(last, frame.x.high))
-            yield frame.at((cut[0], frame.y.low))[0], frame.at((cut[1], frame.y.low))[0]

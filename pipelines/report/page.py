@@ -11,27 +11,30 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from pipelines.report.answer import figure, percent
+from pipelines.report.charts import library
 from pipelines.report.tokens import ENTROPY_LEVELS, RATIO_LEVELS
-from pipelines.terminal.spelling import spelt
 from specs.machine.files import replacing
 
 _HERE = Path(__file__).parent
-_IN_NO_PAGE = re.compile("[\ud800-\udfff\ufffe\uffff]")
-"""Halves of characters, which cannot be written, and what is no character. Recorded text has any."""
+_IN_NO_PAGE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+"""Control characters, what turns the direction of text, halves of characters, and what is no character. Recorded text
+has any."""
+_CHART, _END = '<figure class="chart"', "</body>\n</html>"
+"""Markup of a chart, see `Chart.__html__`, and the end of a page. Recorded text is escaped and has neither."""
 _HEADING = re.compile(r"<h2>(.*?)</h2>", re.DOTALL)
 _LEAST_HEADINGS = 4
 """Headings from which on a page has a table of contents."""
 
 
 def render(template: str, **values: Any) -> str:
-    """The page of a template in this directory, with the style sheet and its script inside it. Control characters in
-    recorded text, which HTML has no place for, are spelt out as a terminal shows them."""
+    """Returns the page of a template in this directory, with the style sheet, its scripts and the charts' library
+    inside it. U+FFFD stands for control characters of recorded text, which HTML has no place for."""
     page = (
         _environment()
         .get_template(template)
         .render(
             style=Markup((_HERE / "style.css").read_text(encoding="utf-8")),
-            script=lambda name: Markup((_HERE / name).read_text(encoding="utf-8")),
+            script=_script,
             written_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             version=_version(),
             percent=percent,
@@ -41,7 +44,15 @@ def render(template: str, **values: Any) -> str:
             **values,
         )
     )
-    return _IN_NO_PAGE.sub("\N{REPLACEMENT CHARACTER}", spelt(page))
+    page = _IN_NO_PAGE.sub("\N{REPLACEMENT CHARACTER}", page)
+    if _CHART in page:
+        drawing = f'<script id="vega" type="text/plain">{library()}</script><script>{_script("charts.js")}</script>'
+        page = f"{page.removesuffix(_END)}{drawing}\n{_END}"
+    return page
+
+
+def _script(name: str) -> Markup:
+    return Markup((_HERE / name).read_text(encoding="utf-8"))
 
 
 @cache

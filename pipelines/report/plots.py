@@ -1,18 +1,37 @@
-"""Charts that are no lines over steps: intervals, bars, parallel coordinates. Those of dots are in `dots`."""
+"""Charts that are no lines over steps: intervals, bars, parallel coordinates, trials as dots, a value over two of their
+parameters."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from typing import Any
 
-from markupsafe import Markup
+import numpy as np
+from numpy.typing import NDArray
 
-from pipelines.report.charts import Axis, axis, color_class, number, picture
+from pipelines.report.charts import (
+    Chart,
+    Layer,
+    Row,
+    as_it_is,
+    drawn_as,
+    extent,
+    ink,
+    line,
+    line_layers,
+    number,
+    short,
+)
 from pipelines.report.statistics import Interval
 
-WIDTH = 820
-"""Width of a chart across the whole page, pixels."""
-NARROW = 360
-"""Width of such a chart on a telephone, where the names stand above their rows, pixels."""
+_BANDWIDTH = 0.12
+"""Bandwidth of the smoothed surface, as a share of each axis."""
+_CELLS = 24
+"""Cells of the surface along each axis."""
+_LEAST_WEIGHT = 0.2
+"""Where the kernels of all trials add up to less there is no trial near, and the surface is left blank."""
+_ROW = 44
+"""Height in pixels of a row with its name above it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,72 +46,107 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class IntervalChart:
-    """Rows of values with their intervals: drawn on a page by `interval_chart`, in a paper by `figures`."""
+class Scale:
+    """How the values of a parameter lie along an axis."""
 
-    name: str
-    """What files and scripts call it: `accuracy/held_out`."""
-    title: str
-    rows: Sequence[tuple[str, Sequence[Mark]]]
-    share: bool
-    """The values are shares."""
+    names: tuple[str, ...] = ()
+    """Names of the choices at 0, 1, ..., where the parameter is one of several."""
+    log: bool = False
+    """Values are logarithms to base 10."""
+    whole: bool = False
+    """Only whole numbers are marked."""
+
+    def axis(self, values: Sequence[float]) -> Layer:
+        """Returns the scale and the marks of an axis that holds the values."""
+        if self.names:
+            marks = {"values": list(range(len(self.names))), "labelExpr": f"{json.dumps(self.names)}[datum.value]"}
+            return {"scale": {"domain": [-0.5, len(self.names) - 0.5]}, "axis": marks}
+        if self.log:
+            marks = {"labelExpr": "format(pow(10, datum.value), '.4~g')"}
+        else:
+            marks = {"labelExpr": "datum.value % 1 ? '' : format(datum.value, ',d')"} if self.whole else {}
+        # `padding`, pixels: a dot at an end is clear of the marks.
+        return {"scale": {"domain": extent(values), "padding": 8}, "axis": marks}
+
+
+def mark(
+    x: float,
+    y: float,
+    text: str,
+    interval: Interval | None = None,
+    *,
+    color: int = 0,
+    hollow: bool = False,
+    **more: Any,
+) -> Row:
+    """Returns a dot of a chart, e.g. one trial.
+
+    Args:
+        text: shown at the pointer.
+        interval: of the value that it stands for; None, or one that is not known: none is drawn.
+        color: index into the palette of the style sheet.
+        hollow: drawn as a ring: the state before training, a trial that was pruned or that breaks a constraint.
+        more: further columns, such as `opacity`.
+    """
+    ends = {"low": interval.low, "high": interval.high} if interval and interval.known else {}
+    fill = "var(--card)" if hollow else ink(color)
+    return {"x": x, "y": y, "text": text, "color": ink(color), "fill": fill, "opacity": 1, **ends, **more}
 
 
 def interval_chart(
-    rows: Sequence[tuple[str, Sequence[Mark]]], *, title: str, share: bool = False, narrow: bool = False
-) -> Markup:
-    """Rows of dots with whiskers over one shared scale.
+    rows: Sequence[tuple[str, Sequence[Mark]]], *, title: str, name: str = "", share: bool = False
+) -> Chart | None:
+    """Returns rows of dots with whiskers over one shared scale, each below its name; None without a mark.
 
     Args:
         rows: name of each and its marks, which stand one below the other.
         share: the values are shares, so the scale stays within 0 and 1.
-        narrow: for a telephone; else as wide as the page.
     """
-    marks = [mark for _, row in rows for mark in row]
+    marks = []
+    for index, (label, row) in enumerate(rows):
+        for place, each in enumerate(row):
+            found = each.interval
+            text = f"{each.label}: {found.value:.3f}" + (f" [{found.low:.3f}, {found.high:.3f}]" if found.known else "")
+            # A little apart, or overlapping intervals hide each other.
+            y, named = index + 0.22 * (place - (len(row) - 1) / 2), {"line": label, "mark": each.label}
+            marks.append(mark(found.value, y, text, found, color=each.color, hollow=each.hollow, **named))
     if not marks:
-        return Markup("")
-    ends = [end for mark in marks for end in (mark.interval.value, mark.interval.low, mark.interval.high) if end == end]
-    width, row_height = (NARROW, 52) if narrow else (WIDTH, 34)
-    left = 24 if narrow else 24 + min(320, max(7 * len(name) for name, _ in rows))
-    scale, height = axis(ends, ticks=4 if narrow else 7), 46 + row_height * len(rows) + 18
-    if share and (scale.low < 0 or scale.high > 1):
-        scale = axis([min(max(end, 0.0), 1.0) for end in (scale.low, scale.high)], ticks=4 if narrow else 7)
-    drawn = []
-    for tick in scale.ticks:
-        x = round(scale.place(tick, left, width - 24), 1)
-        drawn.append(f'<line class="grid" x1="{x}" x2="{x}" y1="34" y2="{height - 26}"/>')
-        drawn.append(f'<text class="mark" x="{x}" y="{height - 10}" text-anchor="middle">{number(tick)}</text>')
-    for index, (name, row) in enumerate(rows):
-        y = (72 if narrow else 56) + row_height * index
-        place = f'x="{left}" y="{y - 18}"' if narrow else f'x="{left - 12}" y="{y + 4}" text-anchor="end"'
-        drawn.append(f'<text class="name" {place}>{escape(_cut(name))}</text>')
-        # A little apart, or overlapping intervals hide each other.
-        places = [y + 8 * (place - (len(row) - 1) / 2) for place in range(len(row))]
-        drawn.extend(_whisker(mark, scale, left, width - 24, at) for mark, at in zip(row, places, strict=True))
-    return picture(title, "".join(drawn), width, height, kind="narrow" if narrow else "broad")
-
-
-def for_every_width(chart: IntervalChart) -> Markup:
-    """Rows of dots with whiskers for a telephone and for wider pages."""
-    drawn = (
-        interval_chart(chart.rows, title=chart.title, share=chart.share, narrow=narrow) for narrow in (False, True)
+        return None
+    ends = np.array([each[end] for each in marks for end in ("x", "low", "high") if end in each])
+    domain = np.clip(extent(np.clip(ends, 0, 1)), 0, 1).tolist() if share else extent(ends)
+    whisker = {"strokeWidth": 2.5, "opacity": 0.75, "clip": True}
+    return Chart(
+        name or title,
+        title,
+        [_names([label for label, _ in rows]), _whiskers(whisker, "x"), _MARKS],
+        {"marks": marks},
+        x={"title": None, "scale": {"domain": domain, "nice": True}, "axis": {"grid": True}},
+        y=_by_row(len(rows)),
+        height=50 + _ROW * len(rows),
+        columns={"line": "line", "mark": "mark", "x": "value", "low": "low", "high": "high"},
     )
-    return Markup("").join(drawn)
 
 
-def bar_chart(bars: Sequence[tuple[str, float]], *, title: str, unit: str = "") -> Markup:
-    """Horizontal bars from 0, in the order given."""
+def bar_chart(bars: Sequence[tuple[str, float]], *, title: str, unit: str = "") -> Chart | None:
+    """Returns horizontal bars from 0, in the order given, each below its name; None without any."""
     if not bars:
-        return Markup("")
-    width = 400
-    left, most = 24 + min(230, max(7 * len(name) for name, _ in bars)), max(value for _, value in bars) or 1.0
-    drawn = []
-    for index, (name, value) in enumerate(bars):
-        y, length = 32 + 26 * index, round(max(0.0, value) / most * (width - left - 64), 1)
-        drawn.append(f'<text class="name" x="{left - 10}" y="{y + 12}" text-anchor="end">{escape(_cut(name))}</text>')
-        drawn.append(f'<rect class="bar c0" x="{left}" y="{y}" width="{length}" height="16" rx="2"/>')
-        drawn.append(f'<text class="mark" x="{left + length + 6}" y="{y + 12}">{number(value)}{escape(unit)}</text>')
-    return picture(title, "".join(drawn), width, 40 + 26 * len(bars))
+        return None
+    marks = [mark(value, place, f"{number(value)}{unit}") for place, (_, value) in enumerate(bars)]
+    texts = {"type": "text", "align": "left", "dx": 6, "color": "var(--soft)"}
+    drawn = [
+        drawn_as({"type": "rule", "strokeWidth": 14}, encoding={"x": {"datum": 0}, "x2": {"field": "x"}}),
+        {"mark": texts, "encoding": _AT | {"text": {"field": "text"}}},
+    ]
+    return Chart(
+        title,
+        title,
+        [_names([name for name, _ in bars]), *({"data": {"name": "marks"}, **layer} for layer in drawn)],
+        {"marks": marks},
+        # A fifth is left for the text beside the longest.
+        x={"scale": {"domain": [0, 1.25 * max(value for _, value in bars) or 1]}, "axis": None},
+        y=_by_row(len(bars)),
+        height=34 + _ROW * len(bars),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,45 +160,161 @@ class ParallelAxis:
     """(place, text) beside it."""
 
 
-def parallel_chart(parallel_axes: Sequence[ParallelAxis], shades: Sequence[float], *, title: str) -> Markup:
-    """One path a trial across all parameters, the best drawn strongest. `shades`: from 0, the worst, to 1, the best."""
+def parallel_chart(parallel_axes: Sequence[ParallelAxis], shades: Sequence[float], *, title: str) -> Chart | None:
+    """Returns one path a trial across all parameters, the best drawn strongest; None without a path.
+
+    Args:
+        shades: from 0, the worst, to 1, the best.
+    """
     if not parallel_axes or not shades:
-        return Markup("")
-    height, top, foot = 260, 58, 236
-    gap = (WIDTH - 120) / max(1, len(parallel_axes) - 1)
-    across = [60 + gap * index for index in range(len(parallel_axes))]
-    drawn = []
-    for path, shade in sorted(enumerate(shades), key=lambda pair: pair[1]):
-        pixels = " ".join(
-            f"{x:.1f},{foot - up.places[path] * (foot - top):.1f}" for x, up in zip(across, parallel_axes, strict=True)
-        )
-        drawn.append(f'<polyline class="path" style="--shade:{shade:.2f}" points="{pixels}"/>')
+        return None
     last = len(parallel_axes) - 1
-    for index, (x, up) in enumerate(zip(across, parallel_axes, strict=True)):
-        drawn.append(f'<line class="upright" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{foot}"/>')
-        # A long name stays on the picture at either end, and clear of its neighbours.
-        start, anchor = (8.0, "start") if index == 0 else (WIDTH - 8.0, "end") if index == last else (x, "middle")
-        height_of_name = top - 12 - 14 * (index % 2)
-        drawn.append(
-            f'<text class="name" x="{start:.1f}" y="{height_of_name}" text-anchor="{anchor}">{escape(up.name)}</text>'
-        )
-        for place, text in up.marks:
-            y = foot - place * (foot - top) + 4
-            drawn.append(f'<text class="mark halo" x="{x + 6:.1f}" y="{y:.1f}">{escape(text)}</text>')
-    return picture(title, "".join(drawn), WIDTH, height, kind="wide")
+    paths = [
+        line([(place, round(axis.places[path], 4)) for place, axis in enumerate(parallel_axes)])
+        | {"opacity": 0.12 + 0.85 * shade, "stroke": 1 + 1.6 * shade}
+        for path, shade in enumerate(shades)
+    ]
+    # A long name stays on the picture at either end, and clear of its neighbours.
+    names = [{"x": x, "y": 1.12 + 0.1 * (x % 2), "text": axis.name} for x, axis in enumerate(parallel_axes)]
+    marks = [{"x": x, "y": y, "text": text} for x, axis in enumerate(parallel_axes) for y, text in axis.marks]
+    written = _AT | {"text": {"field": "text"}}
+    align = {"expr": f"datum.x == 0 ? 'left' : datum.x == {last} ? 'right' : 'center'"}
+    beside = {"type": "text", "align": "left", "dx": 6, "color": "var(--soft)"}
+    upright = {"x": {"field": "x"}, "y": {"datum": 0}, "y2": {"datum": 1}}
+    return Chart(
+        title,
+        title,
+        [
+            *line_layers(paths),
+            {"data": {"name": "names"}, "mark": {"type": "rule"}, "encoding": upright},
+            {"data": {"name": "names"}, "mark": {"type": "text", "align": align}, "encoding": written},
+            {"data": {"name": "marks"}, "mark": beside | _HALO, "encoding": written},
+            {"data": {"name": "marks"}, "mark": beside, "encoding": written},
+        ],
+        {"lines": paths, "names": names, "marks": marks},
+        # Beyond the last axis there is room for its marks.
+        x={"scale": {"domain": [0, last + 0.3]}, "axis": None},
+        y={"scale": {"domain": [-0.12, 1.25]}, "axis": None},
+        height=280,
+    )
 
 
-def _whisker(mark: Mark, scale: Axis, left: float, right: float, y: float) -> str:
-    value, kind = scale.place(mark.interval.value, left, right), color_class(mark.color)
-    spread = ""
-    if mark.interval.low == mark.interval.low:
-        low, high = (scale.place(end, left, right) for end in (mark.interval.low, mark.interval.high))
-        spread = f'<line class="whisker {kind}" x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>'
-    ring = " hollow" if mark.hollow else ""
-    text = f"{mark.label}: {mark.interval.value:.3f} [{mark.interval.low:.3f}, {mark.interval.high:.3f}]"
-    dot = f'<circle class="dot {kind}{ring}" cx="{value:.1f}" cy="{y}" r="5.5"><title>{escape(text)}</title></circle>'
-    return spread + dot
+def dot_chart(
+    dots: Sequence[Row], *, title: str, scale: Scale = Scale(), x_label: str = "", lines: Sequence[Row] = ()
+) -> Chart | None:
+    """Returns dots, with whiskers where they have intervals, over lines; None without dots.
+
+    Args:
+        dots: as `mark` gives them.
+        lines: as `line` gives them.
+    """
+    if not dots:
+        return None
+    lines = [line for line in lines if line["x"]]
+    return Chart(
+        title,
+        title,
+        [*_layers_of(lines), _whiskers({"strokeWidth": 1.2, "opacity": 0.45}, "y"), _MARKS],
+        {"marks": dots} | ({"lines": lines} if lines else {}),
+        x={"title": x_label or None, **scale.axis([dot["x"] for dot in dots])},
+        y=Scale().axis([dot[end] for dot in dots for end in ("y", "low", "high") if end in dot]),
+    )
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= 46 else f"{name[:45]}…"
+def surface_chart(
+    dots: Sequence[Row],
+    values: Sequence[float],
+    *,
+    title: str,
+    scales: tuple[Scale, Scale],
+    x_label: str = "",
+    doubts: Sequence[float] = (),
+    path: Sequence[tuple[float, float]] = (),
+) -> Chart | None:
+    """Returns a value over two parameters: trials as dots on a smoothed surface, which is blank where no trial is near.
+
+    Args:
+        dots: as `mark` gives them; x and y are the parameters.
+        values: of each dot; the surface is the darker, the larger they are.
+        scales: of x and of y.
+        doubts: how uncertain each dot's value is; the surface's cells are the smaller, the larger they are. Empty: all
+            cells are whole.
+        path: points that a line joins.
+    """
+    if len(dots) < 3 or min(values) == max(values):
+        return None
+    axes = [scale.axis([dot[along] for dot in dots]) for scale, along in zip(scales, "xy", strict=True)]
+    ends = [axis["scale"]["domain"] for axis in axes]
+    surface = smoothed(dots, values, *ends)
+    low, high = float(np.nanmin(surface)), float(np.nanmax(surface))
+    doubt = smoothed(dots, doubts, *ends) / (max(doubts) or 1.0) if doubts else np.zeros_like(surface)
+    rows, columns = np.nonzero(np.isfinite(surface))
+    shade = (surface[rows, columns] - low) / (high - low) if high > low else np.full(rows.size, 0.5)
+    # Of a doubtful cell a part is left blank on each side.
+    blank = 0.3 * doubt[rows, columns]
+    cells: Row = {"opacity": short(0.05 + 0.6 * shade), "color": ink(0)}
+    for name, (first, end), index in (("x", ends[0], columns), ("y", ends[1], rows)):
+        width = (end - first) / _CELLS
+        cells[name], cells[f"{name}2"] = (short(first + (index + at) * width) for at in (blank, 1 - blank))
+    shown = {"opacity": as_it_is("opacity"), "x2": {"field": "x2"}, "y2": {"field": "y2"}}
+    square = drawn_as({"type": "rect"}, *"xy", "x2", "y2", "opacity", encoding=shown)
+    lines = [line(path, color=2)] if len(path) > 1 else []
+    return Chart(
+        title,
+        title,
+        [{"data": {"name": "cells"}, **square}, *_layers_of(lines), _MARKS],
+        {"cells": [cells], "marks": dots} | ({"lines": lines} if lines else {}),
+        x={"title": x_label or None, **axes[0]},
+        y=axes[1],
+    )
+
+
+def smoothed(
+    dots: Sequence[Row], values: Sequence[float], x: Sequence[float], y: Sequence[float]
+) -> NDArray[np.float64]:
+    """Returns the mean of the values near each cell, by a Gaussian kernel; NaN where none is near.
+
+    Args:
+        x: ends of the axis.
+        y: the same of the other axis.
+    Returns:
+        [cells of y, cells of x]
+    """
+    centres = (np.arange(_CELLS) + 0.5) / _CELLS
+    places = np.array([((dot["x"] - x[0]) / (x[1] - x[0]), (dot["y"] - y[0]) / (y[1] - y[0])) for dot in dots])
+    across, upward = (np.exp(-0.5 * ((centres[:, None] - places[:, side]) / _BANDWIDTH) ** 2) for side in (0, 1))
+    weights = np.einsum("yn,xn->yxn", upward, across)
+    total = weights.sum(axis=2)
+    means: NDArray[np.float64] = np.where(total < _LEAST_WEIGHT, np.nan, weights @ np.asarray(values) / total)
+    return means
+
+
+_AT: Layer = {"x": {"field": "x"}, "y": {"field": "y"}}
+_HALO = {"stroke": "var(--card)", "strokeWidth": 4}
+"""Text that crosses lines is drawn twice, first with this round it."""
+_STYLE = {"fill": as_it_is("fill"), "opacity": as_it_is("opacity"), "tooltip": {"field": "text"}}
+_POINT = {"type": "point", "size": 60, "strokeWidth": 2}
+_MARKS: Layer = {"data": {"name": "marks"}, **drawn_as(_POINT, encoding=_STYLE)}
+"""Dots and rings; a pointer shows the text of each."""
+
+
+def _whiskers(drawn: Layer, along: str) -> Layer:
+    """Returns the whiskers of the marks that have an interval. `along`: x or y."""
+    ends = {along: {"field": "low"}, f"{along}2": {"field": "high"}}
+    return {"data": {"name": "marks"}, **drawn_as({"type": "rule", **drawn}, only="isValid(datum.low)", encoding=ends)}
+
+
+def _layers_of(lines: Sequence[Row]) -> list[Layer]:
+    return line_layers(lines) if lines else []
+
+
+def _names(names: Sequence[str]) -> Layer:
+    """Returns the names of rows, each above its own at the left."""
+    rows = [{"name": name, "y": place - 0.42} for place, name in enumerate(names)]
+    text = {"type": "text", "align": "left", "limit": {"expr": "width"}}
+    shown = {"text": {"field": "name"}, "x": {"value": 0}, "y": {"field": "y"}}
+    return {"data": {"values": rows}, "mark": text, "encoding": shown}
+
+
+def _by_row(num_rows: int) -> Layer:
+    return {"scale": {"domain": [num_rows - 0.5, -0.7]}, "axis": None}

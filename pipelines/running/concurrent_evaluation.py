@@ -1,10 +1,9 @@
 """Evaluation while training goes on: a process of its own measures each checkpoint once it is exported.
 
 The launcher starts it as it starts the evaluate stage, in a directory of its own below the run's, with a spec of its
-own: other ranks, hosts and GPU slots than training's, which it holds only while it works. It ends when it has measured
-what was there, or when training takes one of its hosts in the place of one that was lost. The evaluate stage takes what
-it leaves and measures the rest, so that nothing here ends training: what fails is tried again as often as
-`stages.evaluate` says, and else left to that stage.
+own: other ranks and GPU slots than training's, which it holds only while it works. It ends when it has measured what
+was there. The evaluate stage takes what it leaves and measures the rest, so that nothing here ends training: what fails
+is tried again as often as `stages.evaluate` says, and else left to that stage.
 """
 
 import shutil
@@ -15,7 +14,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipelines.launchers import concurrent_directory, job_file, launcher_of, launchers, problems_file, read_launch
+from pipelines.launchers import concurrent_directory, job_file, launcher_of, launchers, problems_file
+from pipelines.processes.forking import forks_stages
 from pipelines.processes.supervisor import (
     TIMEOUT_GRACE_SECONDS,
     Child,
@@ -27,7 +27,6 @@ from pipelines.processes.supervisor import (
     started,
 )
 from pipelines.running.failures import cause_of_error
-from pipelines.running.fork_imports import imports_of
 from pipelines.running.gpu_slots import evaluates_in_ranks, slot_environment, slots_of_evaluation
 from pipelines.running.run import RunExecution
 from rpg.evaluation.results import ConcurrentResults
@@ -36,7 +35,6 @@ from specs.machine.exit_cause import RETRIED, USER_ERROR, cause_in
 from specs.machine.files import DiskError, write_json
 from specs.machine.gpu_slots import TooFewSlotsError, leased, slots_here
 from specs.machine.timed_output import TIMED
-from specs.schema.launchers import Launcher as Section
 
 _LOOK_SECONDS = 2.0
 """Between two looks for exported weights."""
@@ -89,8 +87,6 @@ class _ConcurrentEvaluation:
         self._failures = 0
         """In a row."""
         self._told_of_slots = False
-        self._began_with = self._experiment.launcher
-        """Launcher that the process was started with."""
         self._child: RunningChild | None = None
         self._log = execution.directory / "logs" / "evaluate-concurrent.log"
         self._log_start = 0
@@ -104,14 +100,10 @@ class _ConcurrentEvaluation:
         try:
             if self._child is not None:
                 self._look_at_child(self._child)
-                self._look_at_hosts()
             elif time.monotonic() >= self._look_at and (exported := self._due()):
-                if too_few := next(self._launcher_now().issues(self._experiment.training), None):
-                    self._wait_for_places("a host", f"of those that training does not have, {too_few.message}")
-                else:
-                    self._begin(exported)
+                self._begin(exported)
         except TooFewSlotsError as busy:
-            self._wait_for_places("GPU slots", str(busy))
+            self._wait_for_slots(str(busy))
         except (StageError, DiskError, OSError) as error:
             self._fail(error)
 
@@ -123,27 +115,12 @@ class _ConcurrentEvaluation:
         self._child = None
         self._holding.close()
 
-    def _launcher_now(self) -> Section:
-        """The evaluation's, without the hosts that training has."""
-        hosts = read_launch(self._run.path).get("hosts", ())
-        return self._experiment.launcher.without({host["host"] for host in hosts})
-
-    def _look_at_hosts(self) -> None:
-        """Ends the process if training, having lost a host, has taken one of those in its place: it would wait there.
-        What is being measured begins anew elsewhere, or is left to the evaluate stage."""
-        if self._child is None or time.monotonic() < self._look_at:
-            return
-        self._wait(_LOOK_SECONDS)
-        if self._launcher_now() != self._began_with:
-            self.close()
-            self._execution.warn("evaluation while training goes on: ended, for training takes its host")
-
-    def _wait_for_places(self, what: str, reason: str) -> None:
+    def _wait_for_slots(self, reason: str) -> None:
         """Lets some time pass, and says for what, once."""
         self._wait(_SLOT_SECONDS)
         if not self._told_of_slots:
             self._told_of_slots = True
-            self._execution.warn(f"evaluation waits for {what} or the end of training: {reason}")
+            self._execution.warn(f"evaluation waits for GPU slots or the end of training: {reason}")
 
     def _due(self) -> list[dict[str, Any]]:
         """Exported and unmeasured weights, as `rpg.stage` takes them: the base model, and the steps before the last."""
@@ -169,17 +146,14 @@ class _ConcurrentEvaluation:
     def _begin(self, exported: list[dict[str, Any]]) -> None:
         """Starts a process that measures these. Raises TooFewSlotsError where too few slots are free."""
         directory = concurrent_directory(self._run.path)
-        self._began_with = self._launcher_now()
         with ExitStack() as holding:
             holder = f"{self._execution.run_id} (evaluate)"
             slots = holding.enter_context(leased(self._num_slots, holder, waiting=None, available=self._slots))
             job = self._write_job(directory, exported)
-            imports = None
+            forks = not evaluates_in_ranks(self._experiment) and forks_stages(self._experiment, slots)
             command = [sys.executable, "-P", "-m", "rpg.stage", str(job)]
             if evaluates_in_ranks(self._experiment):
                 command = self._launcher.command(directory, self._experiment, slots, stage="evaluate")
-            else:
-                imports = imports_of(self._experiment, "evaluate", slots)
             self._log_start, self._begun = log_size(self._log), exported
             child = Child(
                 stage="evaluate",
@@ -188,7 +162,7 @@ class _ConcurrentEvaluation:
                 record=directory / "process.json",
                 timeout_seconds=self._experiment.stages.evaluate.timeout_seconds,
                 environment={TIMED: "1", **slot_environment(slots)},
-                imports=imports,
+                forks=forks,
                 afterwards=lambda: None if self._execution.superseded else self._launcher.end(directory),
             )
             self._child = holding.enter_context(started(child))
@@ -197,7 +171,7 @@ class _ConcurrentEvaluation:
     def _write_job(self, directory: Path, exported: list[dict[str, Any]]) -> Path:
         """Writes what the launcher and the process read; returns the job's file."""
         execution, job = self._execution, job_file(directory, "evaluate")
-        spec = self._experiment.model_copy(update={"launcher": self._began_with}).model_dump(mode="json")
+        spec = self._experiment.model_dump(mode="json")
         inputs = {name: str(execution.plan.stage(name).output.absolute()) for name in ("data", "base")}
         lease = None if self._launcher.outlives_command else execution.lease
         description = {

@@ -95,10 +95,7 @@ def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path
     noted = read_json(source / "evaluated.json")
     noted = noted if noted.get("evaluation") in measured else {}
     if noted and step:
-        noted = noted | {
-            "steps": [at for at in noted["steps"] if at <= step],
-            "accuracies": {at: each for at, each in noted.get("accuracies", {}).items() if int(at) <= step},
-        }
+        noted = noted | {"accuracies": {at: each for at, each in noted["accuracies"].items() if int(at) <= step}}
     training, left = execution.plan.experiment.training, set()
     every, keep_best = training.export_every_steps, training.checkpoint.keep_best
     best = best_step(accuracies_in(noted), keep_best.accuracy_on) if keep_best else 0

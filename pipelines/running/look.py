@@ -5,9 +5,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from pipelines.processes.forking import may_fork
+from pipelines.processes.forking import forks_stages, may_fork
 from pipelines.processes.supervisor import Child, supervise
-from pipelines.running.fork_imports import look_imports
 from rpg.preflight import Findings
 from specs.errors import read_issue
 from specs.machine.files import DiskError, read_json, write_json
@@ -16,8 +15,7 @@ from specs.schema.experiment import Experiment
 
 def look_in_fork(experiment: Experiment, *, model: bool) -> Findings | None:
     """Findings of `rpg.preflight.examine` in a fork; None where there can be none, or it failed."""
-    imports = look_imports(experiment)
-    if imports is None or not may_fork():
+    if not forks_stages(experiment) or not may_fork():
         return None
     with suppress(OSError, DiskError), tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -25,7 +23,7 @@ def look_in_fork(experiment: Experiment, *, model: bool) -> Findings | None:
         spec = experiment.model_dump(mode="json")
         write_json(job, {"stage": "look", "spec": spec, "model": model, "out": name, "problems": str(problems)})
         command = [sys.executable, "-P", "-m", "rpg.stage", str(job)]
-        child = Child("look", command, directory / "look.log", directory / "process.json", imports=imports)
+        child = Child("look", command, directory / "look.log", directory / "process.json", forks=True)
         if supervise(child) == 0:
             kinds = read_json(directory / "found.json")
             return Findings(**{kind: [read_issue(issue) for issue in issues] for kind, issues in kinds.items()})

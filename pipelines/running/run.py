@@ -7,14 +7,13 @@ import os
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.home.home import Home
-from pipelines.home.state import Record, RunState, write_once
-from pipelines.home.versions import Version, versions_in, with_runs
-from pipelines.planning.plan import RunPlan, plan_run, recipe_of
+from pipelines.home.state import RunState, write_once
+from pipelines.home.versions import versions_in, with_runs
+from pipelines.planning.plan import RunPlan, plan_run
 from pipelines.prefect_server.outbox import Outbox
 from pipelines.processes.reap import end_left_process
 from pipelines.processes.stop import Stop, StopRequest, clear_request
@@ -235,21 +234,6 @@ def _fingerprint(document: "Document") -> str:
     return hashlib.sha256(json.dumps(document.to_json()["experiment"], sort_keys=True).encode()).hexdigest()
 
 
-def versions_known(home: Home, record: Record) -> list[Version]:
-    """The versions in an experiment's record. What the cells of one that an earlier program left are made from is read
-    from the plans of its runs."""
-    return [
-        version if version.recipes else replace(version, recipes=frozenset(_recipes(home, version.runs)))
-        for version in versions_in(record)
-    ]
-
-
-def _recipes(home: Home, run_ids: Iterable[str]) -> Iterator[str]:
-    for run_id in run_ids:
-        if plan := read_json(home.run(run_id) / "plan.json"):
-            yield recipe_of(plan)
-
-
 def _register_experiment(home: Home, document: "Document", runs: tuple[RunPlan, ...], in_addition: bool) -> None:
     experiment = document.experiment
     directory = home.experiment(experiment.name)
@@ -258,9 +242,7 @@ def _register_experiment(home: Home, document: "Document", runs: tuple[RunPlan, 
     listed = [run_id for run_id in before.get("runs", []) if run_id not in run_ids]
     recipes = {run.recipe for run in runs}
     last_number = before.get("last_version", 0)
-    versions = with_runs(
-        versions_known(home, before), recipes, run_ids, in_addition=in_addition, last_number=last_number
-    )
+    versions = with_runs(versions_in(before), recipes, run_ids, in_addition=in_addition, last_number=last_number)
     record = {
         "name": experiment.name,
         "question": experiment.question,

@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from pipelines.home.results import damage_of, filling, is_older, is_report_curre
 from pipelines.launchers import LaunchedStage, is_rank, job_file, launcher_of, problems_file
 from pipelines.planning.code import Code
 from pipelines.planning.plan import StagePlan
+from pipelines.processes.forking import forks_stages
 from pipelines.processes.stop import StopRequest
 from pipelines.processes.supervisor import (
     Child,
@@ -33,10 +34,10 @@ from pipelines.processes.supervisor import (
 from pipelines.running.concurrent_evaluation import evaluating, forget_results
 from pipelines.running.earlier_training import take_evaluation, take_training
 from pipelines.running.failures import count_oom_kills, early_exit, failure_record, retry_inputs
-from pipelines.running.fork_imports import imports_of
 from pipelines.running.gpu_slots import evaluates_in_ranks, slot_environment, stage_slots
 from pipelines.running.progress import logged_line
 from pipelines.running.run import RunExecution
+from rpg.recording.run_directory import accuracies_in
 from specs.errors import Issue, SpecError
 from specs.machine.exit_cause import forget_exits, read_issues
 from specs.machine.files import is_within, now, read_json, write_json
@@ -147,14 +148,14 @@ def _refuse_other_code(execution: RunExecution, stage: StagePlan) -> None:
     """Raises SpecError where the code is not the one that the stage's fingerprint is of: edited since the run was
     planned, or that of a result which the user has accepted and which is damaged by now. Of the page it is let be."""
     if stage.accepted:
-        message, files = "the result that was accepted is not whole any more", ""
+        message, changed = "the result that was accepted is not whole any more", ""
     elif stage.stage != "report" and (now := Code().of_stage(stage.stage, execution.plan.experiment)) != stage.code:
         names = sorted(name for name in {*now, *stage.code} if now.get(name) != stage.code.get(name))
-        message, files = f"code was changed after {execution.run_id} was planned", ", ".join(names)
+        message, changed = f"code was changed after {execution.run_id} was planned", ", ".join(names)
     else:
         return
     hint = "run it again: the plan says what is to do with the code as it is"
-    raise SpecError(Issue(message, given=files, hint=hint))
+    raise SpecError(Issue(message, given=changed, hint=hint))
 
 
 def _record_cached(execution: RunExecution, stage: StagePlan) -> StageOutcome:
@@ -205,7 +206,7 @@ def _pause_if_there(execution: RunExecution) -> None:
     newest = max((execution.directory / "checkpoints").glob("step-*"), default=None)
     if execution.until and newest and noted.get("evaluation") == execution.plan.stage("evaluate").fingerprint:
         saved = int(newest.name.removeprefix("step-"))
-        if standing := [step for step in noted["steps"] if execution.until <= step <= saved]:
+        if standing := [step for step in accuracies_in(noted) if execution.until <= step <= saved]:
             raise StagePausedError(min(standing))
 
 
@@ -236,8 +237,8 @@ def _make_aside(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
         else:
             with stage_slots(execution, stage.stage) as slots:
                 command = [sys.executable, "-P", "-m", "rpg.stage", str(job)]
-                imports = imports_of(execution.plan.experiment, stage.stage, slots)
-                _run_process(execution, stage, command, tick, environment=slot_environment(slots), imports=imports)
+                forks = forks_stages(execution.plan.experiment, slots)
+                _run_process(execution, stage, command, tick, environment=slot_environment(slots), forks=forks)
         execution.check_lease()
         job.unlink()
         manifest = {"stage": stage.stage, "fingerprint": stage.fingerprint, "identity": stage.identity}
@@ -288,14 +289,13 @@ def _launch(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     launched: LaunchedStage = "train" if stage.stage == "train" else "evaluate"
     with stage_slots(execution, stage.stage) as slots:
         command = launcher.command(execution.directory, experiment, slots, stage=launched)
-        imports = imports_of(experiment, stage.stage, slots) if is_rank(command) else None
         _run_process(
             execution,
             stage,
             command,
             tick,
             environment=slot_environment(slots),
-            imports=imports,
+            forks=is_rank(command) and forks_stages(experiment, slots),
             signal_children=launcher.signal_children and not is_rank(command),
             # What runs elsewhere is the business of whoever has taken the run over.
             afterwards=lambda: None if execution.superseded else launcher.end(execution.directory),
@@ -363,7 +363,7 @@ def _run_process(
     tick: Tick,
     *,
     environment: dict[str, str] | None = None,
-    imports: Sequence[str] | None = None,
+    forks: bool = False,
     signal_children: bool = False,
     afterwards: Callable[[], None] = lambda: None,
 ) -> None:
@@ -371,7 +371,7 @@ def _run_process(
 
     Args:
         tick: called many times a second.
-        environment, imports, signal_children, afterwards: see `Child`.
+        environment, forks, signal_children, afterwards: see `Child`.
     """
     problems = problems_file(execution.directory, stage.stage)
     problems.unlink(missing_ok=True)
@@ -383,7 +383,7 @@ def _run_process(
         record=execution.directory / "process.json",
         timeout_seconds=policy.timeout_seconds,
         environment={TIMED: "1", **(environment or {})},
-        imports=imports,
+        forks=forks,
         signal_children=signal_children,
         afterwards=afterwards,
     )

@@ -28,7 +28,7 @@ from pipelines.prefect_server.api import (
 from pipelines.prefect_server.credentials import PASSWORDS_VARIABLE, make_passwords
 from pipelines.prefect_server.deployments import POOL, name_record, renew_deployments
 from pipelines.prefect_server.settings import API_ONLY, API_PROCESSES, Profile, embedded_environment
-from pipelines.processes.reap import ProcessRecord, end, reap
+from pipelines.processes.reap import ProcessRecord, reap
 from pipelines.processes.stop import GRACE_SECONDS
 from pipelines.services.server_profile import ServerProfile
 from pipelines.services.supervisord import Program, Supervisor, end_supervisor, write_private
@@ -239,14 +239,8 @@ def _cancel_runs(home: Home, supervisor: Supervisor) -> None:
 
 
 def _end_recorded(home: Home) -> bool:
-    """Ends the programs that server.json names, those of an earlier version too. Returns whether any was alive."""
-    fields = read_json(services_file(home))
-    was_up = False
-    # Before there was a supervisord, each program stood there itself.
-    for name in ("worker", "studies", "server"):
-        if record := ProcessRecord.parse(fields.get(name) or {}, home.prefect):
-            was_up |= end(record, grace=5.0)
-    if record := ProcessRecord.parse(fields.get("supervisor") or {}, home.prefect):
-        was_up |= end_supervisor(record)
+    """Ends the supervisor that server.json names, with its programs. Returns whether it was alive."""
+    record = ProcessRecord.parse(read_json(services_file(home)).get("supervisor") or {}, home.prefect)
+    was_up = record is not None and end_supervisor(record)
     services_file(home).unlink(missing_ok=True)
     return was_up

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.planning import fingerprint as fp
-from pipelines.planning.code import Code, release
+from pipelines.planning.code import ENTRIES, Code, release
 from pipelines.studies import space
 from specs.errors import Issue
 from specs.schema.study import Study, measure_label
@@ -20,27 +20,19 @@ def conditions(document: StudyDocument) -> dict[str, Any]:
     return {
         "parameters": space.plain(study.parameters),
         "goal": goals[0] if len(goals) == 1 else goals,
-        "experiment": spec_digest(document),
         "results": results_digest(document),
         "code": _code(document),
         "baseline": results_digest(document, of_baseline=True),
-        "rungs": list(study.rungs) or _exploits(study),
+        "rungs": list(study.rungs),
         "seeds_per_trial": study.seeds_per_trial,
     }
 
 
-def _exploits(study: Study) -> list[float]:
-    """Settings of a population without which its generations cannot be told from the trials."""
-    sampler = study.sampler
-    return [sampler.members, sampler.exploit_every, sampler.perturb] if sampler.type == "population" else []
-
-
 def _code(document: StudyDocument) -> dict[str, Any]:
-    """The results number of each stage that makes a trial, and what of their code is not as released."""
-    code, stages = Code(), ("data", "base", "train", "evaluate")
-    differing = [code.of_stage(stage, document.experiment.experiment) for stage in stages]
-    numbers = {stage: release().results[stage] for stage in stages}
-    return {"numbers": numbers, "differing": {name: text for each in differing for name, text in each.items()}}
+    """The results number of each stage that makes a trial, and how its code differs from the release."""
+    code, experiment = Code(), document.experiment.experiment
+    differing = {stage: found for stage in ENTRIES if (found := code.of_stage(stage, experiment))}
+    return {"numbers": {stage: release().results[stage] for stage in ENTRIES}, "differing": differing}
 
 
 def results_digest(document: StudyDocument, *, of_baseline: bool = False) -> str:
@@ -65,51 +57,35 @@ def results_digest(document: StudyDocument, *, of_baseline: bool = False) -> str
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def spec_digest(document: StudyDocument) -> str:
-    """Digest of the spec, by which studies of earlier versions tell whether their experiment has changed."""
-    identity = document.experiment.experiment.identity()
-    for name in ("name", "question"):
-        identity.pop(name, None)
-    for path in document.study.parameters:
-        *parents, last = path.split(".")
-        node: Any = identity
-        for part in parents:
-            node = node.get(part) if isinstance(node, dict) else None
-        if isinstance(node, dict):
-            node.pop(last, None)
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-
-
 def changes(before: Mapping[str, Any], document: StudyDocument) -> list[Issue]:
     """Why a stored study cannot go on as this document has it.
 
     Args:
-        before: what `conditions` gave when its last trial was made; of an earlier version, without some of its keys.
+        before: what `conditions` gave when its last trial was made.
     """
     study, now = document.study, conditions(document)
     issues = space.changes(before["parameters"], study.parameters)
     hint = f"trials judged otherwise do not compare: give the study another name than {study.name!r}"
-    if _with_defaults(before["goal"]) != _with_defaults(now["goal"]):
+    if before["goal"] != now["goal"]:
         given, allowed = (json.dumps(side["goal"]) for side in (now, before))
         place = "goal" if study.goal else "goals"
         issues.append(Issue("differs from the stored study", (place,), given=given, allowed=allowed, hint=hint))
-    compared = "results" if "results" in before else "experiment"
-    if before[compared] != now[compared]:
+    if before["results"] != now["results"]:
         issues.append(Issue("is not the experiment of the stored study any more", ("experiment",), hint=hint))
-    elif (made := before.get("code", now["code"] | {"differing": {}})) != now["code"]:
-        names = {*made["differing"], *now["code"]["differing"]}
-        files = [name for name in names if made["differing"].get(name) != now["code"]["differing"].get(name)]
-        message = "is run by other code than the stored study's trials were"
-        issues.append(Issue(message, ("experiment",), given=", ".join(sorted(files)), hint=hint))
-    elif before.get("baseline", now["baseline"]) != now["baseline"]:
+    elif before["code"] != now["code"]:
+        sides = [(code["numbers"], code["differing"]) for code in (before["code"], now["code"])]
+        made, here = ({stage: (number[stage], found.get(stage)) for stage in ENTRIES} for number, found in sides)
+        stages = [stage for stage in ENTRIES if made[stage] != here[stage]]
+        message = f"is run by other code than the stored study's trials were: that of {', '.join(stages)}"
+        issues.append(Issue(message, ("experiment",), hint=hint))
+    elif before["baseline"] != now["baseline"]:
         message = "has another baseline than the stored study: its own values of searched fields have changed"
         issues.append(Issue(message, ("experiment",), hint=hint))
-    if before.get("rungs", now["rungs"]) != now["rungs"]:
+    if before["rungs"] != now["rungs"]:
         given, allowed = (json.dumps(side["rungs"]) for side in (now, before))
-        section = "sampler" if study.sampler.type == "population" else "pruner"
-        issues.append(Issue("differs from the stored study", (section,), given=given, allowed=allowed, hint=hint))
-    if before.get("seeds_per_trial", 0) != study.seeds_per_trial:
-        given, allowed = str(study.seeds_per_trial), str(before.get("seeds_per_trial", 0))
+        issues.append(Issue("differs from the stored study", ("pruner",), given=given, allowed=allowed, hint=hint))
+    if before["seeds_per_trial"] != study.seeds_per_trial:
+        given, allowed = str(study.seeds_per_trial), str(before["seeds_per_trial"])
         at = ("seeds_per_trial",)
         issues.append(Issue("differs from the stored study", at, given=given, allowed=allowed, hint=hint))
     return issues
@@ -130,10 +106,6 @@ def unmeasured(document: StudyDocument, finished: Sequence[Mapping[str, Any]]) -
             place = ("constraints", index, "metric")
             issues.append(Issue("was not measured in the stored study's trials", place, given=label, hint=hint))
     return issues
-
-
-def _with_defaults(goals: Any) -> list[dict[str, Any]]:
-    return [{"over_seeds": "mean", **goal} for goal in (goals if isinstance(goals, list) else [goals])]
 
 
 def trial_seeds(study: Study, seeds: tuple[int, ...]) -> tuple[int, ...]:

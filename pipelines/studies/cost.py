@@ -65,13 +65,12 @@ def study_cost(document: StudyDocument) -> StudyCost:
         trials = min(trials, num_combinations(study.parameters) + bool(outside))
     seeds = trial_seeds(study, experiment.seeds)
     horizon = experiment.training.steps
-    to_end = least_steps(study, trials, horizon) if study.sampler.type == "population" else [horizon] * trials
     arms = study.confirm.candidates + 1 if study.confirm else 0
     fresh = len(fresh_seeds(study, experiment.seeds))
     return StudyCost(
         trials=trials,
         seeds=seeds,
-        worst=_cost(document, to_end, len(seeds)),
+        worst=_cost(document, [horizon] * trials, len(seeds)),
         best=_cost(document, least_steps(study, trials, horizon), len(seeds)),
         confirmation=_cost(document, [horizon] * arms, fresh, pruned=False),
         varying=tuple(path for path in study.parameters if path.startswith(CHANGE_COST)),
@@ -85,9 +84,6 @@ def least_steps(study: Study, trials: int, horizon: int) -> list[int]:
         horizon: the step at which a trial ends.
     """
     pruner, others = study.pruner, trials - 1
-    if study.sampler.type == "population":
-        # A newcomer goes on from a checkpoint, so that all members together train as many steps as those that began.
-        return [horizon] * (1 + study.sampler.members)
     if isinstance(pruner, NoPruner) or not others:
         return [horizon] * trials
     if isinstance(pruner, Halving):
@@ -126,12 +122,10 @@ def _cost(document: StudyDocument, ends: Sequence[int], seeds: int, *, pruned: b
     horizon, algebra, shape = experiment.training.steps, batch_algebra(experiment), model_shape(experiment)
     steps = sum(ends) * seeds
     problems = evaluation_problems(experiment)
-    looks, rungs = 0, study.rungs
-    if study.sampler.type == "population":
-        rungs = tuple(range(study.sampler.exploit_every, horizon, study.sampler.exploit_every))
+    looks = 0
     for index, end in enumerate(ends):
         looks += evaluated_on_the_way(experiment, end) + (end == horizon)
-        looks += sum(step <= end for step in rungs) if pruned and index else 0
+        looks += sum(step <= end for step in study.rungs) if pruned and index else 0
         # The base model is evaluated with the baseline alone.
         looks += index == 0 and measures_base(experiment)
     hours = None

@@ -8,7 +8,6 @@ from pipelines.home.home import Home
 from pipelines.prefect_flows.experiment import RunOutcome
 from pipelines.running.failures import cause_of_error
 from pipelines.studies import conditions, confirmation, measures
-from pipelines.studies.samplers import population
 from pipelines.studies.trials import Score, StudyInterruptedError, Trial
 from specs.document import Document
 from specs.errors import SpecError
@@ -103,7 +102,7 @@ def run_task(task: Task, document: StudyDocument, home: Home, execute: Execute) 
     if busy := [outcome for outcome in outcomes if outcome.status == "busy"]:
         return Result(run_ids, reason=str(busy[0].error), busy=True)
     with Store.open(home.root) as store:
-        tokens = measures.sampled_tokens(store, home, run_ids, after=population.born(trial))
+        tokens = measures.sampled_tokens(store, home, run_ids)
         if failed := [outcome for outcome in outcomes if outcome.status not in ("finished", "paused")]:
             return _failure(run_ids, failed[0], tokens)
         return _measured(task, document, home, store, run_ids, tokens)

@@ -7,7 +7,7 @@ study's lock: what is decided by what was read is written before anybody else re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from pipelines.studies import conditions, confirmation, proposals, space
+from pipelines.studies import conditions, confirmation, proposals
 from pipelines.studies.confirmation import Look
 from pipelines.studies.storage import StudyStorage
 from pipelines.studies.trials import Score, Trial, Work, Worker, read_trial
@@ -83,8 +83,8 @@ class TrialLedger:
 
     @property
     def auto_sampler(self) -> str:
-        """What `sampler.type: auto` is in this study: chosen when it was made, tpe by versions that knew no other."""
-        return str(self._storage.storage.get_study_user_attrs(self._search_id).get("auto_sampler", "tpe"))
+        """What `sampler.type: auto` is in this study: chosen when it was made."""
+        return str(self._storage.storage.get_study_user_attrs(self._search_id)["auto_sampler"])
 
     def looks(self) -> list[Look]:
         """The looks at the confirmation, in order."""
@@ -97,17 +97,8 @@ class TrialLedger:
         self._storage.storage.set_study_user_attr(self._search_id, "rounds", noted)
 
     def shares(self) -> dict[int, int]:
-        """Number of fresh seeds -> share of the error that a look at so many had; see `share_of`.
-
-        Earlier versions noted the numbers alone, and looked once at each from the fewest on.
-        """
-        earlier = {seeds: share for share, seeds in enumerate(self.earlier_looks())}
-        return earlier | {look.seeds: look.share for look in self.looks()}
-
-    def earlier_looks(self) -> list[int]:
-        """Numbers of fresh seeds at which earlier versions looked, who noted no more."""
-        attributes = self._storage.storage.get_study_user_attrs(self._search_id)
-        return list(attributes.get("looks", []))
+        """Number of fresh seeds -> share of the error that a look at so many had; see `share_of`."""
+        return {look.seeds: look.share for look in self.looks()}
 
     def trials(self) -> list[Trial]:
         """The trials of the search, in order."""
@@ -121,13 +112,12 @@ class TrialLedger:
         return [
             unit
             for unit in self._read(self._units_id)
-            if unit.about["seed"] in wanted
-            and unit.about.get("dataset", self.confirming_dataset) == self.confirming_dataset
+            if unit.about["seed"] in wanted and unit.about["dataset"] == self.confirming_dataset
         ]
 
     def reread(self, trial: Trial) -> Trial:
         """The trial as it is stored now."""
-        return read_trial(self._storage.storage.get_trial(trial.id), self._restored)
+        return read_trial(self._storage.storage.get_trial(trial.id))
 
     def add_trial(self, proposal: proposals.Proposal, *, until: int, bracket: int) -> Trial:
         """A new trial of the search, which this worker has claimed. `until`: the step to train to; 0: the end."""
@@ -204,11 +194,7 @@ class TrialLedger:
 
     def _read(self, study_id: int) -> list[Trial]:
         stored = self._storage.storage.get_all_trials(study_id, deepcopy=False)
-        return [read_trial(frozen, self._restored) for frozen in stored]
-
-    def _restored(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        searched = self._study.parameters
-        return {path: space.restored(value, searched[path]) for path, value in params.items() if path in searched}
+        return [read_trial(frozen) for frozen in stored]
 
     def _create(
         self,

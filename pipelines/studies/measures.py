@@ -58,12 +58,12 @@ def constraint_values(store: Store, home: Home, study: Study, run_ids: Sequence[
     return measured
 
 
-def sampled_tokens(store: Store, home: Home, run_ids: Sequence[str], *, after: int = 0) -> float:
-    """Response tokens that the runs' training has sampled so far, after a step."""
+def sampled_tokens(store: Store, home: Home, run_ids: Sequence[str]) -> float:
+    """Response tokens that the runs' training has sampled so far."""
     rows = store.query(
         "SELECT run_id, sum(value) FROM metrics WHERE name = 'response_length/mean' AND list_contains(?, run_id) "
-        "AND step > ? GROUP BY run_id",
-        [list(run_ids), after],
+        "GROUP BY run_id",
+        [list(run_ids)],
     ).rows
     total = 0.0
     for run_id, lengths in rows:

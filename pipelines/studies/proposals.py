@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, assert_never
 
 from pipelines.studies import noisy_gp, space
-from pipelines.studies.samplers import optuna_inside, population
+from pipelines.studies.samplers import optuna_inside
 from pipelines.studies.trials import ForeignResult, Trial, violations
 from specs.schema.study import FloatRange, IntRange, Study, measure_label
 from specs.study_space import Params, combinations, holds, in_order, is_active
@@ -37,11 +37,8 @@ def automatic(study: Study) -> str:
     return "noisy_gp" if len(study.parameters) <= MOST_PARAMETERS else "tpe"
 
 
-def is_exhausted(study: Study, trials: Sequence[Trial], horizon: int = 0) -> bool:
-    """Whether the sampler has nothing more to propose: of a grid every combination is a trial, of a population nobody's
-    place is vacant."""
-    if study.sampler.type == "population":
-        return population.is_complete(study, trials, horizon)
+def is_exhausted(study: Study, trials: Sequence[Trial]) -> bool:
+    """Whether the sampler has nothing more to propose: of a grid every combination is a trial."""
     return study.sampler.type == "grid" and next(_left_of_grid(study, trials), None) is None
 
 
@@ -57,23 +54,13 @@ def propose(
         return Proposal(next(_left_of_grid(study, trials)), {})
     if study.sampler.type == "noisy_gp" or (study.sampler.type == "auto" and automatic(study) == "noisy_gp"):
         return Proposal(*noisy_gp.propose(study, trials, foreign, horizon=horizon))
-    if study.sampler.type == "population" and (new := population.newcomer(study, trials, horizon)):
-        notes = {
-            population.PARENT: new.parent.number,
-            population.BORN: new.step,
-            population.REPLACES: new.replaces.number,
-        }
-        return Proposal(population.changed_values(study, new, len(trials)), notes)
     import optuna
 
     view = optuna.create_study(directions=[goal.direction for goal in study.targets], sampler=_sampler(study, trials))
     shown = [_as_shown(study, trial) for trial in trials] + [_foreign(study, result) for result in foreign]
     view.add_trials([trial for trial in shown if trial is not None])
     asked = view.ask()
-    proposed = space.suggest(asked, study.parameters)
-    if study.sampler.type == "population":
-        return Proposal(population.first_values(proposed), {})
-    return Proposal(proposed, optuna_inside.notes_of(view, asked))
+    return Proposal(space.suggest(asked, study.parameters), optuna_inside.notes_of(view, asked))
 
 
 def _left_of_grid(study: Study, trials: Sequence[Trial]) -> Iterator[Params]:
@@ -171,7 +158,7 @@ def _sampler(study: Study, trials: Sequence[Trial]) -> "optuna.samplers.BaseSamp
                 return samplers.CmaEsSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
             case "nsga2":
                 return samplers.NSGAIISampler(seed=seed, population_size=max(2, min(50, study.trials // 4)))
-            case "qmc" | "population":
+            case "qmc":
                 place = sum(not trial.baseline for trial in trials)
                 independent = samplers.RandomSampler(seed=seed)
                 return optuna_inside.one_sequence(place, seed=study.sampler.seed, independent=independent)

@@ -7,7 +7,6 @@ from typing import Any
 from pipelines.studies import noisy_gp, space
 from pipelines.studies.answers.results import COSTS
 from pipelines.studies.confirmation import Arm, Progress, is_feasible
-from pipelines.studies.samplers import population
 from pipelines.studies.trials import Trial
 from specs.machine.files import now
 from specs.schema.study import Study, measure_label
@@ -114,8 +113,6 @@ def _trial(study: Study, trial: Trial, standing: noisy_gp.Standing | None) -> di
         "constraints": about.get("constraints", {}),
         "feasible": is_feasible(study, trial) if trial.values else None,
         "reason": about.get("reason", ""),
-        "parent": trial.sampler_notes.get(population.PARENT),
-        "parent_step": trial.sampler_notes.get(population.BORN),
         **{name: about.get(name) for name in COSTS},
         "attempts": trial.attempts,
         # Optuna's own times are local and do not say so.

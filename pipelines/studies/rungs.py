@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal, assert_never
 
-from pipelines.studies.samplers import population
 from pipelines.studies.trials import Trial
 from specs.schema.study import Halving, Hyperband, MedianRule, NoPruner, Patience, Study
 
@@ -45,8 +44,6 @@ def verdict(study: Study, trial: Trial, others: Iterable[Trial]) -> tuple[Verdic
 
     Successive halving lets it wait for the others; the other rules decide by what is known now.
     """
-    if study.sampler.type == "population":
-        return "pause", ""
     pruner, step = study.pruner, trial.rung
     match pruner:
         case NoPruner():
@@ -74,15 +71,11 @@ def verdict(study: Study, trial: Trial, others: Iterable[Trial]) -> tuple[Verdic
             assert_never(never)
 
 
-def promotion(study: Study, trials: Sequence[Trial], horizon: int = 0) -> Promotion | None:
+def promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
     """The paused trial that goes on now, if one has earned it: among the best 1/eta of those that were at its rung.
 
-    The highest rung is looked at first, as arXiv:1810.05934, algorithm 2, has it. `horizon`: the step at which a trial
-    ends, which a population needs.
+    The highest rung is looked at first, as arXiv:1810.05934, algorithm 2, has it.
     """
-    if study.sampler.type == "population":
-        member = population.goes_on(study, trials, horizon)
-        return Promotion(member, population.next_step(study, member.rung, horizon)) if member else None
     if not isinstance(study.pruner, Halving):
         return None
     for step in reversed(study.rungs):
@@ -97,7 +90,7 @@ def promotion(study: Study, trials: Sequence[Trial], horizon: int = 0) -> Promot
 def last_promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
     """Where no trial of the search has come to its end, the paused one that is to: the best of the highest rung."""
     searched = [trial for trial in trials if not trial.baseline]
-    if study.sampler.type == "population" or any(trial.state == "finished" for trial in searched):
+    if any(trial.state == "finished" for trial in searched):
         return None
     paused = [trial for trial in searched if trial.state == "paused"]
     if not paused:
@@ -109,8 +102,6 @@ def last_promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
 
 def reason_not_promoted(study: Study, trial: Trial, trials: Sequence[Trial]) -> str:
     """Why a trial that waits at a rung when the search ends did not go on."""
-    if study.sampler.type == "population":
-        return population.why_ended(trial, trials)
     step = trial.rung
     there = _ranked(study, [other for other in trials if step in other.rungs and other.bracket == trial.bracket], step)
     place = [other.id for other in there].index(trial.id) + 1

@@ -19,7 +19,6 @@ from pipelines.studies.answers.results import StudyRecord
 from pipelines.studies.execution import Execute, Result, Task, run_task
 from pipelines.studies.ledger import TrialLedger
 from pipelines.studies.record import Confirming, study_record
-from pipelines.studies.samplers import population
 from pipelines.studies.storage import open_storage
 from pipelines.studies.trials import (
     ForeignResult,
@@ -142,10 +141,7 @@ class _StudyWorker:
         if trial := self.ledger.to_take_up(trials):
             # To the step that it was to reach: evaluated there, but not yet paused, it has not earned the next one.
             return Task(self.ledger.claim(trial, trial.work.until))
-        # A newcomer of a population begins at a checkpoint which its parent leaves behind as it goes on.
-        if self.study.sampler.type == "population" and self._may_begin(trials):
-            return Task(self._begin(trials))
-        if promotion := rungs.promotion(self.study, trials, self.horizon):
+        if promotion := rungs.promotion(self.study, trials):
             return Task(self.ledger.claim(promotion.trial, promotion.until))
         if self._may_begin(trials):
             return Task(self._begin(trials))
@@ -174,15 +170,12 @@ class _StudyWorker:
                 return False
         if len(trials) >= self.study.trials:
             return False
-        return not proposals.is_exhausted(self.study, trials, self.horizon)
+        return not proposals.is_exhausted(self.study, trials)
 
     def _begin(self, trials: Sequence[Trial]) -> Trial:
         proposal = proposals.propose(self.study, trials, self.foreign, horizon=self.horizon)
         bracket = rungs.bracket_of(self.study, len(trials))
-        until = rungs.first_step(self.study, bracket)
-        if self.study.sampler.type == "population":
-            until = population.next_step(self.study, proposal.sampler_notes.get(population.BORN, 0), self.horizon)
-        return self.ledger.add_trial(proposal, until=until, bracket=bracket)
+        return self.ledger.add_trial(proposal, until=rungs.first_step(self.study, bracket), bracket=bracket)
 
     def _decide_confirmation(self, trials: Sequence[Trial]) -> Task | Literal["wait"] | None:
         """The next unit of the confirmation. A round that has ended is looked at here, by whoever comes first."""
@@ -215,12 +208,6 @@ class _StudyWorker:
         }
         looks = [
             look for look in ledger.looks() if (look.arms, look.dataset) == (tuple(counts), ledger.confirming_dataset)
-        ]
-        # An earlier version looked once all units had ended; at these arms and this evaluation set, if theirs have.
-        looks += [
-            confirmation.Look(number, 0, number, tuple(counts), ledger.confirming_dataset)
-            for number in ledger.earlier_looks()
-            if number <= min(counts.values(), default=0)
         ]
         baseline = next((arm.trial for arm in arms if arm.baseline), None)
         at = confirmation.progress(looks, counts, baseline, len(seeds))

@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -171,19 +171,15 @@ def violations(study: Study, measured: Mapping[str, float]) -> dict[str, float]:
     return missed
 
 
-def read_trial(frozen: "FrozenTrial", restore: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Trial:
-    """A trial of the storage.
-
-    Args:
-        restore: Optuna's params -> ours, for trials of earlier versions, which kept them nowhere else.
-    """
+def read_trial(frozen: "FrozenTrial") -> Trial:
+    """A trial of the storage."""
     about = frozen.user_attrs
-    work = Work.read(about["work"], about.get("beat", {})) if "work" in about else Work()
+    work = Work.read(about["work"], about.get("beat", {}))
     return Trial(
         id=optuna_inside.trial_id(frozen),
         number=frozen.number,
         state=_state(frozen, work),
-        params=dict(about["params"]) if "params" in about else restore(frozen.params),
+        params=dict(about["params"]),
         baseline=bool(about.get("baseline")),
         work=work,
         rungs={int(step): Score(**score) for step, score in about.get("rungs", {}).items()},

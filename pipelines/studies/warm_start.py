@@ -40,9 +40,8 @@ def _of_study(document: StudyDocument, home: Home, name: str) -> tuple[list[Fore
     record = read_json(home.study(name) / "study.json")
     if not record:
         return [], "no such study in this home"
-    # An earlier version's record has its one goal in words, and knew the mean over seeds alone.
     judged_by = [(goal.dataset, goal.metric, goal.direction) for goal in StudyRecord.of(record).goals]
-    cautious = [goal.get("over_seeds", "mean") for goal in record.get("goals") or [{}]]
+    cautious = [goal["over_seeds"] for goal in record["goals"]]
     goals = document.study.targets
     if (judged_by, cautious) != (
         [(goal.dataset, goal.metric, goal.direction) for goal in goals],

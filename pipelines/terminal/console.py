@@ -7,7 +7,7 @@ from typing import IO, Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from pipelines.terminal.spelling import beneath, spelt
+from pipelines.terminal.streams import beneath, stripped
 
 
 class SafeConsole(Console):
@@ -18,7 +18,7 @@ class SafeConsole(Console):
         super().__init__(file=stream, highlight=False, **settings)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The segments of what is printed; on a terminal texts are spelt out, and a link, a command too, is none."""
+        """The segments of what is printed; on a terminal texts are stripped, and a link, a command too, is none."""
         segments = super().render(renderable, options)
         return map(_without_commands, segments) if self.is_terminal else segments
 
@@ -27,4 +27,4 @@ def _without_commands(segment: Segment) -> Segment:
     text, style, control = segment
     if control:
         return segment
-    return Segment(spelt(text), style.update_link(None) if style and style.link else style)
+    return Segment(stripped(text), style.update_link(None) if style and style.link else style)

@@ -1,11 +1,12 @@
 """The tokens of a model's tokenizer, chat template and prompts, checked against its embedding and its end tokens."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rpg.base.check import config_of_model, directory_of
-from rpg.data.chat_template import TemplateError, render
+from rpg.data.chat_template import TemplateError, render_all
 from rpg.pretrained import embedding_size, special_tokens
 from specs.errors import Issue
 from specs.schema.data import ChatPrompt
@@ -101,15 +102,16 @@ def _ended(experiment: Experiment, tokenizer: "PreTrainedTokenizerBase", ended: 
 
 
 def _end_of_turn(tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """Returns the special token with which the chat template ends a reply; None if it writes none."""
+    """Returns the added token with which the chat template ends a reply; None if it writes none."""
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
     try:
-        rest = render(tokenizer, messages, add_generation_prompt=False).partition(_SAID)[2].lstrip()
+        (text,) = render_all(tokenizer, [json.dumps(messages)], add_generation_prompt=False)
     except TemplateError:
         return None
-    special = {added.content: token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
-    found = [text for text in special if text and rest.startswith(text)]
-    return special[max(found, key=len)] if found else None
+    rest = text.partition(_SAID)[2].lstrip()
+    tokens = {added.content: token for token, added in tokenizer.added_tokens_decoder.items()}
+    found = [text for text in tokens if text.strip() and rest.startswith(text)]
+    return tokens[max(found, key=len)] if found else None
 
 
 def _other_end(tokenizer: "PreTrainedTokenizerBase", end: int, ends: Sequence[int]) -> Issue:

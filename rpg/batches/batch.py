@@ -342,6 +342,8 @@ class Microbatch:
     """Index of each response in the step, on the host. [b]"""
     rollout_logprobs: Tensor
     """Logprobs of the sampled tokens by the engine that sampled them, nats. [n]"""
+    rewards: Tensor
+    """Reward of each response, on the host. [b]"""
     counts: bool
     """False: its only token is none of the step's and weighs nothing, see Rows."""
     experts: Tensor | None = None
@@ -415,6 +417,7 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
         places=on_device(cells),
         rollouts=torch.from_numpy(index),
         rollout_logprobs=on_device(step.rollout_logprobs[sampled_tokens]),
+        rewards=torch.tensor([step.scores[response].reward for response in index]),
         counts=True,
         experts=None if step.experts is None else torch.from_numpy(_experts_of_ids(step, held, parts, layout)),
     )

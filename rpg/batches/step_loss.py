@@ -3,7 +3,7 @@
 The trainer differentiates these; `rpg replay` takes them again from what was recorded.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -102,6 +102,13 @@ def pass_loss(
     rollout_logprobs = batch.spread(batch.rollout_logprobs.to(tokens.old_logprobs))
     ratio = rollout_ratio(tokens.old_logprobs, rollout_logprobs, mask)
     weight = correction_weight(correction, ratio)
+    if read := experiment.objective.symbols & {"H", "p_engine", "R"}:
+        tokens = replace(
+            tokens,
+            entropy=batch.spread(entropies.detach()) if "H" in read else None,
+            rollout_logprobs=rollout_logprobs if "p_engine" in read else None,
+            rewards=batch.rewards[:, None].to(tokens.old_logprobs) if "R" in read else None,
+        )
     evaluation = evaluate_objective(experiment.objective, tokens)
     token_losses = evaluation.losses * weight
     if experiment.training.entropy_coef:

@@ -32,6 +32,8 @@ class Case:
     policy: Tensor
     sampler: Tensor
     reference: Tensor
+    engine: Tensor
+    """Policy by which the responses are drawn: the sampler, or as an engine of its own computes it."""
     situation: int
     """Index into SITUATIONS."""
 
@@ -44,14 +46,20 @@ class Cases:
     """[responses, length], as are the next two; float64, 0 on padding and on given tokens."""
     old_logprobs: Tensor
     ref_logprobs: Tensor
+    rollout_logprobs: Tensor
+    """[responses, length], by the engine."""
+    entropy: Tensor
+    """[responses, length], of the policy before each token."""
     response_mask: Tensor
     """[responses, length], bool: what was sampled."""
     rewards: Tensor
-    """[responses], less the case's mean under the sampler; with those of turns."""
+    """[responses], with those of turns."""
+    centred: Tensor
+    """[responses]: the rewards less the case's mean under the engine."""
     earlier: Tensor
     """[responses, length]: rewards of the turns before that of each token."""
     probability: Tensor
-    """[responses], under the case's sampler."""
+    """[responses], under the case's engine."""
     prefixes: Tensor
     """[responses, length]: the row of the prefix before each token, over all cases."""
     tokens: Tensor
@@ -110,9 +118,9 @@ class Cases:
         return values.new_zeros(len(self.situation)).index_add(0, case, values)
 
 
-def draw_cases(*, turns: bool) -> Iterator[Case]:
+def draw_cases(*, turns: bool, engine: bool = False) -> Iterator[Case]:
     """Every size, seed and situation. The policies differ by a few tenths of a nat a token, so that a clip acts at
-    times."""
+    times. `engine`: responses are drawn by an engine that differs from the sampler."""
     for seed in SEEDS:
         for vocabulary, length in SIZES_OF_TURNS if turns else SIZES:
             generator = torch.Generator().manual_seed(1000 * seed + 10 * vocabulary + length)
@@ -120,13 +128,15 @@ def draw_cases(*, turns: bool) -> Iterator[Case]:
             sampler = world.policy(generator)
             policies = {"on_policy": sampler, "off_policy": sampler + world.policy(generator, spread=0.5)}
             references = {"sampler": sampler, "apart": sampler + world.policy(generator, spread=0.5)}
+            drawn_by = sampler + world.policy(generator, spread=0.3) if engine else sampler
             for index, (policy, reference) in enumerate(SITUATIONS):
-                yield Case(world, policies[policy], sampler, references[reference], index)
+                yield Case(world, policies[policy], sampler, references[reference], drawn_by, index)
 
 
-def enumerated_cases(*, turns: bool = False) -> Cases:
-    """The batch that certificates are made on; the same at every call. `turns`: of worlds of several turns."""
-    cases = list(draw_cases(turns=turns))
+def enumerated_cases(*, turns: bool = False, engine: bool = False) -> Cases:
+    """The batch that certificates are made on; the same at every call. `turns`: of worlds of several turns; `engine`:
+    drawn by an engine that differs from the sampler."""
+    cases = list(draw_cases(turns=turns, engine=engine))
     longest, widest = max(case.world.length for case in cases), max(case.world.vocabulary for case in cases)
     starts = torch.tensor([0] + [case.world.num_prefixes for case in cases]).cumsum(0)
 
@@ -136,8 +146,8 @@ def enumerated_cases(*, turns: bool = False) -> Cases:
     def rowwise(values: list[Tensor]) -> Tensor:
         return torch.cat([torch.nn.functional.pad(value, (0, widest - value.shape[-1])) for value in values])
 
-    probabilities = [response_probabilities(case.world, case.sampler) for case in cases]
-    rewards = [
+    probabilities = [response_probabilities(case.world, case.engine) for case in cases]
+    centred = [
         case.world.rewards - chance @ case.world.rewards for case, chance in zip(cases, probabilities, strict=True)
     ]
     exact = [exact_gradients(case) for case in cases]
@@ -149,8 +159,11 @@ def enumerated_cases(*, turns: bool = False) -> Cases:
         logprobs=tokenwise([case.world.logprobs(case.policy) for case in cases]),
         old_logprobs=tokenwise([case.world.logprobs(case.sampler) for case in cases]),
         ref_logprobs=tokenwise([case.world.logprobs(case.reference) for case in cases]),
+        rollout_logprobs=tokenwise([case.world.logprobs(case.engine) for case in cases]),
+        entropy=tokenwise([entropies(case.policy)[case.world.prefixes] for case in cases]),
         response_mask=response_mask,
-        rewards=torch.cat(rewards),
+        rewards=torch.cat([case.world.rewards for case in cases]),
+        centred=torch.cat(centred),
         earlier=tokenwise([case.world.earlier for case in cases]),
         probability=torch.cat(probabilities),
         prefixes=prefixes,
@@ -164,6 +177,12 @@ def enumerated_cases(*, turns: bool = False) -> Cases:
     )
 
 
+def entropies(table: Tensor) -> Tensor:
+    """[prefixes], nats."""
+    logprobs = torch.log_softmax(table, -1)
+    return -(logprobs.exp() * logprobs).sum(-1)
+
+
 def exact_gradients(case: Case) -> dict[tuple[str, str], Tensor]:
     """(truth, level) -> the gradient of the expected reward, or of either divergence, by the policy's table."""
     table = case.policy.clone().requires_grad_()
@@ -171,7 +190,7 @@ def exact_gradients(case: Case) -> dict[tuple[str, str], Tensor]:
     def total(level: str, *, forward: bool, kl_coef: float) -> Tensor:
         if level == "sequence":
             return sequence_objective(case.world, table, case.reference, forward=forward, kl_coef=kl_coef)
-        return token_objective(case.world, table, case.sampler, case.reference, forward=forward, kl_coef=kl_coef)
+        return token_objective(case.world, table, case.engine, case.reference, forward=forward, kl_coef=kl_coef)
 
     gradients = {}
     for level in ("token", "sequence"):

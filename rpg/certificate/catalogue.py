@@ -6,7 +6,7 @@ from typing import Any, get_args
 from pydantic import TypeAdapter
 
 from specs.schema.fields import members
-from specs.schema.objective import Divergence, Objective, PublishedObjective, RegularizedObjective
+from specs.schema.objective import Divergence, FormulaObjective, Objective, PublishedObjective, RegularizedObjective
 
 ESTIMATORS = ("reinforce", "differentiable")
 LEVELS = ("token", "sequence")
@@ -14,7 +14,7 @@ LEVELS = ("token", "sequence")
 
 def catalogue() -> dict[str, list[Objective]]:
     """Heading -> objectives."""
-    rivals = [kind for kind in members(Objective) if kind is not RegularizedObjective]
+    rivals = [kind for kind in members(Objective) if issubclass(kind, PublishedObjective)]
     return {
         "RPG without a clip": regularized({"type": "none"}),
         "RPG, dual clip": regularized({"type": "dual"}),
@@ -45,6 +45,23 @@ def catalogue() -> dict[str, list[Objective]]:
     }
 
 
+def alike(objective: Objective) -> list[tuple[str, Objective]]:
+    """(name, built-in objective) of those that claim the same as a formula: with the same direction, of tokens or of
+    whole responses, or no divergence where it names none. With the defaults of their kind."""
+    asked = (objective.claims_divergence, objective.claims_divergence and objective.claim_divergence)
+    found = {
+        f"{getattr(each, 'divergence', '')} {heading}".strip() if each.type == "rpg" else label(each): each
+        for heading, objectives in catalogue().items()
+        for each in objectives
+        if (each.claims_divergence, each.claims_divergence and each.claim_divergence) == asked
+        and each.claim_level == objective.claim_level
+        and each.exact != "never"
+        and heading in ("RPG without a clip", "RPG, dual clip", "RPG, clipped value (eq. 4.1)", "Rivals as published")
+        and getattr(each, "estimator", "reinforce") == "reinforce"
+    }
+    return list(found.items())
+
+
 def regularized(
     clip: dict[str, Any],
     *,
@@ -68,6 +85,8 @@ def label(objective: Objective) -> str:
     """An objective in a few words, without what its heading or its defaults say; k3 reward: taken off the reward."""
     if isinstance(objective, RegularizedObjective):
         return f"{objective.divergence} {objective.estimator} {objective.level}"
+    if isinstance(objective, FormulaObjective):
+        return f"formula {objective.level}"
     if not isinstance(objective, PublishedObjective) or not objective.needs_reference:
         return objective.type
     where = " reward" if objective.kl_in == "reward" else " weighted" if objective.kl_weighted else ""

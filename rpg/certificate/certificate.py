@@ -1,7 +1,7 @@
 """A certificate says how far an objective's expected gradient is from the exact gradient of what it claims to
 optimise."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from rpg.certificate.cases import SITUATIONS, Cases, enumerated_cases
 from rpg.certificate.coverage import not_covered
-from rpg.objectives import token_losses
+from rpg.objectives import TokenBatch, evaluate_objective, token_losses
 from rpg.objectives.kl import reward_penalties
 from specs.schema.experiment import Experiment
-from specs.schema.objective import Objective, PublishedObjective
+from specs.schema.objective import FormulaObjective, Objective, PublishedObjective
 from specs.schema.schedule import at_step, constant, schedules_in
 
 Turns = Literal["one", "outcome", "turn"]
@@ -93,17 +93,16 @@ def certify(objective: Objective, turns: Turns = "one") -> Certificate:
     The loss is the sum of the token losses of a response, as `aggregation: sequence_sum` has it; the advantage is the
     reward less its mean. What a scale of the advantages does to the gradient is not part of the certificate.
     """
-    cases = _cases(several_turns=turns != "one")
-    divergence = objective.claim_divergence if objective.needs_reference else ""
-    slopes = _slopes(objective.model_copy(update={"kl_coef": 1.0 if divergence else 0.0}), cases, turns)
-    penalty = _slopes(objective.model_copy(update={"kl_coef": 0.0}), cases, turns) - slopes
-    exact = cases.exact["reward", objective.claim_level].clone()
-    if divergence:
-        exact -= cases.exact[divergence, objective.claim_level]
-    findings = tuple(
-        _finding(cases, index, slopes, exact, penalty if divergence else None, divergence)
-        for index in range(len(SITUATIONS))
-    )
+    cases = _cases(several_turns=turns != "one", engine="p_engine" in objective.symbols)
+    divergence = objective.claim_divergence if objective.claims_divergence else ""
+    weighed, alone = objective.with_kl_coef(1.0 if divergence else 0.0), objective.with_kl_coef(0.0)
+    slopes = _slopes(weighed, cases, turns)
+    penalty = _slopes(alone, cases, turns) - slopes if divergence and alone != weighed else None
+    exact = _exact(weighed, cases, divergence)
+    gradients = [(cases.expected(slopes), exact)]
+    if isinstance(objective, FormulaObjective) and objective != weighed:  # its clip may depend on any number
+        gradients.append((cases.expected(_slopes(objective, cases, turns)), _exact(objective, cases, divergence)))
+    findings = tuple(_finding(cases, index, slopes, gradients, penalty, divergence) for index in range(len(SITUATIONS)))
     claimed = {
         "always": findings,
         "on_policy": [finding for finding in findings if finding.policy == "on_policy"],
@@ -111,9 +110,9 @@ def certify(objective: Objective, turns: Turns = "one") -> Certificate:
     }
     return Certificate(
         objective=objective.model_dump(mode="json"),
-        claim=objective.claim,
+        claim=objective.exact,
         claimed=_claimed(objective, divergence),
-        holds=all(finding.error <= TOLERANCE for finding in claimed[objective.claim]),
+        holds=all(finding.error <= TOLERANCE for finding in claimed[objective.exact]),
         tolerance=TOLERANCE,
         num_cases=len(cases.situation),
         turns=turns,
@@ -122,14 +121,21 @@ def certify(objective: Objective, turns: Turns = "one") -> Certificate:
     )
 
 
+def _exact(objective: Objective, cases: Cases, divergence: str) -> Tensor:
+    """[prefixes, vocabulary]: the gradient that the objective claims."""
+    exact = cases.exact["reward", objective.claim_level]
+    return exact - objective.claimed_kl_coef * cases.exact[divergence, objective.claim_level] if divergence else exact
+
+
 def certify_over_training(objective: Objective, turns: Turns = "one") -> dict[int, Certificate]:
     """Step -> the certificate of the objective as it is then: at the first step, and where it is another one at a point
     or in the middle of a ramp of its schedules."""
     steps = {1}.union(*(schedule.phases() for _, schedule in schedules_in(objective)))
-    first_steps: dict[Objective, int] = {}
-    for step in sorted(steps):
-        first_steps.setdefault(at_step(objective, step), step)
-    return {step: certify(changed, turns) for changed, step in first_steps.items()}
+    objectives = {step: at_step(objective, step) for step in sorted(steps)}
+    first_steps: dict[str, int] = {}
+    for step, changed in objectives.items():
+        first_steps.setdefault(changed.model_dump_json(), step)
+    return {step: certify(objectives[step], turns) for step in first_steps.values()}
 
 
 def certify_experiment(experiment: Experiment) -> dict[int, Certificate]:
@@ -151,8 +157,8 @@ def turns_of(experiment: Experiment) -> Turns:
 
 
 @cache
-def _cases(*, several_turns: bool = False) -> Cases:
-    return enumerated_cases(turns=several_turns)
+def _cases(*, several_turns: bool = False, engine: bool = False) -> Cases:
+    return enumerated_cases(turns=several_turns, engine=engine)
 
 
 def _slopes(objective: Objective, cases: Cases, turns: Turns = "one") -> Tensor:
@@ -165,6 +171,9 @@ def _slopes(objective: Objective, cases: Cases, turns: Turns = "one") -> Tensor:
         ref_logprobs=cases.ref_logprobs,
         advantages=_advantages(objective, cases, turns),
         response_mask=cases.response_mask,
+        entropy=cases.entropy,
+        rollout_logprobs=cases.rollout_logprobs,
+        rewards=cases.rewards[:, None],
     )
     (slopes,) = torch.autograd.grad(torch.where(cases.response_mask, losses, 0.0).sum(), logprobs)
     return slopes
@@ -183,7 +192,25 @@ def _advantages(objective: Objective, cases: Cases, turns: Turns) -> Tensor:
             credit=objective.kl_credit,
         )
     earlier = cases.earlier if turns == "turn" else torch.zeros_like(penalties)
-    return torch.where(mask, cases.rewards[:, None] - earlier - penalties, 0.0)
+    return torch.where(mask, cases.centred[:, None] - earlier - penalties, 0.0)
+
+
+def weight_curves(objective: Objective) -> dict[str, list[tuple[float, float]]]:
+    """Returns points (w, m) of a token's weight over its ratio, for an advantage of 1 and of -1.
+
+    The reference is the sampler, which gives the token a probability of 0.5; it is the only token of its response.
+    """
+    ratios = torch.linspace(0.01, 3, 300, dtype=torch.float64)
+    old = torch.full((len(ratios), 1), 0.5, dtype=torch.float64).log()
+    curves = {}
+    for advantage in (1.0, -1.0):
+        logprobs, constant_ones = old + ratios.log()[:, None], torch.ones_like(old)
+        batch = TokenBatch(
+            logprobs, old, old, advantage * constant_ones, constant_ones, constant_ones, old, constant_ones
+        )
+        weights = evaluate_objective(objective, batch).weight[:, 0]
+        curves[f"A = {advantage:g}"] = list(zip(ratios.tolist(), weights.tolist(), strict=True))
+    return curves
 
 
 def _claimed(objective: Objective, divergence: str) -> str:
@@ -192,10 +219,15 @@ def _claimed(objective: Objective, divergence: str) -> str:
 
 
 def _finding(
-    cases: Cases, situation: int, slopes: Tensor, exact: Tensor, penalty: Tensor | None, divergence: str
+    cases: Cases,
+    situation: int,
+    slopes: Tensor,
+    gradients: Sequence[tuple[Tensor, Tensor]],
+    penalty: Tensor | None,
+    divergence: str,
 ) -> GradientFinding:
+    """`gradients`: expected and exact ones, under each weight of the divergence that is looked at."""
     here = cases.situation == situation
-    gradient = cases.expected(slopes)
     errors, gradient_of = {}, ""
     if penalty is not None:
         part = cases.expected(penalty)
@@ -205,8 +237,8 @@ def _finding(
     return GradientFinding(
         policy=SITUATIONS[situation][0],
         reference=SITUATIONS[situation][1],
-        error=cases.relative_error(gradient, exact)[here].max().item(),
-        cosine=cases.cosine(gradient, exact)[here].min().item(),
+        error=max(cases.relative_error(gradient, exact)[here].max().item() for gradient, exact in gradients),
+        cosine=min(cases.cosine(gradient, exact)[here].min().item() for gradient, exact in gradients),
         variance=cases.variance(slopes)[here].mean().item(),
         divergence_error=errors,
         divergence_gradient_of=gradient_of,

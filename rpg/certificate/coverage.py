@@ -10,6 +10,7 @@ _ENUMERATED = """
 objective.type objective.divergence objective.estimator objective.level objective.kl_coef objective.kl_estimator
 objective.kl_in objective.kl_weighted objective.max_ratio objective.clip.type objective.clip.low objective.clip.high
 objective.clip.dual objective.clip.branch objective.clip.keep_divergence
+objective.weight objective.loss objective.clipped objective.parameters objective.claim
 advantage.baseline advantage.credit rollout.rollouter training.minibatches training.epochs
 reference.source reference.path reference.revision reference.update.every_steps reference.update.every_updates
 reference.update.kl_above reference.update.kl_window reference.update.ema_decay reference.update.after_steps

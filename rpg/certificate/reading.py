@@ -15,10 +15,8 @@ def in_words(certificate: Mapping[str, Any], *, updates: int, max_staleness: int
         updates: of a step of the run.
         max_staleness: of its responses, in steps.
     """
-    unnormalized = str(certificate["objective"].get("divergence", "")).startswith("unnormalized_")
-
-    def named(text: str) -> str:
-        return text.replace("reverse KL", "unnormalized reverse KL").replace("forward KL", "unnormalized forward KL")
+    unnormalized = is_unnormalized(certificate["objective"])
+    named = of_unnormalized
 
     findings = [
         {**finding, "divergence_gradient_of": named(finding["divergence_gradient_of"])} if unnormalized else finding
@@ -30,6 +28,50 @@ def in_words(certificate: Mapping[str, Any], *, updates: int, max_staleness: int
     if left_out := listed(certificate.get("not_covered", {})):
         meaning += f" The certificate does not cover what these keys of the spec do to the gradient: {left_out}."
     return worded | {"meaning": meaning}
+
+
+def is_unnormalized(objective: Mapping[str, Any]) -> bool:
+    """Whether the divergence of an objective, as recorded, is an unnormalized one."""
+    claim = objective.get("claim")
+    named = claim.get("divergence") if isinstance(claim, Mapping) else objective.get("divergence")
+    return str(named).startswith("unnormalized_")
+
+
+def of_unnormalized(text: str) -> str:
+    """The text about a normalized divergence with the name of the unnormalized one."""
+    return text.replace("reverse KL", "unnormalized reverse KL").replace("forward KL", "unnormalized forward KL")
+
+
+def in_a_line(certificate: Mapping[str, Any]) -> str:
+    """What a certificate says, in a line.
+
+    Example:
+        >>> finding = {"policy": "on_policy", "error": 0.4}
+        >>> of = {"claim": "never", "claimed": "expected reward of each token", "tolerance": 1e-10, "objective": {}}
+        >>> in_a_line({**of, "findings": [finding, {**finding, "policy": "off_policy"}], "holds": True})
+        'no claim: on policy up to 40 % off the gradient of expected reward of each token, off policy up to 40 % off'
+    """
+    claimed = certificate["claimed"]
+    if is_unnormalized(certificate["objective"]):
+        claimed = of_unnormalized(claimed)
+    on_policy, off_policy = (off(certificate, policy) for policy in ("on_policy", "off_policy"))
+    match certificate["claim"], certificate["holds"]:
+        case "never", _:
+            where = "exactly" if on_policy == "exact" else on_policy
+            return f"no claim: on policy {where} the gradient of {claimed}, off policy {off_policy}"
+        case "always", True:
+            return f"exact always: the gradient of {claimed}"
+        case "on_policy", True:
+            return f"exact on policy: the gradient of {claimed}; off policy {off_policy}"
+        case claim, _:
+            when = str(claim).replace("_", " ")
+            where = on_policy if claim == "on_policy" else off(certificate, "on_policy", "off_policy")
+            apart = [finding for finding in certificate["findings"] if finding.get("reference") == "apart"]
+            parts = {finding.get("divergence_gradient_of") or "" for finding in apart}
+            part = (
+                f"; its divergence has the gradient of the {parts.pop()}" if len(parts) == 1 and parts != {""} else ""
+            )
+            return f"said to be exact {when} and is not: {where} the gradient of {claimed}{part}"
 
 
 def listed(values: Mapping[str, Any]) -> str:
@@ -45,7 +87,7 @@ def listed(values: Mapping[str, Any]) -> str:
 
 def _meaning(certificate: Mapping[str, Any], updates: int, max_staleness: int) -> str:
     claimed, claim = certificate["claimed"], certificate["claim"]
-    on_policy, off_policy = (_off(certificate, policy) for policy in ("on_policy", "off_policy"))
+    on_policy, off_policy = (off(certificate, policy) for policy in ("on_policy", "off_policy"))
     if not certificate["holds"]:
         return f"This run's objective does not have the gradient that it claims, that of {claimed}: do not rely on it."
     if claim == "always":
@@ -69,7 +111,8 @@ def _meaning(certificate: Mapping[str, Any], updates: int, max_staleness: int) -
     )
 
 
-def _off(certificate: Mapping[str, Any], policy: str) -> str:
+def off(certificate: Mapping[str, Any], *policies: str) -> str:
     """`exact`, or how far the gradient is off in the worst enumerated case."""
-    worst = max(finding["error"] for finding in certificate["findings"] if finding["policy"] == policy)
-    return "exact" if worst <= certificate["tolerance"] else f"up to {100 * worst:.0f} % off"
+    worst = max(finding["error"] for finding in certificate["findings"] if finding["policy"] in policies)
+    share = f"{100 * worst:.0f}" if worst >= 0.01 else f"{100 * worst:.1g}"
+    return "exact" if worst <= certificate["tolerance"] else f"up to {share} % off"

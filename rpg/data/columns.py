@@ -75,6 +75,7 @@ class TableSource(Source):
             if "answer" in values
             else "",
             dataset if origin is None else str(origin),
+            fields=kept,
             metadata=kept | remarks | self._tests(row, where),
             cluster="" if values.get("cluster") is None else str(values["cluster"]),
             shown=self.columns.shown,

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from rpg.data import metadata
 from rpg.data.chat_template import TemplateError, render_all, stop_clock
-from rpg.data.prefill import Prefills
+from rpg.data.prefill import Prefills, begun
 from rpg.types import Problem
 from specs import errors
 from specs.schema.data import ChatPrompt, Data
@@ -41,7 +41,7 @@ def load_problems(
             source,
             row["prompt"] if isinstance(data.prompt, ChatPrompt) else "",
             tuple(row.get("shown") or ()),
-            prefills.of(prompt) if prefills else "",
+            prefills.of(prompt) if prefills else begun(data.prompt.template, prompt),
         )
         for row, prompt, source in zip(
             rows,

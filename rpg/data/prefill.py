@@ -1,9 +1,10 @@
-"""The beginning of a reply that a chat template writes itself, such as `<think>`, and that no response repeats."""
+"""The beginning of a reply that a template writes itself, such as `<think>`, and that no response repeats."""
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from rpg.data.chat_template import TemplateError, render
+from rpg.data.chat_template import TemplateError, render_all
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -11,6 +12,21 @@ if TYPE_CHECKING:
 _SAID = "(the words of the policy)"
 _CLOSED = re.compile(r"\s*<([^<>/\s]+)>\s*</\1>\s*")
 """A thought that the template begins and ends itself, as Qwen3's does without thinking."""
+
+
+_BEGUN = re.compile(r"<[^<>/\s]+>\s*\Z")
+_THOUGHT = re.compile(r"<think>\s*\Z")
+
+
+def begun(template: str, prompt: str) -> str:
+    """Returns the tag that a template of plain text ends with, or `<think>` at the end of the prompt itself.
+
+    Example:
+        >>> begun("{prompt} Assistant: <think>", "1 + 1? Assistant: <think>"), begun("{prompt}", "Go on: <p>")
+        ('<think>', '')
+    """
+    found = _BEGUN.search(template) or _THOUGHT.search(prompt)
+    return found[0] if found else ""
 
 
 class Prefills:
@@ -43,10 +59,11 @@ def _header(tokenizer: "PreTrainedTokenizerBase", options: dict[str, Any]) -> st
     asked = [{"role": "user", "content": "?"}]
     spoken = [*asked, {"role": "assistant", "content": _SAID}, *asked]
     try:
-        bare = render(tokenizer, asked, add_generation_prompt=False, **options)
-        whole = render(tokenizer, asked, add_generation_prompt=True, **options)
-        before, said, _ = render(tokenizer, spoken, add_generation_prompt=False, **options).partition(_SAID)
+        (whole,) = render_all(tokenizer, [json.dumps(asked)], **options)
+        ended = [json.dumps(messages) for messages in (asked, spoken)]
+        bare, talk = render_all(tokenizer, ended, add_generation_prompt=False, **options)
     except TemplateError:
         return ""
+    before, said, _ = talk.partition(_SAID)
     begun = whole.removeprefix(bare) if said and whole.startswith(bare) else ""
     return next((begun[:length] for length in range(len(begun), 0, -1) if before.endswith(begun[:length])), "")

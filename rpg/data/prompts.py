@@ -10,7 +10,7 @@ from specs.schema.fields import nearest
 
 _TEMPLATE_PATH = ("data", "prompt", "template")
 _METADATA = "metadata."
-_ASSISTANTS = ("assistant", "model", "gpt")
+_ASSISTANTS = ("assistant", "model", "gpt", "bot", "chatbot", "ai")
 """Roles of the policy in published sets."""
 
 
@@ -27,7 +27,7 @@ def staged(problem: SourceProblem, prompt: TemplatePrompt | ChatPrompt) -> Stage
 
 
 def _is_answered(prompt: str | list[Message]) -> bool:
-    return not isinstance(prompt, str) and prompt[-1]["role"] in _ASSISTANTS
+    return not isinstance(prompt, str) and prompt[-1]["role"].lower() in _ASSISTANTS
 
 
 def _beside_text(prompt: str | list[Message]) -> str:

@@ -26,10 +26,6 @@ SCHEMA = pa.schema([(name, pa.string()) for name in ("problem_id", "prompt", "an
 of a problem's metadata."""
 
 
-QUESTIONS = "questions"
-"""In a summary's `overlap_of`: questions were compared, as they are since. Earlier versions compared prompts alone."""
-
-
 @dataclass(slots=True)
 class StagedSet:
     """One set and what became of its problems."""
@@ -68,7 +64,7 @@ def stage(data: Data, out: FilePath) -> None:
     for split in SPLITS:
         _write(list(itertools.chain.from_iterable(each.problems for each in sets[split])), out / f"{split}.parquet")
     staged_at = datetime.now().isoformat(timespec="seconds")
-    summary = {"overlap_of": QUESTIONS, "staged_at": staged_at, **_summary(sets)}
+    summary = {"staged_at": staged_at, **_summary(sets)}
     (out / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from rpg.statistics import mean_interval
+from rpg.statistics.intervals import mean_interval
 
 Correct = NDArray[np.bool_]
 """[problems, samples]: which responses are right."""

@@ -11,7 +11,7 @@ from rpg.evaluation.measures import EvaluationMeasure, mean_at_k, measures, scor
 from rpg.messages import message
 from rpg.recording.segments import SegmentWriter
 from rpg.rewards import Score
-from rpg.statistics import THESE_WEIGHTS
+from rpg.statistics.variance import THESE_WEIGHTS
 from rpg.types import FinishReason, Problem, RecordedTurn
 from specs.records import EvaluationRow, EvaluationSampleRow, Int32
 from specs.schema.evaluation import Evaluation

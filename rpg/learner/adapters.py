@@ -102,7 +102,7 @@ class Weight:
 
         In bfloat16 the rounding drops what of the product is below 2^-9 of the weight; the trained model keeps it. The
         policy has then moved so little that merged and trained model stay closer than bfloat16 arithmetic leaves any
-        two computations (benchmarks/merged_adapters.py); rounding at random would drop nothing and put them further
+        two computations (decision 31); rounding at random would drop nothing and put them further
         apart.
         """
         parameter = self.parts[0].detach()

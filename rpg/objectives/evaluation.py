@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from rpg.objectives import regularized, rivals  # noqa: F401  (the equations, which register themselves)
+from rpg.objectives import formula, regularized, rivals  # noqa: F401  (the equations, which register themselves)
 from rpg.objectives.clipping import Clipped
 from rpg.objectives.kl import penalty, token_divergences
 from rpg.objectives.registry import equation
@@ -84,6 +84,9 @@ def token_losses(
     ref_logprobs: Tensor,
     advantages: Tensor,
     response_mask: Tensor,
+    entropy: Tensor | None = None,
+    rollout_logprobs: Tensor | None = None,
+    rewards: Tensor | None = None,
 ) -> Tensor:
     """The loss of each token, to be minimised; not masked, not averaged: see aggregate.py.
 
@@ -98,14 +101,18 @@ def token_losses(
         advantages: reward units. Constant. Where ratios are of whole responses, its mean over a response counts.
         response_mask: 1 on tokens the policy sampled and we train on. What stands elsewhere, NaN included, changes
             nothing.
+        entropy, rollout_logprobs, rewards: H, log p_engine and R, [batch, time] or [batch, 1], where a formula reads
+            them. Constant.
     Returns:
         [batch, time], float32 or wider; the sum over the positions where `response_mask` is 1 is the loss of the
         sequence. A ratio whose logarithm exceeds 60 nats is held there, so the loss and its gradient stay finite; a
         differentiated ratio passes no gradient there. Small ratios underflow to 0.
     Raises:
-        ValueError: shapes that differ, or a knob that is still a schedule.
+        ValueError: shapes that differ, a knob that is still a schedule, or an input missing that a formula reads.
     """
-    batch = TokenBatch(logprobs, old_logprobs, ref_logprobs, advantages, response_mask)
+    batch = TokenBatch(
+        logprobs, old_logprobs, ref_logprobs, advantages, response_mask, entropy, rollout_logprobs, rewards
+    )
     return _losses(objective, batch.prepared())[0]
 
 

@@ -24,6 +24,10 @@ def bounded_exp(log_ratio: Tensor) -> Tensor:
     return torch.exp(log_ratio.clamp(max=MAX_LOG_RATIO))
 
 
+FOR_FORMULAS = ("entropy", "rollout_logprobs", "rewards")
+"""Inputs that formulas alone read."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
     """Responses as an objective sees them: floats [batch, time], one entry a response token, padding anywhere.
@@ -43,10 +47,20 @@ class TokenBatch:
     """Reward units. Constant."""
     response_mask: Tensor
     """1 on tokens that the policy sampled and is trained on. What stands elsewhere, NaN included, changes nothing."""
+    entropy: Tensor | None = None
+    """Entropy of the policy being trained at each token, nats. Constant. This and the next two are needed where a
+    formula reads them; they may be [batch, 1]."""
+    rollout_logprobs: Tensor | None = None
+    """Logprobs of the same tokens by the engine that sampled them, nats. Constant."""
+    rewards: Tensor | None = None
+    """Reward of each token's response. Constant."""
 
     def __post_init__(self) -> None:
-        shapes = {field.name: tuple(getattr(self, field.name).shape) for field in fields(self)}
-        if self.logprobs.dim() != 2 or len(set(shapes.values())) > 1:
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
+        whole = shapes["logprobs"]
+        fits = [shape == whole or (name in FOR_FORMULAS and shape == (*whole[:1], 1)) for name, shape in shapes.items()]
+        if len(whole) != 2 or not all(fits):
             given = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
             raise ValueError(f"all inputs must have one shape [batch, time]; given: {given}")
 
@@ -58,12 +72,14 @@ class TokenBatch:
         def counted(values: Tensor) -> Tensor:
             return torch.where(mask, values.to(dtype), 0.0)
 
+        read = {name: getattr(self, name) for name in FOR_FORMULAS}
         return TokenBatch(
             logprobs=counted(self.logprobs),
             old_logprobs=counted(self.old_logprobs.detach()),
             ref_logprobs=counted(self.ref_logprobs.detach()),
             advantages=counted(self.advantages.detach()),
             response_mask=mask,
+            **{name: counted(values.detach()) for name, values in read.items() if values is not None},
         )
 
 
@@ -85,6 +101,17 @@ class Terms:
     """The part of its entry's loss that a token bears: 1, or one over the tokens of the response."""
     response_mask: Tensor
     """Which tokens count, bool [B, T]."""
+    log_engine: Tensor | None = None
+    """Log-probability of each entry by the engine that sampled. Constant, as are the next two."""
+    entropy: Tensor | None = None
+    """Entropy of the policy at each token, or its mean over the response's tokens."""
+    rewards: Tensor | None = None
+    """Reward of each entry's response."""
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Tokens of each response that count, at least 1. [B, 1]"""
+        return self.response_mask.sum(-1, keepdim=True).clamp(min=1)
 
     @cached_property
     def ratio(self) -> Tensor:
@@ -111,12 +138,16 @@ def token_terms(batch: TokenBatch) -> Terms:
         advantages=batch.advantages,
         share=torch.ones_like(batch.advantages),
         response_mask=batch.response_mask,
+        log_engine=batch.rollout_logprobs,
+        entropy=batch.entropy,
+        rewards=batch.rewards,
     )
 
 
 def sequence_terms(batch: TokenBatch) -> Terms:
     """Ratios of whole responses, of a prepared batch: the sum of the log-ratios of a response's tokens."""
     share = 1 / batch.response_mask.sum(-1, keepdim=True).clamp(min=1).to(batch.logprobs.dtype)
+    engine, entropy, rewards = batch.rollout_logprobs, batch.entropy, batch.rewards
     return Terms(
         logprobs=batch.logprobs,
         log_policy=batch.logprobs.sum(-1, keepdim=True),
@@ -125,6 +156,9 @@ def sequence_terms(batch: TokenBatch) -> Terms:
         advantages=batch.advantages.sum(-1, keepdim=True) * share,
         share=share,
         response_mask=batch.response_mask,
+        log_engine=None if engine is None else engine.sum(-1, keepdim=True),
+        entropy=None if entropy is None else entropy.sum(-1, keepdim=True) * share,
+        rewards=None if rewards is None else rewards.sum(-1, keepdim=True) * share,
     )
 
 
@@ -136,6 +170,7 @@ def geometric_mean_terms(batch: TokenBatch) -> Terms:
         log_policy=whole.log_policy * whole.share,
         log_ratio=whole.log_ratio * whole.share,
         log_reference=whole.log_reference * whole.share,
+        log_engine=None if whole.log_engine is None else whole.log_engine * whole.share,
         share=torch.ones_like(whole.share),
     )
 

@@ -14,8 +14,7 @@ from specs.machine.files import create_json, now, read_json, write_json
 from specs.schema.experiment import Experiment
 
 Accuracies = Mapping[int, Mapping[str, float]]
-"""Step at which training evaluated its policy -> evaluation set -> accuracy, 0 to 1. Earlier versions noted the steps
-alone."""
+"""Step at which training evaluated its policy -> evaluation set -> accuracy, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +90,13 @@ class RunDirectory:
         """Replaces evaluated.json."""
         record = {
             "evaluation": self.inputs().get("evaluation", ""),
-            "steps": sorted(evaluated),
             "accuracies": {str(step): measured for step, measured in sorted(evaluated.items())},
         }
         write_json(self.path / "evaluated.json", record)
 
     def exported(self) -> dict[int, int]:
         """The steps whose exported weights count, and the attempt that exported each: not those of steps that a later
-        attempt goes through again. Runs of earlier versions noted none."""
+        attempt goes through again."""
         noted = {int(step): attempt for step, attempt in read_json(self.path / "exported.json").items()}
         files = numbered(self.path / "attempts")
         origins = {int(file.stem): read_json(file).get("resumed_from_step", 0) for file in files}
@@ -122,8 +120,7 @@ class RunDirectory:
 
 def accuracies_in(noted: Mapping[str, Any]) -> Accuracies:
     """Accuracies in an evaluated.json."""
-    known = noted.get("accuracies", {})
-    return {step: known.get(str(step), {}) for step in noted.get("steps", ())}
+    return {int(step): measured for step, measured in noted.get("accuracies", {}).items()}
 
 
 def best_step(accuracies: Accuracies, dataset: str) -> int:

@@ -145,7 +145,7 @@ def _replayed(
     """The fields of `ReplayedStep` that follow from a pass, [b, T] each."""
     tokens.logprobs.requires_grad_()
     result = pass_loss(experiment, minibatch, batch, tokens, entropies)
-    reward_alone = experiment.objective.model_copy(update={"kl_coef": 0.0})
+    reward_alone = experiment.objective.with_kl_coef(0.0)
     without = pass_loss(experiment.model_copy(update={"objective": reward_alone}), minibatch, batch, tokens, entropies)
     (share,) = torch.autograd.grad(result.loss, result.token_losses)
     evaluation = result.evaluation

@@ -1,5 +1,6 @@
 """Keeps scorers in processes of their own, so that one that hangs or dies costs its sample and nothing else."""
 
+import dataclasses
 import heapq
 import itertools
 import json
@@ -281,11 +282,6 @@ class _Worker:
 
 
 def _request(problem: Problem, response: str) -> str:
-    fields = {
-        "problem_id": problem.problem_id,
-        "prompt": problem.prompt,
-        "answer": problem.answer,
-        "dataset": problem.dataset,
-        "metadata": metadata.dump(problem.metadata),
-    }
+    fields = {each.name: getattr(problem, each.name) for each in dataclasses.fields(problem)}
+    fields["metadata"] = metadata.dump(problem.metadata)
     return json.dumps({"problem": fields, "response": response}) + "\n"

@@ -44,8 +44,8 @@ class Score:
     """One response's verdict."""
 
     value: float
-    """The reward. Where the scorer failed, the least that the reward declares, or else 0; in training the least value
-    of its group if that is negative."""
+    """The reward. Where the scorer failed, the least that the reward declares, or else 0; in training no more than
+    the least of its group, penalties counted."""
     correct: bool | None
     """The value reaches the full mark; of a weighted sum, that of the first term. None: the reward is graded."""
     extracted: str | None = None
@@ -98,12 +98,17 @@ def scores_vary(scores: Sequence[Score], *, by_term: bool) -> bool:
             equal where terms are not. A response that could not be scored is then like the worst of its group.
     """
     if not by_term:
-        return len({score.earned for score in scores}) > 1
+        return _differ([score.earned for score in failures_at_worst(scores)])
     known = [score for score in scores if score.error is None]
     terms = [score.terms or {"": score.value} for score in known]
     counted = {label for score in known for label, weight in (score.weights or {"": 1.0}).items() if weight}
-    values = [{each.get(label, 0.0) for each in terms} for label in counted]
-    return any(len(each) > 1 for each in (*values, {score.turns for score in known}))
+    values = [[each.get(label, 0.0) for each in terms] for label in counted]
+    return any(map(_differ, (*values, [score.turns for score in known])))
+
+
+def _differ(values: Sequence[float]) -> bool:
+    """Returns whether numbers differ by more than rounding, which gives no advantage."""
+    return bool(values) and not math.isclose(max(values), min(values), rel_tol=1e-9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,22 +158,21 @@ def checked(reward: Reward, score: Score) -> Score:
     return replace(score, value=value, correct=None)
 
 
-def failures_at_worst(reward: Reward, scores: Sequence[Score]) -> list[Score]:
-    """Returns the scores of a group, failures with the least value of the group, and at most 0.
+def failures_at_worst(scores: Sequence[Score]) -> list[Score]:
+    """Returns the scores of a group, in which no failure is worth more than the least of the others.
 
-    A failure would be the best of its group otherwise where all values are negative. Failures of a reward that declares
-    its least value have that already.
+    A failure would be the best of its group otherwise where all values are negative, or all other responses too long.
 
     Example:
         >>> failed = Score.failed("no verdict")
-        >>> dapo = Reward.model_validate({"type": "math_dapo"})
-        >>> [score.value for score in failures_at_worst(dapo, [Score.of(-1.0, "3"), failed])]
-        [-1.0, -1.0]
+        >>> [score.value for score in failures_at_worst([Score.of(-1.0, "3"), Score.of(2.0, "4"), failed])]
+        [-1.0, 2.0, -1.0]
     """
-    least = min((score.value for score in scores if score.error is None), default=0.0)
-    if least >= 0 or reward.worst_value() is not None:
-        return [*scores]
-    return [score if score.error is None else replace(score, value=least) for score in scores]
+    least = min((score.value + score.penalty for score in scores if score.error is None), default=0.0)
+    return [
+        score if score.error is None else replace(score, value=min(score.value, least - score.penalty))
+        for score in scores
+    ]
 
 
 def _valid(reward: Reward, score: Score) -> Score:
@@ -324,8 +328,23 @@ def without_answer(problem: Problem, reward: str) -> Issue | None:
     )
 
 
-_NO_NUMBER = re.compile(r"[+-]?(nan|inf|infinity)|<na>|nat", re.IGNORECASE)
+_MISSING = re.compile(r"[+-]?(?i:nan|inf|infinity)|<NA>|NaT|None|null|N/A")
+_LIST_OF_TEXTS = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)
 _WHOLE_FLOAT = re.compile(r"[+-]?\d+\.0+")
+
+
+def odd(answer: str) -> str:
+    """Returns a doubt about a gold answer, or an empty text.
+
+    Example:
+        >>> odd("6 * 12 = 72 #### 72"), odd("['72']"), odd("72")
+        ('hold their solution before `####`', 'are lists of texts', '')
+    """
+    if _MISSING.fullmatch(answer.strip()):
+        return "stand for a missing value"
+    if "####" in answer:
+        return "hold their solution before `####`"
+    return "are lists of texts" if _LIST_OF_TEXTS.fullmatch(answer.strip()) else ""
 
 
 def odd_as_text(answer: str) -> str:
@@ -335,10 +354,9 @@ def odd_as_text(answer: str) -> str:
         >>> odd_as_text("72.0"), odd_as_text("72")
         ('are whole numbers written as floats, which a response without `.0` does not equal', '')
     """
-    answer = answer.strip()
-    if _NO_NUMBER.fullmatch(answer):
-        return "stand for a missing value"
-    if _WHOLE_FLOAT.fullmatch(answer):
+    if doubt := odd(answer):
+        return doubt
+    if _WHOLE_FLOAT.fullmatch(answer := answer.strip()):
         return "are whole numbers written as floats, which a response without `.0` does not equal"
     if answer in ("True", "False"):
         return "are booleans, which are compared as the texts `True` and `False`"

@@ -77,8 +77,9 @@ class _Request(NamedTuple):
 def _read(line: str) -> _Request:
     """A request, from the JSON of the pool."""
     request = json.loads(line)
-    problem = Problem(**{**request["problem"], "metadata": metadata.load(request["problem"]["metadata"])})
-    return _Request(problem, request["response"])
+    fields = request["problem"]
+    fields |= {"metadata": metadata.load(fields["metadata"]), "shown": tuple(fields["shown"])}
+    return _Request(Problem(**fields), request["response"])
 
 
 def _may_run(reward: Reward, problem: Problem) -> bool:

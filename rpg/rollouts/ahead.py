@@ -129,41 +129,13 @@ def load_waiting(
 def _plain(rollouts: StepRollouts) -> dict[str, Any]:
     """The fields as tensors and plain values, as torch loads without running code."""
     values = {field.name: getattr(rollouts, field.name) for field in fields(rollouts)}
-    if rollouts.sampled.all():  # as in the checkpoints of before there were given tokens
-        del values["sampled"]
-    if len(rollouts.held) == len(rollouts.lengths):  # as in those of before each rank held a share
-        del values["held"], values["num_sampled"]
-    if rollouts.experts is None:  # as in those of before a sampler told experts
-        del values["experts"]
-    if not rollouts.turn_counts:
-        del values["turns"], values["turn_counts"]
-    else:
-        values["turns"] = [[_without_default(turn, "restart") for turn in turns] for turns in rollouts.turns]
-        values["turn_counts"] = [_without_default(counts, "contexts") for counts in rollouts.turn_counts]
     return {
         **{name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in values.items()},
         "prompts": [torch.from_numpy(prompt) for prompt in rollouts.prompts],
-        "scores": [_plain_score(score) for score in rollouts.scores],
+        "scores": [asdict(score) for score in rollouts.scores],
+        "turns": [[asdict(turn) for turn in turns] for turns in rollouts.turns],
+        "turn_counts": [asdict(counts) for counts in rollouts.turn_counts],
     }
-
-
-def _without_default(value: RecordedTurn | TurnCounts, name: str) -> dict[str, Any]:
-    """The fields; one that is empty is left out, as in the checkpoints of before it was there."""
-    values = asdict(value)
-    return values if values[name] else {field: each for field, each in values.items() if field != name}
-
-
-def _plain_score(score: Score) -> dict[str, Any]:
-    values = asdict(score)
-    if not score.terms:  # as in the checkpoints of before a reward could be a sum of several
-        del values["terms"], values["weights"]
-    if not score.turns:  # as in the checkpoints of before an environment could reward turns
-        del values["turns"]
-    if score.verdicts is None:  # as in the checkpoints of before there were judges
-        del values["verdicts"]
-    if not score.away:  # as in the checkpoints of before a service could be away
-        del values["away"]
-    return values
 
 
 def _rollouts(plain: dict[str, Any]) -> StepRollouts:
@@ -172,17 +144,6 @@ def _rollouts(plain: dict[str, Any]) -> StepRollouts:
     }
     values["prompts"] = tuple(prompt.numpy() for prompt in plain["prompts"])
     values["scores"] = tuple(Score(**score) for score in plain["scores"])
-    values["turns"] = tuple(tuple(RecordedTurn(**turn) for turn in turns) for turns in plain.get("turns", ()))
-    values["turn_counts"] = tuple(
-        TurnCounts(
-            **counts
-            | {"rewards": tuple(counts.get("rewards", ())), "contexts": tuple(map(tuple, counts.get("contexts", ())))}
-        )
-        for counts in plain.get("turn_counts", ())
-    )
-    sampled = values.setdefault("sampled", np.ones(len(values["token_ids"]), dtype=np.bool_))
-    if "held" not in values:
-        lengths = values["lengths"]
-        values["held"] = np.arange(len(lengths), dtype=np.int64)
-        values["num_sampled"] = np.add.reduceat(sampled, np.cumsum(lengths) - lengths, dtype=np.int64)
+    values["turns"] = tuple(tuple(RecordedTurn(**turn) for turn in turns) for turns in plain["turns"])
+    values["turn_counts"] = tuple(TurnCounts(**counts) for counts in plain["turn_counts"])
     return StepRollouts(**values)

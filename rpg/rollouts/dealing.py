@@ -1,7 +1,7 @@
 """Which sampler has which prompt of a batch: each is to have as much to do as the others.
 
 A sampler does not take over prompts from one that lags. That would save 1 to 4 % of the sampling time
-(`benchmarks/dealing.py`), and what is decoded together would depend on how long things take: no resume would be exact.
+(decision 31), and what is decoded together would depend on how long things take: no resume would be exact.
 """
 
 from collections.abc import Sequence

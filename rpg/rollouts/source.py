@@ -313,19 +313,14 @@ class RolloutSource:
         with clock("reward"):
             rollouts = [rollout for group in groups for rollout in group.rollouts]
             texts = scoring.texts(len(rollouts))
-            scores = self._penalized(self._at_worst(scoring.scores(len(rollouts)), prompts), rollouts, prompts)
+            scores = self._at_worst(self._penalized(scoring.scores(len(rollouts)), rollouts, prompts))
         return collate(groups, problems=problems, responses=texts, scores=scores, turns=scoring.turns(len(rollouts)))
 
-    def _at_worst(self, scores: list[Score], prompts: Sequence[SeededPrompt]) -> list[Score]:
+    def _at_worst(self, scores: list[Score]) -> list[Score]:
         """Returns the scores, failures at the worst of their group; see `failures_at_worst`."""
-        spec, size = self._components.spec, self._training.group_size
-        return [
-            score
-            for place, prompt in enumerate(prompts)
-            for score in failures_at_worst(
-                spec.reward_at(prompt.problem.source), scores[place * size : (place + 1) * size]
-            )
-        ]
+        size = self._training.group_size
+        groups = [scores[begin : begin + size] for begin in range(0, len(scores), size)]
+        return [score for group in groups for score in failures_at_worst(group)]
 
     def _penalized(self, scores: list[Score], rollouts: list[Rollout], prompts: Sequence[SeededPrompt]) -> list[Score]:
         """The scores less what the prompts' rewards take off for length, given tokens included: they too fill the

@@ -63,9 +63,9 @@ class TrainingState:
             restore_random_states(states)
         source.load(directory, record["position"])
         components.schedule.load_state_dict(record["reference"])
-        components.guards.load_state_dict(record.get("guards", {}))
+        components.guards.load_state_dict(record["guards"])
         self.step, self.updates, self.policy_version = record["step"], record["updates"], record["policy_version"]
-        self.skipped_in_a_row = record.get("skipped_in_a_row", 0)  # older checkpoints did not count them
+        self.skipped_in_a_row = record["skipped_in_a_row"]
         components.give_sampler_weights(self.policy_version)
 
 

@@ -310,8 +310,6 @@ class Trial(TypedDict, total=False):
     rungs: dict[str, Rung] | None
     constraints: dict[str, Number | None] | None
     reason: Text | None
-    parent: Whole | None
-    parent_step: Whole | None
     tokens: Number | None
     gpu_hours: Number | None
     seconds: Number | None

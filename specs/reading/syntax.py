@@ -22,7 +22,8 @@ from ruamel.yaml.tokens import (
 
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 """What the parser counts as the end of a line."""
-_NO_VALUE = (AliasToken, AnchorToken, DirectiveToken, DocumentEndToken, DocumentStartToken, TagToken)
+_BETWEEN = (DirectiveToken, DocumentEndToken, DocumentStartToken)
+_NO_VALUE = (AliasToken, AnchorToken, TagToken)
 _CLOSING = {"{": "}", "[": "]"}
 _IN_QUOTES = 'put the text in quotes: "..."'
 _COLUMNS = "entries of one section begin at the same column"
@@ -43,7 +44,7 @@ def is_whole_value(text: str) -> bool:
     """Returns whether a text is one YAML value from its beginning to its end.
 
     It is not if it is no YAML, or if a part of it is a comment, an anchor, an alias, a tag or a mark between documents:
-    `Which is #1?`, `&mine`, `{prompt} =`.
+    `Which is #1?`, `&mine`, `{prompt} =`. Nor is a text of several lines without quotes, which YAML would join.
     """
     try:
         for _ in YAML(typ="safe", pure=True).parse(text):
@@ -56,8 +57,12 @@ def is_whole_value(text: str) -> bool:
     if not tokens:
         return not text.strip()
     first, last = tokens[0], tokens[-1]
-    is_block = isinstance(first, ScalarToken) and first.style in ("|", ">") and "\n" not in text.strip()
-    return not (isinstance(first, _NO_VALUE) or is_block or text[last.end_mark.index :].strip())
+    is_cut = isinstance(first, _NO_VALUE) or any(isinstance(token, _BETWEEN) for token in tokens)
+    if isinstance(first, ScalarToken) and not first.style:
+        is_cut |= len(tokens) == 1 and "\n" in text.strip()
+    elif isinstance(first, ScalarToken) and first.style in ("|", ">"):
+        is_cut |= "\n" not in text.strip()
+    return not (is_cut or text[last.end_mark.index :].strip())
 
 
 def explain(error: MarkedYAMLError, text: str) -> SyntaxMistake:

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from specs.bounds import MAX_ISSUES
 from specs.errors import Issue, IssueError, Path
-from specs.extensions import find_variant, our_names
+from specs.extensions import find_variant, is_offered, our_names
 from specs.schema.base import OpenSection, documentation, is_open, item_of
 from specs.schema.fields import (
     SIGNS,
@@ -88,6 +88,11 @@ class Place:
         self.in_plain_union = self.annotation is JsonValue
         if len(alternatives) < 2:
             return False
+        if kind := next((part for part in alternatives if is_open(part)), None):
+            named = self._data.get(kind.tag) if isinstance(self._data, dict) else None
+            if isinstance(named, str) and choose(self.annotation, named) is None and is_offered(kind, named):
+                self.annotation = kind  # of a package: the loc does not name it
+                return False
         model = choose(self.annotation, parts[0])
         if model is None:
             self.in_plain_union = True
@@ -134,7 +139,8 @@ class Place:
         if kind == "literal_error":
             allowed = [str(value) for value in literal_of(self.field)] if self.field else []
             hint = nearest(str(error["input"]), allowed) or self._meaning()
-            return Issue("not one of the values allowed", self.path, given, ", ".join(allowed), hint)
+            allowed_text = describe(self.field.annotation, self.field) if self.field else ""
+            return Issue("not one of the values allowed", self.path, given, allowed_text, hint)
         if kind == "value_error" and isinstance(issue_error := error["ctx"]["error"], IssueError):
             return replace(issue_error.issue, path=(*self.path, *issue_error.issue.path))
         if kind in ("value_error", "assertion_error"):

@@ -223,7 +223,7 @@ RULES = (
     *training.RULES,
     *evaluation.RULES,
 )
-IDLE_KNOBS = (idle.issues, idle.unfinished_schedules, *guards.IDLE_KNOBS)
+IDLE_KNOBS = (idle.issues, idle.unread_parameters, idle.unfinished_schedules, *guards.IDLE_KNOBS)
 OF_A_MODEL = (
     _evaluation_sets,
     _names,

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
-from specs.schema.launchers import SshLauncher
 
 _PATH = ("evaluation", "concurrent_ranks")
 
@@ -27,18 +26,9 @@ def concurrent(experiment: Experiment) -> Iterator[Issue]:
         hint = "name a set in data.evaluation, or leave concurrent_ranks out"
         yield Issue("there is no evaluation set", _PATH, given=str(ranks), hint=hint)
     if any(launcher.issues(experiment.training)):
-        return  # they say what is wrong with the hosts or nodes
+        return  # they say what is wrong with the nodes
     beside = experiment.concurrent_evaluation
-    if isinstance(beside.launcher, SshLauncher):
-        slots = sum(host.slots for host in beside.launcher.hosts)
-        if slots < ranks:
-            yield Issue(
-                "training leaves too few hosts over",
-                _PATH,
-                given=f"{ranks}, and {slots} slots on hosts without a rank of training",
-                hint="add hosts or slots to launcher, or lower concurrent_ranks",
-            )
-    elif issue := next(beside.launcher.issues(beside.training), None):
+    if issue := next(beside.launcher.issues(beside.training), None):
         yield replace(issue, path=_PATH, hint="as many as training has on a node, a part or a multiple of that")
 
 

@@ -6,7 +6,7 @@ from specs.errors import Issue
 from specs.metrics import BY_NAME
 from specs.rules.idle import on_policy
 from specs.schema.experiment import Experiment
-from specs.schema.guard import Guard
+from specs.schema.training import Guard
 
 
 def _idle_guards(experiment: Experiment) -> Iterator[Issue]:

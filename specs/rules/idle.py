@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 from specs.errors import Issue
 from specs.reading.validate import show
 from specs.schema.experiment import Experiment
-from specs.schema.objective import PublishedObjective, RegularizedObjective
+from specs.schema.objective import FormulaObjective, PublishedObjective, RegularizedObjective
 from specs.schema.rollout import SAMPLERS, engine_of
 from specs.schema.schedule import ValueSchedule, largest, schedules_in, value_at
 
@@ -86,8 +86,9 @@ def _past_the_end(experiment: Experiment, value: int) -> str | bool:
 
 
 def _without_divergence(experiment: Experiment, _: object = None) -> str | bool:
-    is_named = getattr(experiment.objective, "divergence", "") != "none"
-    return not experiment.objective.needs_reference and ("kl_coef 0" if is_named else "divergence none")
+    given = "divergence none" if getattr(experiment.objective, "divergence", "") == "none" else "kl_coef 0"
+    given = "a formula without r and q" if experiment.objective.type == "formula" else given
+    return not experiment.objective.needs_reference and given
 
 
 def _with_equal_policies(experiment: Experiment, _: object) -> str | bool:
@@ -129,11 +130,12 @@ def _unmoved(experiment: Experiment, every: float | ValueSchedule, unit: str, in
 
 def _computed(experiment: Experiment, skips: bool) -> str | bool:
     """Returns why responses with an advantage of 0 are computed all the same, or why there are none."""
-    training, kl_coef = experiment.training, largest(experiment.objective.kl_coef)
+    training, kl_coef = experiment.training, largest(getattr(experiment.objective, "kl_coef", 0.0))
     if experiment.skips_zero_advantage:
         whitens = experiment.advantage.whiten == "tokens"
         return whitens and "advantage.whiten tokens, which takes the mean off every token's: none is exactly 0"
     others = f"kl_coef {kl_coef:g}" if kl_coef else f"router_aux_loss_coef {training.router_aux_loss_coef or 0.0:g}"
+    others = "an objective that is a formula" if experiment.objective.type == "formula" else others
     given = f"entropy_coef {largest(training.entropy_coef):g}" if training.entropy_coef else others
     return skips and f"{given}, whose loss has a gradient where the advantage is 0 as well"
 
@@ -171,6 +173,14 @@ def unfinished_schedules(experiment: Experiment) -> Iterator[Issue]:
                 given=f"step {last}, of {steps}",
                 hint="raise training.steps, or let the schedule end earlier",
             )
+
+
+def unread_parameters(experiment: Experiment) -> Iterator[Issue]:
+    """Yields a warning for each number of a formula that the formula does not read."""
+    objective = experiment.objective
+    unread = set(objective.parameters) - set(objective.names()) if isinstance(objective, FormulaObjective) else set()
+    for name in sorted(unread):
+        yield Issue("no formula reads it", ("objective", "parameters", name), hint="leave it out")
 
 
 _ON_CPU = _with("resources.device", "cpu")

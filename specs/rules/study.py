@@ -12,15 +12,12 @@ from specs.reading.validate import show
 from specs.rules.search_space import describe
 from specs.schema.experiment import Experiment
 from specs.schema.fields import nearest
-from specs.schema.schedule import SCHEDULABLE
 from specs.schema.study import (
     Cases,
     Choice,
     Constraint,
-    FloatRange,
     Goal,
     Halving,
-    IntRange,
     MedianRule,
     Patience,
     SearchSampler,
@@ -55,7 +52,7 @@ def _nature(sampler: SearchSampler) -> _Nature:
             return _Nature("finished", models=False, needs_one_space=True)
         case "qmc":
             return _Nature("nothing", models=False, needs_one_space=True)
-        case "random" | "grid" | "population":
+        case "random" | "grid":
             return _Nature("nothing", models=False, needs_one_space=False)
         case never:
             assert_never(never)
@@ -69,17 +66,7 @@ def issues_of(study: Study, experiment: Experiment) -> list[Issue]:
 def warnings_of(study: Study, experiment: Experiment) -> list[Issue]:
     """Warnings of settings without effect, each naming the knob, and of what the study is advised against."""
     idle = (issue for rule in IDLE_KNOBS for issue in rule(study))
-    return [*idle, *_few_seeds(study, experiment), *_few_newcomers(study, experiment)]
-
-
-def _few_newcomers(study: Study, experiment: Experiment) -> Iterator[Issue]:
-    if study.sampler.type != "population":
-        return
-    wanted = 1 + study.sampler.members + newcomers(study, experiment.training.steps)
-    given = f"{study.trials}, of {wanted} with the baseline and all who take a place"
-    if study.trials < wanted:
-        hint = f"raise trials to {wanted}"
-        yield Issue("places of the last members stay vacant", ("trials",), given, hint=hint)
+    return [*idle, *_few_seeds(study, experiment)]
 
 
 def _few_seeds(study: Study, experiment: Experiment) -> Iterator[Issue]:
@@ -231,46 +218,6 @@ def _sampler(study: Study, _: Experiment) -> Iterator[Issue]:
             yield Issue("a grid needs a finite range", at, f"any number in {describe(searched)}", "a step", hint)
 
 
-def _population(study: Study, experiment: Experiment) -> Iterator[Issue]:
-    sampler = study.sampler
-    if sampler.type != "population":
-        return
-    steps = experiment.training.steps
-    if not 0 < sampler.exploit_every < steps:
-        message = "members are compared before training ends" if sampler.exploit_every else "missing"
-        allowed = f"steps, 1 to {steps - 1}"
-        yield Issue(message, ("sampler", "exploit_every"), f"{sampler.exploit_every or ''}", allowed)
-    if study.rungs:
-        hint = "leave the pruner out"
-        yield Issue("a population compares its members itself", ("pruner", "type"), study.pruner.type, "none", hint)
-    if len(study.targets) > 1:
-        given, hint = f"{len(study.targets)} goals", "keep one goal, and bound the others as constraints"
-        yield Issue("members are compared by one goal only", ("sampler", "type"), given, hint=hint)
-    if study.trials <= sampler.members:
-        given, allowed = f"{study.trials}", f"at least {sampler.members + 1}"
-        yield Issue("too few for the members and the baseline", ("trials",), given, allowed)
-    if experiment.rollout.max_staleness:
-        hint = "members go on from each other's checkpoints"
-        given = f"rollout.max_staleness {experiment.rollout.max_staleness}"
-        yield Issue("a population needs batches that are not sampled ahead", ("sampler", "type"), given, "0", hint)
-    for path, searched in study.parameters.items():
-        at, known = ("parameters", path), path in SCHEDULABLE
-        if not known or searched.when or not isinstance(searched, (FloatRange, IntRange)):
-            message = "a population cannot change it over training"
-            allowed = f"float or int, without when, of a field that takes a schedule: {', '.join(SCHEDULABLE)}"
-            yield Issue(message, at, path if not known else describe(searched), allowed)
-        elif searched.step != (1 if isinstance(searched, IntRange) else 0):
-            yield Issue(
-                "a population multiplies and divides it", (*at, "step"), f"{searched.step:g}", hint="leave the step out"
-            )
-
-
-def newcomers(study: Study, steps: int) -> int:
-    """How many members of a population take others' places at most."""
-    sampler = study.sampler
-    return (-(-steps // sampler.exploit_every) - 1) * min(sampler.members - 1, max(1, sampler.members // 4))
-
-
 def _pruner(study: Study, experiment: Experiment) -> Iterator[Issue]:
     if not study.rungs:
         return
@@ -343,9 +290,6 @@ def _idle_sampler(study: Study) -> Iterator[Issue]:
         )
     if not nature.models and "startup_trials" in sampler.model_fields_set:
         yield Issue("startup_trials has no effect", ("sampler", "startup_trials"), sampler.type)
-    for name in ("members", "exploit_every", "perturb"):
-        if sampler.type != "population" and name in sampler.model_fields_set:
-            yield Issue(f"{name} has no effect", ("sampler", name), sampler.type, hint="it is of a population")
     if sampler.type == "grid" and "seed" in sampler.model_fields_set:
         yield Issue("seed has no effect", ("sampler", "seed"), "grid")
     if nature.learns_from == "nothing" and (study.warm_start.studies or study.warm_start.runs):
@@ -385,5 +329,5 @@ def _idle_constraints(study: Study) -> Iterator[Issue]:
                 yield Issue("does not change which trial is best", (*place, name), given, hint=hint)
 
 
-RULES = (_matrix, _goals, _constraints, _seeds, _sampler, _population, _pruner, _confirmation)
+RULES = (_matrix, _goals, _constraints, _seeds, _sampler, _pruner, _confirmation)
 IDLE_KNOBS = (_idle_pruner, _idle_sampler, _idle_trials, _idle_constraints)

@@ -103,7 +103,7 @@ def engine_machines(experiment: Experiment) -> Iterator[Issue]:
             given=", ".join(map(str, rollout.engine_gpus)),
             hint=f"leave it out, or launcher.{launcher.engines_key}",
         )
-    yield from launcher.engine_issues(experiment.samplers, rollout.gpus_per_sampler)
+    yield from launcher.engine_issues(experiment.samplers)
 
 
 def sleeping(experiment: Experiment) -> Iterator[Issue]:

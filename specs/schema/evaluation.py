@@ -42,8 +42,8 @@ class Evaluation(Spec):
     evaluated after training in any case."""
     concurrent_ranks: int = execution(0, ge=0)
     """Ranks that evaluate each checkpoint as soon as it is exported, while training goes on, on GPUs of their own: free
-    ones of this machine, hosts that training leaves over (ssh), a job of their own (slurm). What they have not measured
-    when training ends is measured then, as with 0. The results are the same."""
+    ones of this machine, or a job (slurm) or placement group (ray) of their own. What they have not measured when
+    training ends is measured then, as with 0. The results are the same."""
     datasets: tuple[str, ...] = ()
     """Names of evaluation sets; empty: all."""
     samples_per_problem: int = Field(8, ge=1)

@@ -1,5 +1,5 @@
-"""Resources of a run on a machine, what it records and where that is sent, what happens when a stage fails. Nothing
-here changes a result.
+"""Resources of a run on a machine, what it records and where that is sent, what happens when a stage fails, and
+who is told. Nothing here changes a result.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from specs.errors import Issue, IssueError
 from specs.schema.base import Spec, execution
-from specs.secrets import HIDDEN, looks_secret
+from specs.secrets import HIDDEN, is_reference, looks_secret
 
 
 class Resources(Spec):
@@ -171,3 +171,63 @@ class Stages(Spec):
     """Measuring checkpoints."""
     report: StagePolicy = StagePolicy()
     """The page that shows the run."""
+
+
+Occasion = Literal["failure", "completion", "guard"]
+"""failure: a run failed or crashed; completion: one finished; guard: a guard of one acted."""
+
+
+def _reference(value: str) -> str:
+    if not is_reference(value):
+        allowed = "env:NAME or file:/PATH, read where it is used"
+        hint = "a spec is stored and shared; keep it in a variable or a file"
+        raise IssueError(
+            Issue("a secret's place belongs here, not the secret", (), HIDDEN, allowed, hint, snippet=HIDDEN)
+        )
+    return value
+
+
+SecretReference = Annotated[str, AfterValidator(_reference)]
+"""Where a secret is: `env:NAME` or `file:/PATH`."""
+
+
+class _Notice(Spec):
+    """Fields of every notice. The Prefect server that the experiment is submitted to sends it; `rpg run` sends none."""
+
+    on: tuple[Occasion, ...] = Field(("failure", "guard"), min_length=1)
+    """failure: a run failed or crashed. completion: a run finished. guard: a guard acted."""
+
+
+class WebhookNotice(_Notice):
+    """A POST of JSON: event, experiment, run, message, link."""
+
+    type: Literal["webhook"]
+    """webhook: a request to an address of yours."""
+    url: SecretReference
+    """env:NAME or file:/PATH of the address."""
+
+
+class SlackNotice(_Notice):
+    """A message in a Slack channel."""
+
+    type: Literal["slack"]
+    """slack: an incoming webhook of Slack's, or of a service that takes the same."""
+    url: SecretReference
+    """env:NAME or file:/PATH of the webhook's address."""
+
+
+class EmailNotice(_Notice):
+    """An e-mail."""
+
+    type: Literal["email"]
+    """email: through a mail server."""
+    server: SecretReference
+    """env:NAME or file:/PATH of smtp://HOST:PORT, smtps://USER:PASSWORD@HOST:PORT (TLS from the start) or
+    smtp+starttls://USER:PASSWORD@HOST:PORT."""
+    sender: str = Field(pattern=r"^[^@\s]+@[^@\s]+$")
+    """Address that it comes from."""
+    to: tuple[Annotated[str, Field(pattern=r"^[^@\s,]+@[^@\s,]+$")], ...] = Field(min_length=1)
+    """Addresses that it goes to."""
+
+
+Notice = Annotated[WebhookNotice | SlackNotice | EmailNotice, Field(discriminator="type")]

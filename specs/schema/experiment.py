@@ -1,20 +1,21 @@
 """Experiment: the root of a spec file. Fields stand in the order a file has them."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from specs.errors import Path
+from specs.errors import IssueError, Path
+from specs.extensions import find_variant, is_offered
 from specs.schema.base import Spec, execution
 from specs.schema.data import Data, Source
 from specs.schema.evaluation import Evaluation
-from specs.schema.execution import Record, Resources, Sink, Stages
+from specs.schema.execution import Notice, Record, Resources, Sink, Stages
 from specs.schema.fields import choose
 from specs.schema.launchers import Launcher, LocalLauncher
 from specs.schema.model import Model, WarmUp
-from specs.schema.notify import Notice
-from specs.schema.objective import Advantage, Objective
+from specs.schema.objective import Advantage, Objective, PackagedObjective
 from specs.schema.reference import Reference
 from specs.schema.reward import Reward
 from specs.schema.rollout import Rollout, TransformersRollout
@@ -184,7 +185,7 @@ class Experiment(Spec):
     def skips_zero_advantage(self) -> bool:
         """Whether responses without advantage are left out: asked for, and without effect on any gradient."""
         training = self.training
-        elsewhere = self.objective.needs_reference or training.entropy_coef or training.router_aux_loss_coef
+        elsewhere = self.objective.without_advantage or training.entropy_coef or training.router_aux_loss_coef
         return training.skip_zero_advantage and not elsewhere
 
     @model_validator(mode="before")
@@ -246,4 +247,7 @@ def published_setting(objective: Any) -> Mapping[str, Mapping[str, Any]]:
         return {}
     tag = objective.get("type", "rpg")
     model = choose(Objective, tag) if isinstance(tag, str) else None
+    if model is None and is_offered(PackagedObjective, tag):
+        with suppress(IssueError):  # told where the objective is read
+            model = find_variant(PackagedObjective, tag)
     return getattr(model, "published", {})

@@ -60,6 +60,9 @@ def sections_of(annotations: Iterable[Any], data: Mapping[str, Any]) -> list[typ
             return [find_variant(models[0], data.get(models[0].tag))]
     tag = tag_of(models)
     chosen = [model for model in models if tag and data.get(tag) in literal_of(model.model_fields[tag])]
+    for kind in (model for model in models if is_open(model) and not chosen):  # of an installed package, beside ours
+        with suppress(IssueError):
+            return [find_variant(kind, data.get(kind.tag))]
     return chosen or models
 
 
@@ -70,7 +73,9 @@ def _required(model: type[BaseModel]) -> list[str]:
 def below(annotations: Iterable[Any], part: str | int) -> tuple[Any, ...]:
     """The alternatives of what stands under `part`; empty where nothing can."""
     alternatives: list[Any] = []
-    for annotation in annotations:
+    for annotation in sorted(annotations, key=is_open):
+        if is_open(annotation) and alternatives:  # ours have it: no package is asked
+            continue
         if is_model(annotation):
             for model in with_field(annotation, str(part)):
                 alternatives += members(model.model_fields[str(part)].annotation)
@@ -117,8 +122,8 @@ def carried_over(
         return dict(section)
     # Where it is not known yet what stands around the section, others may fit there that have no such field.
     models = [annotation for annotation in annotations if is_model(annotation) and key in annotation.model_fields]
-    kinds = [model for model in models if is_open(model) and model.tag == key]
     chosen_by = [model for model in models if literal_of(model.model_fields[key])]
+    kinds = [model for model in models if is_open(model) and model.tag == key and not chosen_by]
     if key == "type" and kinds:
         return {name: item for name, item in section.items() if name in kinds[0].model_fields}
     switches = (key == "source" and (kinds or chosen_by)) or (key == "type" and len(chosen_by) > 1)
@@ -201,16 +206,23 @@ _PLACES = {
     "reward": "reward",
 }
 """Where a field stands that other frameworks have elsewhere."""
+_REMOVED = {
+    "ssh": "several machines are a Ray cluster: `ray start` on each, then launcher: {type: ray} (docs/clusters.md)",
+    "population": "search the points of a schedule, objective.kl_coef.schedule.1.1: {float: [...]} (docs/studies.md)",
+}
+"""What earlier versions took -> what to write now."""
 
 
 def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.6) -> str:
-    """A hint that names the closest of the allowed words, whatever its case, or the one that others call so; empty
-    where none is close.
+    """A hint that names the closest of the allowed words, whatever its case, or what others or earlier versions call
+    so; empty where none is close.
 
     >>> nearest("GRPO", ["ppo", "grpo"]), nearest("beta", ["kl_coef", "type"]), nearest("epsilon_high", ["steps"])
     ('did you mean `grpo`?', 'did you mean `kl_coef`?', 'here it is `objective.clip.high`')
     """
     known = {each.lower(): each for each in allowed}
+    if word in _REMOVED and word not in known:
+        return _REMOVED[word]
     meant = _OTHER_NAMES.get(word.lower(), word.lower())
     if meant in known:
         return f"did you mean `{known[meant]}`?"
@@ -315,10 +327,11 @@ def kind_of(annotation: Any) -> str:
 
 def describe(annotation: Any, field: FieldInfo | None) -> str:
     """Values of a field: `a number in (0, 1)`, `a whole number, at least 1`, `dual, none`, a section's fields."""
+    models = [part for part in members(annotation) if is_model(part)]
     if field and (values := literal_of(field)):
         flags = ("true", "false") if bool in members(annotation) else ()
-        return ", ".join([*flags, *map(str, values)])
-    models = [part for part in members(annotation) if is_model(part)]
+        sections = [f"or the fields {', '.join(names(models))}"] if models else []
+        return ", ".join([*flags, *map(str, values), *sections])
     if models:
         return "the fields " + ", ".join(names(models))
     return kind_of(annotation) + bounds_of(field)

@@ -5,26 +5,22 @@ A launcher is a section here, which says what is wrong with it, and the module o
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
-from itertools import accumulate
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from specs.bounds import MAX_RANKS, read_within, repeats
+from specs.bounds import MAX_RANKS
 from specs.errors import Issue
-from specs.schema.base import Spec, execution, names_path, unless_said
+from specs.schema.base import Spec, execution, unless_said
 from specs.schema.training import Training
 from specs.secrets import HIDDEN, looks_secret
 
-HOST_NAME = r"^[A-Za-z0-9_.:@\[\]][A-Za-z0-9_.:@\[\]-]*$"
-"""What ssh takes for a host; no leading hyphen, which it would take for an option."""
 VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """Name of an environment variable, in a shell too."""
 POOL_NAME = r"^([A-Za-z0-9][A-Za-z0-9_.-]*)?$"
 """What a work pool may be called: it is part of addresses and of a deployment's name. Empty: the pool `rpg`."""
-_HOSTFILE_LINE = re.compile(r"^(\S+)\s+slots=(\d+)$")
 
 
 class _Launcher(Spec):
@@ -52,9 +48,9 @@ class _Launcher(Spec):
         """The key that puts dedicated engines on machines without ranks; empty where they are with the ranks."""
         return ""
 
-    def engine_issues(self, engines: int, gpus: int) -> Iterator[Issue]:
-        """Obstacles to so many engines of so many GPUs each on the machines that have no ranks."""
-        del engines, gpus
+    def engine_issues(self, engines: int) -> Iterator[Issue]:
+        """Obstacles to so many engines on the machines that have no ranks."""
+        del engines
         yield from ()
 
     def checking(self, ranks: int) -> tuple[Self, int]:
@@ -70,11 +66,6 @@ class _Launcher(Spec):
         del training, ranks
         return self
 
-    def without(self, hosts: Collection[str]) -> Self:
-        """The launcher that leaves these hosts alone, where it is the spec that names hosts."""
-        del hosts
-        return self
-
 
 class LocalLauncher(_Launcher):
     """Ranks on this machine."""
@@ -83,18 +74,14 @@ class LocalLauncher(_Launcher):
     """local: DeepSpeed's launcher on this machine."""
 
 
-class Host(Spec):
-    """A machine that ranks may run on."""
+class _Nodes(_Launcher):
+    """Fields of launchers over several machines, which they are given. All machines must see the run's directory."""
 
-    host: str = Field(pattern=HOST_NAME)
-    """The host as ssh knows it: a name, an address, user@name or a name of the ssh configuration."""
-    slots: int = Field(1, ge=1, le=MAX_RANKS)
-    """Ranks that it takes; with GPUs, one each."""
-
-
-class _Cluster(_Launcher):
-    """Fields of launchers over several machines. All machines must see the run's directory."""
-
+    nodes: int = Field(1, ge=1, le=MAX_RANKS)
+    """Machines; training.ranks must be a multiple."""
+    engine_nodes: int = Field(0, ge=0, le=MAX_RANKS)
+    """Further machines of the job, for dedicated vLLM engines alone, over which these are spread evenly; 0: the engines
+    are on the machines of the ranks."""
     python: str = ""
     """The interpreter on the other machines; empty: the path of this one."""
     interface: str = ""
@@ -106,156 +93,6 @@ class _Cluster(_Launcher):
     restarts: int = Field(3, ge=0)
     """How often in a row, with no new checkpoint between, the run may lose a machine or a rank and go on from its last
     checkpoint. One loss more is a failure."""
-
-    def issues(self, training: Training) -> Iterator[Issue]:
-        """Variables that cannot be set, and secrets that stand in the spec itself."""
-        yield from super().issues(training)
-        for name, value in self.environment.items():
-            path = ("launcher", "environment", name)
-            if not re.fullmatch(VARIABLE_NAME, name):
-                yield Issue("is no name of a variable", path, allowed="letters, digits and _, no digit first")
-            if "\0" in value:
-                yield Issue("no variable can hold the character NUL", path)
-            if looks_secret(name, value):
-                yield Issue(
-                    "a secret stands in the spec, which is stored and shared",
-                    path,
-                    given=HIDDEN,
-                    allowed=f"env:NAME or file:/PATH, e.g. env:{name}",
-                    hint="the machines of the run read it when ranks start; nothing else is written down",
-                    snippet=f"{name}: {HIDDEN}",
-                )
-
-
-class HostsLauncher(_Cluster):
-    """Fields of launchers that hold a connection to each machine."""
-
-    type: str
-    """The kind."""
-    connect_seconds: float = Field(30.0, gt=0)
-    """A host that has not answered after so long counts as unreachable."""
-    lost_after_seconds: float = Field(30.0, ge=2)
-    """A host that is silent for so long is lost; a host that hears nothing for so long ends its ranks by itself."""
-    recover_seconds: float = Field(600.0, ge=0)
-    """How long a run that lost hosts waits until enough of them answer again for training.ranks."""
-    min_ranks: int = Field(0, ge=0)
-    """Then it goes on with as many ranks as the hosts that do answer take, if they are so many; 0: training.ranks."""
-
-    def issues(self, training: Training) -> Iterator[Issue]:
-        """More ranks at least than there are at most."""
-        yield from super().issues(training)
-        if self.min_ranks > training.ranks:
-            given = f"{self.min_ranks} of {training.ranks}"
-            yield Issue("is more than training.ranks", ("launcher", "min_ranks"), given)
-
-
-class SshLauncher(HostsLauncher):
-    """One ssh connection a host; what runs there ends with it."""
-
-    type: Literal["ssh"]
-    """ssh: this command reaches the hosts by ssh and stays connected."""
-    hosts: tuple[Host, ...] = ()
-    """Filled in order, as far as training.ranks needs them; what is left over stands in for a lost one."""
-    hostfile: str = names_path("file", "")
-    """In the place of hosts: a plain file as DeepSpeed's, a line `NAME slots=N` for each host."""
-    engine_hosts: tuple[Host, ...] = ()
-    """Machines for dedicated vLLM engines alone, a slot a GPU; with none the engines are on the machines of the ranks.
-    They are filled in order: a host has as many engines as rollout.tensor_parallel_size goes into its slots. What is
-    left over stands in for a lost one."""
-    ssh: tuple[str, ...] = Field(("ssh",), min_length=1)
-    """The program and its options, e.g. [ssh, -F, cluster.conf, -p, "2222"]."""
-
-    def read_hosts(self) -> tuple[Host, ...]:
-        """The hosts, from the spec or its hostfile. Raises OSError or ValueError where the file is not right."""
-        if not self.hostfile:
-            return self.hosts
-        return parse_hostfile(read_within(self.hostfile).decode("utf-8"))
-
-    def ranks_of_machines(self, ranks: int) -> list[int]:
-        """Ranks of each machine: hosts are filled in order, while all of them answer."""
-        hosts = self.read_hosts()
-        slots_before = accumulate((host.slots for host in hosts), initial=0)
-        filled = [min(host.slots, ranks - before) for host, before in zip(hosts, slots_before, strict=False)]
-        return [count for count in filled if count > 0]
-
-    def beside(self, training: Training, ranks: int) -> Self:
-        """On the hosts that training leaves over."""
-        del ranks
-        hosts = self.read_hosts()
-        slots_before = accumulate((host.slots for host in hosts), initial=0)
-        spare = tuple(host for host, before in zip(hosts, slots_before, strict=False) if before >= training.ranks)
-        return self.model_copy(update={"hosts": spare, "hostfile": "", "engine_hosts": (), "min_ranks": 0})
-
-    @property
-    def engines_key(self) -> str:
-        """Where there are hosts for them."""
-        return "engine_hosts" if self.engine_hosts else ""
-
-    def checking(self, ranks: int) -> tuple[Self, int]:
-        """On each slot of the hosts with engines."""
-        counts = self.ranks_of_machines(ranks)
-        filled = [Host(host=host.host, slots=count) for host, count in zip(self.read_hosts(), counts, strict=False)]
-        hosts = (*filled, *self.engine_hosts)
-        launcher = self.model_copy(update={"hosts": hosts, "hostfile": "", "engine_hosts": ()})
-        return launcher, sum(host.slots for host in hosts)
-
-    def engine_issues(self, engines: int, gpus: int) -> Iterator[Issue]:
-        """Too few slots."""
-        slots = [host.slots for host in self.engine_hosts]
-        room = sum(count // gpus for count in slots)
-        if room < engines:
-            yield Issue(
-                "too few slots for the engines",
-                ("launcher", "engine_hosts"),
-                given=f"{', '.join(map(str, slots))} slots: {room} of {engines} engines of {gpus} GPUs",
-                hint="raise rollout.ranks_per_engine, or add hosts or slots",
-            )
-
-    def without(self, hosts: Collection[str]) -> Self:
-        """On the other hosts."""
-        others = tuple(host for host in self.read_hosts() if host.host not in hosts)
-        return self.model_copy(update={"hosts": others, "hostfile": ""})
-
-    def issues(self, training: Training) -> Iterator[Issue]:
-        """Hosts that cannot be read, that are named twice, or that take too few ranks."""
-        yield from super().issues(training)
-        if bool(self.hosts) == bool(self.hostfile):
-            given = "both" if self.hosts else "neither"
-            yield Issue("needs hosts or a hostfile, one of the two", ("launcher",), given=given)
-            return
-        path = ("launcher", "hostfile" if self.hostfile else "hosts")
-        try:
-            hosts = self.read_hosts()
-        except OSError as error:
-            yield Issue("cannot be read", path, given=self.hostfile, hint=str(error.strerror))
-            return
-        except ValueError as error:
-            hint = "a line for each host, as DeepSpeed's: worker-1 slots=8"
-            yield Issue(f"is no hostfile: {error}", path, given=self.hostfile, hint=hint)
-            return
-        places = [(*path, index) for index in range(len(hosts))]
-        places += [("launcher", "engine_hosts", index) for index in range(len(self.engine_hosts))]
-        names = [host.host for host in (*hosts, *self.engine_hosts)]
-        for index in repeats(names):
-            yield Issue("the host is named twice", (*places[index], "host"), given=names[index])
-        slots = sum(host.slots for host in hosts)
-        if slots < training.ranks:
-            yield Issue(
-                "the hosts have too few slots",
-                path,
-                given=f"{slots} slots for {training.ranks} ranks",
-                hint="add hosts or slots, or lower training.ranks",
-            )
-
-
-class _Nodes(_Cluster):
-    """Fields of launchers that are given nodes, and do not choose them."""
-
-    nodes: int = Field(1, ge=1, le=MAX_RANKS)
-    """Machines; training.ranks must be a multiple."""
-    engine_nodes: int = Field(0, ge=0, le=MAX_RANKS)
-    """Further machines of the job, for dedicated vLLM engines alone, over which these are spread evenly; 0: the engines
-    are on the machines of the ranks."""
 
     def ranks_of_machines(self, ranks: int) -> list[int]:
         """Ranks of each node, the same on all."""
@@ -275,9 +112,8 @@ class _Nodes(_Cluster):
         nodes = self.nodes + self.engine_nodes
         return self.model_copy(update={"nodes": nodes, "engine_nodes": 0}), ranks // self.nodes * nodes
 
-    def engine_issues(self, engines: int, gpus: int) -> Iterator[Issue]:
+    def engine_issues(self, engines: int) -> Iterator[Issue]:
         """More nodes than engines."""
-        del gpus
         if engines < self.engine_nodes:
             yield Issue(
                 "more nodes than engines",
@@ -291,7 +127,7 @@ class _Nodes(_Cluster):
         return [(engines + self.engine_nodes - 1 - node) // self.engine_nodes for node in range(self.engine_nodes)]
 
     def issues(self, training: Training) -> Iterator[Issue]:
-        """Ranks that do not divide."""
+        """Ranks that do not divide, variables that cannot be set, and secrets that stand in the spec itself."""
         yield from super().issues(training)
         if training.ranks % self.nodes:
             yield Issue(
@@ -300,6 +136,21 @@ class _Nodes(_Cluster):
                 given=f"{training.ranks} ranks on {self.nodes} nodes",
                 hint="training.ranks must be a multiple of launcher.nodes",
             )
+        for name, value in self.environment.items():
+            path = ("launcher", "environment", name)
+            if not re.fullmatch(VARIABLE_NAME, name):
+                yield Issue("is no name of a variable", path, allowed="letters, digits and _, no digit first")
+            if "\0" in value:
+                yield Issue("no variable can hold the character NUL", path)
+            if looks_secret(name, value):
+                yield Issue(
+                    "a secret stands in the spec, which is stored and shared",
+                    path,
+                    given=HIDDEN,
+                    allowed=f"env:NAME or file:/PATH, e.g. env:{name}",
+                    hint="the machines of the run read it when ranks start; nothing else is written down",
+                    snippet=f"{name}: {HIDDEN}",
+                )
 
 
 class SlurmLauncher(_Nodes):
@@ -345,7 +196,7 @@ _SHORT_OPTIONS = {
 }
 
 
-class RayLauncher(_Nodes, HostsLauncher):
+class RayLauncher(_Nodes):
     """One placement group of a Ray cluster a launch, a bundle a node."""
 
     package: ClassVar[str] = "ray"
@@ -363,14 +214,26 @@ class RayLauncher(_Nodes, HostsLauncher):
     """Whether the cluster adds nodes that are asked for: a run then waits for what no node has yet. Without it such a
     run is refused."""
 
+    connect_seconds: float = Field(30.0, gt=0)
+    """A node that has not answered after so long counts as unreachable."""
+    lost_after_seconds: float = Field(30.0, ge=2)
+    """A node that is silent for so long is lost; a node that hears nothing for so long ends its ranks by itself."""
+    recover_seconds: float = Field(600.0, ge=0)
+    """How long a run that lost nodes waits until there is room for training.ranks again."""
+    min_ranks: int = Field(0, ge=0)
+    """Then it resumes with as many ranks as there is room for, if they are so many; 0: training.ranks."""
+
     def beside(self, training: Training, ranks: int) -> Self:
         """In a placement group of their own."""
         return super().beside(training, ranks).model_copy(update={"min_ranks": 0})
 
     def issues(self, training: Training) -> Iterator[Issue]:
         """An address that is none of a node's cluster, resources that have a key of their own, or none of which is
-        asked for."""
+        asked for, and more ranks at least than there are at most."""
         yield from super().issues(training)
+        if self.min_ranks > training.ranks:
+            given = f"{self.min_ranks} of {training.ranks}"
+            yield Issue("is more than training.ranks", ("launcher", "min_ranks"), given)
         if self.address != "auto" and not re.fullmatch(r"[\w.-]+:\d+|\[[0-9a-fA-F:.]+\]:\d+", self.address):
             yield Issue(
                 "is no address of a cluster that this machine is a node of",
@@ -390,7 +253,7 @@ class RayLauncher(_Nodes, HostsLauncher):
 
 
 Launcher = Annotated[
-    LocalLauncher | SshLauncher | SlurmLauncher | RayLauncher, Field(discriminator="type"), unless_said("type", "local")
+    LocalLauncher | SlurmLauncher | RayLauncher, Field(discriminator="type"), unless_said("type", "local")
 ]
 
 
@@ -400,25 +263,3 @@ def package_missing(launcher: Launcher) -> Issue | None:
         return None
     hint = f"pip install 'rpg-experiments[{launcher.package}]'"
     return Issue(f"{launcher.package} is not installed", ("launcher", "type"), given=launcher.type, hint=hint)
-
-
-def parse_hostfile(text: str) -> tuple[Host, ...]:
-    """The hosts of a file as DeepSpeed's, in its order.
-
-    Raises:
-        ValueError: a line is not as it must be, a host is named twice, or there is none; the message has the line.
-    """
-    hosts: dict[str, Host] = {}
-    for number, raw in enumerate(text.splitlines(), start=1):
-        line = raw.partition("#")[0].strip()
-        if not line:
-            continue
-        parts = _HOSTFILE_LINE.match(line)
-        if not parts or not re.match(HOST_NAME, parts[1]) or not int(parts[2]):
-            raise ValueError(f"line {number} is not `NAME slots=N`: {raw.strip()}")
-        if parts[1] in hosts:
-            raise ValueError(f"line {number} names {parts[1]} again")
-        hosts[parts[1]] = Host(host=parts[1], slots=int(parts[2]))
-    if not hosts:
-        raise ValueError("there is no host in it")
-    return tuple(hosts.values())

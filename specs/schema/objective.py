@@ -1,14 +1,30 @@
 """Objectives: one frozen class each, joined by `type`. Class defaults are the vetted setting.
 
-A new objective is a class here, named in the union at the end, and an equation in `rpg/objectives`.
+A new objective is a formula in a spec, or a class here, named in the union at the end, and an equation in
+`rpg/objectives`.
 """
 
-from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, core_schema
 
-from specs.schema.base import Spec, addition
+from specs.extensions import find_variant, is_offered
+from specs.schema.base_objective import (
+    Advantage,
+    Aggregation,
+    Baseline,
+    BaseObjective,
+    Claim,
+    Divergence,
+    KlEstimator,
+    Level,
+    PackagedObjective,
+    RatioOver,
+    Scale,
+    Weight,
+)
 from specs.schema.clip import (
     Clip,
     DualClip,
@@ -19,97 +35,31 @@ from specs.schema.clip import (
     TruncateClip,
     ValueClip,
 )
-from specs.schema.schedule import Schedulable, ValueSchedule, largest
+from specs.schema.fields import literal_of, members
+from specs.schema.formula import FormulaObjective, GradientClaim
+from specs.schema.schedule import largest
 
 __all__ = [
     "Advantage",
     "Aggregation",
     "BaseObjective",
+    "Baseline",
     "Cispo",
     "ClippedPublishedObjective",
     "Divergence",
     "DualClip",
+    "FormulaObjective",
+    "GradientClaim",
     "NoClip",
     "Objective",
+    "PackagedObjective",
     "PublishedObjective",
+    "RatioOver",
     "RegularizedObjective",
+    "Scale",
     "TruncateClip",
     "ValueClip",
 ]
-
-Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_length"]
-Divergence = Literal["forward", "reverse", "unnormalized_forward", "unnormalized_reverse", "none"]
-Level = Literal["token", "sequence"]
-Baseline = Literal["group_mean", "leave_one_out", "batch_mean", "none"]
-Scale = Literal["none", "group_std", "batch_std"]
-KlEstimator = Literal["k1", "k2", "k3"]
-RatioOver = Literal["token", "sequence", "geometric_mean"]
-"""What an importance ratio is of: a token; a whole response; the geometric mean of a response's tokens."""
-Weight = Annotated[float | ValueSchedule, Schedulable(ge=0)]
-Claim = Literal["always", "on_policy", "never"]
-"""When the expected gradient is exactly that of the objective named: always; where the policy is the sampler; never."""
-
-
-class Advantage(Spec):
-    """Reward minus a baseline, divided by a scale, perhaps whitened."""
-
-    baseline: Baseline = "group_mean"
-    """group: the responses to one prompt; leave_one_out: the group's other responses; batch: a step's rollouts."""
-    scale: Scale = "none"
-    """Divide by the standard deviation (ddof 1) plus 1e-4."""
-    whiten: Literal["none", "tokens"] = "none"
-    """tokens: afterwards to mean 0 and variance 1 over all response tokens of the step, as REINFORCE++ does."""
-    rewards: Literal["summed", "normalized_each"] = addition("summed")
-    """Terms of a weighted_sum: added up as they are, or each first brought to mean 0 and deviation 1 (ddof 1, plus
-    1e-4) within its group, so that no term drowns another. Baseline and scale are then taken of the sum. GDPO,
-    arXiv:2601.05242: normalized_each, with baseline batch_mean and scale batch_std, as TRL has it; with baseline and
-    scale none and whiten tokens, as its authors' code has it."""
-
-    credit: Literal["outcome", "turn"] = addition("outcome")
-    """What a turn of the policy answers for. outcome: the reward of the whole response, with the rewards of its turns.
-    turn: its return, that is its own reward, those of the turns after it and the reward of the response; baseline and
-    scale are taken over the returns from the same turn on, where a response that has ended counts by its last. With
-    leave_one_out both have the same expected gradient on policy; with group_mean both have 1 - 1/G of it, G being the
-    size of a group."""
-
-
-class BaseObjective(Spec):
-    """Questions that training, certificates and checks ask of every objective."""
-
-    published: ClassVar[dict[str, dict[str, Any]]]
-    """The `advantage` and `reference` it was published with; a spec that leaves them out gets these."""
-    certified: ClassVar[tuple[dict[str, Any], ...]] = ({},)
-    """The settings that `rpg certify` lists: each names the fields that are not at their default."""
-
-    @property
-    @abstractmethod
-    def needs_reference(self) -> bool:
-        """Whether the reference policy's logprobs enter the loss or the reward."""
-
-    @property
-    def penalizes_reward(self) -> bool:
-        """Whether the divergence is taken off the reward, so that advantages depend on old and reference logprobs."""
-        return False
-
-    @property
-    def ratio_over(self) -> RatioOver:
-        """Unit of the importance ratio."""
-        return "token"
-
-    @property
-    @abstractmethod
-    def claim(self) -> Claim:
-        """When the expected gradient is said to be exactly that of the expected reward less the divergence."""
-
-    @property
-    @abstractmethod
-    def claim_level(self) -> Level:
-        """Whether that divergence is of each token or of the whole response."""
-
-    @property
-    def claim_divergence(self) -> Literal["reverse", "forward"]:
-        """Its direction: reverse is KL(policy || reference), forward KL(reference || policy)."""
-        return "reverse"
 
 
 class RegularizedObjective(BaseObjective):
@@ -165,7 +115,7 @@ class RegularizedObjective(BaseObjective):
         return self.level
 
     @property
-    def claim(self) -> Claim:
+    def exact(self) -> Claim:
         """A clip biases the gradient as soon as the policy has left the sampler."""
         return "always" if isinstance(self.clip, NoClip) else "on_policy"
 
@@ -225,7 +175,7 @@ class PublishedObjective(BaseObjective):
         return self.kl_in == "loss" and largest(self.kl_coef) > 0
 
     @property
-    def claim(self) -> Claim:
+    def exact(self) -> Claim:
         """Exact on policy at most, since the ratio is clipped; with a penalty only where its estimator has the
         divergence's gradient."""
         if largest(self.kl_coef) == 0:
@@ -379,8 +329,32 @@ class ReinforcePlusPlusBaseline(ClippedPublishedObjective):
     k2 on policy, k1 and k3 with kl_weighted; in the reward: k1."""
 
 
+class _OrPackaged:
+    """Has a union of objectives take those of installed packages as well, by their `type`."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        ours = {
+            name: handler.generate_schema(kind)
+            for kind in members(source)
+            for name in literal_of(kind.model_fields["type"])
+        }
+
+        def read(value: Any, ours: Callable[[Any], Any]) -> Any:
+            named = value.get("type") if isinstance(value, Mapping) else None
+            is_ours = not isinstance(named, str) or named in known or not is_offered(PackagedObjective, named)
+            if isinstance(value, PackagedObjective) or is_ours:
+                return value if isinstance(value, PackagedObjective) else ours(value)
+            return find_variant(PackagedObjective, named).model_validate(value)
+
+        known = set(ours)
+        by_own_fields = core_schema.simple_ser_schema("any")
+        union = core_schema.tagged_union_schema(ours, "type")
+        return core_schema.no_info_wrap_validator_function(read, union, serialization=by_own_fields)
+
+
 Objective = Annotated[
     RegularizedObjective
+    | FormulaObjective
     | Ppo
     | Grpo
     | Dapo
@@ -389,6 +363,7 @@ Objective = Annotated[
     | Cispo
     | Rloo
     | ReinforcePlusPlus
-    | ReinforcePlusPlusBaseline,
-    Field(discriminator="type"),
+    | ReinforcePlusPlusBaseline
+    | PackagedObjective,
+    _OrPackaged(),
 ]

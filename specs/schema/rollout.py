@@ -543,7 +543,7 @@ class VllmRollout(SamplerSection):
 
     def logprob_tolerance(self, *, exact: bool) -> float:
         """The spec's, or that of the arithmetic: bfloat16 moves the logprobs of random models with logits as far apart
-        as trained ones have them by 0.01 to 0.06 in the mean (benchmarks/merged_adapters.py), and each side rounds."""
+        as trained ones have them by 0.01 to 0.06 in the mean (decision 31), and each side rounds."""
         return self.sentinel_tolerance or (0.05 if exact else 0.2)
 
 

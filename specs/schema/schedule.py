@@ -20,10 +20,26 @@ SCHEDULABLE = (
     "objective.kl_coef",
     "objective.clip.low",
     "objective.clip.high",
+    "objective.parameters.NAME",
     "reference.update.every_steps",
     "training.optimizer.learning_rate",
 )
-"""Fields that take a schedule. Their value at a step acts on that step and no earlier one."""
+"""Fields that take a schedule; NAME: any key. Their value at a step acts on that step and no earlier one."""
+
+
+def schedulable_field(path: str) -> str:
+    """Returns the field that takes a schedule and that a path leads to or into; empty if there is none.
+
+    Example:
+        >>> schedulable_field("objective.clip.low.schedule.0.1"), schedulable_field("objective.parameters.beta")
+        ('objective.clip.low', 'objective.parameters.beta')
+    """
+    parts = path.split(".")
+    for field in SCHEDULABLE:
+        own = field.split(".")
+        if len(parts) >= len(own) and all(name in ("NAME", part) for name, part in zip(own, parts, strict=False)):
+            return ".".join(parts[: len(own)])
+    return ""
 
 
 class ValueSchedule(Spec):
@@ -137,6 +153,11 @@ def largest(value: float | ValueSchedule) -> float:
     return max(point for _, point in value.schedule) if isinstance(value, ValueSchedule) else value
 
 
+def smallest(value: float | ValueSchedule) -> float:
+    """The smallest value that a field ever has."""
+    return min(point for _, point in value.schedule) if isinstance(value, ValueSchedule) else value
+
+
 def constant(value: float | ValueSchedule) -> float:
     """The number of a field whose section has gone through `at_step`.
 
@@ -160,6 +181,10 @@ def at_step(section: Section, step: int) -> Section:
             changed[name] = value.at(step)
         elif isinstance(value, Spec) and (inner := at_step(value, step)) is not value:
             changed[name] = inner
+        elif isinstance(value, dict) and any(isinstance(item, ValueSchedule) for item in value.values()):
+            changed[name] = {
+                key: item.at(step) if isinstance(item, ValueSchedule) else item for key, item in value.items()
+            }
     return section.model_copy(update=changed) if changed else section
 
 
@@ -171,3 +196,5 @@ def schedules_in(section: Spec) -> Iterator[tuple[tuple[str, ...], ValueSchedule
             yield (name,), value
         elif isinstance(value, Spec):
             yield from (((name, *path), schedule) for path, schedule in schedules_in(value))
+        elif isinstance(value, dict):
+            yield from (((name, key), item) for key, item in value.items() if isinstance(item, ValueSchedule))

@@ -162,23 +162,15 @@ class Constraint(Spec):
 class SearchSampler(Spec):
     """Proposes the values of the next trial."""
 
-    type: Literal["auto", "noisy_gp", "tpe", "gp", "cma", "nsga2", "qmc", "random", "grid", "population"] = "auto"
+    type: Literal["auto", "noisy_gp", "tpe", "gp", "cma", "nsga2", "qmc", "random", "grid"] = "auto"
     """auto: noisy_gp for up to 20 parameters, else tpe; noisy_gp: a Gaussian process that knows how noisy values are,
     and learns from all rungs; tpe: tree-structured Parzen estimator; gp: Gaussian process of finished trials;
     cma: CMA-ES, numbers only; nsga2: genetic, for several goals; qmc: a low-discrepancy sequence; random: independent
-    draws; grid: every combination once; population: members that train side by side, of which the worst take over
-    better ones' checkpoints and values, so that a schedule is found."""
+    draws; grid: every combination once."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Seed of the sampler: the same one proposes the same values after the same results."""
     startup_trials: int = Field(8, ge=1)
     """Trials before auto, noisy_gp, tpe, gp or cma starts to model: spread evenly by noisy_gp, else random."""
-    members: int = Field(8, ge=2)
-    """Members of a population, which train side by side, beside the baseline."""
-    exploit_every: int = Field(0, ge=0)
-    """Steps between two comparisons of a population's members, at each of which the worst quarter, at least one, takes
-    over from the best. A population needs it."""
-    perturb: float = Field(1.25, gt=1)
-    """Factor by which a population multiplies or divides a value that is taken over, within its range."""
 
 
 def _rising(rungs: tuple[int, ...]) -> tuple[int, ...]:

@@ -19,8 +19,7 @@ CREATE VIEW metrics AS SELECT * EXCLUDE (attempt) FROM recorded.metrics;
 
 CREATE VIEW rollouts AS SELECT * EXCLUDE (attempt) FROM recorded.rollouts;
 
--- Records from before there were given tokens lack the column: all of theirs were sampled.
-CREATE VIEW tokens AS SELECT * EXCLUDE (attempt) REPLACE (coalesce(sampled, true) AS sampled) FROM recorded.tokens;
+CREATE VIEW tokens AS SELECT * EXCLUDE (attempt) FROM recorded.tokens;
 
 CREATE VIEW checkpoints AS
 SELECT r.* EXCLUDE (attempt)
@@ -189,7 +188,7 @@ ORDER BY runs.experiment, runs.name;
 -- best first. Runs are seeds of one setting where their resolved specs differ in the seed alone.
 --   rank: 1 is the best of its set and measure
 --   cell: the matrix cell, or what a study's trial varies: path in the spec -> value
---   setting: digest of the resolved spec without its seed, see runs; NULL: runs of earlier versions, told apart by their cell
+--   setting: digest of what the run is made from without its seed, see runs
 --   dataset: name of the evaluation set
 --   metric: mean@k, pass@k, maj@k or score@k
 --   value: mean over the seeds: a share, 0 to 1; of score@k in the reward's own units
@@ -257,7 +256,7 @@ ORDER BY runs.experiment, run, e.run_id, e.dataset, e.step;
 -- One row per experiment, setting and set: accuracy at the last evaluated step of training and at the best one, means over the seeds
 -- of finished runs, as papers' tables have them. The best is chosen by each run on the set itself: it is optimistic.
 --   cell: the matrix cell, or what a study's trial varies: path in the spec -> value
---   setting: digest of the resolved spec without its seed, see runs; NULL: runs of earlier versions, told apart by their cell
+--   setting: digest of what the run is made from without its seed, see runs
 --   dataset: name of the evaluation set
 --   metric: mean@k: share of right answers among k responses; score@k: mean score of k responses, of a graded reward
 --   last: accuracy, or score, at the last evaluated step

@@ -4,16 +4,11 @@ import importlib
 import os
 import tempfile
 
-from pipelines.running.fork_imports import TRAINING
-
 _OURS = (
-    "pipelines.cli.execute",
+    "pipelines.jobs.execute",
     "pipelines.prefect_flows.parallel",
     "pipelines.prefect_server.api_process",
-    "rpg.data.staging",
     "reasoning_gym",
-    "rpg.evaluation.stage",
-    "rpg.preflight",
     "specs.loader",
 )
 """None imports DuckDB, which has a thread that no fork would have."""
@@ -28,5 +23,5 @@ with tempfile.TemporaryDirectory() as _home:
     for _name in _there:
         del os.environ[_name]
 tempfile.tempdir = None
-for _name in (*_OURS, *TRAINING):
+for _name in _OURS:
     importlib.import_module(_name)

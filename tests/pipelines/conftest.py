@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from live import SPEC, Lab, copy_prefect_database
-from server_profile import IS_INSTALLED, ServerLab, server_profile
+from server_profile import BACKENDS, ServerLab, server_profile
 
 from pipelines.home.home import Home
+from tests.needs import skip_without
 
 
 @pytest.fixture(scope="session")
@@ -72,8 +73,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 @pytest.fixture(scope="module")
 def server_lab() -> Iterator[ServerLab]:
     """A home whose server profile is up, with one worker. Its first run makes what several runs share."""
-    if not IS_INSTALLED:
-        pytest.skip("PostgreSQL or Redis is not installed")
+    skip_without(*BACKENDS)
     with server_profile() as lab:
         yield lab
 

@@ -4,7 +4,7 @@
 
 To import Prefect, torch and transformers takes longer than a tiny run does. A command of the tests is otherwise what it
 is everywhere: it has a session, an environment and signal handlers of its own, and begins processes of its own. Two
-things it finds there already: Prefect, of which it reads the settings anew, and a process from which its stages are
+things it finds there already: Prefect, of which it reads the settings anew, and the server from which its stages are
 forked (`pipelines.processes.forking`), which is a fork as well.
 """
 
@@ -14,12 +14,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from multiprocessing import forkserver, util
 from pathlib import Path
-from typing import Any
 
-from pipelines.processes import fork_server, forking
-from pipelines.processes.own_fork import OwnFork
+from pipelines.processes import fork_server
 from specs.machine.parent import die_with_parent
 from tests.forks import READ_LATE, ROOM
 
@@ -42,12 +40,12 @@ def main() -> None:
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         signal.signal(number, signal.SIG_IGN if number in asked["ignored"] else usual)
     _use_prefect()
-    if _keep_server():
-        fork_server.show_as(" ".join(["rpg", *asked["words"]]))
-        sys.argv = ["-c", *asked["words"]]
-        from pipelines.cli import main as rpg
+    _keep_server()
+    fork_server.show_as(" ".join(["rpg", *asked["words"]]))
+    sys.argv = ["-c", *asked["words"]]
+    from pipelines.cli import main as rpg
 
-        rpg()
+    rpg()
 
 
 def _show_home(home: str) -> None:
@@ -84,45 +82,44 @@ def _use_prefect() -> None:
     api._import_prefect = read_settings
 
 
-def _keep_server() -> bool:
-    """Forks the process from which stages are forked, and has it taken where one would be started. Returns False in
-    a fork of that process, once it has run its program."""
+def _keep_server() -> None:
+    """Forks the server from which stages are forked, and has it taken where one would be started."""
     environment = dict(os.environ)
     channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     if (pid := os.fork()) == 0:
         channel.close()
         _serve(parent, theirs)
-        return False
     theirs.close()
-    begin_anew = forking._begin
-    kept = [OwnFork(pid)]
+    begin_anew, kept = util.spawnv_passfds, [pid]
 
-    def begin(asked_through: socket.socket, wanted: Mapping[str, str]) -> Any:
-        differing = {name for name, _ in wanted.items() ^ environment.items()}
-        if not kept or kept[0].poll() is not None or not all(name.startswith(READ_LATE) for name in differing):
-            return begin_anew(asked_through, wanted)
-        socket.send_fds(channel, [json.dumps(dict(wanted)).encode()], [asked_through.fileno()])
+    def begin(path: str, arguments: list[str], descriptors: list[int]) -> int:
+        differing = {name for name, _ in os.environ.items() ^ environment.items()}
+        fits = all(name.startswith(READ_LATE) for name in differing)
+        if not kept or "forkserver" not in arguments[-1] or not fits:
+            return int(begin_anew(path, arguments, descriptors))
+        socket.send_fds(channel, [json.dumps(dict(os.environ)).encode()], descriptors)
         return kept.pop()
 
-    forking._begin = begin
-    return True
+    util.spawnv_passfds = begin
 
 
 def _serve(parent: int, theirs: socket.socket) -> None:
-    os.setsid()
+    """Serves as the server of the tests does, once it is asked to."""
     die_with_parent(parent)
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
-    message, descriptors, _, _ = socket.recv_fds(theirs, _LONGEST, 1)
-    if not message:
-        os._exit(0)
-    os.dup2(descriptors[0], 0)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    os.environ.clear()
-    os.environ.update(json.loads(message) | {"PYTHONUNBUFFERED": "1", "DS_ACCELERATOR": "cpu"})
-    fork_server.main()
+    message, descriptors, _, _ = socket.recv_fds(theirs, _LONGEST, 2)
+    if message:
+        os.environ.clear()
+        os.environ.update(json.loads(message))
+        fork_server._began_with.clear()
+        fork_server.prepare(())
+        signal.signal(signal.SIGINT, usual)
+        forkserver.main(*descriptors, [])
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pipelines.home.home import Home
 from specs.machine.files import read_json
 from specs.machine.liveness import FINAL
 from storage import Store
-from tests.forks import COMMAND_IMPORTS, Fork, fork
+from tests.forks import Fork, fork
 
 COMMAND = "from pipelines.cli import main; main()"
 """The command line, as a program for `python -c`."""
@@ -110,7 +110,7 @@ class Lab:
         with request:
             json.dump({**asked, "words": words}, request)
         program = ["tests.pipelines.forked_command", request.name]
-        forked = fork(program, COMMAND_IMPORTS, output, environment)
+        forked = fork(program, output, environment)
         if forked is None:
             os.unlink(request.name)
             return None
@@ -181,12 +181,14 @@ class Lab:
         return int(read_json(self.home.run(run_id) / "progress.json").get("step", 0))
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that lives and was started for this home."""
+        """Everything that lives and was started for this home, but for the tracker of resources of `multiprocessing`,
+        which ends a moment after its command."""
         processes = []
         for process in psutil.process_iter():
             try:
                 ours = process.environ().get("RPG_HOME") == str(self.root)
-                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                is_tracker = "multiprocessing.resource_tracker" in str(process.cmdline())
+                if ours and not is_tracker and process.status() != psutil.STATUS_ZOMBIE:
                     processes.append(process)
             except (psutil.Error, OSError):
                 continue

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from waiting import wait_for
 
+from tests.needs import skip_without
+
 BINARIES = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None)
 """Where Debian keeps the newest one; None: it is not installed."""
 
@@ -22,6 +24,7 @@ class Postgres:
     """One cluster in a directory of its own."""
 
     def __init__(self, directory: Path) -> None:
+        skip_without("postgresql")
         assert BINARIES is not None
         self.directory = directory
         self.port = _free_port()

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ssh_hosts import SshHost, SshHosts
-from ssh_hosts import missing as missing_hosts
+from network_hosts import NetworkHost, NetworkHosts
+from network_hosts import missing as missing_hosts
 
 _PORT = 6379
 _RAY = Path(sys.executable).with_name("ray")
@@ -28,9 +28,10 @@ class RayCluster:
     """The nodes: the first has Ray's head, and is where commands are run."""
 
     def __init__(self, directory: Path) -> None:
-        self._hosts = SshHosts(directory)
+        self._hosts = NetworkHosts()
         # Names of sockets may be a hundred letters long.
         self._scratch = Path(f"/tmp/rpg-ray-{os.getpid()}")
+        directory.mkdir(parents=True)
         self._log = directory / "ray.log"
         self.raylets: list[subprocess.Popen[bytes]] = []
         try:
@@ -42,7 +43,7 @@ class RayCluster:
             raise
 
     @property
-    def hosts(self) -> list[SshHost]:
+    def hosts(self) -> list[NetworkHost]:
         """The machines."""
         return self._hosts.hosts
 

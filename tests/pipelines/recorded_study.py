@@ -129,7 +129,9 @@ def arm(number: int, values: Sequence[float | None], seeds: Sequence[int] = rang
 
 def confirmation(*arms: Mapping[str, Any], dataset: str = "two-terms") -> dict[str, Any]:
     """Confirmation of these arms."""
-    return {"dataset": dataset, "seeds": [unit["seed"] for unit in arms[0]["units"]], "arms": list(arms)}
+    seeds = [unit["seed"] for unit in arms[0]["units"]]
+    look = {"looks": [], "most": len(seeds), "share": 0, "decided": True}
+    return {"dataset": dataset, "seeds": seeds, "arms": list(arms), **look}
 
 
 def record(home: Home, data: Mapping[str, Any]) -> str:

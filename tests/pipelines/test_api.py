@@ -8,10 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from documentation import blocks
 from live import SPEC, Lab
+from PIL import Image
 from places import ROOT
 from ruamel.yaml import YAML
 
@@ -144,25 +146,33 @@ def test_a_metric_that_never_changes_has_a_figure_too(root: Path, spec: dict[str
 
 
 def test_a_figure_is_written_at_a_papers_widths(tmp_path: Path) -> None:
-    from pipelines.report.charts import Chart, Line
-    from pipelines.report.figures import Figure, palette, save_figures
+    from pipelines.report.charts import light_colors, line, line_chart
+    from pipelines.report.figures import save_figures
 
-    chart = Chart(
-        "reward/mean", "Mean reward", [Line([(1, 0.1), (2, 0.4)], label="a"), Line([(1, 0.2)], label="b", color=1)]
-    )
-    names = [path.name for path in save_figures([Figure(chart)], tmp_path / "figures")]
+    lines = [line([(1, 0.1), (2, 0.4)], label="first <a>"), line([(1, 0.2)], label="second", color=1)]
+    chart = line_chart(lines, title="Mean & reward", name="reward/mean")
+    assert chart is not None
+    names = [path.name for path in save_figures([chart], tmp_path / "figures")]
     drawn = [f"reward-mean{wide}.{kind}" for wide in ("", "-wide") for kind in ("svg", "pdf", "png")]
     assert names == [*drawn, "reward-mean.csv"]
     assert (tmp_path / "figures" / names[-1]).read_text().splitlines() == [
         "line,step,value",
-        *("a,1.0,0.1", "a,2.0,0.4", "b,1.0,0.2"),
+        *("first <a>,1.0,0.1", "first <a>,2.0,0.4", "second,1.0,0.2"),
     ]
     svg = (tmp_path / "figures" / "reward-mean.svg").read_text()
-    assert 'width="234pt"' in svg  # 3.25 inches
-    assert palette()[1] in svg
-    assert (tmp_path / "figures" / "reward-mean.pdf").read_bytes()[:4] == b"%PDF"
+    root = ElementTree.fromstring(svg)
+    assert (root.get("width"), root.get("aria-label")) == ("312", "Mean & reward"), "3.25 inches"
+    written = {each.text for each in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"Mean & reward", "step", "first <a>", "second"} <= written
+    assert light_colors()["--c1"] in svg
+    assert "var(" not in svg
+    pdf = (tmp_path / "figures" / "reward-mean.pdf").read_bytes()
+    assert re.search(rb"MediaBox \[0 0 23[34]", pdf)
+    assert b"/Type3" not in pdf, "publishers refuse such fonts"
+    with Image.open(tmp_path / "figures" / "reward-mean.png") as image:
+        assert image.width == pytest.approx(3.25 * 300, abs=2)
     with pytest.raises(ValueError, match=r"a figure is saved as \.svg, \.pdf, \.png, not as 'a\.gif'"):
-        Figure(chart).save(tmp_path / "a.gif")
+        chart.save(tmp_path / "a.gif")
 
 
 LONGEST = 5
@@ -210,7 +220,7 @@ def test_a_functions_file_needs_nothing_of_the_program_around_it() -> None:
 
 
 def test_importing_the_door_is_light() -> None:
-    heavy = "torch prefect duckdb optuna transformers pandas matplotlib"
+    heavy = "torch prefect duckdb optuna transformers pandas matplotlib vl_convert"
     program = f"import sys; import pipelines; assert not set('{heavy}'.split()) & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
     program = f"import sys; from pipelines import load; assert not set('{heavy}'.split()) & sys.modules.keys()"

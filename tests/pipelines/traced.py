@@ -3,17 +3,17 @@
 import os
 import pwd
 import re
-import shutil
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from as_users import Shared, as_user
 from live import COMMAND
 from places import ROOT
+
+from tests.needs import skip_without
 
 _CALLS = (
     *("open", "openat", "openat2", "creat", "mkdir", "mkdirat", "rename", "renameat", "renameat2", "link", "linkat"),
@@ -41,8 +41,7 @@ class Traced:
     """An ordinary user's commands, under strace."""
 
     def __init__(self, machine: Shared) -> None:
-        if not shutil.which("strace"):
-            pytest.skip("strace is not installed")
+        skip_without("strace")
         self.machine = machine
         self.home = machine.home / "rpg"
         self._user = pwd.getpwnam(machine.user)

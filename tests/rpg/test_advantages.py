@@ -103,6 +103,12 @@ def test_whitening_leaves_mean_zero_and_variance_one() -> None:
     assert whitened(torch.tensor([2.0])).tolist() == [0]
 
 
+def test_whitening_leaves_values_that_are_equal_on_paper_without_advantage() -> None:
+    assert whitened(torch.full((3,), 0.7, dtype=torch.float64)).tolist() == [0, 0, 0]
+    assert not whitened(torch.tensor([0.1 + 0.2, 0.3, 0.3, 0.1 + 0.2], dtype=torch.float64)).any()
+    assert whitened(torch.tensor([20_000_000.0, 20_000_001.0], dtype=torch.float64)).all()
+
+
 def test_whitening_counts_a_long_response_more() -> None:
     found = token_advantages(
         objective({"type": "ppo"}),

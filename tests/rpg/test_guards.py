@@ -12,7 +12,7 @@ from waiting import wait_for
 
 from rpg.guards import Guards
 from specs.metrics import METRICS
-from specs.schema.guard import Guard
+from specs.schema.training import Guard
 from tests.rpg.tiny_run import finish, make_run, rows, start, train
 
 WITHIN = dict.fromkeys((metric.name for metric in METRICS if metric.guardable), 0.5)

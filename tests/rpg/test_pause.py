@@ -121,7 +121,7 @@ def test_a_run_that_pauses_twice_and_goes_on_is_the_uninterrupted_one(
     run_dir = new_run(inputs, tmp_path / "run", **CHANGES)
     train_until(run_dir, 4)
     noted = json.loads((run_dir / "evaluated.json").read_text())
-    assert (noted["evaluation"], noted["steps"], *noted["accuracies"]) == ("e" * 64, [4], "4")
+    assert (noted["evaluation"], *noted["accuracies"]) == ("e" * 64, "4")
     assert not (run_dir / "train.json").exists()
     train_until(run_dir, 5)
     train_until(run_dir, 0)
@@ -183,7 +183,7 @@ def test_set_back_a_run_evaluates_later_steps_again(inputs: Path, tmp_path: Path
     attempts = [json.loads(path.read_text()) for path in sorted((run_dir / "attempts").glob("*.json"))]
     assert [attempt["resumed_from_step"] for attempt in attempts] == [0, 3]
     assert evaluated(run_dir) == dict.fromkeys((2, 4, 6), 5 * SAMPLES), "it was at step 7 before, evaluated"
-    assert json.loads((run_dir / "evaluated.json").read_text())["steps"] == [2, 4, 6]
+    assert json.loads((run_dir / "evaluated.json").read_text())["accuracies"].keys() == {"2", "4", "6"}
     assert_trained_alike(run_dir, straight)
 
 

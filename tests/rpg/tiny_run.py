@@ -14,7 +14,6 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.running.fork_imports import TRAINING
 from specs.machine.launch import KEY, new_key
 from specs.schema.experiment import Experiment
 from tests.forks import Fork, fork
@@ -48,7 +47,6 @@ SPEC: dict[str, Any] = {
 
 FORKED = ("rpg.train", "rpg.stage", *(f"tests.rpg.{each}_worker" for each in ("learner", "layout", "shares", "train")))
 """Programs that may be forks. None of them reads the environment while it is imported."""
-IMPORTS = ("specs.document", *TRAINING, "rpg.evaluation.stage")
 READ_LATE = {KEY, "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_SIZE"}
 """Environment variables that nothing reads while it is imported."""
 STEADY = {"learning_rate": 0.01, "epsilon": 1e-6}
@@ -125,7 +123,7 @@ def start(command: list[str], environment: dict[str, str] | None = None) -> "sub
     if python == sys.executable and program[0] in FORKED and own.keys() <= READ_LATE:
         shared = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
         output = tempfile.TemporaryFile()  # noqa: SIM115 (it is read when the fork has ended)
-        forked = fork(program, IMPORTS, output, {**shared, "OMP_NUM_THREADS": "1"}, late=own)
+        forked = fork(program, output, {**shared, "OMP_NUM_THREADS": "1"}, late=own)
         if forked is not None:
             return Fork(forked, output)
         output.close()

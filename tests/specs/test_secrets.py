@@ -23,7 +23,7 @@ from specs.secrets import (
 )
 
 CANARY = "canary-7f3b9a20c4"
-LAUNCHER = "launcher: {{type: ssh, hosts: [{{host: a}}], environment: {{{0}}}}}\n"
+LAUNCHER = "launcher: {{type: ray, environment: {{{0}}}}}\n"
 
 
 @pytest.fixture(autouse=True)

@@ -56,11 +56,24 @@ class RecordedRun:
         """Replaces state.json."""
         write_json(self.path / "state.json", self.state)
 
-    def plan(self, seed: int, trained_with: dict[str, Any]) -> None:
-        """The plan that the run was last executed by. `trained_with`: fields of its spec beside the seed."""
-        stages = {
-            "train": {"identity": {**trained_with, "seeds.0": seed}, "inputs": {"data": "d" * 64, "base": "b" * 64}},
-            "evaluate": {"identity": {"evaluation.seed": 0}, "inputs": {"data": "d" * 64, "train": f"{seed:064}"}},
+    def plan(self, seed: int, trained_with: dict[str, Any], *, results: int = 1) -> None:
+        """The plan that the run was last executed by.
+
+        Args:
+            trained_with: fields of its spec beside the seed.
+            results: the results number of training.
+        """
+        stages: dict[str, dict[str, Any]] = {
+            "train": {
+                "results": results,
+                "identity": {**trained_with, "seeds.0": seed},
+                "inputs": {"data": "d" * 64, "base": "b" * 64},
+            },
+            "evaluate": {
+                "results": 1,
+                "identity": {"evaluation.seed": 0},
+                "inputs": {"data": "d" * 64, "train": f"{seed:064}"},
+            },
         }
         write_json(self.path / "plan.json", {"run_id": self.run_id, "seed": seed, "values": {}, "stages": stages})
         self.save()

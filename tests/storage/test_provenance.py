@@ -72,10 +72,20 @@ def test_each_value_stands_with_its_origin_and_each_attempt_with_what_it_ran_on(
     assert of("environment") == [("OMP_NUM_THREADS", "1", *[None] * 3, 2)]
 
 
-def test_a_run_of_an_earlier_version_has_the_rows_that_its_documents_give(tmp_path: Path) -> None:
-    run = RecordedRun(tmp_path, "old-s0")
-    run.start(1)
-    assert provenance_rows(tmp_path, run.path) == []
+@pytest.mark.parametrize(
+    ("claims", "rows"), [(["never"], ["none"]), (["always", "on_policy"], ["always", "on_policy"])]
+)
+def test_what_the_certificate_claims_is_among_the_rows(claims: list[str], rows: list[str], tmp_path: Path) -> None:
+    run = record(tmp_path)
+    of_policies = [{"policy": policy, "reference": "apart"} for policy in ("on_policy", "off_policy")]
+    figures = {"error": 0.0, "cosine": 1.0, "variance": 1.0, "divergence_error": {}, "divergence_gradient_of": ""}
+    shared = {"claimed": "expected reward", "holds": True, "tolerance": 1e-10, "num_cases": 96}
+    shared["findings"] = [each | figures for each in of_policies]
+    certificates = [{"claim": claim, **shared} for claim in claims]
+    steps = {"steps": {str(step): each for step, each in enumerate(certificates, 1)}}
+    write_json(run.path / "certificate.json", steps if len(claims) > 1 else certificates[0])
+    found = [row["value"] for row in provenance_rows(tmp_path, run.path) if row["name"] == "claim"]
+    assert found == rows
 
 
 @pytest.mark.parametrize("content", ["", "[]", "null", '{"origins": null}', '{"packages": null, "code": null}'])

@@ -162,12 +162,12 @@ def test_the_leaderboard_ranks_cells_by_the_mean_over_seeds(home: Path) -> None:
     assert rows == [(1, "other", 0.85, 2, ["other-1", "other-2"]), (2, "sums", 0.7, 1, ["sums-1"])]
 
 
-@pytest.mark.parametrize("path", ["training.steps", "objective.clip.low"])
-def test_runs_whose_specs_differ_in_more_than_the_seed_are_no_seeds_of_one_setting(tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize("path", ["training.steps", "objective.clip.low", "code"])
+def test_runs_that_differ_in_more_than_the_seed_are_no_seeds_of_one_setting(tmp_path: Path, path: str) -> None:
     for seed, given, accuracy in ((0, 10, 0.5), (1, 10, 0.7), (2, 20, 0.9)):
         run = RecordedRun(tmp_path, f"sums-{seed}", seed=seed)
         run.evaluate(accuracy=accuracy)
-        run.plan(seed, {path: given})
+        run.plan(seed, {}, results=given) if path == "code" else run.plan(seed, {path: given})
     rows = Store.open(tmp_path).query("select rank, round(value, 6), run_ids, setting from leaderboard").rows
     assert [row[:3] for row in rows] == [(1, 0.9, ["sums-2"]), (2, 0.6, ["sums-0", "sums-1"])]
     assert None not in {row[3] for row in rows}

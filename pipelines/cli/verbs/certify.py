@@ -18,11 +18,16 @@ def certify(
         Path | None, typer.Argument(help="An experiment spec; without one, every objective there is.")
     ] = None,
     overrides: Overrides = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Write a page with each weight over the ratio, for A of 1 and of -1."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Hold the gradient of every objective (or of the spec's) against the exact one, by enumeration.
 
-    Exit code 1 where an objective that claims to be exact is not.
+    Beside a formula stand the built-in objectives that claim the same, with their bias and variance. Exit code 1 where
+    an objective that claims to be exact is not, 2 where that is a formula.
     """
     if file is None and overrides:
         raise typer.BadParameter("it overrides a field of a spec: name the file", param_hint="--set")
@@ -33,10 +38,11 @@ def certify(
     before_torch()
     import torch
 
-    from pipelines.cli.certificate_table import by_step, catalogue_table
+    from pipelines.cli.certificate_table import by_step, catalogue_table, weight_page
+    from pipelines.cli.output import write_bytes
 
     torch.set_num_threads(1)  # tensors of some kilobytes: threads would wait for each other longer than they work
-    headings = _catalogue() if file is None else {str(file): _of_spec(file, overrides or [])}
+    headings = _catalogue() if file is None else _of_spec(file, overrides or [])
     certificates = {
         heading: [row for name, by_steps in items for row in by_step(name, by_steps)]
         for heading, items in headings.items()
@@ -46,8 +52,10 @@ def certify(
         print(json.dumps([certificate.as_json() for certificate in everything], indent=2))
     else:
         print(catalogue_table(certificates))
+    if plot:
+        write_bytes(weight_page(str(file or "every objective"), certificates).encode(), plot)
     if not all(certificate.holds for certificate in everything):
-        raise typer.Exit(1)
+        raise typer.Exit(2 if any(each.objective["type"] == "formula" and not each.holds for each in everything) else 1)
 
 
 def _catalogue() -> "dict[str, list[Named]]":
@@ -63,27 +71,40 @@ def _catalogue() -> "dict[str, list[Named]]":
     }
 
 
-def _of_spec(file: Path, overrides: list[str]) -> "list[Named]":
-    """The certificates of a spec's runs, each once, by the name of the first cell that has it."""
+def _of_spec(file: Path, overrides: list[str]) -> "dict[str, list[Named]]":
+    """Heading -> certificates: those of a spec's runs, each once, by the name of the first cell that has it; then of
+    the built-in objectives that claim what its formulas do."""
     import json
 
     from pipelines.report.evidence import cell_labels
-    from rpg.certificate.catalogue import label
-    from rpg.certificate.certificate import certify_experiment, turns_of
+    from rpg.certificate.catalogue import alike, label
+    from rpg.certificate.certificate import certify_experiment, certify_over_training, turns_of
     from rpg.certificate.coverage import not_covered
+    from rpg.certificate.finite import refused
     from specs.document import expand
+    from specs.errors import SpecError
     from specs.loader import load_document
+    from specs.schema.objective import FormulaObjective
 
-    cells = expand(load_document(file, overrides))
+    document = load_document(file, overrides)
+    cells = expand(document)
     left = [not_covered(cell.experiment) for cell in cells]
     varied = [
         {path: value for path, value in cell.values.items() if path.startswith(("objective", *left_out))}
         for cell, left_out in zip(cells, left, strict=True)
     ]
     named: dict[tuple[str, str, str], Named] = {}
+    beside: dict[str, Named] = {}
     for cell, left_out, short in zip(cells, left, cell_labels(varied), strict=True):
-        objective = cell.experiment.objective
-        key = objective.model_dump_json(), turns_of(cell.experiment), json.dumps(left_out, sort_keys=True)
-        if key not in named:
-            named[key] = cell.label or short or label(objective), certify_experiment(cell.experiment)
-    return list(named.values())
+        objective, turns = cell.experiment.objective, turns_of(cell.experiment)
+        key = objective.model_dump_json(), turns, json.dumps(left_out, sort_keys=True)
+        if key in named:
+            continue
+        if issue := refused(objective):
+            raise SpecError(document.locate(issue, cell.values))
+        named[key] = cell.label or short or label(objective), certify_experiment(cell.experiment)
+        if isinstance(objective, FormulaObjective):
+            for name, other in alike(objective):
+                beside.setdefault(name, (name, certify_over_training(other, turns)))
+    built_in = {"Built-in objectives that claim the same": list(beside.values())} if beside else {}
+    return {str(file): list(named.values()), **built_in}

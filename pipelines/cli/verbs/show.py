@@ -30,7 +30,6 @@ def show(
     With --all also its spec, stages, metrics, evaluations, certificate and files. With --sample what the policy was
     asked and said, turn by turn.
     """
-    import sys
 
     from pipelines.cli.output import print_json, print_rows
     from pipelines.cli.reading import reading
@@ -58,8 +57,6 @@ def show(
             columns = COLUMNS if as_json else COLUMNS[1:]
             cells = [[row.get(name, None if as_json else "") for name in columns] for row in rows]
             print_rows(columns, cells, as_json=as_json)
-            if not any(row["kind"] == "spec" for row in rows):
-                print(f"{run_id} was frozen by an earlier version, which noted no origins", file=sys.stderr)
             return
         described = describe_run(record.home, run_id)
     if as_json:

@@ -30,9 +30,9 @@ def run(
     """Runs the trials that are still wanted, then those that confirm; called again, goes on where it stopped.
 
     Called in several shells, they share the work."""
-    from pipelines.cli.execute import run_study_here
     from pipelines.cli.output import print_json
     from pipelines.home.home import Home
+    from pipelines.jobs.execute import run_study_here
     from pipelines.studies.trials import StudyInterruptedError
     from specs.loader import load_study_document
 
@@ -69,26 +69,12 @@ def submit(
     profile: Profile = "",
 ) -> None:
     """Hands the frozen study to the Prefect server of --profile, or the one `rpg up` started, and prints its links."""
-    from pipelines.cli.preflight import refuse_what_a_stage_would
     from pipelines.home.home import Home
-    from pipelines.planning.plan import make_plan
-    from pipelines.prefect_server.client import api_url
-    from pipelines.studies.flow import submit_study
+    from pipelines.jobs.submit import submit_study
     from specs.loader import load_study_document
 
     document, home = load_study_document(file, overrides or ()), Home.from_environment()
-    api_url(home, profile)  # before the look at the data, which takes long
-    refuse_what_a_stage_would(document.experiment, make_plan(document.experiment, home).runs, None)
-    workers = parallel or document.study.parallel
-    links = submit_study(
-        document,
-        home,
-        profile,
-        workers=workers,
-        pool=pool,
-        say=lambda note: typer.echo(note, err=True),
-    )
-    for link in links:
+    for link in submit_study(document, home, profile, workers=parallel, pool=pool):
         typer.echo(link)
 
 

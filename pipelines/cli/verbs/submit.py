@@ -31,31 +31,19 @@ def submit(
     With --cron the server's workers do so at those times. Only what is left to do then is submitted: something, where a
     file or a model that the spec names has changed, or a run has failed."""
     import json
-    import sys
 
-    from pipelines.cli.preflight import refuse_what_a_stage_would
     from pipelines.home.home import Home
-    from pipelines.planning.plan import make_plan
+    from pipelines.jobs import submit as jobs
     from pipelines.planning.weights import weights_in
-    from pipelines.prefect_flows.submit import submit_document
-    from pipelines.prefect_server.client import api_url
     from specs.loader import load_runs
 
     home = Home.from_environment()
     document = load_runs(file, tuple(overrides or ()), weights_of=weights_in(home))
-    api_url(home, profile)  # before the look at the data, which takes long
-    refuse_what_a_stage_would(document, make_plan(document, home).runs, None)
-
-    def say(note: str) -> None:
-        print(note, file=sys.stderr)
-
     if cron:
-        from pipelines.prefect_flows.schedules import schedule_document
-
-        schedule = schedule_document(document, home, profile, cron, pool=pool, priority=priority, say=say)
+        schedule = jobs.schedule(document, home, profile, cron, pool=pool, priority=priority)
         print(json.dumps(schedule.as_data(), indent=2) if as_json else f"{schedule.experiment}  {schedule.cron}")
         return
-    submitted = submit_document(document, home, profile, pool=pool, priority=priority, say=say)
+    submitted = jobs.submit(document, home, profile, pool=pool, priority=priority)
     if as_json:
         print(json.dumps([entry.as_data() for entry in submitted], indent=2))
         return

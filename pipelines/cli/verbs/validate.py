@@ -34,16 +34,15 @@ def validate(
     import sys
 
     from pipelines.home.home import Home
-    from pipelines.planning.weights import weights_in
+    from pipelines.jobs.load import load
     from specs.errors import SpecError, render
-    from specs.loader import load_any
 
     findings: list[dict[str, Any]] = []
     issues: list[Issue] = []
     warnings: list[Issue] = []
     for file in files:
         try:
-            document = load_any(file, tuple(overrides or ()), weights_of=weights_in(Home.from_environment()))
+            document = load(file, overrides or (), Home.from_environment())
             odd = [*document.warnings, *(_looked_at(document) if deep else ())]
         except SpecError as error:
             issues += error.issues
@@ -69,8 +68,8 @@ def _looked_at(document: Document | StudyDocument) -> list[Issue]:
 
     The runs are planned, so that what this home has made, and such a look has found right, is not looked at again.
     """
-    from pipelines.cli.preflight import examined
     from pipelines.home.home import Home
+    from pipelines.jobs.preflight import examined
     from pipelines.planning.plan import make_plan
     from specs.document import Document
     from specs.errors import SpecError, in_file_order

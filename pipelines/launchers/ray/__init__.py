@@ -1,8 +1,8 @@
 """Ranks on the nodes of a Ray cluster, in one placement group a launch.
 
 `head` runs where `rpg run` does, as a driver of Ray's: it asks for the placement group and has an actor of `carrier` in
-each bundle, which starts the `node` program of `pipelines.launchers.hosts` and carries what it says. Nothing outside
-imports from this folder.
+each bundle, which starts the program `node` and carries what it says: a `connection` to each. Nothing outside imports
+from this folder.
 """
 
 import subprocess

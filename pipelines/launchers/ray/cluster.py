@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 
-from pipelines.launchers.hosts.connection import NODE, PROJECT
-from pipelines.launchers.hosts.node import ADDRESS
+from pipelines.launchers.ray.connection import NODE, PROJECT
+from pipelines.launchers.ray.node import ADDRESS
 from specs.schema.experiment import Experiment
 from specs.schema.launchers import RayLauncher
 

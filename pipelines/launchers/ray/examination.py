@@ -13,7 +13,6 @@ from pathlib import Path
 
 from pipelines.home.home import Home
 from pipelines.launchers import Finding
-from pipelines.launchers.hosts.connection import Connection, await_answers, examine, leave_token
 from pipelines.launchers.ray.cluster import (
     ClusterError,
     RayChannel,
@@ -24,6 +23,7 @@ from pipelines.launchers.ray.cluster import (
     launches,
     on_gpus,
 )
+from pipelines.launchers.ray.connection import Connection, await_answers, examine, leave_token
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
 from specs.schema.launchers import RayLauncher
@@ -76,7 +76,7 @@ def _nodes(ray: object, home: Home, launcher: RayLauncher) -> Iterator[Finding]:
         try:
             await_answers(connections, launcher.connect_seconds)
             for connection in connections:
-                yield examine(connection, "Ray starts no actor there")
+                yield examine(connection)
         finally:
             for connection in connections:
                 connection.close()

@@ -5,12 +5,13 @@ program on the first node of the allocation; it starts `node` on every node, whi
 leave each other files (`job_files`); `queue` asks Slurm. Nothing outside imports from this folder.
 """
 
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.launchers import Finding, LaunchedStage, Launcher, Room, find_program
+from pipelines.launchers import Finding, LaunchedStage, Launcher, Room
 
 if TYPE_CHECKING:
     from pipelines.home.home import Home
@@ -45,7 +46,8 @@ class SlurmRanks:
     def examine(self, home: "Home", experiment: "Experiment | None") -> Iterator[Finding]:
         """Whether Slurm would take the spec's job; without a spec, whether its commands are here."""
         if experiment is None:
-            yield find_program("slurm", "sbatch")
+            path = shutil.which("sbatch")
+            yield Finding("launcher slurm", "ok" if path else "note", path or "no sbatch here")
             return
         from pipelines.launchers.slurm.queue import examine_queue
 

@@ -73,12 +73,10 @@ class SlurmHead:
         else:
             job = read_json(job_file(self._run, self._stage))
             result = {name: job[name] for name in ("fingerprint", "out")}
-        # Jobs of before there were engine nodes say nothing of them, and are for the same work where there are none.
-        unsaid = None if self._launcher.engine_nodes else {"engine_nodes"}
         return {
             **result,
             "ranks": self._spec.training.ranks,
-            "launcher": self._launcher.model_dump(mode="json", exclude=unsaid),
+            "launcher": self._launcher.model_dump(mode="json"),
             "module": JOB_MODULE,
         }
 

@@ -45,8 +45,7 @@ class Job:
         self._restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         self._stretch = f"{self._id}-{self._restarts}"
         self._settings: dict[str, Any] = json.loads(self._files.settings.read_bytes())
-        # A job that an earlier version of this code has queued trains.
-        self._stage: LaunchedStage = self._settings.get("stage", "train")
+        self._stage: LaunchedStage = self._settings["stage"]
         self._srun: subprocess.Popen[bytes] | None = None
         self._stopping = False
         signal.signal(signal.SIGTERM, self._stop)
@@ -77,8 +76,8 @@ class Job:
 
     @property
     def _engines(self) -> list[int]:
-        """How many each node with engines has. A job that an earlier version of this code has queued has none."""
-        engines: list[int] = self._settings.get("engines", [])
+        """How many each node with engines has."""
+        engines: list[int] = self._settings["engines"]
         return engines
 
     def _prepare(self) -> None:

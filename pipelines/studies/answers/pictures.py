@@ -4,14 +4,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
 from pipelines.home.home import Home
-from pipelines.report.charts import Chart, Line, line_chart
-from pipelines.report.dots import Dot, Scale, dot_chart, surface_chart
+from pipelines.report.charts import Chart, Row, line, line_chart
 from pipelines.report.evidence import show
-from pipelines.report.figures import Figure
-from pipelines.report.plots import IntervalChart, Mark, ParallelAxis, bar_chart, for_every_width, parallel_chart
+from pipelines.report.plots import (
+    Mark,
+    ParallelAxis,
+    Scale,
+    bar_chart,
+    dot_chart,
+    interval_chart,
+    mark,
+    parallel_chart,
+    surface_chart,
+)
+from pipelines.report.statistics import Interval
 from pipelines.studies.answers.answer import ArmResult, amount, answer
 from pipelines.studies.answers.importances import Importance
 from pipelines.studies.answers.results import StudyRecord, Trial, last_value, pareto_front
@@ -26,32 +33,28 @@ Searched = Mapping[str, Any]
 """A parameter's range as the record has it."""
 
 
-def confirmation_chart(record: StudyRecord, arms: Sequence[ArmResult]) -> Markup:
-    """The arms' means on fresh seeds with their intervals."""
-    return for_every_width(_confirmation(record, arms))
-
-
-def _confirmation(record: StudyRecord, arms: Sequence[ArmResult]) -> IntervalChart:
+def confirmation_chart(record: StudyRecord, arms: Sequence[ArmResult]) -> Chart | None:
+    """Returns the arms' means on fresh seeds with their intervals; None without an arm."""
     rows = [
         (result.arm.label, [Mark(result.arm.label, result.mean, _BASELINE if result.arm.baseline else 0)])
         for result in arms
     ]
-    assert record.confirmation is not None
-    measure = f"{record.first.metric} on {record.confirmation.dataset}".removesuffix(" on ")
-    return IntervalChart("confirmation", f"{measure} on fresh seeds", rows, record.first.is_share)
+    dataset = record.confirmation.dataset if record.confirmation else ""
+    measure = f"{record.first.metric} on {dataset}".removesuffix(" on ")
+    title = f"{measure} on fresh seeds"
+    return interval_chart(rows, title=title, name="confirmation", share=record.first.is_share)
 
 
-def study_figures(home: Home, record: StudyRecord) -> dict[str, Figure]:
+def study_figures(home: Home, record: StudyRecord) -> dict[str, Chart]:
     """The figures of a study for a paper: each trial's value by its number, and the arms on fresh seeds."""
     values = [(float(trial.number), trial.value) for trial in record.finished]
-    history = Chart("history", f"{record.first.measure} by trial", [Line(values, dots=True)], "trial")
-    figures = {history.name: Figure(history)}
-    if arms := answer(home, record).arms:
-        figures["confirmation"] = Figure(_confirmation(record, arms))
-    return figures
+    title = f"{record.first.measure} by trial"
+    history = line_chart([line(values, dots=True)], title=title, name="history", x_label="trial")
+    arms = confirmation_chart(record, answer(home, record).arms)
+    return {chart.name: chart for chart in (history, arms) if chart}
 
 
-def history_chart(record: StudyRecord, trials: Sequence[Trial]) -> Markup:
+def history_chart(record: StudyRecord, trials: Sequence[Trial]) -> Chart | None:
     """Each trial's value with its interval, and the best so far; pruned trials where they were stopped."""
     goal = record.first
     dots = []
@@ -59,22 +62,12 @@ def history_chart(record: StudyRecord, trials: Sequence[Trial]) -> Markup:
         if trial.last is None or trial.state not in ("finished", "pruned"):
             continue
         stopped = trial.state == "pruned"
-        dots.append(
-            Dot(
-                x=float(trial.number),
-                y=trial.last.value,
-                label=_label(record, trial),
-                low=math.nan if stopped else trial.last.low,
-                high=math.nan if stopped else trial.last.high,
-                shade=0.4 if stopped else 1.0,
-                hollow=stopped or not trial.feasible,
-                color=_PRUNED if stopped else _BASELINE if trial.baseline else 0,
-            )
-        )
+        interval = None if stopped else trial.last
+        dots.append(_dot(record, trial, trial.number, trial.last.value, interval, shade=0.4 if stopped else 1.0))
     best_so_far = [(float(trial.number), believed(trial)) for trial in leaders(record)]
     if best_so_far:
         best_so_far.append((float(max(trial.number for trial in record.trials)), best_so_far[-1][1]))
-    stairs = Line(best_so_far, color=2, steps=True)
+    stairs = line(best_so_far, color=2, steps=True)
     return dot_chart(dots, title=f"{goal.measure} by trial", x_label="trial", scale=Scale(whole=True), lines=[stairs])
 
 
@@ -94,20 +87,20 @@ def believed(trial: Trial) -> float:
     return trial.expected.value if trial.expected else trial.value
 
 
-def rung_chart(record: StudyRecord, trials: Sequence[Trial], horizon: int) -> Markup:
+def rung_chart(record: StudyRecord, trials: Sequence[Trial], horizon: int) -> Chart | None:
     """The value over the steps at which trials were evaluated; those trained to their end drawn strong.
 
     Args:
         horizon: the step at which a trial ends; 0: unknown, and only rungs are drawn.
     """
     if not any(trial.rungs for trial in trials):
-        return Markup("")
+        return None
     curves = [(trial, points) for trial in trials if (points := _rungs(trial, horizon))]
     ended = [trial for trial, _ in curves if trial.finished]
     ranked = sorted(ended, key=lambda trial: -record.first.better(trial.value))
     named = {trial.number for trial in ranked[:_MOST_NAMED]}
     lines = [
-        Line(
+        line(
             points,
             label=f"trial {trial.number}" if trial.number in named else "",
             color=_BASELINE if trial.baseline else 0 if trial.finished else _PRUNED,
@@ -118,21 +111,14 @@ def rung_chart(record: StudyRecord, trials: Sequence[Trial], horizon: int) -> Ma
     return line_chart(lines, title=f"{record.first.measure} over the steps")
 
 
-def slice_charts(record: StudyRecord, trials: Sequence[Trial]) -> list[Markup]:
+def slice_charts(record: StudyRecord, trials: Sequence[Trial]) -> list[Chart]:
     """The value over each parameter, later trials darker."""
     finished = [trial for trial in trials if trial.finished]
     last = max((trial.number for trial in finished), default=0) or 1
     charts = []
     for path in record.parameters:
         dots = [
-            Dot(
-                x=place,
-                y=trial.value,
-                label=_label(record, trial),
-                shade=trial.number / last,
-                hollow=not trial.feasible,
-                color=_BASELINE if trial.baseline else 0,
-            )
+            _dot(record, trial, place, trial.value, shade=trial.number / last)
             for trial in finished
             if (place := _place_of(record, trial, path)) is not None
         ]
@@ -140,12 +126,12 @@ def slice_charts(record: StudyRecord, trials: Sequence[Trial]) -> list[Markup]:
     return [chart for chart in charts if chart]
 
 
-def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Importance]) -> Markup:
+def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Importance]) -> Chart | None:
     """The value over both clip bounds, or over the two numeric parameters that matter most, and the path of the best;
     where the sampler has a model, what it expects there and how sure it is."""
     chosen = _two_numeric(record, ranked)
     if chosen is None:
-        return Markup("")
+        return None
     across, upward = (_with_own(record, path) for path in chosen)
     places = {trial.number: tuple(_place_of(record, trial, path) for path in chosen) for trial in record.trials}
     known_places = {number: (x, y) for number, (x, y) in places.items() if x is not None and y is not None}
@@ -157,16 +143,7 @@ def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Impor
         and trial.number in known_places
         and (not record.has_model or trial.expected or trial.baseline)
     ]
-    dots = [
-        Dot(
-            x=known_places[trial.number][0],
-            y=known_places[trial.number][1],
-            label=_label(record, trial),
-            shade=0.6,
-            color=_BASELINE if trial.baseline else 0,
-        )
-        for trial in both
-    ]
+    dots = [_dot(record, trial, *known_places[trial.number], shade=0.6) for trial in both]
     values = [record.first.better(believed(trial)) for trial in both]
     known = [trial.expected or trial.interval for trial in both] if record.has_model and len(both) > 1 else []
     path = [known_places[trial.number] for trial in leaders(record) if trial.number in known_places]
@@ -181,12 +158,12 @@ def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Impor
     )
 
 
-def parallel(record: StudyRecord, trials: Sequence[Trial]) -> Markup:
+def parallel(record: StudyRecord, trials: Sequence[Trial]) -> Chart | None:
     """One path a trial across all parameters and its value, the best strongest."""
     finished = [trial for trial in trials if trial.finished]
     values = [trial.value for trial in finished]
     if len(finished) < 2 or min(values) == max(values):
-        return Markup("")
+        return None
     parallel_axes = [_parallel_axis(record, path, finished) for path in record.parameters]
     scaled = [(value - min(values)) / (max(values) - min(values)) for value in values]
     marks = [(place, amount(record.first, value)) for place, value in ((0.0, min(values)), (1.0, max(values)))]
@@ -195,34 +172,37 @@ def parallel(record: StudyRecord, trials: Sequence[Trial]) -> Markup:
     return parallel_chart(every, shades, title="All trials, the best strongest")
 
 
-def importance_chart(ranked: Sequence[Importance]) -> Markup:
+def importance_chart(ranked: Sequence[Importance]) -> Chart | None:
     """The parameters whose importance is above chance."""
     bars = [(item.path, round(100 * item.share, 1)) for item in ranked if item.above_chance]
     return bar_chart(bars, title="Importance of the parameters", unit=" %")
 
 
-def goals_chart(record: StudyRecord, trials: Sequence[Trial]) -> Markup:
+def goals_chart(record: StudyRecord, trials: Sequence[Trial]) -> Chart | None:
     """The first two of several goals against each other, the Pareto front joined."""
     if len(record.goals) < 2:
-        return Markup("")
+        return None
     front = {trial.number for trial in pareto_front(record)}
     dots = [
-        Dot(
-            x=trial.values[0],
-            y=trial.values[1],
-            label=_label(record, trial),
-            shade=1.0 if trial.number in front else 0.3,
-            hollow=not trial.feasible,
-            color=_BASELINE if trial.baseline else 0,
-        )
+        _dot(record, trial, trial.values[0], trial.values[1], shade=1.0 if trial.number in front else 0.3)
         for trial in trials
         if trial.finished
     ]
     first, second = record.goals[:2]
     title = f"{second.measure} over {first.measure}"
     edge = sorted(trial.values[:2] for trial in record.finished if trial.number in front)
-    joined = [Line([(x, y) for x, y in edge], color=2)] if len(record.goals) == 2 and len(edge) > 1 else []
+    joined = [line([(x, y) for x, y in edge], color=2)] if len(record.goals) == 2 and len(edge) > 1 else []
     return dot_chart(dots, title=title, x_label=first.measure, lines=joined)
+
+
+def _dot(
+    record: StudyRecord, trial: Trial, x: float, y: float, interval: Interval | None = None, *, shade: float
+) -> Row:
+    """Returns a trial's dot; `shade`: from 0, pale, to 1."""
+    pruned = trial.state == "pruned"
+    color = _PRUNED if pruned else _BASELINE if trial.baseline else 0
+    hollow, text = pruned or not trial.feasible, _label(record, trial)
+    return mark(x, y, text, interval, color=color, hollow=hollow, opacity=round(0.25 + 0.75 * shade, 2))
 
 
 def _rungs(trial: Trial, horizon: int) -> list[tuple[float, float]]:

@@ -78,12 +78,11 @@ def write_study_report(home: Home, name: str, path: Path | None = None) -> Path:
         facts=_facts(record),
         answer=conclusion,
         best=best,
-        confirmation=pictures.confirmation_chart(record, conclusion.arms) if conclusion.arms else "",
+        confirmation=pictures.confirmation_chart(record, conclusion.arms),
         shown=shown,
         history=pictures.history_chart(record, shown),
         rungs=pictures.rung_chart(record, shown, _horizon(home, record)),
         rung_rows=_rung_rows(record),
-        lineage=_lineage(record),
         stopped=[trial for trial in shown if trial.state in ("pruned", "failed")],
         importances=pictures.importance_chart(ranked),
         chance=_chance(ranked, record.finished),
@@ -184,22 +183,6 @@ def _rung_rows(record: StudyRecord) -> list[RungRow]:
         stopped = sum(trial.state == "pruned" and max(trial.rungs) == step for trial in reached)
         best = max((trial.rungs[step].value for trial in reached), key=record.first.better)
         rows.append(RungRow(step, len(reached), stopped, best))
-    return rows
-
-
-def _lineage(record: StudyRecord) -> list[tuple[Trial, list[tuple[int, int]]]]:
-    """Finished members of a population, the best first, and the checkpoints that each goes on from: trial and step."""
-    if record.sampler != "population":
-        return []
-    by_number = {trial.number: trial for trial in record.trials}
-    rows = []
-    members = [trial for trial in record.finished if not trial.baseline]
-    for trial in sorted(members, key=lambda each: -record.first.better(each.value)):
-        ancestors, at = list[tuple[int, int]](), trial
-        while at.parent is not None and at.parent_step is not None:
-            ancestors.append((at.parent, at.parent_step))
-            at = by_number[at.parent]
-        rows.append((trial, ancestors))
     return rows
 
 

@@ -1,7 +1,4 @@
-"""A study's record, study.json, as its readers see it: the trials, what confirmed them, and which is best.
-
-A record that an earlier version wrote lacks the newer keys; they have their defaults here.
-"""
+"""A study's record, study.json, as its readers see it: the trials, what confirmed them, and which is best."""
 
 import math
 import statistics
@@ -106,10 +103,6 @@ class Trial:
     """Whether it keeps the constraints."""
     reason: str
     """Why it was pruned or failed."""
-    parent: int | None
-    """The trial of a population whose checkpoint it has taken over; None: it has taken none."""
-    parent_step: int | None
-    """The step of that checkpoint."""
     tokens: float
     """Response tokens sampled for training, over its seeds."""
     gpu_hours: float
@@ -142,7 +135,7 @@ class Trial:
             params=dict(data.get("params") or {}),
             baseline=bool(data.get("baseline")),
             run_ids=tuple(data.get("run_ids") or ()),
-            values=tuple(data.get("values") or (() if value is None else (value,))),
+            values=tuple(data["values"] or ()),
             interval=None if value is None else _interval(value, data.get("value_low"), data.get("value_high")),
             posterior_mean=data.get("posterior_mean"),
             expected=_expected(data, goal),
@@ -153,8 +146,6 @@ class Trial:
             constraints={name: at for name, at in (data.get("constraints") or {}).items() if at is not None},
             feasible=data.get("feasible") is not False,
             reason=data.get("reason") or "",
-            parent=data.get("parent"),
-            parent_step=data.get("parent_step"),
             tokens=float(data.get("tokens") or 0),
             gpu_hours=float(data.get("gpu_hours") or 0),
             seconds=float(data.get("seconds") or 0),
@@ -178,7 +169,7 @@ class Unit:
     """None unless it has finished."""
     reason: str
     constraints: Mapping[str, float]
-    """What was measured of each constrained metric; empty where an earlier version wrote the record."""
+    """What was measured of each constrained metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,10 +254,9 @@ class Confirmation:
             seeds,
             arms,
             looks,
-            int(data.get("most") or len(seeds)),
-            # Earlier versions looked once at each number of seeds, from the fewest on.
-            int(data.get("share", sum(1 < look < len(seeds) for look in looks))),
-            data.get("decided") is not False,
+            int(data["most"]),
+            int(data["share"]),
+            bool(data["decided"]),
         )
 
 
@@ -386,11 +376,9 @@ class StudyRecord:
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "StudyRecord":
         """The record that study.json holds."""
-        goals = _goals(data)
+        goals = tuple(map(Goal.of, data["goals"]))
         trials = tuple(Trial.of(trial, goals[0]) for trial in data.get("trials") or ())
-        wanted, confirmation = int(data.get("trials_wanted") or 0), data.get("confirmation")
-        ended = sum(trial.state in _ENDED for trial in trials)
-        spent = data.get("spent") or {}
+        spent, confirmation = data.get("spent") or {}, data.get("confirmation")
         return cls(
             name=data["name"],
             question=data.get("question") or "",
@@ -400,10 +388,10 @@ class StudyRecord:
             constraints=tuple(data.get("constraints") or ()),
             sampler=data.get("sampler") or "",
             pruner=data.get("pruner") or {"type": "none"},
-            trials_wanted=wanted,
+            trials_wanted=int(data["trials_wanted"]),
             seeds=tuple(data.get("seeds") or ()),
             confidence=data.get("confidence") or 0.95,
-            status=data.get("status") or ("finished" if ended >= wanted else "searching"),
+            status=data["status"],
             parameters=data.get("parameters") or {},
             overrides=dict(data.get("overrides") or {}),
             outside=dict(data.get("outside") or {}),
@@ -511,14 +499,6 @@ def _merits(record: StudyRecord, trial: Trial) -> tuple[float, ...]:
 
 def _eligible(record: StudyRecord) -> list[Trial]:
     return [trial for trial in record.finished if trial.feasible]
-
-
-def _goals(data: Mapping[str, Any]) -> tuple[Goal, ...]:
-    if goals := data.get("goals"):
-        return tuple(map(Goal.of, goals))
-    direction, _, measure = data["goal"].partition(" ")
-    metric, _, dataset = measure.partition(" on ")
-    return (Goal(dataset, metric, direction),)
 
 
 def _units(arm: Mapping[str, Any]) -> tuple[Unit, ...]:

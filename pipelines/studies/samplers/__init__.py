@@ -1,3 +1,3 @@
 """What samplers are made of: the Gaussian process that knows its observations' noise and what is used of Optuna's inner
-parts, neither of which knows what a trial is; and population-based training, by which trials begin and go on.
+parts, neither of which knows what a trial is.
 """

@@ -95,12 +95,64 @@ _RUNS_TEXT = {"eval", "exec", "compile", "__import__", "open", "input", "globals
 
 
 class _Asserts(ast.NodeTransformer):
-    """Replaces `assert X` by `_assert(lambda: X)`, so that a test continues if X is not known yet."""
+    """Replaces `assert X` by `_assert(lambda: X)`, so that a test continues if X is not known yet.
+
+    Where there may be arrays, `X == Y`, `X - Y` and the like become `_operate(lambda x, y: x == y, X, Y)`.
+    """
+
+    def __init__(self, *, arrays: bool) -> None:
+        self._arrays = arrays
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-        call = ast.Call(ast.Name("_assert", ast.Load()), [ast.Lambda(nothing, node.test)], [])
+        call = _called("_assert", _function((), self.visit(node.test)))
         return ast.copy_location(ast.Expr(call), node)
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        if not self._arrays or len(node.ops) > 1:
+            return node
+        (other,) = node.comparators
+        operation = _function(("x", "y"), ast.Compare(_loaded("x"), node.ops, [_loaded("y")]))
+        return ast.copy_location(_called("_operate", operation, node.left, other), node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        if not self._arrays:
+            return node
+        operation = _function(("x", "y"), ast.BinOp(_loaded("x"), node.op, _loaded("y")))
+        return ast.copy_location(_called("_operate", operation, node.left, node.right), node)
+
+
+def _loaded(name: str) -> ast.Name:
+    return ast.Name(name, ast.Load())
+
+
+def _called(name: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(_loaded(name), [*arguments], [])
+
+
+def _function(names: tuple[str, ...], body: ast.expr) -> ast.Lambda:
+    parameters = [ast.arg(name) for name in names]
+    return ast.Lambda(ast.arguments(posonlyargs=[], args=parameters, kwonlyargs=[], kw_defaults=[], defaults=[]), body)
+
+
+def _operate(operation: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
+    """Returns what an operation gives. AssertionError if an array is empty and the other side is not: numpy gives it
+    the shape of the empty one, of which all is true."""
+    numpy = sys.modules.get("numpy")
+    if numpy and any(isinstance(each, numpy.ndarray) for each in (one, other)):
+        _check_sizes(one, other)
+    return operation(one, other)
+
+
+def _check_sizes(one: Any, other: Any) -> None:
+    import numpy as np
+
+    if isinstance(one, _Unknown) or isinstance(other, _Unknown):
+        return
+    with suppress(ValueError):  # of a list whose rows differ in length
+        if (np.size(one) == 0) != (np.size(other) == 0):
+            raise AssertionError("one of the values is empty")
 
 
 class Examination:
@@ -121,7 +173,8 @@ class Examination:
         trees = [ast.parse(test) for test in tests]
         used = [node for tree in trees for node in ast.walk(tree)]
         self._functions = _functions_of(used, self._fresh(), function)
-        self._tests = [compile(ast.fix_missing_locations(_Asserts().visit(tree)), "<test>", "exec") for tree in trees]
+        asserts = _Asserts(arrays=any("numpy" in text for text in (setup, *tests)))
+        self._tests = [compile(ast.fix_missing_locations(asserts.visit(tree)), "<test>", "exec") for tree in trees]
         self._requests: list[str] = []
         self._answers: list[Any] = []
         self._first: list[list[str]] = []
@@ -181,7 +234,7 @@ class Examination:
         """Forgets what tests have left."""
         self._names = self._fresh()
         self._names |= {name: partial(self._call, name) for name in self._functions}
-        self._names["_assert"] = self._assert
+        self._names |= {"_assert": self._assert, "_operate": _operate}
 
     def _fresh(self) -> dict[str, Any]:
         names: dict[str, Any] = {"__name__": "tests"}
@@ -273,9 +326,7 @@ def _checked(compare: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(compare)
     def compares(*given: Any, **named: Any) -> Any:
         sides = [*given, *(named[name] for name in ("a", "b", "x", "y", "actual", "desired") if name in named)][:2]
-        is_known = not any(isinstance(side, _Unknown) for side in sides)
-        if is_known and len({np.size(side) == 0 for side in sides}) == 2:
-            raise AssertionError("one of the values is empty")
+        _check_sizes(*sides)
         return compare(*map(plain, given), **{name: plain(each) for name, each in named.items()})
 
     return compares

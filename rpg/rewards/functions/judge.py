@@ -21,7 +21,7 @@ from rpg.types import Problem
 from specs.errors import Issue, IssueError, SpecError
 from specs.machine.manifests import directory_digest
 from specs.schema.base import PathKind, Spec, execution, names_path
-from specs.schema.notify import SecretReference
+from specs.schema.execution import SecretReference
 from specs.schema.reward import Reward
 from specs.schema.rollout import VllmRollout, not_installed
 

@@ -7,32 +7,68 @@ Python; it is sealed all the same, where that is possible.
 import logging
 import re
 import unicodedata
+from decimal import Decimal
+from functools import cache
 from typing import Any, ClassVar, Literal
 
-from rpg.rewards.score import Score, without_answer
+from rpg.rewards.score import Score, odd, without_answer
 from rpg.types import Problem
 from specs.errors import Issue
 from specs.schema.reward import Reward
 
 _SPELLINGS = (
-    (re.compile(r"\\fbox(?=\s*\{)"), r"\\boxed"),
-    (re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?)[eE]([+-]?\d+)(?![\w.])"), r"\1 \\times 10^{\2}"),
-    (re.compile(r"√\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
+    (re.compile(r"(?<=\d)(?:\\[,;! ]|[~\u00a0\u2009\u202f])(?=\d{3}(?!\d))"), ""),
+    (re.compile(r"([\u2070-\u2079\u207b\u00b2\u00b3\u00b9]+)"), lambda match: f"^{{{_ascii(match[1])}}}"),
+    (re.compile(r"([\u2080-\u2089]+)"), lambda match: f"_{{{_ascii(match[1])}}}"),
+    (
+        re.compile(r"([\u00bc-\u00be\u2150-\u215e])"),
+        lambda match: "\\frac{{{}}}{{{}}}".format(*_ascii(match[1]).split("/")),
+    ),
+    (re.compile(r"[^\x00-\x7f]"), lambda match: _ascii(match[0])),
+    (re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})(?![\w.])"), lambda match: f"{Decimal(match[0]):f}"),
+    (re.compile(r"(?<![\w.])(\d*\.\d*)\\overline\s*\{(\d+)\}"), lambda match: _repeating(*match.groups())),
+    (re.compile(r"√\s*\(((?:[^()]|\([^()]*\))*)\)"), r"\\sqrt{\1}"),
     (re.compile(r"√\s*(\w+|\{[^{}]*\})"), r"\\sqrt{\1}"),
+    (re.compile(r"∛\s*(\w+|\{[^{}]*\}|\([^()]*\))"), r"\\sqrt[3]{\1}"),
     (re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])|π"), r"\\pi "),
-    (re.compile(r"°"), r"^\\circ "),
+    (re.compile(r"∞"), r"\\infty "),
+    (re.compile(r"°|\\degree(?![A-Za-z])"), r"^\\circ "),
 )
 """Spellings that the library does not read -> those that it does."""
-_BOXED = re.compile(r"\\boxed\s*\{\s*(?:\\text\s*\{)?\s*\(?([A-Za-z])\)?\s*\}?\s*\}")
-_LETTER = re.compile(r"\(?([A-Z])\)?")
-_NAMED = re.compile(r"(?i:answer|option|choice)(?i:\s+is)?\s*:?\s*\**\(?([A-Z])\)?(?![\w'])")
+_SIGNS = str.maketrans("\u2212\u207b\u00d7\u00b7\u22c5\u00f7\u2044", "--***//")
+"""Minus, times, divided by."""
+_OTHER_BOX = re.compile(r"\\(?:fbox|framebox)(?=\s*\{)")
+_BETWEEN = r"(?:\s|\$|\\[()\[\],;]|\\q?quad\b|\\text\s*\{|\}|[A-Za-z]\w{0,3}\s*=)*"
+_JOINED_BOX = re.compile(
+    r"(\\boxed\s*\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})"
+    + _BETWEEN
+    + r"(?:[,;]\s*(?:and\b|or\b)?|and\b|or\b)"
+    + _BETWEEN
+)
+"""A box, and what joins the next one to it as another part of one answer."""
+_LONGEST = 200
+"""Characters of a formula that stands alone."""
+_SAID = re.compile(r"(?i)answer(?:\s+is)?[ \t:*]*([^\n]*)")
+_UNREAD = re.compile(r"pi|sqrt|[^\x00-\x7f]")
+_FORMULA = re.compile(r"(?:[^A-Za-z\\$]|(?<![A-Za-z])(?:[A-Za-z]|pi|sqrt)(?![A-Za-z]))+")
+_WORDING = r"(?:\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{|[\s:$*_>])*"
+"""What may stand before a letter: emphasis, spaces, colons."""
+_BOXED = re.compile(rf"\\boxed\s*\{{{_WORDING}(?i:option|choice)?\s*\(?([A-Za-z])(?=[).:]|[\s}}$*]*\}})")
+_ALONE = re.compile(rf"{_WORDING}\(?([A-Z])(?:[.:)][^\n]*|[\s}}$*.]*)")
+_NAMED = tuple(
+    re.compile(
+        rf"(?i:{name})(?i:\s+is)?{_WORDING}(?i:option\s|choice\s)?\(?([A-Z])(?![\w'])(?!\s*(?:or|and|/)\s*\(?[A-Z]\b)"
+    )
+    for name in ("answer", "option|choice")
+)
 _DIGITS = 50
 """Digits to which irrational numbers are compared."""
 
 
 class MathVerify(Reward):
     """1 where the response's last expression equals the gold answer as mathematics, else 0. Numbers are compared
-    exactly: 0.333333 is not 1/3. Where the gold answer is a letter, the response's last choice must be that letter."""
+    exactly, in sets, intervals, equations and matrices too: 0.333333 is not 1/3. Where the gold answer is a letter, the
+    response's last choice must be that letter."""
 
     libraries: ClassVar[tuple[str, ...]] = ("math-verify", "latex2sympy2-extended", "sympy")
     largest: ClassVar[float] = 1.0
@@ -49,18 +85,24 @@ class MathVerify(Reward):
         """See Reward."""
         return without_answer(problem, self.type)
 
+    def doubts(self, answer: str) -> str:
+        """See Reward."""
+        return odd(answer)
+
     def score(self, problem: Problem, response: str) -> Score:
         """See Reward; the extracted answer is the last expression.
 
         The library's own time limits are off: they come in whole seconds, turn into a silent "unequal", and need the
         signal that the worker uses itself.
         """
-        from math_verify import parse, verify
-
-        if letter := _LETTER.fullmatch(problem.answer.strip()):
+        if letter := _ALONE.fullmatch(problem.answer.strip()):
             chosen = _choice(response)
             return Score.of(float(chosen == letter[1]), chosen)
-        expressions = parse(_spelled(response), parsing_timeout=None, raise_on_error=True)
+        import sympy
+        from math_verify import parse, verify
+
+        _compare_exactly()
+        expressions = parse(_spelled(_what_counts(response)), parsing_timeout=None, raise_on_error=True)
         if not expressions:
             return Score.of(0.0, None)
         gold = parse(f"\\boxed{{{_spelled(problem.answer)}}}", parsing_timeout=None, raise_on_error=True)
@@ -68,55 +110,119 @@ class MathVerify(Reward):
             raise ValueError(
                 f"the gold answer of problem {problem.problem_id} is no mathematical expression: {problem.answer!r}"
             )
-        equal = None if "%" in problem.answer + response else _are_equal(gold[0], expressions[0])
-        if equal is None:
-            equal = verify(gold, expressions, timeout_seconds=None, raise_on_error=True)
+        if (undefined := gold[0]) in (sympy.nan, sympy.zoo):  # the library raises
+            return Score.of(float(undefined == expressions[0]), str(expressions[0]))
+        equal = verify([*map(_exact, gold)], [*map(_exact, expressions)], timeout_seconds=None, raise_on_error=True)
         return Score.of(1.0 if equal else 0.0, str(expressions[0]))
 
 
-def _spelled(text: str) -> str:
-    r"""Returns a text with full-width characters, roots, pi, degrees and powers of ten as the library reads them.
+def _what_counts(response: str) -> str:
+    r"""Returns a response from its last box on, with the boxes that a comma, `and` or `or` joins to it.
+
+    A response without a box that says what its answer is, or is one, gets dollars where the library would not read it.
 
     Example:
-        >>> _spelled("√(1/3) + pi/2"), _spelled("6.02e23")
-        ('\\sqrt{1/3} + \\pi /2', '6.02 \\times 10^{23}')
+        >>> _what_counts(r"\boxed{1}. No: \boxed{2} or \boxed{3}"), _what_counts("The answer is π/2.")
+        ('\\boxed{2}, \\boxed{3}', '$π/2$')
     """
-    text = "".join(unicodedata.normalize("NFKC", each) if "\uff01" <= each <= "\uff5e" else each for each in text)
+    response = _OTHER_BOX.sub(r"\\boxed", response)
+    begin = response.rfind("\\boxed")
+    if begin >= 0:
+        boxes = [response[begin:]]
+        while (before := response.rfind("\\boxed", 0, begin)) >= 0:
+            if not (joined := _JOINED_BOX.fullmatch(response, before, begin)):
+                break
+            boxes.append(joined[1])
+            begin = before
+        return ", ".join(reversed(boxes))
+    said = (_SAID.findall(response) or [response])[-1].strip().rstrip(".*")
+    return f"${said}$" if len(said) < _LONGEST and _UNREAD.search(said) and _FORMULA.fullmatch(said) else response
+
+
+def _spelled(text: str) -> str:
+    r"""Returns a text with roots, powers, fractions, pi, degrees, digits and signs as the library reads them.
+
+    Example:
+        >>> _spelled("√(1/3) + pi/2"), _spelled("1.5e3"), _spelled(r"½ x² - 0.\overline{3}")
+        ('\\sqrt{1/3} + \\pi /2', '1500', '\\frac{1}{2} x^{2} - \\frac{3}{9}')
+    """
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
     return text
 
 
+def _ascii(text: str) -> str:
+    """Returns digits, signs and full-width characters as ASCII has them, and other characters as they are."""
+    plain = unicodedata.normalize("NFKC", text.translate(_SIGNS)).translate(_SIGNS)
+    plain = "".join(str(int(each)) if each.isdecimal() else each for each in plain)
+    return plain if plain.isascii() else text
+
+
+def _repeating(begin: str, period: str) -> str:
+    """Returns the fraction that a decimal is whose last digits repeat for ever."""
+    places = len(begin.partition(".")[2])
+    digits = begin.replace(".", "")
+    return f"\\frac{{{int(digits + period) - int(digits or 0)}}}{{{(10 ** len(period) - 1) * 10**places}}}"
+
+
 def _choice(response: str) -> str | None:
-    r"""Returns the letter that a response chooses: in its last box, behind its last `answer is`, or all that it says.
+    r"""Returns the letter that a response chooses: in its last box, behind its last `answer is`, behind its last
+    `option`, or the one that it is or begins with.
 
     Example:
-        >>> _choice(r"B looks right, but \boxed{C}"), _choice("The answer is (D)."), _choice("A"), _choice("A or B")
-        ('C', 'D', 'A', None)
+        >>> _choice(r"B looks right, but \boxed{C}"), _choice("The answer is (D), option A is not"), _choice("A or B")
+        ('C', 'D', None)
     """
-    if found := _BOXED.findall(response) or _NAMED.findall(response):
-        return str(found[-1]).upper()
-    alone = _LETTER.fullmatch(response.strip().rstrip("."))
+    for pattern in (_BOXED, *_NAMED):
+        if found := pattern.findall(response):
+            return str(found[-1]).upper()
+    alone = _ALONE.fullmatch(response.strip())
     return alone[1] if alone else None
 
 
-def _are_equal(gold: Any, found: Any) -> bool | None:
-    """Whether two expressions are the same number; None if one of them is no number. Decimals are exact.
-
-    The library rounds to a few digits behind the point, where all small numbers are 0.
-    """
+def _exact(expression: Any) -> Any:
+    """Returns an expression with its decimals as fractions, and the symbol i as the number."""
     import sympy
 
-    if not all(isinstance(each, sympy.Expr) and each.is_number for each in (gold, found)):
-        return None
-    one, other = (
-        each.replace(lambda part: part.is_Float, lambda part: sympy.Rational(str(part))) for each in (gold, found)
-    )
-    values = [each.evalf(_DIGITS) for each in (one, other)]
-    if not all(value.is_finite for value in values):
-        return bool(one == other)
-    largest = max(map(abs, values))
-    if abs(values[0] - values[1]) > largest * sympy.Float(10) ** (10 - _DIGITS):
+    if not isinstance(expression, (sympy.Basic, sympy.MatrixBase)):
+        return expression
+    if unit := {each: sympy.I for each in expression.free_symbols if str(each) == "i"}:
+        expression = expression.subs(unit)
+    if not expression.has(sympy.Float):
+        return expression
+    return expression.replace(lambda part: part.is_Float, lambda part: sympy.Rational(str(part)))
+
+
+@cache
+def _compare_exactly() -> None:
+    """Has the library compare numbers exactly, wherever in an expression they stand.
+
+    It rounds to a few digits behind the point, where all small numbers are 0.
+    """
+    from math_verify import grader
+
+    by_library = grader.sympy_numeric_eq
+
+    def are_equal(gold: Any, found: Any, *rounding: int) -> bool:
+        if all(getattr(each, "is_number", False) for each in (gold, found)):
+            if grader.get_pct_val(gold) is None and grader.get_pct_val(found) is None:
+                return _are_equal(gold, found)
+        elif not hasattr(gold, "shape") or not hasattr(found, "shape"):
+            return False  # then the library simplifies the difference
+        return bool(by_library(gold, found, *rounding))
+
+    grader.sympy_numeric_eq = are_equal
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Returns whether two expressions are the same number."""
+    import sympy
+
+    if not all(each.evalf(_DIGITS).is_finite for each in (one, other)):
+        return bool(one.doit() == other.doit())
+    difference = one - other
+    parts = difference.evalf(_DIGITS, maxn=4 * _DIGITS).as_real_imag()
+    if any(not part.is_zero and part._prec > 1 for part in parts):  # so many digits of it are known
         return False
-    one, other = one.doit(), other.doit()
-    return bool(one == other) if one.is_Rational and other.is_Rational else True
+    difference = difference.doit()
+    return bool(difference == 0) if difference.is_Rational else not isinstance(difference, sympy.core.numbers.NaN)

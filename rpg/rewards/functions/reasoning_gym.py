@@ -10,7 +10,6 @@ from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, ClassVar, Literal
 
-from rpg.rewards.comparing import only_compares
 from rpg.rewards.parsing import arithmetic, formula, literal
 from rpg.rewards.score import Score
 from rpg.types import Problem
@@ -19,8 +18,10 @@ from specs.schema.data import Source
 from specs.schema.reward import Reward
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-TESTED = "0.1.25"
-"""Version of reasoning-gym that the tables below are of."""
+CHECKED_VERSION = "0.1.25"
+"""Version of reasoning-gym whose scorers people have read: those that `PARSED` and `REFUSED` do not name evaluate no
+answer. Of another one no task is scored."""
+_LIBRARY = "reasoning_gym."
 _INTEGERS = re.compile(r"[0-9]+")
 _PROBABILITY = re.compile(r"[0-9]{1,40}/[0-9]{1,40}|[0-9]{0,40}\.?[0-9]{0,40}(e-?[0-9]{1,2})?", re.IGNORECASE)
 
@@ -84,19 +85,20 @@ CHECKED: dict[str, Callable[[str, dict[str, Any]], str]] = {
 }
 """Tasks whose scorers give the full mark to some answers that are wrong, and what they are given in an answer's place:
 the answer, or an empty text where it is such a one."""
-READ = frozenset(
+ALONE = frozenset(
     {"arc_agi", "bitwise_arithmetic", "boxnet", "calendar_arithmetic", "codeio", "number_sorting", "rearc"}
     | {"propositional_logic", "rubiks_cube", "rush_hour", "sokoban", "word_ladder"}
 )
-"""Tasks whose scorers people have read, as `only_compares` cannot follow them: they evaluate no answer."""
+"""Tasks whose scorers evaluate no answer, but call what may keep a state: each answer is scored in a process of its
+own."""
 REFUSED = {"composite": "it hands the answer on to the scorers of other tasks: name those tasks as sets of their own"}
 """Tasks that are not scored, and why."""
 
 
 class ReasoningGym(Reward):
     """The task's own mark, from 0 to 1; partial credit is the task's affair. For reasoning-gym's problems only. Needs
-    bubblewrap. Answers that a task would evaluate are parsed first, and a task whose scorer was not checked for that is
-    refused. An answer on which the task's scorer raises is worth 0."""
+    bubblewrap. Answers that a task would evaluate are parsed first. Scorers were checked for that in reasoning-gym
+    0.1.25: another version's are refused. An answer on which the task's scorer raises is worth 0."""
 
     largest: ClassVar[float] = 1.0
 
@@ -121,8 +123,8 @@ class ReasoningGym(Reward):
         _installed()  # before a process is forked for each response
 
     def runs(self, problem: Problem) -> bool:
-        """See Reward. Most of the tasks compare alone, as their source says."""
-        return not _compares(type(_task_of(problem)))
+        """See Reward. Most of the tasks only compare."""
+        return problem.metadata["task"] in PARSED.keys() | ALONE
 
     def objects_to(self, problem: Problem) -> Issue | None:
         """See Reward."""
@@ -139,7 +141,7 @@ class ReasoningGym(Reward):
         config and the generator's entry.
         """
         tagged = _TAGGED.findall(response)
-        extracted = (tagged[-1] if tagged else response).strip()
+        extracted = (tagged[-1] if tagged else response.removeprefix(problem.prefill)).strip()
         scorer, task, entry = _task_of(problem), problem.metadata["task"], problem.metadata["entry"]
         if why := why_not(task, type(scorer)):
             raise ValueError(f"the task {task} is not scored: {why}")
@@ -155,21 +157,16 @@ def why_not(task: str, scorer: type) -> str:
     """Returns why a task's answers are not scored; empty where they are."""
     if task in REFUSED:
         return REFUSED[task]
-    if _compares(scorer):
-        return ""
-    if task not in PARSED and task not in READ:
+    if not scorer.__module__.startswith(_LIBRARY):
         return "nobody has checked whether its scorer evaluates the answer"
-    if (installed := _installed()) != TESTED:
-        return f"its scorer was checked in reasoning-gym {TESTED}, and {installed} is installed"
+    if (installed := _installed()) != CHECKED_VERSION:
+        return f"its scorer was checked in reasoning-gym {CHECKED_VERSION}, and {installed} is installed"
     return ""
 
 
 def _refusal(task: str, why: str) -> Issue:
-    return Issue(f"reward.type reasoning_gym does not score the task {task}", given=why, hint="take another task")
-
-
-def _compares(scorer: type) -> bool:
-    return only_compares(scorer, "score_answer", frozenset({"config"}))
+    hint = "take another task" if _installed() == CHECKED_VERSION else f"pip install reasoning-gym=={CHECKED_VERSION}"
+    return Issue(f"reward.type reasoning_gym does not score the task {task}", given=why, hint=hint)
 
 
 @lru_cache(maxsize=1)

@@ -21,7 +21,7 @@ from rpg.rollouters.user import Remark, Speaking, User
 from rpg.types import Problem
 from specs.errors import Issue, IssueError, SpecError
 from specs.schema.base import execution
-from specs.schema.notify import SecretReference
+from specs.schema.execution import SecretReference
 
 _AT = ("rollout", "rollouter", "user")
 _ROLES = {"user": "assistant", "assistant": "user"}

@@ -1,13 +1,17 @@
 """`rpg certify` as a user calls it."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from places import ROOT
 from typer.testing import CliRunner
 
 from pipelines.cli import app
+from pipelines.planning import certificates
 from rpg.objectives import divergence, regularized
+from specs import SpecError
 
 QUICKSTART = ROOT / "specs" / "experiments" / "quickstart.yaml"
 
@@ -92,3 +96,85 @@ def test_an_override_without_a_spec_is_refused() -> None:
     result = CliRunner().invoke(app, ["certify", "--set", "objective.kl_coef=1"])
     assert result.exit_code == 2
     assert "name the file" in result.output
+
+
+FORMULA = """\
+extends: {quickstart}
+objective:
+  type: formula
+  parameters: {{beta: 0.1}}
+  weight: w*A - beta*w*log(r)
+  claim: {claim}
+"""
+TRUE, FALSE = (f"{{divergence: {each}, kl_coef: beta, exact: always}}" for each in ("reverse", "forward"))
+
+
+@pytest.fixture
+def formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    monkeypatch.setenv("RPG_HOME", str(tmp_path / "home"))
+
+    def write(claim: str) -> str:
+        file = tmp_path / "formula.yaml"
+        file.write_text(FORMULA.format(quickstart=QUICKSTART, claim=claim))
+        return str(file)
+
+    return write
+
+
+def refusal(*arguments: str) -> str:
+    """What a command says that ends with a SpecError, for which `rpg` exits with 2."""
+    error = CliRunner().invoke(app, arguments).exception
+    assert isinstance(error, SpecError)
+    return str(error)
+
+
+def test_a_plan_says_what_a_formula_has_the_gradient_of_and_enumerates_it_once(
+    formula: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "claim   exact always: the gradient of expected reward less the reverse KL of each token"
+    result = CliRunner().invoke(app, ["plan", formula(TRUE)])
+    assert result.exit_code == 0, result.output
+    assert line in result.stdout
+    monkeypatch.setattr(certificates, "_enumerated", lambda _experiment: pytest.fail("it is known by its content"))
+    assert line in CliRunner().invoke(app, ["plan", formula(TRUE)]).stdout
+
+
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_a_false_claim_is_refused_before_anything_runs(verb: str, formula: Callable[[str], str]) -> None:
+    file = formula(FALSE)
+    told = refusal(verb, file)
+    assert f"{file}:6: objective.claim: the claim is false" in told
+    assert "off the gradient of expected reward less the forward KL of each token" in told
+    assert "its divergence has the gradient of the reverse KL of each token" in told
+    assert "write claim: none" in told
+
+
+def test_an_objective_without_a_claim_is_planned_and_said_to_have_none(formula: Callable[[str], str]) -> None:
+    result = CliRunner().invoke(app, ["plan", formula("none")])
+    assert result.exit_code == 0
+    assert "claim   no claim: on policy up to " in result.stdout
+
+
+def test_a_formula_that_is_not_finite_is_refused_at_its_column(formula: Callable[[str], str]) -> None:
+    file = formula("none")
+    for verb in ("plan", "certify"):
+        told = refusal(verb, file, "--set", "objective.weight=w*A/A")
+        assert "objective.weight: the formula's value is not finite" in told
+        assert "given: A = 0" in told
+
+
+def test_a_formula_is_certified_beside_the_built_in_objectives_that_claim_the_same(
+    formula: Callable[[str], str], tmp_path: Path
+) -> None:
+    page = tmp_path / "weights.html"
+    result = CliRunner().invoke(app, ["certify", formula(TRUE), "--plot", str(page)])
+    assert result.exit_code == 0, result.output
+    rows = {line[:31].strip(): line[31:].split() for line in result.stdout.splitlines()}
+    assert rows["formula token"][:4] == ["always", "exact", "exact", "1.00"]
+    assert rows["grpo k3 weighted"][:2] == ["on", "exact"]
+    assert "Built-in objectives that claim the same" in result.stdout
+    assert page.read_text().count("<svg") >= 5
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    wrong = CliRunner().invoke(app, ["certify", formula(FALSE)])
+    assert wrong.exit_code == 2
+    assert "CLAIM FAILS" in wrong.stdout

@@ -366,7 +366,7 @@ def test_watch_asks_again_until_ctrl_c(home: Path) -> None:
 
 def test_a_response_cannot_command_the_terminal(call: Call) -> None:
     _, out, _ = call("sql", "select 'a' || chr(27) || '[31m' || chr(10) || 'b [bold]c' as text")
-    assert out.splitlines()[-1] == r"a\x1b[31m\nb [bold]c"
+    assert out.splitlines()[-1] == r"a\nb [bold]c"
 
 
 def test_a_long_table_says_what_it_leaves_out(call: Call) -> None:
@@ -551,8 +551,6 @@ def test_a_run_shows_where_its_values_come_from(call: Call, home: Path) -> None:
     code, out, _ = call("show", "aaaa", "--origin")
     assert code == 0
     assert re.search(r"^spec +training.steps +3 +file +specs/sums.yaml +12", out, re.MULTILINE)
-    early = "sums-s1-bbbb2222 was frozen by an earlier version, which noted no origins\n"
-    assert call("show", "bbbb", "--origin", "--json") == (0, "[]\n", early)
     (row,) = json.loads(call("show", "aaaa", "--origin", "--json")[1])
     assert row == {
         **{"run_id": "sums-s0-aaaa1111", "kind": "spec", "name": "training.steps", "value": "3", "origin": "file"},

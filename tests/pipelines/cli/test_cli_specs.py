@@ -10,9 +10,9 @@ import pytest
 
 import specs
 from pipelines.cli import main
-from pipelines.cli.preflight import _note_of_look
 from pipelines.cli.verbs.resume import _document_of_all
 from pipelines.home.home import Home
+from pipelines.jobs.preflight import _note_of_look
 from pipelines.planning.plan import make_plan
 from pipelines.running.run import register_experiment, register_runs
 from rpg import preflight

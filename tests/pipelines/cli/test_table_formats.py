@@ -16,8 +16,8 @@ from recorded_study import record, study, trial
 
 from pipelines.cli.output import Format, TableFormat
 from pipelines.home.home import Home
-from pipelines.report.charts import Chart, Line
-from pipelines.report.figures import Figure, save_figures
+from pipelines.report.charts import line, line_chart
+from pipelines.report.figures import save_figures
 from pipelines.terminal.cells import spreadsheet_cell
 
 Call = Callable[..., tuple[int, str, str]]
@@ -140,8 +140,9 @@ def test_safe_csv_goes_with_every_verb_that_writes_csv(verbs: dict[str, tuple[st
 
 
 def test_figures_have_no_formula_in_their_csv(tmp_path: Path) -> None:
-    chart = Chart("rewards", "Rewards", [Line([(0.0, -1.0)], "@label")], "=x")
-    save_figures([Figure(chart)], tmp_path, safe=True)
+    chart = line_chart([line([(0.0, -1.0)], "@label")], title="Rewards", x_label="=x")
+    assert chart is not None
+    save_figures([chart], tmp_path, safe=True)
     (file,) = tmp_path.glob("*.csv")
     assert list(csv.reader(io.StringIO(file.read_text())))[:2] == [["line", "'=x", "value"], ["'@label", "0.0", "-1.0"]]
 

@@ -80,14 +80,13 @@ def test_tools_and_users_of_a_spec_are_asked_and_each_has_a_line(tmp_path):
     assert found == [("user", "broken", "model: http://127.0.0.1:9/v1 does not answer (ConnectError)")]
 
 
-def test_hosts_of_a_spec_that_do_not_answer_are_broken(tmp_path, monkeypatch):
-    (tmp_path / "spec.yaml").write_text(
-        SPEC + "launcher: {type: ssh, hosts: [{host: here}], ssh: [sh, -c, exit 255]}\n"
-    )
+def test_a_cluster_of_a_spec_that_does_not_answer_is_broken(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    (tmp_path / "spec.yaml").write_text(SPEC + "launcher: {type: ray}\n")
     environment = {"RPG_HOME": str(tmp_path / "home"), "RPG_PROFILE": "", "RPG_SLOTS": "5"}
     monkeypatch.setenv("RPG_SLOT_DIR", str(tmp_path))
     with leased(1, "run-a", waiting=None, available=["5"]):
-        code, findings = examined(str(tmp_path / "spec.yaml"), "--set", "launcher.hosts.0.host=nowhere", **environment)
+        code, findings = examined(str(tmp_path / "spec.yaml"), "--set", "launcher.address=127.0.0.1:1", **environment)
     assert code == 1
-    assert findings["host nowhere"]["status"] == "broken"
+    assert findings["ray cluster"]["status"] == "broken"
     assert findings["gpu slots"]["message"].startswith("1: 5; 5 is held by run-a")

@@ -95,7 +95,7 @@ def test_the_hub_is_the_one_that_the_environment_names(place: Path, hub: LocalHu
     assert (result.returncode, list(hub.repositories)) == (0, ["alice/sums"]), result.stderr
 
 
-def test_no_progress_bar_is_spelt_out_on_a_terminal(place: Path, hub: LocalHub) -> None:
+def test_no_progress_bar_is_shown_on_a_terminal(place: Path, hub: LocalHub) -> None:
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "RPG_HOME": str(place / "home")}
     environment.pop("HF_HUB_DISABLE_PROGRESS_BARS", None)
     command = [sys.executable, "-c", "from pipelines.cli import main; main()", "push", RUN, "--checkpoint", "2"]

@@ -16,7 +16,6 @@ from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.report.evidence import experiment_groups
 from pipelines.running.run import register_experiment
 from specs.loader import load_document
-from specs.machine.files import read_json
 from tests.pipelines.planning.test_plan import SPEC
 
 
@@ -89,17 +88,6 @@ def test_another_evaluation_measures_the_same_version_again(home: Home) -> None:
 def test_the_trials_of_a_study_are_one_version(home: Home) -> None:
     trials = [*run(home, in_addition=True), *run(home, "objective.kl_coef=0.1", in_addition=True)]
     assert find_runs(home, "tiny") == trials
-
-
-def test_a_home_of_before_versions_keeps_its_runs_and_takes_further_seeds_and_versions(home: Home) -> None:
-    first = run(home)
-    path = home.experiment("tiny") / "experiment.json"
-    write(path, {key: value for key, value in read_json(path).items() if key != "versions"})
-    assert reported(home, "tiny") == reported(home, "tiny@1") == first
-    others = run(home, "seeds=[1]")
-    assert reported(home, "tiny") == [*first, *others]
-    run(home, "training.steps=3")
-    assert reported(home, "tiny@1") == [*first, *others]
 
 
 def test_runs_of_one_name_are_told_apart_by_what_was_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Whatever a spec's values hold, a shell takes them for words: in the script for sbatch and in the command over ssh."""
+"""Whatever a spec's values hold, a shell takes them for words in the script for sbatch."""
 
 import json
 import os
@@ -11,10 +11,8 @@ import pytest
 from pipelines.launchers import read_launch, sent_along, write_launch
 from pipelines.launchers.ranks import Processes, Share
 from pipelines.launchers.slurm.queue import batch_script
-from pipelines.launchers.ssh.connection import _remote_command
 from specs.errors import RpgError
 from specs.schema.experiment import Experiment
-from specs.schema.launchers import SshLauncher
 from tests.rpg.tiny_run import SPEC
 
 HOSTILE = {
@@ -61,18 +59,6 @@ def test_a_name_that_is_none_does_not_reach_a_batch_job_even_from_a_document_tha
         batch_script(slurm({"A=1; touch X; export B": "x"}), Path("run"))
 
 
-def test_hostile_paths_reach_the_other_end_of_ssh_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program, path = showing_environment(tmp_path), "/a b:$(touch X)'\""
-    monkeypatch.setenv("PYTHONPATH", path)
-    launcher = SshLauncher(type="ssh", python=str(program), hosts=[{"host": "elsewhere"}])
-    remote = _remote_command(launcher, "elsewhere")[-1]
-    # sshd hands the command to the user's shell.
-    subprocess.run(["sh", "-c", remote.replace("cd /", "true")], cwd=tmp_path, check=True)
-    _, variables = json.loads((tmp_path / "seen").read_text())
-    assert variables["PYTHONPATH"].endswith(path)
-    assert not (tmp_path / "X").exists()
-
-
 REFERENCES = {"PLAIN": "x", "WEBHOOK": "env:MY_WEBHOOK", "OTHER": "env:NOT_HERE", "FROM_FILE": "file:/run/secret"}
 
 
@@ -86,7 +72,7 @@ def test_a_batch_script_which_slurm_keeps_holds_no_reference_and_no_secret(monke
 def test_what_env_references_name_here_goes_to_another_machine_and_the_record_has_names_alone(tmp_path: Path) -> None:
     here = {"MY_WEBHOOK": "canary-of-the-webhook", "UNRELATED": "y"}
     assert sent_along(REFERENCES, here) == {"PLAIN": "x", "MY_WEBHOOK": "canary-of-the-webhook"}
-    write_launch(tmp_path, "ssh", environment=REFERENCES | {"HF_TOKEN": "canary-of-the-hub"})
+    write_launch(tmp_path, "ray", environment=REFERENCES | {"HF_TOKEN": "canary-of-the-hub"})
     assert read_launch(tmp_path)["environment"] == REFERENCES | {"HF_TOKEN": "(hidden)"}
 
 

@@ -486,7 +486,6 @@ def test_gpus_of_dedicated_engines_are_held_while_the_ranks_train_and_the_other_
 
 
 NODES = "launcher={type: slurm, nodes: 2}"
-HOSTS = "launcher={type: ssh, hosts: [{host: a, slots: 3}, {host: b, slots: 3}, {host: c, slots: 3}]}"
 APART = "launcher={type: slurm, nodes: 2, engine_nodes: 1}"
 ENGINE = "rollout={{engine: vllm, placement: dedicated, max_response_length: 8{}}}"
 
@@ -496,8 +495,8 @@ ENGINE = "rollout={{engine: vllm, placement: dedicated, max_response_length: 8{}
     [
         (NODES, ", ranks_per_engine: 2", 5 + 5, 4),  # of 3 ranks on a node two share an engine, and one has its own
         (NODES, ", ranks_per_engine: 4, engine_gpus: [3]", 4 + 4, 2),
-        (HOSTS, ", ranks_per_engine: 3, tensor_parallel_size: 2", 5 + 5, 2),
-        (HOSTS, ", engine_gpus: [0, 1, 2]", 6, 6),
+        (NODES, ", ranks_per_engine: 3, tensor_parallel_size: 2", 5 + 5, 2),
+        (NODES, ", engine_gpus: [0, 1, 2]", 6, 6),
         (APART, ", ranks_per_engine: 2, tensor_parallel_size: 2", 6 + 6, 3),  # neighbours of the run share one
     ],
 )

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipelines.cli.verbs.plan import _algebra
 from pipelines.home.home import Home
+from pipelines.jobs.plan import _algebra
 from pipelines.planning import model_shape
 from pipelines.planning.plan import make_plan
 from rpg.base.shape import shape_of_config
@@ -107,9 +107,9 @@ def test_plans_agree_with_transformers_count_of_each_architecture(tmp_path: Path
 def test_a_configuration_is_counted_once_in_a_child_without_torch_here(empty_cache: Path) -> None:
     code = (
         "import json, sys\nfrom pipelines.planning.model_shape import shape_of_settings\n"
-        "from pipelines.processes.forking import has_imports, may_fork\n"
+        "from pipelines.processes.forking import has_forked, may_fork\n"
         "parameters = shape_of_settings(json.load(sys.stdin)).parameters\n"
-        "print(parameters, 'torch' in sys.modules, has_imports() == may_fork())"
+        "print(parameters, 'torch' in sys.modules, has_forked() == may_fork())"
     )
     text, cache = json.dumps(CONFIGS["gpt2"]), {"XDG_CACHE_HOME": str(empty_cache)}
 

@@ -13,7 +13,7 @@ from pipelines.home.home import Home
 from pipelines.home.results import manifest_of
 from pipelines.planning.fingerprint import base_identity, data_identity, evaluate_identity, fingerprint, flatten
 from pipelines.planning.gpu_hours import precision_warnings
-from pipelines.planning.plan import Plan, RunPlan, make_plan, overlap_warnings, plan_run
+from pipelines.planning.plan import Plan, RunPlan, make_plan, plan_run
 from pipelines.running.run import register_run
 from specs.errors import SpecError
 from specs.loader import load_document
@@ -139,26 +139,6 @@ def test_dropping_overlap_makes_training_depend_on_the_evaluation_sets(spec: Pat
     before = fingerprints(spec, home, overlap)
     after = fingerprints(spec, home, overlap, "data.evaluation.0.size=30")
     assert before["train"] != after["train"]
-
-
-def test_data_of_a_version_that_compared_prompts_alone_stays_and_a_warning_says_what_it_may_hold(
-    tmp_path: Path, home: Home
-) -> None:
-    (tmp_path / "a.jsonl").write_text('{"prompt": "1", "answer": "1"}\n')
-    text = SPEC.replace("data:\n", "data:\n  overlap: drop\n")
-    for generated in ("size: 50, seed: 1", "size: 20, seed: 90001"):
-        text = text.replace(f"reasoning_gym, task: chain_sum, {generated}", "jsonl, path: a.jsonl")
-    spec = tmp_path / "file.yaml"
-    spec.write_text(text)
-    document = load_document(spec)
-    before = make_plan(document, home).runs[0].stage("data")
-    assert before.action == "RUN"
-    finish(make_plan(document, home).runs[0], home)
-    for summary, count in (({}, 1), ({"overlap_of": "questions"}, 0)):
-        (before.output / "summary.json").write_text(json.dumps(summary))
-        run = make_plan(document, home).runs[0]
-        assert (run.stage("data").fingerprint, run.stage("data").action) == (before.fingerprint, "CACHED")
-        assert len(overlap_warnings(run)) == count
 
 
 def test_a_data_file_enters_by_its_content(tmp_path: Path, home: Home) -> None:

@@ -14,10 +14,10 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.flow_engine import run_flow_sync
 from prefect.states import Cancelled, Crashed, Pending
 
-from pipelines.cli.execute import run_here
 from pipelines.home.home import Home
 from pipelines.home.runs import status_of
 from pipelines.home.state import RunState, run_ids
+from pipelines.jobs.execute import run_here
 from pipelines.prefect_flows.cancel import cancel_experiment, cancel_run, frozen_document
 from pipelines.prefect_flows.experiment import execute_experiment
 from pipelines.prefect_flows.flow import execute_run

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 import websockets
-from postgres import BINARIES, postgres
+from postgres import postgres
 from ruamel.yaml import YAML
+from server_profile import BACKENDS
 from test_compose import ROOT, filled_in
 from test_door import FOREIGN, basic, status
 from waiting import wait_for
@@ -25,9 +25,7 @@ from pipelines.prefect_server.settings import API_PROCESSES
 
 pytestmark = [
     pytest.mark.usefixtures("signals_arrive"),
-    pytest.mark.skipif(
-        BINARIES is None or shutil.which("redis-server") is None, reason="PostgreSQL or Redis is not installed"
-    ),
+    pytest.mark.needs(*BACKENDS),
 ]
 PROXY = "prefect.example.org"
 PAGES = {"server": "4200", "studies": "4201", "record": "4202"}

@@ -257,7 +257,7 @@ def page_of_another_origin(script: str) -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@pytest.mark.needs("chromium")
 def test_a_page_of_another_origin_neither_reads_nor_starts_anything(up: Up, tmp_path: Path) -> None:
     from playwright.sync_api import sync_playwright
 
@@ -288,7 +288,7 @@ def test_a_page_of_another_origin_neither_reads_nor_starts_anything(up: Up, tmp_
     assert not (tmp_path / "mark").exists()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@pytest.mark.needs("chromium")
 def test_the_dashboard_is_entered_with_what_its_file_holds_and_shows_what_it_asks_for(up: Up) -> None:
     from playwright.sync_api import sync_playwright
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from pipelines.home.home import Home
 from pipelines.prefect_server.api import EmbeddedServer
 from pipelines.prefect_server.client import prefect_client
-from pipelines.processes.own_fork import OwnFork
+from pipelines.processes.forking import Forked
 
 home = Home(Path(sys.argv[1]))
 server = EmbeddedServer(home, forks=True)
@@ -31,7 +31,7 @@ opened = open(sys.argv[0])
 server.start()
 try:
     server.wait()
-    assert isinstance(server._process, OwnFork), server._process
+    assert isinstance(server._process, Forked), server._process
     with prefect_client(home, server.url) as client:
         assert client.read_flows() == []
     print(server._process.pid, flush=True)
@@ -99,4 +99,4 @@ def test_a_commands_server_is_a_fork_as_nothing_that_the_command_imports_before_
     command = [sys.executable, "-c", UNTIL_THE_SERVER, *words]
     environment = {**os.environ, "RPG_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "OwnFork\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "Forked\n"), done.stderr

@@ -21,14 +21,14 @@ import pytest
 from far_host import address_here, far_host, missing
 from live import ELSEWHERE, SPEC, finished
 from places import TESTS
-from server_profile import ServerLab, needs_backends, server_profile
+from server_profile import BACKENDS, ServerLab, server_profile
 from trainers import trainers
 from waiting import wait_for
 
 from pipelines.processes.stop import is_cancelled
 from specs.machine.files import read_json
 
-pytestmark = [pytest.mark.long, needs_backends]
+pytestmark = [pytest.mark.long, pytest.mark.needs(*BACKENDS)]
 
 SEEDS = 4
 STEPS = 40

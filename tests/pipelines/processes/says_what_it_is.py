@@ -1,6 +1,7 @@
 """`python -m says_what_it_is WORD`: a program that prints what can be told of its process, as JSON, or does what its
 word says."""
 
+import atexit
 import importlib
 import json
 import os
@@ -23,6 +24,7 @@ def _described() -> dict[str, object]:
     ]
     return {
         "parent": os.getppid(),
+        "begun": sys.orig_argv,
         "arguments": sys.argv[1:],
         "name": __name__,
         "spec": sys.modules["__main__"].__spec__.name,
@@ -62,8 +64,21 @@ def _spoil() -> None:
     sys.exit(7)
 
 
-def main(word: str) -> None:
+def _end(how: str) -> None:
+    atexit.register(print, "said at the end")
+    if how == "leave":
+        sys.exit(3)
+    if how == "complain":
+        sys.exit("no")
+    if how == "fail":
+        raise ValueError("no")
+
+
+def main(word: str, *rest: str) -> None:
     before_torch()  # as each stage does, first of all
+    if word == "end":
+        _end(*rest)
+        return
     if word == "wait":
         _wait()
     if word == "spoil":
@@ -82,4 +97,4 @@ def main(word: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -5,16 +5,19 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
 import pytest
 from waiting import wait_for
 
-from pipelines.processes import forking
+from pipelines.processes import fork_server, forking
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.stop import StopRequest
 from pipelines.processes.supervisor import Child, StageStoppedError, _record_of, supervise
+from specs.machine.liveness import is_alive
+from tests import forks
 
 ROOM = Path(__file__).parent
 SAYS = "says_what_it_is"
@@ -22,19 +25,30 @@ SAYS = "says_what_it_is"
 
 
 @pytest.fixture(autouse=True)
-def server(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOM), os.environ.get("PYTHONPATH")])))
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A server of each test's own, with few imports, ends with the test."""
+    path = [str(tmp_path), str(ROOM), os.environ.get("PYTHONPATH")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
     monkeypatch.delenv(forking.FORK_STAGES, raising=False)
     monkeypatch.setattr(forking, "_ACCELERATORS", ())
+    monkeypatch.setattr(forking, "PRELOAD", "preload_of_test")
+    monkeypatch.setattr(forking, "start_server", forks._start_server)
+    monkeypatch.setattr(fork_server, "READ_LATE", forks._READ_LATE)
+    server_imports(tmp_path, "json")
+    forking.end_server()
     yield
     forking.end_server()
 
 
+def server_imports(directory: Path, *modules: str) -> None:
+    code = f"from pipelines.processes.fork_server import prepare\nprepare({modules})\n"
+    (directory / "preload_of_test.py").write_text(code)
+
+
 def child(directory: Path, *program: str, **fields: object) -> Child:
     directory.mkdir(exist_ok=True)
-    fields = {"imports": ("json",)} | fields
     command = [sys.executable, "-P", "-m", *program]
-    return Child("train", command, directory / "log", directory / "process.json", **fields)
+    return Child("train", command, directory / "log", directory / "process.json", **{"forks": True, **fields})
 
 
 def never() -> None:
@@ -46,14 +60,17 @@ def said(job: Child) -> dict:
     return json.loads(job.log.read_text().splitlines()[-1])
 
 
-def is_fork(pid: int) -> bool:
-    return forking._servers[0]._process.pid == psutil.Process(pid).ppid()
+def is_fork(said: dict) -> bool:
+    """Whether a process was begun by the server and has not replaced itself."""
+    return said["parent"] == forkserver._forkserver._forkserver_pid and "-c" in said["begun"]
 
 
 def test_a_fork_is_what_a_new_process_would_be(tmp_path):
     forked = said(child(tmp_path / "fork", SAYS, "word", environment={"ADDED": "1"}))
-    new = said(child(tmp_path / "new", SAYS, "word", environment={"ADDED": "1"}, imports=None))
-    assert forked.pop("parent") != new.pop("parent") == os.getpid()
+    new = said(child(tmp_path / "new", SAYS, "word", environment={"ADDED": "1"}, forks=False))
+    assert is_fork(forked)
+    assert new.pop("parent") == os.getpid() != forked.pop("parent")
+    assert new.pop("begun") != forked.pop("begun")
     assert forked == new
     assert forked["leads_its_group"]
     assert forked["leads_its_session"]
@@ -63,7 +80,7 @@ def test_a_fork_whose_output_is_a_pipe_does_not_take_it_for_a_file(tmp_path):
     """Its output is one where a variable of its environment is a secret, which is taken out of the log."""
     secret = {"HF_TOKEN": "hf_abcdefghijklmnop"}
     forked = said(child(tmp_path / "fork", SAYS, "word", environment=secret))
-    new = said(child(tmp_path / "new", SAYS, "word", environment=secret, imports=None))
+    new = said(child(tmp_path / "new", SAYS, "word", environment=secret, forks=False))
     assert forked["seekable"] == new["seekable"] == [False, False]
 
 
@@ -76,8 +93,9 @@ def test_a_fork_leaves_nothing_to_the_next(tmp_path):
 
 
 def test_random_numbers_that_nobody_has_seeded_differ_between_forks(tmp_path):
-    imports = ("numpy.random", "torch")
-    drawn = [said(child(tmp_path / str(number), SAYS, "draw", imports=imports)) for number in range(2)]
+    server_imports(tmp_path, "numpy.random", "torch")
+    drawn = [said(child(tmp_path / str(number), SAYS, "draw")) for number in range(2)]
+    assert all(map(is_fork, drawn))
     assert all(drawn[0][source] != drawn[1][source] for source in ("random", "numpy", "torch"))
 
 
@@ -92,13 +110,13 @@ def test_a_fork_is_on_record_with_a_group_of_its_own_and_stops_when_asked(tmp_pa
         record = ProcessRecord.read(job.record)
         process = psutil.Process(record.pid)
         assert process.environ()["PYTHONPATH"] == os.environ["PYTHONPATH"]
-        seen.append((record, os.getpgid(record.pid), is_fork(record.pid), process.cmdline()))
+        seen.append((record, os.getpgid(record.pid), process.ppid(), process.cmdline()))
 
     with pytest.raises(StageStoppedError):
         supervise(job, stop=stop, tick=look)
-    record, group, forked, words = seen[0]
-    assert record.pid == record.pgid == group != forking._servers[0]._process.pid
-    assert forked
+    record, group, parent, words = seen[-1]
+    assert record.pid == record.pgid == group
+    assert parent == forkserver._forkserver._forkserver_pid
     assert " ".join(words).split() == [sys.executable, "-P", "-m", SAYS, "wait"]
     assert "saved" in job.log.read_text()
     assert not job.record.exists()
@@ -112,62 +130,109 @@ def test_a_fork_ends_with_its_server_and_the_next_one_has_another(tmp_path):
     job = child(tmp_path, SAYS, "wait")
 
     def kill_server() -> None:
-        forking._servers[0]._process.kill()
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
 
     assert supervise(job, stop=never, tick=kill_server) == -signal.SIGKILL
-    assert said(child(tmp_path / "next", SAYS, "alone"))
+    assert is_fork(said(child(tmp_path / "next", SAYS, "alone")))
 
 
-def test_server_and_forks_end_with_a_command_that_is_killed(tmp_path):
+@pytest.mark.parametrize("ends", ["killed", "of itself"])
+def test_server_and_forks_end_with_their_command(tmp_path, ends):
     program = (
         "import sys; from pathlib import Path; from pipelines.processes import forking\n"
         "from pipelines.processes.supervisor import Child, supervise\n"
-        "forking._ACCELERATORS = ()\n"
+        "forking._ACCELERATORS, forking.PRELOAD = (), 'preload_of_test'\n"
         "place = Path(sys.argv[1])\n"
         "job = Child('train', [sys.executable, '-P', '-m', 'says_what_it_is', 'wait'], place / 'log',"
-        " place / 'process.json', imports=())\n"
-        "supervise(job, stop=lambda: None, tick=lambda: None)"
+        " place / 'process.json', forks=True)\n"
+        "supervise(job, stop=lambda: (place / 'end').exists() and sys.exit(), tick=lambda: None)"
     )
     command = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
     log = tmp_path / "log"
     wait_for(lambda: command.poll() is not None or (log.exists() and "ready" in log.read_text()))
     assert command.poll() is None
     family = psutil.Process(command.pid).children(recursive=True)
-    assert len(family) == 2
-    command.kill()
+    assert len(family) == 3  # the tracker of multiprocessing's resources among them
+    if ends == "killed":
+        command.kill()
+    else:
+        (tmp_path / "end").touch()
     command.wait()
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
 
 
-@pytest.mark.parametrize(
-    "imports", [("a_module_with_a_thread",), ("a_module_that_fails",)], ids=["leaves a thread", "fails"]
-)
-def test_a_process_begins_anew_where_its_imports_allow_no_fork(tmp_path, imports):
+@pytest.mark.parametrize("module", ["a_module_with_a_thread", "a_module_that_fails"])
+def test_a_process_begins_anew_where_the_imports_allow_no_fork(tmp_path, module):
     (tmp_path / "a_module_with_a_thread.py").write_text(
         "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
     )
     (tmp_path / "a_module_that_fails.py").write_text("raise SystemExit(3)")
-    os.environ["PYTHONPATH"] += os.pathsep + str(tmp_path)
-    assert said(child(tmp_path / "new", SAYS, "alone", imports=imports))["parent"] == os.getpid()
+    server_imports(tmp_path, module)
+    forked = said(child(tmp_path / "fork", SAYS, "alone"))
+    new = said(child(tmp_path / "new", SAYS, "alone", forks=False))
+    assert forked.pop("parent") == forkserver._forkserver._forkserver_pid != new.pop("parent")
+    assert forked == new
 
 
 def test_code_that_has_changed_since_it_was_imported_is_imported_anew(tmp_path):
     module = tmp_path / "changing.py"
-    os.environ["PYTHONPATH"] += os.pathsep + str(tmp_path)
     module.write_text("VALUE = 1")
-    assert said(child(tmp_path / "before", SAYS, "changing", imports=("changing",)))["changing"] == 1
+    server_imports(tmp_path, "changing")
+    before = said(child(tmp_path / "before", SAYS, "changing"))
     module.write_text("VALUE = 22")
-    assert said(child(tmp_path / "after", SAYS, "changing", imports=("changing",)))["changing"] == 22
+    after = said(child(tmp_path / "after", SAYS, "changing"))
+    assert (before["changing"], is_fork(before)) == (1, True)
+    assert (after["changing"], is_fork(after)) == (22, False)
 
 
-def test_another_environment_has_another_server(tmp_path, monkeypatch):
-    said(child(tmp_path / "before", SAYS, "alone"))
-    first = forking._servers[0]
+def test_a_variable_that_an_import_may_have_read_has_a_process_begin_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    assert is_fork(said(child(tmp_path / "before", SAYS, "alone")))
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:10/api")
+    late = said(child(tmp_path / "late", SAYS, "alone"))
+    assert is_fork(late)
+    assert late["environment"]["PREFECT_API_URL"] == "http://127.0.0.1:10/api"
     monkeypatch.setenv("READ_BY_AN_IMPORT", "1")
-    said(child(tmp_path / "after", SAYS, "alone"))
-    assert not first.alive
-    assert forking._servers[0].alive
+    after = said(child(tmp_path / "after", SAYS, "alone"))
+    assert not is_fork(after)
+    assert after["environment"]["READ_BY_AN_IMPORT"] == "1"
+
+
+def test_the_server_has_no_password_and_imports_nothing_from_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "admin:secret")
+    monkeypatch.setenv("RPG_STUDIES_URL", "postgresql://secret")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "json.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path / "work")
+    assert is_fork(said(child(tmp_path / "fork", SAYS, "alone")))
+    server = psutil.Process(forkserver._forkserver._forkserver_pid)
+    assert "secret" not in str(server.environ())
+    assert os.environ["RPG_STUDIES_URL"] == "postgresql://secret"
+
+
+def test_a_command_that_has_forked_can_still_be_shown_by_a_title():
+    program = (
+        "import os, psutil, sys; from pipelines.processes import fork_server, forking\n"
+        "forking._ACCELERATORS, forking.PRELOAD = (), 'preload_of_test'\n"
+        "forked = forking.fork(['keyword'], sys.stdout.buffer, inherited=dict(os.environ), environment={})\n"
+        "assert forked.wait() == 0\n"
+        "fork_server.show_as('a title')\n"
+        "print(' '.join(psutil.Process().cmdline()).strip())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "a title\n"
+
+
+@pytest.mark.parametrize(("word", "code"), [("leave", 3), ("complain", 1), ("fail", 1), ("", 0)])
+def test_a_fork_ends_as_a_new_process_does(tmp_path, word, code):
+    logs = []
+    for kind in ("fork", "new"):
+        job = child(tmp_path / kind, SAYS, "end", word, forks=kind == "fork")
+        assert supervise(job) == code
+        logs.append(job.log.read_text().splitlines())
+    assert [lines[-2:] for lines in logs[:1]] == [lines[-2:] for lines in logs[1:]]
+    assert "said at the end" in logs[0]
 
 
 def test_nothing_is_forked_where_there_is_a_gpu_or_it_is_forbidden(tmp_path, monkeypatch):
@@ -179,12 +244,13 @@ def test_nothing_is_forked_where_there_is_a_gpu_or_it_is_forbidden(tmp_path, mon
     assert not forking.may_fork()
 
 
-def test_a_fork_that_ended_at_once_is_recorded_as_what_it_was(tmp_path):
-    """Its server has waited for it before the command looks at it."""
+def test_a_fork_that_ended_at_once_is_on_record_as_one_that_lives_no_more(tmp_path):
+    """The server may have waited for it before the command looks at it."""
     with (tmp_path / "log").open("wb") as output:
-        process = forking.fork(["keyword"], (), output, inherited=dict(os.environ), environment={})
+        process = forking.fork(["keyword"], output, inherited=dict(os.environ), environment={})
     assert process is not None
-    wait_for(lambda: not psutil.pid_exists(process.pid))
-    record = _record_of(process, "train")
-    assert (record.pid, record.pgid) == (process.pid, process.pid)
-    assert record.started
+    assert process.wait() == 0
+    late = forking.Forked(process.pid, lambda: 0)
+    record = _record_of(late, "train")
+    assert (record.pid, record.pgid, record.started) == (process.pid, process.pid, "")
+    assert not is_alive(record.pid, record.started)

@@ -8,9 +8,9 @@ import pytest
 from live import SPEC
 
 from pipelines.cli.follow import print_logs
-from pipelines.cli.preflight import missing_for
 from pipelines.cli.reading import Reading
 from pipelines.home.home import Home
+from pipelines.jobs.preflight import missing_for
 from pipelines.launchers import Room, passed_on
 from pipelines.launchers.local import LocalRanks
 from pipelines.launchers.ray import RayRanks
@@ -24,7 +24,7 @@ from specs.loader import load_document
 from specs.machine.gpu_slots import leased
 from specs.schema.rollout import not_installed
 
-HOSTS = "launcher={type: ssh, hosts: [{host: elsewhere, slots: 4}]}"
+NODE = "launcher={type: ray}"
 
 
 @pytest.fixture(autouse=True)
@@ -75,8 +75,8 @@ def test_engines_apart_get_slots_behind_those_of_the_ranks_which_see_their_own(t
 def test_nothing_is_leased_for_the_cpu_for_other_machines_or_for_data(tmp_path):
     for overrides, stage in (
         (("resources.device=cpu",), "train"),
-        ((HOSTS, "training.ranks=4"), "train"),
-        ((HOSTS, "training.ranks=4"), "evaluate"),
+        ((NODE, "training.ranks=4"), "train"),
+        ((NODE, "training.ranks=4"), "evaluate"),
         (("warm_up=null",), "base"),
         ((), "data"),
     ):

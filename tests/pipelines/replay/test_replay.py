@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drawn import charts_of
 from typer.testing import CliRunner
 
 from pipelines.cli import app
@@ -430,7 +431,7 @@ def test_the_command_prints_a_table_of_many_and_writes_a_page(
     assert "\nrecorded " in shown.stdout
     assert "at the weights of the checkpoint" in shown.stdout
     text = page.read_text()
-    assert text.count("<svg") == 22, "nine figures and two of the gradients over each of two swept numbers"
+    assert len(charts_of(text)) == 22, "nine figures and two of the gradients over each of two swept numbers"
     assert "Over objective.clip.high" in text
     assert "http" not in text.replace("http://www.w3.org", "")
     documents = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)

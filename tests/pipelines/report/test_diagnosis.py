@@ -201,7 +201,7 @@ def test_the_page_and_show_say_the_diagnosis_and_an_experiments_page_for_whom_it
     told = "100.0 % of the responses are cut off, before their answers are given."
     page = write_run_report(home, runs[0]).read_text()
     assert told in page
-    assert page.index(told) < page.index("<svg")
+    assert page.index(told) < page.index("<figure")
     page = write_experiment_report(home, "sums").read_text()
     assert f"clip.high=0.1 seed 0: {told} Likewise 1 more of 6 runs." in page
     monkeypatch.setenv("RPG_HOME", str(home.root))

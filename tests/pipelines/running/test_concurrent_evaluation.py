@@ -14,7 +14,7 @@ from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.home.results import filling, publish
-from pipelines.launchers import concurrent_directory, job_file, write_launch
+from pipelines.launchers import concurrent_directory, job_file
 from pipelines.planning.plan import make_plan
 from pipelines.running import concurrent_evaluation
 from pipelines.running.concurrent_evaluation import evaluating
@@ -225,40 +225,6 @@ def test_an_evaluation_that_would_fail_again_is_left_to_the_stage(
         for _ in range(3):
             look()
     assert len(notes) == begun
-
-
-def test_a_host_that_training_takes_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = "[{host: first}, {host: second}, {host: third}]"
-    execution = run_that_exported(tmp_path, "launcher.type=ssh", f"launcher.hosts={hosts}")
-    notes: list[str] = []
-    execution.warn = notes.append  # type: ignore[method-assign]
-    monkeypatch.setattr(concurrent_evaluation, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(concurrent_evaluation, "_SLOT_SECONDS", 0.0)
-    program = tmp_path / "evaluates-for-long"
-    program.write_text("#!/bin/sh\nexec sleep 600\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
-    directory = concurrent_directory(execution.directory)
-
-    def train_on(host: str) -> int:
-        """Training goes on there; returns the evaluation's process."""
-        write_launch(execution.directory, "ssh", environment={}, hosts=[{"host": host, "ranks": "0-0"}])
-        for _ in range(3):
-            look()
-        return int(read_json(directory / "process.json").get("pid", 0))
-
-    def hosts_of_evaluation() -> list[str]:
-        return [host["host"] for host in read_json(directory / "spec.json")["launcher"]["hosts"]]
-
-    with evaluating(execution) as look:
-        before = train_on("first")
-        assert hosts_of_evaluation() == ["second", "third"]
-        assert train_on("first") == before
-        after = train_on("second")
-        assert after != before
-        assert not psutil.pid_exists(before)
-        assert hosts_of_evaluation() == ["third"]
-    assert notes == ["evaluation while training goes on: ended, for training takes its host"]
 
 
 def test_a_job_that_is_being_submitted_when_training_ends_is_cancelled(

@@ -18,11 +18,9 @@ from pipelines.planning.plan import make_plan
 from pipelines.planning.weights import most_accurate, weights_in
 from pipelines.report.compare import compare
 from pipelines.running.run import register_experiment, register_runs
-from specs.cells import cell_source
 from specs.errors import SpecError
 from specs.loader import load_evaluation
 from specs.model_evaluation import EvaluatedRun
-from specs.reading.yaml import dump
 from storage import Store
 
 Call = Callable[..., tuple[int, str, str]]
@@ -210,11 +208,6 @@ def test_an_evaluation_is_shown_and_exported_as_one(
     read = (exported / "README.md").read_text()
     assert "`rpg evaluate` takes this file" in read
     assert f"`{greedy.run_id}`, pending" in read, "it has no seed"
-
-    earlier = home.run(greedy.run_id) / "document.json"
-    as_before = {"kind": "evaluation", **cell_source(json.loads(earlier.read_text())["source"], greedy.values)}
-    file.write_text(dump(as_before, comment="As earlier versions exported it."))
-    assert call("validate", str(file))[1] == f"{file}: evaluation side-by-side: 1 run on held_out, other\n"
 
 
 def export(home: Home, run_id: str, step: int) -> Path:

@@ -27,8 +27,6 @@ training: {steps: 3, prompts_per_step: 4, group_size: 2, minibatches: 2}
 @pytest.fixture(autouse=True)
 def forks(monkeypatch):
     monkeypatch.setattr(forking, "_ACCELERATORS", ())
-    yield
-    forking.end_server()
 
 
 def rows(first: int, last: int) -> str:
@@ -59,19 +57,6 @@ def test_a_fork_finds_what_this_process_would(tmp_path: Path, model, train, held
     found = look_in_fork(experiment, model=True)
     assert found == examine(experiment)
     assert {kind for kind in ("errors", "absent", "warnings") if getattr(found, kind)} == kinds
-
-
-def test_what_a_command_sets_for_prefect_asks_for_no_other_server_of_forks(tmp_path, monkeypatch) -> None:
-    (tmp_path / "train.jsonl").write_text(rows(0, 20))
-    (tmp_path / "held_out.jsonl").write_text(rows(20, 40))
-    (tmp_path / "spec.yaml").write_text(SPEC.replace("MODEL", "llama"))
-    experiment = load_experiment(tmp_path / "spec.yaml")
-    assert look_in_fork(experiment, model=False) is not None
-    first = forking._servers[0]
-    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    assert look_in_fork(experiment, model=False) is not None
-    assert forking._servers[0] is first
-    assert first.alive
 
 
 def test_without_room_for_its_files_there_is_no_look_in_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

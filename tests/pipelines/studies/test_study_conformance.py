@@ -38,12 +38,10 @@ from specs.study_space import holds, is_active
 STEPPED: dict[str, Any] = {LOW: {"float": [0.1, 0.4], "step": 0.1}, SCALE: {"choice": ["none", "group_std"]}}
 SPACES = {"cma": NUMBERS, "grid": {**STEPPED, DUAL: {"int": [2, 3], "when": {SCALE: "none"}}}}
 """Spaces of the samplers that do not take every space."""
-SAMPLERS = tuple(name for name in get_args(SearchSampler.model_fields["type"].annotation) if name != "population")
-"""All but the one whose trials are schedules: samplers/test_population.py."""
+SAMPLERS = get_args(SearchSampler.model_fields["type"].annotation)
 MODELS = ("auto", "noisy_gp", "tpe", "gp", "cma")
 RUNGS = [2, 4]
 ASHA = {"type": "asha", "rungs": RUNGS}
-POPULATION = {"type": "population", "members": 2, "exploit_every": 4}
 LONG = pytest.mark.long
 PRUNERS: list[dict[str, Any]] = [
     {"type": "none"},
@@ -338,23 +336,6 @@ def test_a_run_is_learnt_from_by_the_names_of_its_cases_and_the_values_inside_th
     assert moving.params == {LOW: 0.1, "reference": "average"}
 
 
-def test_a_study_of_an_earlier_version_is_learnt_from(home: Home, tmp_path: Path) -> None:
-    older = {"state": "finished", "number": 1, "params": {LOW: 0.2, HIGH: 0.3}, "value": 0.7}
-    words = {"name": "older", "experiment": "tiny.yaml", "goal": "maximize mean@8 on two-terms", "trials": [older]}
-    home.study("older").mkdir(parents=True)
-    write_json(home.study("older") / "study.json", words)
-    document = study_document(tmp_path / "specs", warm_start={"studies": ["older"]})
-    assert foreign_results(document, home) == [ForeignResult({LOW: 0.2, HIGH: 0.3}, (0.7,))]
-    cautious = study_document(
-        tmp_path / "b",
-        goal={**GOAL, "over_seeds": "lower_bound"},
-        warm_start={"studies": ["older"]},
-        overrides={"seeds": [0, 1, 2]},
-    )
-    with pytest.raises(SpecError, match="judged by another goal"):
-        foreign_results(cautious, home)
-
-
 @pytest.mark.parametrize("pruner", PRUNERS, ids=lambda pruner: f"{pruner['type']}-{pruner.get('eta', '')}")
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
 def test_every_pruner_ends_with_a_finished_trial_and_says_why_the_others_ended(
@@ -407,7 +388,6 @@ class Killed(BaseException):
     [
         pytest.param({"sampler": {"type": "qmc"}, "pruner": ASHA}, id="qmc"),
         pytest.param({"sampler": {"type": "auto", "startup_trials": 2}, "pruner": ASHA}, id="auto", marks=LONG),
-        pytest.param({"sampler": POPULATION}, id="population", marks=LONG),
     ],
 )
 @pytest.mark.parametrize("each", [pytest.param(1, marks=LONG), 5])
@@ -458,7 +438,7 @@ def test_a_worker_killed_at_any_write_loses_doubles_and_promotes_nothing(
 
 
 def told(trials: list[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    keys = ("number", "state", "value", "params", "rungs", "attempts", "parent", "parent_step")
+    keys = ("number", "state", "value", "params", "rungs", "attempts")
     return [tuple(trial[key] for key in keys) for trial in trials]
 
 

@@ -1,6 +1,5 @@
 """Studies of real runs through the command line: killed, gone on with, submitted."""
 
-import json
 import os
 import random
 import time
@@ -38,11 +37,6 @@ RATES = STUDY.replace(
     "  training.optimizer.learning_rate: {float: [1.0e-4, 1.0e-2], log: true}\n",
 )
 """Every trial has weights of its own; by other bounds of a clip that never acts it would not."""
-POPULATION = RATES.replace(
-    "sampler: {startup_trials: 4}\ntrials: 8\n",
-    "sampler: {type: population, members: 2, exploit_every: 2, perturb: 1.5}\n"
-    "trials: 4\nconfirm: {candidates: 1, seeds: 2}\n",
-)
 SEED = int(os.environ.get("RPG_KILL_SEED", random.SystemRandom().randrange(2**31)))
 """Seed of the moments; a failing test names it, and setting it gives the same moments again."""
 
@@ -150,41 +144,6 @@ def test_promoted_trials_have_the_weights_of_uninterrupted_ones(lab: Lab, study:
 
 def weights(lab: Lab, trial: dict[str, Any]) -> str:
     return digest(lab.home.run(trial["run_id"]) / "weights" / "step-000006" / "model.safetensors")
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_a_population_that_is_killed_ends_with_a_schedule_that_trains_from_the_start_to_the_same_values(
-    lab: Lab, study: Path
-) -> None:
-    study.write_text(POPULATION)
-    command = lab.start("study", "run", str(study))
-    wait_for(lambda: (3,) in lab.query("SELECT number FROM trials"), what="the member that takes over", timeout=900)
-    time.sleep(random.Random(SEED).uniform(0, 6))
-    kill(command.pid)
-    finished(command)
-    wait_for(lambda: not lab.processes(), timeout=10, what="the end of all processes")
-    result = lab.rpg("study", "run", str(study), timeout=1200)
-    assert result.code == 0, (result.err, SEED)
-    trials = lab.query("SELECT number, state, parent, parent_step, run_id FROM trials ORDER BY number")
-    assert [row[:2] for row in trials[:1]] == [(0, "finished")]
-    assert sorted(row[1] for row in trials[1:3]) == ["finished", "pruned"], SEED
-    number, state, parent, step, run_id = trials[3]
-    assert (number, state, step) == (3, "finished", 2)
-    assert trials[parent][1] == "finished"
-    rates = dict(lab.query(f"SELECT step, value FROM metrics WHERE run_id = '{run_id}' AND name = 'learning_rate'"))
-    assert rates[1] == rates[2] != rates[3] == rates[4]
-    resumed = f"SELECT resumed_from_step FROM attempts WHERE run_id = '{run_id}' ORDER BY attempt"
-    assert (2,) in lab.query(resumed), "it goes on from the other's checkpoint"
-    proof = lab.rpg("resume", run_id, "--prove", "--steps", "4", timeout=600)
-    assert proof.code == 0, proof.out + proof.err
-    best = lab.rpg("study", "best", "clips", "--trial", "3", "-o", str(study.with_name("best.yaml")))
-    assert best.code == 0, best.err
-    planned = lab.rpg("plan", str(study.with_name("best.yaml")), "--json")
-    (train,) = [stage for stage in json.loads(planned.out)["runs"][0]["stages"] if stage["stage"] == "train"]
-    assert (train["action"], train["reason"]) == ("CACHED", f"trained as {run_id}")
-    assert "How the schedules came about" in (lab.home.study("clips") / "report.html").read_text()
-    assert lab.query("SELECT count(*) FROM confirmations WHERE state = 'finished'") == [(4,)]
 
 
 @pytest.mark.long

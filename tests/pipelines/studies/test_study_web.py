@@ -18,7 +18,7 @@ import pytest
 from bottle import HTTPError
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState
-from postgres import BINARIES, postgres
+from postgres import postgres
 from tiny_study import Evaluator, load_study, write_study
 from waiting import wait_for
 
@@ -187,7 +187,6 @@ def test_a_trial_is_found_by_the_id_that_its_study_shows(home):
         storage.set_trial_state_values(trials[0]._trial_id, TrialState.FAIL)
 
 
-@pytest.mark.skipif(BINARIES is None, reason="PostgreSQL is not installed")
 def test_with_a_database_its_studies_are_shown_and_not_changed(home, monkeypatch):
     add_study(home, "in-a-journal", 1)
     with postgres() as server:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from optuna.study import StudyDirection
 from places import ROOT, TESTS
-from postgres import BINARIES, Postgres, postgres
+from postgres import Postgres, postgres
 from tiny_study import Evaluator, load_study, write_study
 
 from pipelines.home.home import Home
@@ -49,16 +49,10 @@ with more_workers(load_study_document(sys.argv[1]), Home(Path(sys.argv[2])), "ht
 """
 """Starts a second worker, prints its number, and waits."""
 ONE_SEED = ("trials: 8", "seeds_per_trial: 1\nsampler: {type: random}\ntrials: 16")
-POPULATION = (
-    ("sampler: {startup_trials: 3}", "sampler: {type: population, members: 4, exploit_every: 1}\nseeds_per_trial: 1"),
-    ("  reference.update.every_steps: {int: [1, 2]}\n  advantage.scale: {choice: [none, group_std]}\n", ""),
-)
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
-    if BINARIES is None:
-        pytest.skip("PostgreSQL is not installed")
     with postgres() as running:
         yield running
 
@@ -140,30 +134,6 @@ def test_a_killed_workers_trial_is_taken_up_by_another(home: Home, tmp_path: Pat
     end(killed)
     wait([worker(path, home)])
     assert_whole(home, 6)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("kept")
-def test_workers_of_which_one_is_killed_breed_the_population_that_one_worker_does(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, alone = write_study(tmp_path / "specs", *POPULATION), Home(tmp_path / "alone")
-    with monkeypatch.context() as patch:
-        patch.delenv(storage.URL, raising=False)
-        run_study(load_study_document(path), alone, Evaluator(alone))
-    killed, *others = [worker(path, home, 0.5) for _ in range(3)]
-    assert killed.stdout is not None
-    assert killed.stdout.readline().startswith("trial "), SEED
-    time.sleep(random.Random(SEED).uniform(0, 2))
-    end(killed)
-    wait(others)
-    keys = ("params", "state", "value", "rungs", "parent", "parent_step", "reason")
-    bred, expected = (
-        [[trial[key] for key in keys] for trial in read_json(each.study("clips") / "study.json")["trials"]]
-        for each in (home, alone)
-    )
-    assert bred == expected, SEED
-    assert [trial[4] is not None for trial in bred] == [False] * 5 + [True]
 
 
 @pytest.mark.usefixtures("kept")

@@ -107,7 +107,7 @@ def test_the_table_names_every_experiment_and_run_and_links_their_pages(client: 
     for address in ("/experiments/sums", "/runs/sums-s0"):
         answer = client.get(address)
         assert answer.status_code == 200
-        assert "<svg" in answer.text
+        assert "<figure" in answer.text
         assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert client.get("/runs/other").status_code == 404
     assert client.get("/studies/sums").status_code == 404
@@ -151,7 +151,7 @@ def test_what_html_has_no_place_for_does_not_reach_a_page(home: Home, client: Te
         answer = client.get(address)
         assert answer.status_code == 200, address
         assert not re.findall("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", answer.text), address
-        assert r"a\x00b\x1b]0;c\x9bd" in answer.text or "tokens" in address
+        assert "a\ufffdb\ufffd]0;c\ufffdd" in answer.text or "tokens" in address
     assert client.get("/runs/a%00b").status_code == 404
 
 

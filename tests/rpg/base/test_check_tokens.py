@@ -127,11 +127,20 @@ def test_an_end_of_turn_that_ends_no_response_is_a_warning(tmp_path: Path) -> No
     assert looked_at(tmp_path) == Findings()
 
 
+def test_an_end_of_turn_that_is_no_special_token_is_a_warning_too(tmp_path: Path) -> None:
+    made = tokenizer(template=CHAT.replace("<|im_end|>", "[/turn]"))
+    made.add_tokens(["[/turn]"])
+    save(tmp_path, made)
+    (warning,) = looked_at(tmp_path).warnings
+    assert warning.message == "the chat template ends a reply with `[/turn]`, at which no response ends"
+
+
 def test_an_answer_inside_the_prompt_is_a_warning(tmp_path: Path) -> None:
     save(tmp_path, tokenizer())
     asked = {"role": "user", "content": "1+1"}
-    told = {"prompt": [asked, {"role": "assistant", "content": "2"}], "answer": "2"}
-    for kind in ("chat", "template"):
+    told: dict[str, Any] = {"answer": "2"}
+    for kind, role in (("chat", "assistant"), ("template", "assistant"), ("chat", "Assistant"), ("template", "bot")):
+        told["prompt"] = [asked, {"role": role, "content": "2"}]
         (warning,) = looked_at(tmp_path, QUESTION, told, kind=kind).warnings
         assert warning.message == "1 of the first 2 problems of `d` end with a message of the assistant"
         assert (warning.path, warning.given) == (("data", "train", 0, "columns", "prompt"), "d.jsonl, line 2")
@@ -147,6 +156,11 @@ def test_an_answer_inside_the_prompt_is_a_warning(tmp_path: Path) -> None:
         (True, "exact_match", "booleans"),
         ('["34"]', "math_dapo", "lists in JSON"),
         ("[34]", "math_dapo", "lists in JSON"),
+        ("['34']", "math_dapo", "lists of texts"),
+        ("['34']", "math_verify", "lists of texts"),
+        ("so 34 #### 34", "math_verify", "solution"),
+        ("None", "math_verify", "missing"),
+        ("N/A", "exact_match", "missing"),
     ],
 )
 def test_a_gold_answer_that_few_responses_match_is_a_warning(

@@ -117,5 +117,6 @@ def padded_pass(
         places=places,
         rollouts=torch.arange(rows),
         rollout_logprobs=torch.zeros(targets),
+        rewards=torch.zeros(rows),
         counts=counts,
     )

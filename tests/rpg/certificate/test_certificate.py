@@ -27,7 +27,7 @@ def test_every_claim_holds(item: certificate.Objective) -> None:
 
 def test_rpg_without_a_clip_is_exact_in_every_situation() -> None:
     for item in catalogue()["RPG without a clip"]:
-        assert item.claim == "always"
+        assert item.exact == "always"
         assert max(finding.error for finding in certify(item).findings) <= 1e-10
 
 
@@ -163,7 +163,7 @@ def test_every_claim_holds_with_given_tokens_and_rewards_of_turns(
     found = certify(item, turns)
     assert found.holds
     assert found.num_cases == 2 * 6 * 4
-    if item.claim == "always":
+    if item.exact == "always":
         assert max(finding.error for finding in found.findings) <= 1e-10
 
 

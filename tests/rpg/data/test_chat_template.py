@@ -17,6 +17,7 @@ from live import COMMAND, SPEC
 from rpg.base.tokenization import make_tokenizer
 from rpg.data import chat_template
 from rpg.data.chat_template import TemplateError, render, render_all
+from rpg.data.prefill import Prefills
 from specs.machine.foreign.limited import LimitError, in_limited_process, limited_memory
 from specs.schema.model import ByteTokenizer
 
@@ -99,6 +100,13 @@ def test_a_loop_in_a_turn_of_a_conversation_is_interrupted(tokenizer: Any) -> No
         render(tokenizer, HELLO)
     tokenizer.chat_template = "{{ messages[0].content }}"
     assert render(tokenizer, HELLO) == "hello"
+
+
+def test_a_calculation_in_an_earlier_reply_ends_in_its_time(tokenizer: Any) -> None:
+    tokenizer.chat_template = "{% if messages | length > 1 %}{{ 9 ** (9 ** 9) }}{% endif %}{{ messages[0].content }}"
+    before = time.monotonic()
+    assert Prefills(tokenizer).of("hello") == ""
+    assert time.monotonic() - before < 15
 
 
 def test_a_process_that_dies_is_an_error_and_leaves_no_child() -> None:

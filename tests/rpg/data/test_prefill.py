@@ -1,4 +1,4 @@
-"""The beginning of a reply that a chat template writes itself reaches the scorers; an empty thought does not."""
+"""The beginning of a reply that a template writes itself reaches the scorers; an empty thought does not."""
 
 import json
 from concurrent.futures import Future
@@ -120,3 +120,37 @@ def test_a_prompt_that_was_loaded_has_its_prefill(tmp_path: Path) -> None:
     (problem,) = load_problems(tmp_path, "train", tokenizer(TEMPLATES["think"][0]), data)
     assert problem.prefill == "<think>\n"
     assert problem.prompt.endswith("<|im_start|>assistant\n<think>\n")
+
+
+@pytest.mark.parametrize(
+    ("template", "prefill"),
+    [
+        ("User: {prompt}\nAssistant: <think>\n", "<think>\n"),
+        ("{prompt}<reasoning>", "<reasoning>"),
+        ("{prompt}", ""),
+        ("{prompt}\n</think>", ""),
+    ],
+)
+def test_a_template_of_plain_text_may_begin_a_thought(tmp_path: Path, template: str, prefill: str) -> None:
+    (problem,) = loaded(tmp_path, template, "1 + 1? Write <p> before <b>")
+    assert problem.prefill == prefill
+
+
+def test_a_thought_that_a_prompt_of_plain_text_begins_and_no_response_ends_is_not_scored(tmp_path: Path) -> None:
+    (problem,) = loaded(tmp_path, "{prompt}", "1 + 1? <think>")
+    reward = ExactMatch(type="exact_match", strip_thinking=True)
+    assert problem.prefill == "<think>"
+    assert verdict(reward, problem, problem.prefill + "2").extracted is None
+    assert verdict(reward, problem, problem.prefill + "1 and 1</think>2").extracted == "2"
+
+
+def loaded(directory: Path, template: str, prompt: str) -> list[Problem]:
+    """The problems of a set of one row, whose prompts are plain text."""
+    from rpg.data.loading import load_problems
+    from rpg.data.staging import stage
+
+    (directory / "t.jsonl").write_text(json.dumps({"prompt": prompt, "answer": "2"}) + "\n")
+    source = {"source": "jsonl", "path": str(directory / "t.jsonl"), "columns": {"answer": "answer"}}
+    data = Data.model_validate({"train": (source,), "prompt": {"type": "template", "template": template}})
+    stage(data, directory)
+    return load_problems(directory, "train", make_tokenizer(ByteTokenizer(), ()), data)

@@ -360,7 +360,6 @@ TOOL = {
 }
 
 WHY = {
-    "asserts": "numpy compares an array of one element with each element of the list, of which there is none",
     "beside": "the tests are in the program's own process",
     "objects": "objects of the program are compared by their own `__eq__`, in its own process",
     "evaluates": "the function runs the response's text in the process that has the answer",

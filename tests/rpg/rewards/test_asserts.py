@@ -10,9 +10,8 @@ import pytest
 from rpg.rewards import Problem, Reward, open_scorer
 from rpg.rewards.asserts import _EXAMINERS
 from rpg.rewards.score import Scorer
-from rpg.sandbox import room
 
-pytestmark = pytest.mark.skipif(room.missing() is not None, reason="bubblewrap may not make namespaces here")
+pytestmark = pytest.mark.needs("bubblewrap")
 
 PLUS = """
 import numpy as np
@@ -539,13 +538,15 @@ def test_an_empty_value_equals_nothing_but_an_empty_one(empty: str, scorer: Scor
         "assertion(f(1), 5.0, 1e-6)",
         "np.testing.assert_allclose(f(1), 5.0)",
         "np.testing.assert_array_equal(f(1), 5.0)",
+        "assert np.all(f(1) == np.array([5.0]))",
+        "assert (np.array([5.0]) == f(1)).all()",
+        "assert (np.array(f(1)) == np.array([5.0])).all()",
+        "assert np.all(np.sqrt(f(1)) == 5**0.5)",
+        "assert np.all(np.abs(np.array(f(1)) - 5) < 1e-6)",
+        "assert abs(np.array(f(1)) - np.array([5.0])).sum() < 1e-6",
     ]
     if empty != "[]":  # a list has no operators of its own
-        tests += [
-            "assert np.all(f(1) == np.array([5.0]))",
-            "assert (np.array([5.0]) == f(1)).all()",
-            "assert np.all(np.abs(f(1) - 5) < 1e-6)",
-        ]
+        tests += ["assert np.all(np.abs(f(1) - 5) < 1e-6)"]
     assert shares(scorer, (setup, "", tests, programs)) == [value for _, value in programs]
 
 
@@ -558,6 +559,8 @@ def test_an_empty_array_is_what_a_test_may_expect(scorer: Scorer) -> None:
         "assert np.array_equal(f(np.zeros((0, 3))), np.zeros((0, 3)))",
         "assert (f(np.zeros(0)) == np.zeros(0)).all() and f(np.zeros(0)).sum() == 0",
         "np.testing.assert_allclose(f(np.zeros(0)), np.zeros(0))",
+        "assert (np.array(f([])) == []).all()",
+        "assert (np.array([[1], [2, 3]], dtype=object) == np.array(f([[1], [2, 3]])[:2], dtype=object)).shape",
     ]
     assert shares(scorer, ("import numpy as np\n", "", tests, programs)) == [1.0]
 

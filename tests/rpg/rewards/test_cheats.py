@@ -3,8 +3,6 @@
 import cheats
 import pytest
 
-from rpg.sandbox import room
-
 CHEAP = {
     "calls": ("an object that equals everything", "the expected value from the frames of its callers"),
     "stdin": ("`unittest.mock.ANY`", "a forged line at its end"),
@@ -40,16 +38,16 @@ def test_each_grader_has_its_table_with_at_least_twenty_cheats() -> None:
     assert programs == set(on_page()["calls"])
 
 
-@pytest.mark.skipif(room.missing() is not None, reason="bubblewrap may not make namespaces here")
-@pytest.mark.parametrize("grader", cheats.GRADERS)
+@pytest.mark.needs("bubblewrap")
+@pytest.mark.parametrize(
+    "grader", [pytest.param(each, marks=pytest.mark.needs("g++") if each == "C++" else ()) for each in cheats.GRADERS]
+)
 def test_cheats_get_what_the_page_says(grader: str) -> None:
-    if grader == "C++" and not room.has_compiler("c++"):
-        pytest.skip("no g++")
     tried = cheats.GRADERS[grader][1](CHEAP[grader])
     assert tried == {name: on_page()[grader][name] for name in CHEAP[grader]}
 
 
 @pytest.mark.long
-@pytest.mark.skipif(room.missing() is not None, reason="bubblewrap may not make namespaces here")
+@pytest.mark.needs("bubblewrap")
 def test_the_tables_are_what_all_cheats_get() -> None:
     assert cheats.tables(cheats.measured()) == cheats.on_page()

@@ -22,8 +22,6 @@ from specs.errors import SpecError
 from specs.schema.data import Source
 from tests.rpg.tiny_run import PROBLEMS, SPEC
 
-needs_sandbox = pytest.mark.skipif(room.missing() is not None, reason="bubblewrap may not make namespaces here")
-
 TYPED = [
     {"input": "1 2\n", "output": "3\n", "testtype": "stdin"},
     {"input": "5 6", "output": "11", "testtype": "stdin"},
@@ -151,7 +149,7 @@ def test_rows_of_each_form_are_tried() -> None:
     assert {form for form, *_ in ROWS} == set(FORMATS)
 
 
-@needs_sandbox
+@pytest.mark.needs("bubblewrap")
 @pytest.mark.parametrize(("form", "row", "solutions"), [pytest.param(f, r, s, id=f"{f} {n}") for f, n, r, s in ROWS])
 def test_right_solutions_pass_and_wrong_ones_do_not(
     form: str, row: dict[str, Any], solutions: list[tuple[str, float]]
@@ -164,7 +162,7 @@ def test_right_solutions_pass_and_wrong_ones_do_not(
 CASES = {"tests": [{"input": f"{n} 2", "output": f"{n + 2}", "shown": n == 1} for n in range(1, 5)]}
 
 
-@needs_sandbox
+@pytest.mark.needs("bubblewrap")
 @pytest.mark.parametrize(
     ("options", "value"),
     [
@@ -180,15 +178,15 @@ def test_what_counts_is_what_the_spec_says(options: dict[str, Any], value: float
     assert (score.value, score.correct) == (value, value == 1.0)
 
 
-@needs_sandbox
+@pytest.mark.needs("bubblewrap")
 def test_each_test_has_its_time_and_a_response_has_its_own() -> None:
     slow = fenced("import time\nn = int(input().split()[0])\ntime.sleep(3 if n == 2 else 0)\nprint(n + 2)")
     assert scored(problem("cases", CASES), slow, credit="share", seconds_per_test=0.5)[0].value == 0.75
     assert scored(problem("cases", CASES), slow, credit="share", timeout_seconds=0.001)[0].value == 0.25
 
 
-@needs_sandbox
-@pytest.mark.skipif(not room.has_compiler("c++"), reason="no g++")
+@pytest.mark.needs("bubblewrap")
+@pytest.mark.needs("g++")
 def test_programs_in_cpp_are_scored_by_the_same_tests() -> None:
     right = "#include <iostream>\nint main() { int a, b; std::cin >> a >> b; std::cout << a + b << std::endl; }"
     scores = scored(
@@ -197,7 +195,7 @@ def test_programs_in_cpp_are_scored_by_the_same_tests() -> None:
     assert [score.value for score in scores] == [1.0, 0.0, 0.0]
 
 
-@needs_sandbox
+@pytest.mark.needs("bubblewrap")
 def test_a_short_response_is_a_program_with_what_stands_around_it() -> None:
     call = {"tests": [{"arguments": [2], "value": 5}, {"arguments": [3], "value": 7}], "function": "f"}
     options = {"extract": "whole", "frame": "def f(x): return {code}", "credit": "share"}
@@ -205,7 +203,7 @@ def test_a_short_response_is_a_program_with_what_stands_around_it() -> None:
     assert [score.value for score in scores] == [1.0, 0.5, 0.0, 0.0]
 
 
-@needs_sandbox
+@pytest.mark.needs("bubblewrap")
 def test_a_program_cannot_learn_what_a_call_should_give() -> None:
     spies = (
         "import sys\ndef join(numbers, name):\n    frame, found = sys._getframe(), []\n"
@@ -216,7 +214,7 @@ def test_a_program_cannot_learn_what_a_call_should_give() -> None:
     assert scored(problem("cases", row), fenced(spies))[0].value == 0.0
 
 
-@needs_sandbox
+@pytest.mark.needs("bubblewrap")
 def test_code_and_other_rewards_are_added_up() -> None:
     terms = [{"reward": {"type": "code", "credit": "share"}}, {"reward": {"type": "exact_match"}, "weight": 0.5}]
     for more in ([], [{"reward": {"type": "math_verify"}}]):  # in threads, and in a worker process
@@ -229,13 +227,13 @@ def test_code_and_other_rewards_are_added_up() -> None:
         assert score.error is None
 
 
-@needs_sandbox
+@pytest.mark.needs("bubblewrap")
 def test_a_problem_without_tests_is_the_rewards_own_failure() -> None:
     (score,) = scored(Problem("p", "?", "", "d"), fenced(ADDS))
     assert "has no tests" in (score.error or "")
 
 
-@needs_sandbox
+@pytest.mark.needs("bubblewrap")
 def test_a_sandbox_that_fails_stops_the_run_and_gives_no_reward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,7 +329,7 @@ def test_values_are_the_same_where_their_parts_are() -> None:
     assert not same_value("1.0", 1.0)
 
 
-@needs_sandbox
+@pytest.mark.needs("bubblewrap")
 def test_pass_at_k_of_programs_is_counted_as_that_of_answers(inputs: Path, tmp_path: Path) -> None:
     """A policy of digits and = writes programs, of which some are none. A program that prints nothing passes."""
     tests = {"tests": cases_of("cases", {"tests": [{"input": "", "output": ""}]}).as_data()}

@@ -3,7 +3,6 @@
 import pytest
 
 from rpg.rewards import Problem, Reward, open_scorer
-from rpg.sandbox import room
 from specs.schema.data import Source
 
 SOURCE = {"source": "expressions", "size": 40, "seed": 3}
@@ -17,7 +16,7 @@ def test_the_same_seed_makes_the_same_problems() -> None:
     assert problems[0].prompt == f"1:{slope + offset} 2:{2 * slope + offset} ="
 
 
-@pytest.mark.skipif(room.missing() is not None, reason="bubblewrap may not make namespaces here")
+@pytest.mark.needs("bubblewrap")
 def test_an_expression_is_right_where_its_values_are() -> None:
     reward = Reward.model_validate({"type": "code", "extract": "whole", "frame": "def f(n): return {code}"})
     problems = [

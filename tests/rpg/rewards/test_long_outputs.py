@@ -8,9 +8,7 @@ import pytest
 
 from rpg.rewards import Problem, Reward, Score, open_scorer
 from rpg.rewards.functions.code import same_output
-from rpg.sandbox import room
 
-needs_sandbox = pytest.mark.skipif(room.missing() is not None, reason="bubblewrap may not make namespaces here")
 CALL: dict[str, Any] = {"kind": "call", "hidden": [([1], [[1, "a"], {"b": 2}])], "function": "f"}
 STDIN: dict[str, Any] = {"kind": "stdin", "hidden": [("1", "1 2\n3")]}
 ASSERT: dict[str, Any] = {"kind": "assert", "hidden": ["assert f(1) == [1]"]}
@@ -24,7 +22,7 @@ def scored(tests: dict[str, Any], *programs: str) -> list[Score]:
         return scorer.score([problem] * len(programs), programs)
 
 
-@needs_sandbox
+@pytest.mark.needs("bubblewrap")
 @pytest.mark.parametrize("tests", [CALL, STDIN, ASSERT], ids=lambda tests: tests["kind"])
 @pytest.mark.parametrize(
     "text", ["b'[' * 200_000", "b'{\"a\":' * 200_000", "b'9' * 200_000", "b'\\n' * 200_000", "b'(' * 9"]
@@ -34,7 +32,7 @@ def test_what_nobody_can_parse_is_the_programs_wrong_answer(text: str, tests: di
     assert score == Score(0.0, False, score.extracted)
 
 
-@needs_sandbox
+@pytest.mark.needs("bubblewrap")
 @pytest.mark.parametrize("tests", [CALL, STDIN, ASSERT], ids=lambda tests: tests["kind"])
 @pytest.mark.parametrize("text", ["b'[' + b'[],' * 5_592_000 + b'0]'", "b'1\\n' * 8_388_000", "b'1 ' * 8_388_000"])
 def test_an_output_of_16_mib_costs_no_second_and_no_400_mb(text: str, tests: dict[str, Any]) -> None:
@@ -49,7 +47,7 @@ def test_an_output_of_16_mib_costs_no_second_and_no_400_mb(text: str, tests: dic
     assert took < 0.7  # 1.1 to 4 s where it was parsed
 
 
-@needs_sandbox
+@pytest.mark.needs("bubblewrap")
 def test_right_values_are_right_however_they_are_written() -> None:
     right = "def f(n):\n    return ([1.0000000001, 'a'], {'b': 2.0})"
     wrapped = CALL | {"hidden": [([1], [[[1, "a"], {"b": 2}]])]}

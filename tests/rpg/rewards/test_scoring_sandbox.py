@@ -18,7 +18,6 @@ from places import ROOT, TESTS
 from scoring_attacks import PROBLEM, code, evaluating
 from waiting import wait_for
 
-from rpg import sandbox
 from rpg.rewards import Score
 from rpg.rewards.pool import WorkerPool
 from rpg.sandbox.process import Limits, start
@@ -31,7 +30,7 @@ ALLOWED = {
     *("PWD", "MPLCONFIGDIR", "USE_HUB_KERNELS"),  # of bubblewrap, matplotlib and `rpg` itself, in there
 }
 
-pytestmark = pytest.mark.skipif(sandbox.missing() is not None, reason="bubblewrap may not make namespaces here")
+pytestmark = pytest.mark.needs("bubblewrap")
 
 
 @pytest.fixture

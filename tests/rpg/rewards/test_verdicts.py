@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 from scoring_attacks import ANSWERS, PROBLEM, code, evaluating
 
-from rpg import sandbox
 from rpg.metrics import rollout_metrics
 from rpg.rewards import Problem, Score, open_scorer, prove
 from rpg.rewards.functions.weighted_sum import Term, WeightedSum
 from rpg.rewards.judges.verdicts import Verdict
-from rpg.rewards.score import LONGEST_VERDICT, RewardFailedError, Scorer, checked, failures_at_worst
+from rpg.rewards.score import LONGEST_VERDICT, RewardFailedError, Scorer, checked, failures_at_worst, scores_vary
 from specs.schema.reward import Reward
 from tests.rpg.batches.test_batch import example
 
-needs_sandbox = pytest.mark.skipif(sandbox.missing() is not None, reason="bubblewrap may not make namespaces here")
 SAID = Verdict("a judge", 0, "5", 5.0, None, 10, 1, 0.0, "key")
 INVALID = "the reward returned an invalid score: "
 MANY = dict.fromkeys(map(str, range(1001)), 0.0)
@@ -223,7 +221,7 @@ FORGED = [
 ]
 
 
-@needs_sandbox
+@pytest.mark.needs("bubblewrap")
 def test_a_response_that_is_run_writes_no_more_than_value_answer_and_error() -> None:
     answers = [forges(**fields) for fields, _ in FORGED]
     with open_scorer(evaluating(30.0)) as scorer:
@@ -232,7 +230,7 @@ def test_a_response_that_is_run_writes_no_more_than_value_answer_and_error() -> 
         assert score == expected, fields
 
 
-@needs_sandbox
+@pytest.mark.needs("bubblewrap")
 def test_a_response_that_is_run_changes_no_other_term_of_a_sum() -> None:
     terms = (
         Term(reward=Reward.model_validate({"type": "exact_match"}), weight=10.0),
@@ -257,5 +255,29 @@ def test_a_response_that_is_run_changes_no_other_term_of_a_sum() -> None:
 )
 def test_a_failure_is_never_the_best_of_its_group(values: list[float | None], expected: list[float]) -> None:
     scores = [Score.failed("it raised") if value is None else Score.of(value, None) for value in values]
-    found = failures_at_worst(Reward.model_validate({"type": "math_dapo"}), scores)
-    assert [score.value for score in found] == expected
+    assert [score.value for score in failures_at_worst(scores)] == expected
+
+
+def test_a_failure_is_not_better_than_responses_that_are_too_long() -> None:
+    long, failed = replace(Score.of(0.0, None), penalty=-1.0), Score.failed("it raised")
+    assert [score.reward for score in failures_at_worst([long, failed])] == [-1.0, -1.0]
+    assert [score.reward for score in failures_at_worst([long, replace(failed, penalty=-0.5)])] == [-1.0, -1.0]
+    assert [score.reward for score in failures_at_worst([long, replace(failed, penalty=-2.0)])] == [-1.0, -2.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "vary"),
+    [
+        ([0.1 + 0.2, 0.3], False),
+        ([-1.0, None], False),
+        ([1.0, None], True),
+        ([20_000_000.0, 20_000_001.0], True),
+        ([None, None], False),
+        ([0.0, 1e-12], True),
+    ],
+)
+def test_a_group_varies_if_its_advantages_would_not_be_zero(values: list[float | None], vary: bool) -> None:
+    scores = [Score.failed("it raised") if value is None else Score.of(value, None) for value in values]
+    named = [replace(score, terms={"a": score.value}, weights={"a": 1.0}) for score in scores]
+    assert scores_vary(scores, by_term=False) is vary
+    assert scores_vary(named, by_term=True) is (vary and None not in values)

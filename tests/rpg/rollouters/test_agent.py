@@ -349,7 +349,7 @@ print(json.dumps(told))
 """
 
 
-@pytest.mark.skipif(sandbox.missing() is not None, reason="this machine can seal nothing")
+@pytest.mark.needs("bubblewrap")
 def test_a_command_reaches_the_endpoint_and_nothing_else_of_the_machine(
     chat: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -521,7 +521,7 @@ def test_a_file_may_have_dataclasses_whose_annotations_are_texts(tmp_path: Path)
     assert Function(type="function", file=str(file)).lacks() is None
 
 
-@pytest.mark.skipif(sandbox.missing() is not None, reason="this machine can seal nothing")
+@pytest.mark.needs("bubblewrap")
 def test_a_program_or_a_path_that_the_sandbox_does_not_show_is_named(tmp_path: Path) -> None:
     program = tmp_path / "bin" / "agent"
     program.parent.mkdir()

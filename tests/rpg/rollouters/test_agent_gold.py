@@ -10,7 +10,6 @@ import psutil
 import pytest
 from waiting import wait_for
 
-from rpg import sandbox
 from rpg.data.sources.expressions import ExpressionsSource
 from rpg.data.sources.jsonl import JsonlSource
 from rpg.data.sources.products import ProductsSource
@@ -31,9 +30,7 @@ ROW = {
     "tests": [{"arguments": [1], "value": 2, "shown": True}, {"arguments": [2], "value": GOLD}],
     "function": "f",
 }
-SEALED = pytest.param(
-    True, marks=pytest.mark.skipif(sandbox.missing() is not None, reason="nothing can be sealed here")
-)
+SEALED = pytest.param(True, marks=pytest.mark.needs("bubblewrap"))
 LOOKS = """
 import json, os, stat, subprocess, sys
 from openai import OpenAI

@@ -15,7 +15,6 @@ import pytest
 from as_users import USERS, as_user
 from places import ROOT, TESTS
 
-from rpg import sandbox
 from rpg.sandbox import Limits, start
 from rpg.sandbox.hidden import hidden
 
@@ -23,7 +22,7 @@ LOOKS = Path(__file__).with_name("hidden_packages.py")
 EXTENSION = "rpg_brevity"
 HOLDS = {*(f"import {name}" for name in ("rpg", "specs", "storage", "pipelines", "reasoning_gym", EXTENSION))}
 
-pytestmark = pytest.mark.skipif(sandbox.missing() is not None, reason="bubblewrap may not make namespaces here")
+pytestmark = pytest.mark.needs("bubblewrap")
 
 
 @pytest.fixture(scope="module")

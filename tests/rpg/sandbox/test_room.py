@@ -15,8 +15,8 @@ import pytest
 
 from rpg.sandbox import Limits, Outcome, Program, Sandbox, SandboxError, filter, room
 
-pytestmark = pytest.mark.skipif(room.missing() is not None, reason="bubblewrap may not make namespaces here")
-compiler = pytest.mark.skipif(not room.has_compiler("c++"), reason="no g++")
+pytestmark = pytest.mark.needs("bubblewrap")
+compiler = pytest.mark.needs("g++")
 
 
 @pytest.fixture(scope="module")

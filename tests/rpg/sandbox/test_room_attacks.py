@@ -14,12 +14,10 @@ import psutil
 import pytest
 from as_users import ROOT, USERS, as_user
 
-from rpg.sandbox import room
-
 ATTACKS = Path(__file__).with_name("room_attacks.py")
 DENIED = "Operation not permitted"
 
-pytestmark = pytest.mark.skipif(room.missing() is not None, reason="bubblewrap may not make namespaces here")
+pytestmark = pytest.mark.needs("bubblewrap")
 
 
 @pytest.fixture(scope="module", params=USERS)

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from as_users import ROOT, USERS, as_user
 
-from rpg.sandbox import room
 from tests.rpg.sandbox.session_processes import LEAVES, WINDOW
 
 SCRIPT = Path(__file__).with_name("session_processes.py")
 
-pytestmark = pytest.mark.skipif(room.missing() is not None, reason="bubblewrap may not make namespaces here")
+pytestmark = pytest.mark.needs("bubblewrap")
 
 
 @pytest.fixture(scope="module", params=USERS)

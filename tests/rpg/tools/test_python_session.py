@@ -2,7 +2,7 @@
 
 import pytest
 
-from rpg.sandbox import Limits, Sandbox, room
+from rpg.sandbox import Limits, Sandbox
 from rpg.tools import ToolError
 from rpg.tools.functions.python import _Interpreter
 
@@ -17,7 +17,7 @@ n = 1
 """
 
 
-@pytest.mark.skipif(room.missing() is not None, reason="bubblewrap may not make namespaces here")
+@pytest.mark.needs("bubblewrap")
 def test_the_policy_is_told_that_its_processes_have_used_too_much() -> None:
     with Sandbox(Limits(seconds=60.0, cpu_seconds=1, processes=8), at_once=1) as sandbox:
         interpreter = _Interpreter(sandbox.session())

@@ -33,6 +33,10 @@ TEXTS = (
     ">",
     "- a: b: c",
     "a\tb # c",
+    "two\n\nparagraphs",
+    "Solve this.\n{prompt}\n",
+    "a\n---\nb",
+    "a\n...\nb",
 )
 
 
@@ -48,7 +52,7 @@ def test_a_value_that_yaml_would_cut_is_taken_as_it_is(text: str) -> None:
         ('"Which is #1?"', "Which is #1?"),
         ("'it''s'", "it's"),
         ("a#b", "a#b"),
-        ("two\n\nparagraphs", "two\nparagraphs"),
+        ('"two\n\nparagraphs"', "two\nparagraphs"),
         ("|\n  kept\n  lines\n", "kept\nlines\n"),
         ("", ""),
         ("Prüfung: 1/2", None),

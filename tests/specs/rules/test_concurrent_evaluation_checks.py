@@ -4,9 +4,8 @@ import pytest
 from spec_text import GOOD, message, warnings, write
 
 from specs.loader import load_experiment
-from specs.schema.launchers import SlurmLauncher, SshLauncher
+from specs.schema.launchers import SlurmLauncher
 
-HOSTS = "launcher: {type: ssh, hosts: [{host: one, slots: 4}, {host: two, slots: 4}, {host: three, slots: 2}]}\n"
 EVALUATION = "evaluation: {checkpoints: all, concurrent_ranks: 2}\n"
 EXPORTING = GOOD.replace("minibatches: 2\n", "minibatches: 2\n  export_every_steps: 2\n  ranks: 4\n")
 
@@ -15,25 +14,6 @@ def test_it_is_no_part_of_what_a_result_is():
     sections = ("evaluation: {}\n", "evaluation: {concurrent_ranks: 2}\n")
     plain, concurrent = (load_experiment(write(EXPORTING + section)).identity() for section in sections)
     assert plain == concurrent
-
-
-def test_ssh_has_the_hosts_that_training_leaves_over():
-    spec = load_experiment(write(EXPORTING + HOSTS + EVALUATION)).concurrent_evaluation
-    assert isinstance(spec.launcher, SshLauncher)
-    assert [host.host for host in spec.launcher.hosts] == ["two", "three"]
-    assert spec.training.ranks == 2
-    full = (
-        EXPORTING.replace("ranks: 4", "ranks: 6").replace("prompts_per_step: 4", "prompts_per_step: 6")
-        + HOSTS
-        + EVALUATION.replace("ranks: 2", "ranks: 3")
-    )
-    assert message(full) == (
-        "spec.yaml:27: evaluation.concurrent_ranks: training leaves too few hosts over\n"
-        "    27 | evaluation: {checkpoints: all, concurrent_ranks: 3}\n"
-        "  given: 3, and 2 slots on hosts without a rank of training\n"
-        "  hint: add hosts or slots to launcher, or lower concurrent_ranks\n"
-        "1 error; nothing was run"
-    )
 
 
 @pytest.mark.parametrize(("ranks", "nodes"), [(1, 1), (2, 1), (4, 2)])

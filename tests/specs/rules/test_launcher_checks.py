@@ -1,12 +1,9 @@
 """What a launcher's section may say, and the errors of one that cannot work."""
 
-from pathlib import Path
-
 import pytest
 from spec_text import GOOD, message, write
 
 from specs.loader import load_experiment
-from specs.schema.launchers import parse_hostfile
 
 
 def spec(launcher: str, ranks: int = 4) -> str:
@@ -18,49 +15,14 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_hosts_and_a_hostfile_say_the_same():
-    Path("hosts").write_text("# the rack\nworker-1 slots=2\n\nroot@10.0.0.2   slots=2  # new\n")
-    listed = load_experiment(
-        write(spec("{type: ssh, hosts: [{host: worker-1, slots: 2}, {host: root@10.0.0.2, slots: 2}]}"))
-    )
-    from_file = load_experiment(write(spec("{type: ssh, hostfile: hosts}")))
-    assert listed.launcher.read_hosts() == from_file.launcher.read_hosts()
-    assert Path(from_file.launcher.hostfile).is_absolute()
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("worker-1", "line 1 is not"),
-        ("worker-1 slots=0", "line 1 is not"),
-        ("-oProxyCommand=x slots=1", "line 1 is not"),
-        ("a slots=1\na slots=2", "line 2 names a again"),
-        ("# nobody", "there is no host in it"),
-    ],
-)
-def test_a_hostfile_with_something_wrong_is_refused_with_its_line(text, why):
-    with pytest.raises(ValueError, match=why):
-        parse_hostfile(text)
-
-
-def test_a_hostfile_that_is_none_is_a_problem_of_the_spec():
-    Path("hosts").write_text("worker-1\n")
-    text = message(spec("{type: ssh, hostfile: hosts}"))
-    assert "launcher.hostfile: is no hostfile: line 1 is not `NAME slots=N`: worker-1" in text
-    assert "launcher.hostfile: cannot be read" in message(spec("{type: ssh, hostfile: nowhere}"))
-
-
 @pytest.mark.parametrize(
     ("launcher", "error"),
     [
-        ("{type: ssh}", "launcher: needs hosts or a hostfile, one of the two"),
-        ("{type: ssh, hosts: [{host: a, slots: 3}]}", "launcher.hosts: the hosts have too few slots"),
-        ("{type: ssh, hosts: [{host: a, slots: 4}, {host: a}]}", "launcher.hosts.1.host: the host is named twice"),
-        ("{type: ssh, hosts: [{host: -oProxyCommand=x}]}", "launcher.hosts.0.host"),
-        ("{type: ssh, hosts: [{host: a, slots: 4}], min_ranks: 5}", "launcher.min_ranks: is more than training.ranks"),
         (
-            "{type: ssh, hosts: [{host: a, slots: 4}], engine_hosts: [{host: b}, {host: a}]}",
-            "launcher.engine_hosts.1.host: the host is named twice",
+            "{type: ssh, hosts: [{host: a}]}",
+            "launcher.type: unknown type\n    25 | launcher: {type: ssh, hosts: [{host: a}]}\n"
+            '  given: "ssh"    allowed: local, slurm, ray\n  hint: several machines are a Ray cluster: `ray start` on '
+            "each, then launcher: {type: ray} (docs/clusters.md)\n",
         ),
         ("{type: ray, nodes: 3}", "launcher.nodes: the ranks do not divide"),
         ("{type: ray, min_ranks: 9}", "launcher.min_ranks: is more than training.ranks"),

@@ -45,6 +45,26 @@ def test_a_study_with_everything_is_read_without_a_word():
     assert without_warning(STUDY + GOALS + TRIALS + "sampler: {type: nsga2}\n")
 
 
+def test_the_points_of_a_schedule_are_searched_as_its_steps_and_values():
+    schedule = "objective.kl_coef: {schedule: [[1, 0.03], [20, 0.03]], between: linear}"
+    points = (
+        "  objective.kl_coef.schedule.0.1: {float: [0.01, 0.1]}\n  objective.kl_coef.schedule.1.0: {int: [10, 20]}\n"
+    )
+    text = STUDY.replace("overrides: {", f"overrides: {{{schedule}, ").replace(
+        "  training.epochs: {int: [1, 2]}\n", points
+    )
+    document = load_study_document(write(text + GOAL + TRIALS))
+    assert document.warnings == ()
+    trial = document.trial({"objective.kl_coef.schedule.0.1": 0.05, "objective.kl_coef.schedule.1.0": 12})
+    assert trial.experiment.objective.kl_coef.schedule == ((1, 0.05), (12, 0.03))
+
+
+def test_a_population_is_answered_with_what_to_search_instead():
+    text = message(STUDY + GOAL + TRIALS + "sampler: {type: population}\n")
+    assert 'given: "population"    allowed: auto, noisy_gp, tpe, gp, cma, nsga2, qmc, random, grid\n' in text
+    assert "hint: search the points of a schedule, objective.kl_coef.schedule.1.1: {float: [...]}" in text
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

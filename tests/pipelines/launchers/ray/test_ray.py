@@ -16,7 +16,8 @@ from waiting import wait_for
 from tests.rpg.tiny_run import STEADY, assert_trained, finish, make_run, start, step_of, weights
 
 WHY_NOT = missing()
-pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+long = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def head(cluster: RayCluster, run: Path) -> Any:
     return start(cluster.on(0, [sys.executable, "-m", "pipelines.launchers.ray.head", str(run)]), {})
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=long)])
 def test_two_nodes_give_the_weights_of_one_process(
     cluster: RayCluster, inputs: Path, tmp_path: Path, ranks: int
 ) -> None:
@@ -64,7 +65,7 @@ def of(cluster: RayCluster, name: str) -> list[psutil.Process]:
 def nothing_left(cluster: RayCluster) -> bool:
     """Whether ranks, node programs and placement groups are gone."""
     groups = cluster.ask("[g['state'] for g in ray.util.placement_group_table().values() if g['state'] != 'REMOVED']")
-    return not of(cluster, "rpg.train") and not of(cluster, "launchers.hosts.node") and groups == "[]"
+    return not of(cluster, "rpg.train") and not of(cluster, "launchers.ray.node") and groups == "[]"
 
 
 def long_run(cluster: RayCluster, inputs: Path, directory: Path, **more: Any) -> Path:
@@ -73,7 +74,8 @@ def long_run(cluster: RayCluster, inputs: Path, directory: Path, **more: Any) ->
     return make_run(inputs, directory, training=training, launcher=cluster.section(nodes=2, **more))
 
 
-@pytest.mark.parametrize("killed", ["rpg.train", "launchers.hosts.node", "ray::Carrier"])
+@long
+@pytest.mark.parametrize("killed", ["rpg.train", "launchers.ray.node", "ray::Carrier"])
 def test_what_is_killed_on_a_node_brings_the_run_back_from_its_last_checkpoint(
     cluster: RayCluster, inputs: Path, tmp_path: Path, killed: str
 ) -> None:
@@ -88,6 +90,7 @@ def test_what_is_killed_on_a_node_brings_the_run_back_from_its_last_checkpoint(
     wait_for(lambda: nothing_left(cluster), timeout=60, what="the end of every process")
 
 
+@long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_command_that_ends_leaves_no_actor_and_no_placement_group(
     cluster: RayCluster, inputs: Path, tmp_path: Path, number: signal.Signals
@@ -103,6 +106,7 @@ def test_a_command_that_ends_leaves_no_actor_and_no_placement_group(
     assert step_of(run) == 40
 
 
+@long
 def test_a_run_that_no_node_can_hold_is_refused_with_what_nodes_have(
     cluster: RayCluster, inputs: Path, tmp_path: Path
 ) -> None:
@@ -111,6 +115,7 @@ def test_a_run_that_no_node_can_hold_is_refused_with_what_nodes_have(
     assert "the Ray cluster cannot hold the run: no node has 3 CPU; nodes have 2 CPU" in output
 
 
+@long
 @pytest.mark.parametrize(("ranks", "then"), [(2, 2), (4, 2)])
 def test_a_node_that_is_drained_has_the_run_save_and_go_on_elsewhere(
     cluster: RayCluster, inputs: Path, tmp_path: Path, ranks: int, then: int
@@ -134,6 +139,7 @@ def test_a_node_that_is_drained_has_the_run_save_and_go_on_elsewhere(
     assert step_of(run) == 40
 
 
+@long
 def test_a_command_whose_own_node_is_drained_has_the_run_save_and_ends(
     cluster: RayCluster, inputs: Path, tmp_path: Path
 ) -> None:
@@ -158,6 +164,7 @@ def seldom_saved(cluster: RayCluster, inputs: Path, directory: Path, *, ranks: i
     return make_run(inputs, directory, training=training, launcher=cluster.section(nodes=2, **more))
 
 
+@long
 def test_a_node_that_dies_is_waited_for_until_another_takes_its_place(
     cluster: RayCluster, inputs: Path, tmp_path: Path
 ) -> None:
@@ -166,7 +173,6 @@ def test_a_node_that_dies_is_waited_for_until_another_takes_its_place(
     wait_for(lambda: step_of(run) >= 2, timeout=300, what="a step")
     cluster.hosts[1].power_off()
     wait_for(lambda: not of(cluster, "rpg.train"), timeout=120, what="the end of the ranks")
-    cluster.hosts[1].serve()
     cluster.restart(1)
     output = finish(driver)
     assert ": lost, " in output
@@ -174,6 +180,7 @@ def test_a_node_that_dies_is_waited_for_until_another_takes_its_place(
     assert step_of(run) == 40
 
 
+@long
 def test_a_cluster_whose_head_dies_ends_the_run_which_goes_on_in_the_next_one(
     cluster: RayCluster, inputs: Path, tmp_path: Path
 ) -> None:
@@ -189,3 +196,31 @@ def test_a_cluster_whose_head_dies_ends_the_run_which_goes_on_in_the_next_one(
     finish(head(cluster, run))
     assert_trained(run)
     assert step_of(run) == 40
+
+
+@long
+@pytest.mark.parametrize("apart", [False, True], ids=["ranks", "ranks and engines"])
+def test_the_gpu_checks_of_a_spec_are_made_on_every_node(
+    cluster: RayCluster, inputs: Path, tmp_path: Path, apart: bool
+) -> None:
+    changes: dict[str, Any] = {"training": {"ranks": 1 if apart else 2}, "resources": {"device": "cpu"}}
+    nodes = {"engine_nodes": 1} if apart else {"nodes": 2}
+    if apart:
+        changes["rollout"] = {"engine": "vllm", "placement": "dedicated"}
+    run = make_run(inputs, tmp_path / "run", launcher=cluster.section(**nodes), **changes)
+    program = (
+        "import json, sys\nfrom dataclasses import asdict\nfrom pathlib import Path\n"
+        "from pipelines.doctor.gpu_checks.session import check_gpus\nfrom pipelines.home.home import Home\n"
+        "from specs.schema.experiment import Experiment\n"
+        "spec = Experiment.model_validate_json(Path(sys.argv[1], 'spec.json').read_bytes())\n"
+        "names = ['machine', 'all_reduce']\n"
+        "results = check_gpus(Home(Path(sys.argv[1], 'home')), spec, names=names, on_result=lambda _: None)\n"
+        "print(json.dumps([asdict(result) for result in results]))"
+    )
+    output = finish(start(cluster.on(0, [sys.executable, "-c", program, str(run)]), {}))
+    results = json.loads(output.splitlines()[-1])
+    assert [(result["check"], result["status"], result["rank"]) for result in results] == [
+        (name, "ok", rank) for name in ("machine", "all_reduce") for rank in (0, 1)
+    ], results
+    assert "between_hosts_gb_per_s" in results[2]["figures"]
+    wait_for(lambda: nothing_left(cluster), timeout=60, what="the end of every process")

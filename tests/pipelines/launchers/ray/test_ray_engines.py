@@ -10,8 +10,8 @@ from waiting import wait_for
 
 from tests.pipelines.launchers.ray.test_ray import WHY_NOT, head, nothing_left, of
 from tests.pipelines.launchers.ray.test_ray import cluster as cluster  # the fixture
-from tests.pipelines.launchers.ssh.test_engine_hosts import inputs as inputs  # the fixture: a model that vLLM takes
-from tests.pipelines.launchers.ssh.test_engine_hosts import make
+from tests.pipelines.launchers.slurm.test_engine_nodes import inputs as inputs  # the fixture: a model that vLLM takes
+from tests.pipelines.launchers.slurm.test_engine_nodes import make
 from tests.rpg.checkpoints.test_resume import recorded, same_rows
 from tests.rpg.tiny_run import assert_trained, finish, step_of, train
 

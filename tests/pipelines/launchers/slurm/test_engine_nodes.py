@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,9 +15,7 @@ from waiting import wait_for
 from specs.machine.launch import KEY
 from tests.pipelines.launchers.slurm.test_slurm import WHY_NOT, head, job_of, step_of
 from tests.pipelines.launchers.slurm.test_slurm import cluster as cluster  # the fixture
-from tests.pipelines.launchers.ssh.test_engine_hosts import inputs as inputs  # the fixture: a model that vLLM takes
-from tests.pipelines.launchers.ssh.test_engine_hosts import make
-from tests.rpg.tiny_run import finish
+from tests.rpg.tiny_run import finish, make_inputs, make_run
 
 pytestmark = [
     pytest.mark.long,
@@ -25,6 +24,21 @@ pytestmark = [
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]
 APART = {"type": "slurm", "engine_nodes": 1, "stop_before_seconds": 5}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that vLLM takes."""
+    directory = tmp_path_factory.mktemp("inputs")
+    make_inputs(directory, head_dim=32)
+    return directory
+
+
+def make(inputs: Path, run: Path, *, steps: int = 2, **more: Any) -> Path:
+    """A run with a dedicated engine; `more`: changes of other sections and of these."""
+    training, rollout = more.pop("training", {}), more.pop("rollout", {})
+    engine = {"engine": "vllm", "placement": "dedicated", "cpu_cache_gib": 0.25}
+    return make_run(inputs, run, training={"steps": steps, **training}, rollout={**engine, **rollout}, **more)
 
 
 def engines(cluster: SlurmCluster) -> Iterator[psutil.Process]:

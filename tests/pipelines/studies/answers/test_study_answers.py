@@ -104,24 +104,6 @@ def test_the_pareto_front_has_the_trials_that_none_beats_in_all() -> None:
     assert best_of(record) is None
 
 
-def test_a_record_of_an_earlier_version_is_read_with_defaults(home: Home) -> None:
-    new = study([trial(0, 0.5), trial(1, None, state="failed", reason="diverged")], trials_wanted=3)
-    kept = ("name", "question", "experiment", "goal", "direction", "sampler", "trials_wanted", "parameters")
-    of_trial = ("number", "state", "run_ids", "run_id", "value", "value_low", "value_high", "baseline", "params")
-    trials = [{key: trial[key] for key in (*of_trial, "reason")} for trial in new["trials"]]
-    name = record(home, {key: new[key] for key in kept} | {"overrides": {}, "trials": trials})
-    old = read_study(home, name)
-    assert (old.first.metric, old.first.dataset, old.first.direction) == ("mean@8", "two-terms", "maximize")
-    assert (old.status, old.confidence, old.confirmation, old.pruner["type"]) == ("searching", 0.95, None, "none")
-    assert [trial.values for trial in old.trials] == [(0.5,), ()]
-    assert all(trial.feasible and not trial.attempts for trial in old.trials)
-    with Store.open(home.root) as store:
-        columns = 'rung, rungs, "values", feasible, tokens, attempts'
-        assert store.query(f"SELECT {columns} FROM trials WHERE number = 0").rows == [(None,) * 6]
-        assert store.query("SELECT status, spent, goals, confirmation FROM studies").rows == [(None,) * 4]
-        assert store.query("SELECT * FROM confirmations").rows == []
-
-
 def test_sql_has_all_that_is_recorded_of_a_trial(home: Home) -> None:
     kept = trial(0, 0.5, values=[0.5, 0.01], constraints={"kl/reverse": 0.01}, attempts=2)
     arms = arm(0, [0.5, 0.6, 0.5, 0.6, 0.5]), arm(1, [0.5, None, 0.5, 0.5, 0.5])

@@ -13,8 +13,9 @@ import pytest
 from places import SHARED
 
 from rpg.data.problems import SourceProblem
+from rpg.data.prompts import staged
 from specs.errors import Issue, SpecError
-from specs.schema.data import Source
+from specs.schema.data import Source, TemplatePrompt
 
 DAPO_ROW: dict[str, Any] = {
     "data_source": "math_dapo",
@@ -360,6 +361,8 @@ def test_a_csv_file_that_is_wrong_is_told_with_its_line(tmp_path: Path, text: st
 def test_columns_that_are_kept_are_the_problems_own(tmp_path: Path) -> None:
     file = parquet(tmp_path / "maths.parquet", DAPO_ROW | {"level": 3})
     (problem,) = read(source="parquet", path=str(file), columns={"keep": ["level", "reward_model.style"]})
+    template = TemplatePrompt(template="{metadata.level}, {metadata.reward_model.style}: {prompt}")
+    assert staged(problem, template).prompt.startswith("3, rule: ")
     assert problem.metadata == {"level": 3, "reward_model.style": "rule"}
     issue = wrong(source="parquet", path=str(file), columns={"keep": ["levels"]})
     assert (issue.message, issue.path) == ("maths.parquet has no column `levels`", ("columns", "keep"))

@@ -1,0 +1,360 @@
+"""The plan of an experiment, a study or an evaluation: as data, as text, and what is wrong with what it names."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pipelines.home.home import Home
+    from pipelines.planning.device import Device
+    from pipelines.planning.plan import Plan
+    from rpg.base.shape import ModelShape
+    from specs.document import Document
+    from specs.errors import Issue
+    from specs.schema.experiment import Experiment
+    from specs.study_document import StudyDocument
+
+MOST_RUNS = 8
+"""So many are shown one by one."""
+_MOST_REASONS = 5
+"""Reasons that are named for a stage in the summary of many runs."""
+
+
+def runs_document(document: Document | StudyDocument) -> Document:
+    """Returns the document whose runs are planned: of a study that of its experiment."""
+    from specs.study_document import StudyDocument
+
+    return document.experiment if isinstance(document, StudyDocument) else document
+
+
+def plan_data(document: Document | StudyDocument, made: Plan, home: Home) -> dict[str, Any]:
+    """Returns the plan as JSON data.
+
+    Args:
+        made: the plan of `runs_document`.
+    """
+    from specs.study_document import StudyDocument
+
+    if isinstance(document, StudyDocument):
+        from pipelines.jobs.study_plan import study_plan_data
+
+        return study_plan_data(document, made, home)
+    return _as_data(made)
+
+
+def print_plan(
+    document: Document | StudyDocument, made: Plan, home: Home, console: Console, *, all_runs: bool = False
+) -> None:
+    """Prints the plan for a reader. `all_runs`: each run, however many there are."""
+    from specs.study_document import StudyDocument
+
+    if isinstance(document, StudyDocument):
+        from pipelines.jobs.study_plan import print_study_plan, study_plan_data
+
+        print_study_plan(document, study_plan_data(document, made, home), console)
+    else:
+        _print_runs(made, each=all_runs or len(made.runs) <= MOST_RUNS, console=console)
+
+
+def findings(document: Document | StudyDocument, made: Plan) -> tuple[list[Issue], list[Issue]]:
+    """Errors and warnings of a plan, from a look at the data and the models of what is still to run."""
+    from huggingface_hub import is_offline_mode
+
+    from pipelines.jobs.preflight import examined, missing_for, unfinished, unscorable
+    from pipelines.planning.gpu_hours import precision_warnings
+    from pipelines.planning.memory_warnings import memory_warnings
+    from pipelines.processes.forking import has_forked
+    from pipelines.running.gpu_slots import concurrency_warnings
+    from specs.errors import in_file_order
+
+    experiment = made.document
+    of_runs = {
+        warning
+        for run in made.runs
+        if run.experiment.trains
+        for warning in (
+            *memory_warnings(run.experiment),
+            *precision_warnings(run.experiment),
+            *concurrency_warnings(run.experiment),
+        )
+    }
+    warnings = [*document.warnings, *(experiment.locate(warning) for warning in of_runs)]
+    to_do = unfinished(made.runs)
+    errors, absent, odd = examined(experiment, to_do, forked=has_forked())
+    if absent and is_offline_mode():
+        errors, absent = [*errors, *absent], []
+    warnings = [*warnings, *missing_for(experiment, to_do), *absent, *odd]
+    return in_file_order([*errors, *unscorable(experiment, to_do)]), warnings
+
+
+def _as_data(made: Plan) -> dict[str, Any]:
+    """The plan as JSON data."""
+    return {
+        "experiment": made.document.experiment.name,
+        "runs": [
+            {
+                "run_id": run.run_id,
+                "name": run.name,
+                "seed": run.seed if run.experiment.trains else None,
+                "values": run.values,
+                **(_of_training(run.experiment) if run.experiment.trains else {}),
+                "stages": [
+                    {
+                        "stage": stage.stage,
+                        "action": stage.action,
+                        "reason": stage.reason,
+                        "fingerprint": stage.fingerprint,
+                        "output": str(stage.output),
+                    }
+                    for stage in run.stages
+                ],
+            }
+            for run in made.runs
+        ],
+    }
+
+
+def _of_training(experiment: Experiment) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from pipelines.planning.certificates import certified
+    from pipelines.planning.judging import judging
+    from pipelines.planning.memory import batch_algebra
+
+    return {
+        "batch": asdict(batch_algebra(experiment)),
+        "memory": _memory(experiment),
+        "gpu_hours": _gpu_hours(experiment),
+        "judges": [asdict(each) for each in judging(experiment)],
+        "schedules": _schedules(experiment),
+        "certificate": list(certified(experiment).lines),
+    }
+
+
+def _schedules(experiment: Experiment) -> dict[str, str]:
+    """Path -> schedule, in words, of each field that changes over training."""
+    from specs.schema.schedule import schedules_in
+
+    return {".".join(path): str(schedule) for path, schedule in schedules_in(experiment)}
+
+
+def _memory(experiment: Experiment) -> dict[str, Any] | None:
+    from dataclasses import asdict
+
+    from pipelines.planning.device import device_of
+    from pipelines.planning.gpu_sharing import gpu_sharing, planned_on
+    from pipelines.planning.memory import memory_estimate
+    from pipelines.planning.model_shape import model_shape
+
+    shape = model_shape(experiment)
+    if shape is None:
+        return None
+    device = device_of(experiment, shape)
+    estimate = memory_estimate(planned_on(experiment, shape, device), shape)
+    sharing = gpu_sharing(experiment, shape, device)
+    held_against = {"device": asdict(device) if device else None, "sharing": asdict(sharing) if sharing else None}
+    counted = ("parameters", "active_parameters", "expert_parameters", "router_parameters")
+    counts = {name: getattr(shape, name) for name in counted}
+    return {**asdict(estimate), "total": estimate.total, **counts, **held_against}
+
+
+def _gpu_hours(experiment: Experiment) -> dict[str, float] | None:
+    from dataclasses import asdict
+
+    from pipelines.planning.gpu_hours import gpu_hours
+    from pipelines.planning.model_shape import model_shape
+
+    shape = model_shape(experiment)
+    return {**asdict(gpu_hours(experiment, shape)), "total": gpu_hours(experiment, shape).total} if shape else None
+
+
+def _print_runs(made: Plan, *, each: bool, console: Console) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    experiment = made.document.experiment
+    console.print(f"[bold]{experiment.name}[/]  {escape(experiment.question)}", end="\n\n")
+    colours = {"RUN": "yellow", "RESUME": "cyan", "CACHED": "green"}
+    if not each:
+        console.print(f"[bold]{len(made.runs)} runs[/]; `--all` shows each")
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for stage, action, number, reason in _summary(made):
+            colour = colours.get(action, "default")
+            table.add_row(f"  {stage}", f"[{colour}]{action}[/]", f"{number}", escape(reason))
+        console.print(table)
+    for run in made.runs if each else ():
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for planned in run.stages:
+            colour = colours[planned.action]
+            table.add_row(
+                f"  {planned.stage}", f"[{colour}]{planned.action}[/]", planned.fingerprint[:8], escape(planned.reason)
+            )
+        console.print(f"[bold]{run.run_id}[/]  {escape(run.name)}")
+        console.print(table)
+    for line in _algebra(made):
+        console.print(line, markup=False)
+
+
+def _summary(made: Plan) -> Iterator[tuple[str, str, int, str]]:
+    """A line for each fate of a stage over all runs: stage, what happens, in how many runs, why; most frequent
+    first."""
+    stages = dict.fromkeys(planned.stage for run in made.runs for planned in run.stages)
+    for stage in stages:
+        counts = Counter(
+            (planned.action, planned.reason) for run in made.runs for planned in run.stages if planned.stage == stage
+        ).most_common()
+        for row, ((action, reason), number) in enumerate(counts[:_MOST_REASONS]):
+            yield stage if row == 0 else "", action, number, reason
+        if rest := counts[_MOST_REASONS:]:
+            yield "", "", sum(number for _, number in rest), f"for {len(rest)} other reasons"
+
+
+def _algebra(made: Plan) -> list[str]:
+    """Batch algebra and estimates of the first run, and in how far the other runs differ."""
+    from pipelines.planning.certificates import certificate_lines
+    from pipelines.planning.device import LARGE, device_of
+    from pipelines.planning.gpu_hours import SAMPLING_SHARE, gpu_hours
+    from pipelines.planning.gpu_sharing import gpu_sharing, planned_on
+    from pipelines.planning.judging import judging, sentences
+    from pipelines.planning.memory import GIB, batch_algebra, memory_estimate
+    from pipelines.planning.model_shape import model_shape, settings_of
+
+    experiment = made.runs[0].experiment
+    if not experiment.trains:
+        return ["", *dict.fromkeys(_asked(run.experiment) for run in made.runs)]
+    batch = batch_algebra(experiment)
+    lines = [
+        "",
+        f"batch   {batch.prompts_per_step} prompts x {batch.group_size} responses = "
+        f"{batch.rollouts_per_step} rollouts a step; "
+        f"{batch.minibatches} minibatches of {batch.rollouts_per_update} x {experiment.training.epochs} epochs = "
+        f"{batch.updates_per_step} updates a step, {batch.updates} in {experiment.training.steps} steps",
+        f"tokens  at most {_count(batch.tokens_to_sample)} to sample"
+        + (f", {_count(batch.tokens_given)} given" if batch.tokens_given else "")
+        + f" and {_count(batch.tokens_to_train)} to train on, a run",
+    ]
+    lines += _turns(experiment)
+    if dynamic := experiment.rollout.dynamic_sampling:
+        at_once = math.ceil(dynamic.oversampling * batch.prompts_per_step)
+        how = "in rounds" if dynamic.refill == "rounds" else f"as a stream that begins with {at_once} prompts"
+        lines.append(
+            f"refill  groups without signal are replaced {how} (rollout.dynamic_sampling.refill); "
+            f"the tokens to sample are those of {dynamic.max_batches} times the prompts"
+        )
+    lines += sentences(judging(experiment), _count)
+    shape = model_shape(experiment)
+    if shape is None:
+        known = settings_of(experiment.model) is not None
+        why = "transformers builds no model of its config" if known else "the model's config is not on this machine yet"
+        lines.append(f"memory  unknown, and so are GPU hours: {why}")
+    else:
+        device = device_of(experiment, shape)
+        parts = memory_estimate(planned_on(experiment, shape, device), shape)
+        named = ["weights", "gradients", "optimizer", "reference", "activations", "logits", "kv_cache"]
+        named += [name for name in ("sampler", "gathered", "buckets", "scoring") if getattr(parts, name)]
+        listed = ", ".join(f"{name.replace('_', ' ')} {_size(getattr(parts, name))}" for name in named)
+        lines.append(
+            f"memory  about {parts.total / GIB:.2f} GiB a rank{_of(device)} for "
+            f"{_count(shape.parameters)} parameters{_experts(shape)}: {listed}"
+            + (f"; {_size(parts.away)} of it in host memory while rollouts are sampled" if parts.away else "")
+            + (
+                "; the teacher comes on top: its config is not on this machine yet"
+                if _teacher_unknown(experiment)
+                else ""
+            )
+        )
+        if sharing := gpu_sharing(experiment, shape, device):
+            lines.append(f"shared  {sharing}")
+        if device:
+            lines.append(f"kernels {_kernels(experiment)}")
+        if experiment.resources.device != "cpu" and shape.parameters >= LARGE:
+            hours = gpu_hours(experiment, shape)
+            rounds = f" in {dynamic.max_batches} rounds a step" if dynamic else ""
+            evaluation = "" if hours.evaluation is None else f"{hours.evaluation:,.0f} to evaluate, "
+            lines.append(
+                f"time    about {hours.total:,.0f} GPU hours a run, all responses at full length: "
+                f"{hours.sampling:,.0f} to sample{rounds}, {hours.training:,.0f} to train, {evaluation}"
+                f"on H100s at {SAMPLING_SHARE:.0%} of their bandwidth and "
+                f"{hours.share_of_peak:.0%} of their bfloat16 peak (mfu); "
+                f"{hours.total * len(made.runs):,.0f} for all runs"
+                + ("; evaluation comes on top: the size of a set is not known yet" if hours.evaluation is None else "")
+            )
+    lines += [f"claim   {line}" for line in certificate_lines(made.runs)[:MOST_RUNS]]
+    changing = dict.fromkeys(entry for run in made.runs for entry in _schedules(run.experiment).items())
+    lines += [f"changes {path} {schedule}" for path, schedule in changing]
+    others = sum(batch_algebra(run.experiment) != batch for run in made.runs)
+    if others:
+        lines.append(f"        of the first run; {others} of {len(made.runs)} runs differ in it (--json has them all)")
+    return lines
+
+
+def _kernels(experiment: Experiment) -> str:
+    """What computes norms, rotations and gates on a GPU."""
+    from pipelines.planning.roofline import fuses
+
+    whose = "Liger-Kernel" if fuses(experiment) else "PyTorch"
+    return f"{whose}'s for norms, rotations and gates (training.kernels: {experiment.training.kernels})"
+
+
+def _turns(experiment: Experiment) -> list[str]:
+    """What a response of several turns holds at most; nothing of one that is a single turn."""
+    from pipelines.planning.memory import turn_bounds
+
+    rollouter, bounds = experiment.rollout.rollouter, turn_bounds(experiment)
+    if rollouter.bounds(bounds.length) is None:
+        return [
+            f"turns   as many as rollout.rollouter {rollouter.type} takes; at most {bounds.length} tokens a response"
+        ]
+    if bounds.turns == 1:
+        return []
+    return [
+        f"turns   at most {bounds.turns} of the policy a response: {_count(bounds.sampled)} tokens sampled, "
+        f"{_count(bounds.given)} given, {_count(bounds.length)} in all; "
+        f"a response waits {bounds.seconds:g} s for what it is given at most, while others are sampled"
+    ]
+
+
+def _teacher_unknown(experiment: Experiment) -> bool:
+    from pipelines.planning.model_shape import teacher_shape
+
+    return experiment.reference.source == "model" and teacher_shape(experiment) is None
+
+
+def _asked(experiment: Experiment) -> str:
+    """Samples that an evaluation takes of each model."""
+    evaluation = experiment.evaluation
+    sets = ", ".join(evaluation.datasets or (source.name for source in experiment.data.evaluation))
+    length = evaluation.max_response_length or experiment.rollout.max_response_length
+    return (
+        f"samples {evaluation.samples_per_problem} responses a problem of {sets}, at most {length} tokens each, "
+        f"temperature {evaluation.temperature:g}, top_p {evaluation.top_p:g}"
+    )
+
+
+def _experts(shape: ModelShape) -> str:
+    """For a mixture of experts: how many experts a token meets, and the router's size."""
+    if not shape.expert_parameters:
+        return ""
+    parts = f"experts {_count(shape.expert_parameters)}, router {_count(shape.router_parameters)}"
+    return f" ({_count(shape.active_parameters)} active; {parts})"
+
+
+def _of(device: Device | None) -> str:
+    """Memory that the estimate is held against."""
+    return f", of {device.memory_gib:g} GiB ({device.name})," if device else ""
+
+
+def _count(number: int) -> str:
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return str(number)
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.1f} MiB"

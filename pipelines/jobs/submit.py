@@ -1,0 +1,60 @@
+"""Handing a document to the workers of a Prefect server, after the look at what it names."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipelines.home.home import Home
+    from pipelines.prefect_flows.schedules import Schedule
+    from pipelines.prefect_flows.submit import Submitted
+    from pipelines.prefect_server.deployments import Priority
+    from specs.document import Document
+    from specs.study_document import StudyDocument
+
+
+def submit(
+    document: Document, home: Home, profile: str, *, pool: str = "", priority: Priority = "normal"
+) -> list[Submitted]:
+    """Submits an experiment's or an evaluation's runs; what takes a while is said on stderr.
+
+    Arguments and errors are as of `submit_document`, and SpecError also where a stage would refuse what the document
+    names.
+    """
+    from pipelines.prefect_flows.submit import submit_document
+
+    _look(document, home, profile)
+    return submit_document(document, home, profile, pool=pool, priority=priority, say=_say)
+
+
+def schedule(
+    document: Document, home: Home, profile: str, cron: str, *, pool: str = "", priority: Priority = "normal"
+) -> Schedule:
+    """Has the server submit them at the times of a cron expression; see `submit`."""
+    from pipelines.prefect_flows.schedules import schedule_document
+
+    _look(document, home, profile)
+    return schedule_document(document, home, profile, cron, pool=pool, priority=priority, say=_say)
+
+
+def submit_study(document: StudyDocument, home: Home, profile: str, *, workers: int = 0, pool: str = "") -> list[str]:
+    """Submits a study and returns the flow runs' pages; see `submit`. `workers`: 0 for as many as the study says."""
+    from pipelines.studies import flow
+
+    _look(document.experiment, home, profile)
+    workers = workers or document.study.parallel
+    return flow.submit_study(document, home, profile, workers=workers, pool=pool, say=_say)
+
+
+def _look(document: Document, home: Home, profile: str) -> None:
+    from pipelines.jobs.preflight import refuse_what_a_stage_would
+    from pipelines.planning.plan import make_plan
+    from pipelines.prefect_server.client import api_url
+
+    api_url(home, profile)  # before the look at the data, which takes long
+    refuse_what_a_stage_would(document, make_plan(document, home).runs, None)
+
+
+def _say(note: str) -> None:
+    print(note, file=sys.stderr)

@@ -1,0 +1,98 @@
+"""Certificates of the formulas of specs, before anything trains: enumerated once, then known by their content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specs.errors import Issue, read_issue
+from specs.schema.objective import FormulaObjective, PackagedObjective
+
+if TYPE_CHECKING:
+    from pipelines.planning.plan import RunPlan
+    from specs.schema.experiment import Experiment
+
+
+_CODE = tuple(f"rpg.certificate.{name}" for name in ("certificate", "finite", "reading"))
+"""Modules in which an enumeration and its description begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """What the enumeration of a spec's objective has found."""
+
+    lines: tuple[str, ...]
+    """A line a certificate: the objective's, or one for each step at which schedules change it."""
+    issues: tuple[Issue, ...]
+    """A false claim, or a formula that is not finite; paths lead into the spec."""
+
+
+def certified(experiment: Experiment) -> Certified:
+    """Returns the certificate of an objective that is a formula or a package's; nothing of another one.
+
+    The first look imports torch. It is kept by the formula and the code that enumerates it.
+    """
+    from specs.machine.files import DiskError, read_json, write_json
+
+    if not isinstance(experiment.objective, (FormulaObjective, PackagedObjective)):
+        return Certified((), ())
+    note = _note(experiment)
+    if note and (known := read_json(note)):
+        return Certified(tuple(known["lines"]), tuple(map(read_issue, known["issues"])))
+    found = _enumerated(experiment)
+    with suppress(OSError, DiskError):  # the next one enumerates again
+        if note:
+            write_json(note, {"lines": found.lines, "issues": [asdict(issue) for issue in found.issues]})
+    return found
+
+
+def _note(experiment: Experiment) -> Path | None:
+    """File of the certificate, by all that it follows from."""
+    from importlib.metadata import version
+
+    from pipelines.planning.code import Code
+    from specs.machine.own_cache import place_to_save_time
+
+    rollouter = experiment.rollout.rollouter
+    asked = [experiment.objective.identity(), experiment.advantage.credit, rollouter.gives_tokens]
+    code = [Code().digest(*_CODE), version("torch")]
+    digest = hashlib.sha256(json.dumps([asked, code], sort_keys=True).encode()).hexdigest()
+    return place_to_save_time("planning", "certificates", f"{digest[:32]}.json")
+
+
+def _enumerated(experiment: Experiment) -> Certified:
+    from specs.machine.parent import before_torch
+
+    before_torch()
+    from rpg.certificate.certificate import certify_experiment
+    from rpg.certificate.finite import refused
+    from rpg.certificate.reading import in_a_line
+
+    if issue := refused(experiment.objective):
+        return Certified((), (issue,))
+    records = {step: certificate.as_json() for step, certificate in certify_experiment(experiment).items()}
+    lines = {step: in_a_line(record) for step, record in records.items()}
+    told = [f"at step {step}: {line}" if len(lines) > 1 else line for step, line in lines.items()]
+    false = [lines[step] for step, record in records.items() if not record["holds"]]
+    hint = "correct the formula or the claim, or write claim: none; `rpg certify` has the whole of it"
+    issues = [Issue("the claim is false", ("objective", "claim"), line, hint=hint) for line in false[:1]]
+    return Certified(tuple(told), tuple(issues))
+
+
+def certified_runs(runs: Iterable[RunPlan]) -> list[tuple[RunPlan, Certified]]:
+    """Returns the certificate of each distinct formula, with the first run that has it."""
+    trained = [run for run in runs if run.experiment.trains]
+    distinct = {repr((run.experiment.objective, run.experiment.advantage.credit)): run for run in reversed(trained)}
+    return [(run, certified(run.experiment)) for run in reversed(distinct.values())]
+
+
+def certificate_lines(runs: Iterable[RunPlan]) -> list[str]:
+    """Returns a line for each certificate of the runs' formulas, with the name of the run where there are several."""
+    found = [(run, line) for run, certificate in certified_runs(runs) for line in certificate.lines]
+    several = len({run.run_id for run, _ in found}) > 1
+    return [f"{run.name}: {line}" if several else line for run, line in found]

@@ -1,0 +1,104 @@
+"""Standard streams on a terminal, without what a terminal would obey.
+
+Run names, logs and responses come from elsewhere: in them a terminal's commands may write the clipboard, or over what
+was shown before. What goes to a pipe or a file is left as it is.
+"""
+
+import codecs
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_OBEYED = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
+"""Characters that command a terminal (all control characters but tab and line feed), or turn the direction of text."""
+_STYLES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+"""Colours and movements, whose letters would be left."""
+
+
+def stripped(text: str) -> str:
+    """Returns the text without what a terminal would obey.
+
+    >>> stripped("\\x1b[31ma\\x1b]52;c;cm0=\\x07\\r\\nb\\rc")
+    'a]52;c;cm0=\\nbc'
+    """
+    return _STYLES.sub("", text.replace("\r\n", "\n")).translate(_OBEYED)
+
+
+class _Bytes(io.RawIOBase):
+    """Bytes for a terminal, stripped on their way. A character's bytes may come in two parts."""
+
+    def __init__(self, beneath: BinaryIO, encoding: str) -> None:
+        self._beneath = beneath
+        self._encoding = encoding
+        self._decoder = codecs.getincrementaldecoder(encoding)("ignore")
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return self._beneath.isatty()
+
+    def fileno(self) -> int:
+        return self._beneath.fileno()
+
+    def write(self, data: "Buffer", /) -> int:
+        given = bytes(data)
+        self._beneath.write(stripped(self._decoder.decode(given)).encode(self._encoding, "replace"))
+        self._beneath.flush()
+        return len(given)
+
+
+class _Shown(io.TextIOWrapper):
+    """In the place of `sys.stdout` or `sys.stderr` where that is a terminal."""
+
+    def __init__(self, beneath: TextIO) -> None:
+        bytes_out = cast("BinaryIO", _Bytes(beneath.buffer, beneath.encoding))
+        super().__init__(bytes_out, beneath.encoding, beneath.errors, line_buffering=True)
+        self.rich_proxied_file = beneath
+        """What rich's consoles write to: theirs are the styles, and `SafeConsole` strips the texts."""
+
+
+def beneath(stream: TextIO) -> TextIO:
+    """The terminal itself, for text that has been stripped and styled. A live line of rich's is one layer more."""
+    while proxied := getattr(stream, "rich_proxied_file", None):
+        stream = proxied
+    return stream
+
+
+def open_streams() -> None:
+    """Gives this process standard streams that take all it prints.
+
+    /dev/null stands for a stream that the shell has closed (`>&-`): the next file would get its number. A terminal with
+    few characters shows others as escapes; what goes to a file or a pipe is UTF-8 in every locale.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, number)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+        elif number and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def shown_safely() -> Iterator[None]:
+    """Within the block whatever this process prints to a terminal is stripped."""
+    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    shown = {name: _Shown(stream) for name, stream in before.items() if stream is not None and stream.isatty()}
+    for name, stream in shown.items():
+        setattr(sys, name, stream)
+    try:
+        yield
+    finally:
+        for name, stream in shown.items():
+            setattr(sys, name, before[name])
+            with contextlib.suppress(OSError, ValueError):  # the terminal is gone, or the stream was closed
+                stream.detach()

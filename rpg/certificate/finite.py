@@ -1,0 +1,102 @@
+"""Whether a formula is finite, value and gradient, for advantages of 0 and for log-ratios of 50 nats either way."""
+
+import itertools
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rpg.objectives import TokenBatch, token_losses
+from rpg.objectives.formula import program
+from rpg.objectives.terms import TERMS
+from specs.errors import Issue, Path
+from specs.schema.objective import FormulaObjective, Objective, PackagedObjective
+from specs.schema.schedule import at_step, schedules_in
+
+EXTREME = 50.0
+"""Nats of a log-ratio, of a token or of all tokens of a response."""
+_LOG_RATIOS = (-EXTREME, -1.0, 0.0, 1.0, EXTREME)
+
+
+def refused(objective: Objective) -> Issue | None:
+    """Returns why a formula cannot be trained on, at any point of its schedules; its path leads into the spec."""
+    if not isinstance(objective, (FormulaObjective, PackagedObjective)):
+        return None
+    steps = {1}.union(*(schedule.phases() for _, schedule in schedules_in(objective)))
+    for step in sorted(steps):
+        if issue := not_finite(at_step(objective, step)):
+            return replace(issue, path=("objective", *issue.path))
+    return None
+
+
+def not_finite(objective: FormulaObjective | PackagedObjective) -> Issue | None:
+    """Returns what is wrong where an objective or its gradient is not finite in an enumerated case, or where it has no
+    gradient; its path leads into the objective.
+
+    The cases are all combinations of advantages, rewards, entropies and log-ratios to the sampler, to the reference and
+    of the engine, for responses of one and of three tokens; in float64, and a log-ratio is held at 60 nats.
+    """
+    noun, hint = "objective", ""
+    path: Path = ()
+    if isinstance(objective, FormulaObjective):
+        noun, path = "formula", ("weight" if objective.weight else "loss",)
+        hint = "w, r or p must stand outside of sg() and of conditions"
+    for length in (1, 3):
+        batch = _cases(length)
+        logprobs = batch.logprobs.clone().requires_grad_()
+        inputs = {name: getattr(batch, name) for name in batch.__slots__ if name != "logprobs"}
+        losses = token_losses(objective, logprobs=logprobs, **inputs)
+        if not losses.requires_grad:
+            return Issue(f"the {noun} has no gradient", path, hint=hint)
+        (slopes,) = torch.autograd.grad(losses.sum(), logprobs)
+        bad = ~(losses.isfinite() & slopes.isfinite()).all(-1)
+        if bad.any():
+            what = "value" if not losses.isfinite().all() else "gradient"
+            issue = Issue(f"the {noun}'s {what} is not finite", path, _described(batch, int(bad.nonzero()[0])))
+            return _placed(issue, objective, batch) if isinstance(objective, FormulaObjective) else issue
+    return None
+
+
+def _placed(issue: Issue, objective: FormulaObjective, batch: TokenBatch) -> Issue:
+    """The issue at the first operation of the formula whose result is not finite; else at the formula."""
+    key = "weight" if objective.weight else "loss"
+    compiled = program(objective, key)
+    with torch.no_grad():
+        values = compiled.values(TERMS[objective.ratio_over](batch.prepared()))
+    column = compiled.steps[-1].node.column if compiled.steps else 1
+    for step, value in zip(compiled.steps, values, strict=True):
+        if value.is_floating_point() and not value.isfinite().all():
+            column = step.node.column
+            break
+    hint = "keep every part finite: a branch of `where` that is not taken has a gradient too; clip() bounds"
+    return replace(issue, hint=hint, within=getattr(objective, key), column=column)
+
+
+def _cases(length: int) -> TokenBatch:
+    """Each combination as a response of so many like tokens, whose log-ratios add up to those of the combination."""
+    grid = itertools.product((-1.0, 0.0, 1.0), _LOG_RATIOS, _LOG_RATIOS, _LOG_RATIOS, (0.0, 0.5), (-1.0, 0.0, 1.0))
+    advantage, log_w, log_r, log_engine, entropy, reward = torch.tensor(list(grid), dtype=torch.float64).unbind(-1)
+
+    def tokens(values: Tensor) -> Tensor:
+        return values[:, None].expand(-1, length)
+
+    # Probabilities are at most 1: of policy and sampler the likelier token has 0.9.
+    logprobs = tokens(torch.minimum(log_w, torch.zeros_like(log_w)) / length - 0.1)
+    old_logprobs = logprobs - tokens(log_w) / length
+    return TokenBatch(
+        logprobs=logprobs,
+        old_logprobs=old_logprobs,
+        ref_logprobs=logprobs - tokens(log_r) / length,
+        advantages=tokens(advantage),
+        response_mask=torch.ones_like(logprobs),
+        entropy=tokens(entropy),
+        rollout_logprobs=old_logprobs - tokens(log_engine) / length,
+        rewards=tokens(reward),
+    )
+
+
+def _described(batch: TokenBatch, row: int) -> str:
+    """The case in words, without what a formula hardly reads."""
+    log_w = (batch.logprobs - batch.old_logprobs)[row].sum().item()
+    log_r = (batch.logprobs - batch.ref_logprobs)[row].sum().item()
+    return f"A = {batch.advantages[row, 0].item():g}, log(w) = {log_w:.3g}, log(r) = {log_r:.3g}"

@@ -1,0 +1,164 @@
+"""Base of all objectives: the questions that training, certificates and checks ask of each; and advantages."""
+
+from abc import abstractmethod
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from specs.schema.base import OpenSection, Spec, addition
+from specs.schema.schedule import Schedulable, ValueSchedule, constant
+
+Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_length"]
+Divergence = Literal["forward", "reverse", "unnormalized_forward", "unnormalized_reverse", "none"]
+Level = Literal["token", "sequence"]
+Baseline = Literal["group_mean", "leave_one_out", "batch_mean", "none"]
+Scale = Literal["none", "group_std", "batch_std"]
+KlEstimator = Literal["k1", "k2", "k3"]
+RatioOver = Literal["token", "sequence", "geometric_mean"]
+"""What an importance ratio is of: a token; a whole response; the geometric mean of a response's tokens."""
+Weight = Annotated[float | ValueSchedule, Schedulable(ge=0)]
+Parameter = Annotated[float | ValueSchedule, Schedulable()]
+Claim = Literal["always", "on_policy", "never"]
+"""When the expected gradient is exactly that of the objective named: always; where the policy is the sampler; never."""
+
+
+class Advantage(Spec):
+    """Reward minus a baseline, divided by a scale, perhaps whitened."""
+
+    baseline: Baseline = "group_mean"
+    """group: the responses to one prompt; leave_one_out: the group's other responses; batch: a step's rollouts."""
+    scale: Scale = "none"
+    """Divide by the standard deviation (ddof 1) plus 1e-4."""
+    whiten: Literal["none", "tokens"] = "none"
+    """tokens: afterwards to mean 0 and variance 1 over all response tokens of the step, as REINFORCE++ does."""
+    rewards: Literal["summed", "normalized_each"] = addition("summed")
+    """Terms of a weighted_sum: added up as they are, or each first brought to mean 0 and deviation 1 (ddof 1, plus
+    1e-4) within its group, so that no term drowns another. Baseline and scale are then taken of the sum. GDPO,
+    arXiv:2601.05242: normalized_each, with baseline batch_mean and scale batch_std, as TRL has it; with baseline and
+    scale none and whiten tokens, as its authors' code has it."""
+
+    credit: Literal["outcome", "turn"] = addition("outcome")
+    """What a turn of the policy answers for. outcome: the reward of the whole response, with the rewards of its turns.
+    turn: its return, that is its own reward, those of the turns after it and the reward of the response; baseline and
+    scale are taken over the returns from the same turn on, where a response that has ended counts by its last. With
+    leave_one_out both have the same expected gradient on policy; with group_mean both have 1 - 1/G of it, G being the
+    size of a group."""
+
+
+class BaseObjective(Spec):
+    """Questions that training, certificates and checks ask of every objective."""
+
+    published: ClassVar[dict[str, dict[str, Any]]]
+    """The `advantage` and `reference` it was published with; a spec that leaves them out gets these."""
+    certified: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    """The settings that `rpg certify` lists: each names the fields that are not at their default."""
+
+    @property
+    @abstractmethod
+    def needs_reference(self) -> bool:
+        """Whether the reference policy's logprobs enter the loss or the reward."""
+
+    @property
+    def penalizes_reward(self) -> bool:
+        """Whether the divergence is taken off the reward, so that advantages depend on old and reference logprobs."""
+        return False
+
+    @property
+    def ratio_over(self) -> RatioOver:
+        """Unit of the importance ratio."""
+        return "token"
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """Symbols that it reads as a formula; none of an objective that is none."""
+        return frozenset()
+
+    @property
+    def without_advantage(self) -> bool:
+        """Whether responses with an advantage of 0 have a gradient."""
+        return self.needs_reference
+
+    @property
+    def claims_divergence(self) -> bool:
+        """Whether a divergence is part of what its gradient is said to be of."""
+        return self.needs_reference
+
+    @property
+    def claimed_kl_coef(self) -> float:
+        """Weight of that divergence."""
+        return constant(getattr(self, "kl_coef", 0.0))
+
+    def with_kl_coef(self, kl_coef: float) -> Self:
+        """The objective with another weight of its divergence."""
+        return self.model_copy(update={"kl_coef": kl_coef})
+
+    @property
+    @abstractmethod
+    def exact(self) -> Claim:
+        """When the expected gradient is said to be exactly that of the expected reward less the divergence."""
+
+    @property
+    @abstractmethod
+    def claim_level(self) -> Level:
+        """Whether that divergence is of each token or of the whole response."""
+
+    @property
+    def claim_divergence(self) -> Literal["reverse", "forward"]:
+        """Its direction: reverse is KL(policy || reference), forward KL(reference || policy)."""
+        return "reverse"
+
+
+class PackagedObjective(BaseObjective, OpenSection):
+    """An objective of an installed package: what a formula cannot express. A variant's own fields are its knobs."""
+
+    group: ClassVar[str] = "rpg.objectives"
+    package: ClassVar[str] = ""
+
+    published: ClassVar[dict[str, dict[str, Any]]] = {"reference": {"source": "behaviour"}}
+    reads: ClassVar[frozenset[str]] = frozenset()
+    """Symbols that it takes from its terms, among H, R, p_engine, r and q. With r or q a reference policy is held."""
+
+    type: str
+    """Name of the objective."""
+    aggregation: Aggregation = "token_mean"
+    """How token losses become the loss of an update."""
+
+    @abstractmethod
+    def losses(self, terms: Any) -> tuple[Any, Any]:
+        """Returns the loss of each token [B, T], not masked, and where its clip acts.
+
+        Args:
+            terms: `rpg.objectives.terms.Terms`, of what `ratio_over` says.
+        """
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """What `reads` names."""
+        return self.reads
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether it reads r or q."""
+        return bool(self.reads & {"r", "q"})
+
+    @property
+    def without_advantage(self) -> bool:
+        """Nothing keeps it from having a gradient where A is 0."""
+        return True
+
+    @property
+    def exact(self) -> Claim:
+        """Never, unless a variant says otherwise: its claim is then enumerated, and must be true."""
+        return "never"
+
+    @property
+    def claim_level(self) -> Level:
+        """The divergence of each token."""
+        return "token"
+
+    @property
+    def claims_divergence(self) -> bool:
+        """Whether it has a weight of a divergence, called kl_coef, and claims to be exact."""
+        return self.exact != "never" and "kl_coef" in type(self).model_fields
+
+    def with_kl_coef(self, kl_coef: float) -> Self:
+        """The objective with another weight of its divergence; itself where it has none."""
+        return super().with_kl_coef(kl_coef) if "kl_coef" in type(self).model_fields else self

@@ -1,0 +1,441 @@
+"""Objectives that a spec writes as formulas, and a formula's way from text to a checked tree.
+
+Nothing is evaluated here: `rpg/objectives/formula.py` does that.
+"""
+
+import ast
+import keyword
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic_core import InitErrorDetails
+
+from specs.errors import Issue, IssueError
+from specs.schema.base import Spec
+from specs.schema.base_objective import (
+    Aggregation,
+    BaseObjective,
+    Claim,
+    Divergence,
+    Level,
+    Parameter,
+    RatioOver,
+)
+from specs.schema.fields import nearest
+from specs.schema.schedule import constant, smallest
+
+SYMBOLS = {
+    "w": "π/π_old",
+    "r": "π/π_ref",
+    "q": "π_ref/π_old",
+    "A": "advantage",
+    "p": "π of the sampled token",
+    "p_old": "π_old of the sampled token",
+    "p_engine": "probability of the sampled token by the engine that sampled it",
+    "H": "entropy of π at the token, nats, a constant",
+    "R": "reward of the response",
+    "position": "place of the token among the response's sampled tokens, from 1",
+    "length": "number of the response's sampled tokens",
+}
+"""Symbol -> its meaning. At the levels of whole responses all are the response's, H is a mean."""
+FUNCTIONS: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(("log", "exp", "abs", "sign", "sqrt", "sg"), (1, 1)),
+    **dict.fromkeys(("to_go", "response_mean", "response_sum"), (1, 1)),
+    **dict.fromkeys(("min", "max"), (2, 8)),
+    **dict.fromkeys(("clip", "where"), (3, 3)),
+}
+"""Function -> the least and the most arguments that it takes."""
+OVER_TOKENS = ("to_go", "response_mean", "response_sum", "position")
+"""Names without a meaning where an entry is a whole response."""
+MAX_TEXT = 2000
+"""Characters of a formula."""
+MAX_NODES = 300
+MAX_NESTING = 40
+_CHARACTERS = re.compile(r"[A-Za-z0-9_+\-*/()., <>=!]")
+_OPERATORS: dict[type[ast.AST], str] = {
+    ast.Add: "add",
+    ast.Sub: "subtract",
+    ast.Mult: "multiply",
+    ast.Div: "divide",
+    ast.Pow: "power",
+    ast.USub: "negate",
+    ast.Not: "not",
+    ast.And: "and",
+    ast.Or: "or",
+    ast.Lt: "less",
+    ast.LtE: "less_equal",
+    ast.Gt: "greater",
+    ast.GtE: "greater_equal",
+    ast.Eq: "equal",
+    ast.NotEq: "not_equal",
+}
+_OF_TRUTHS = ("not", "and", "or")
+_COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
+_KIND_NAMES = {True: "a condition, such as w > 1", False: "a number"}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A number, a name or an operation of a formula. Equal operations at two places are equal."""
+
+    operation: str
+    """number, symbol, parameter, an arithmetic or logical operator, or a function."""
+    arguments: tuple["Node", ...] = ()
+    name: str = ""
+    """Name of a symbol or parameter."""
+    value: float = 0.0
+    """Value of a number."""
+    column: int = field(default=0, compare=False)
+    """Place of its first character in the text, from 1."""
+
+    @property
+    def is_condition(self) -> bool:
+        """Whether it is true or false, not a number."""
+        return self.operation in _OF_TRUTHS or self.operation in _COMPARISONS
+
+    def names(self) -> Iterator[str]:
+        """Symbols and parameters in it, as often as they occur."""
+        if self.name:
+            yield self.name
+        for argument in self.arguments:
+            yield from argument.names()
+
+
+class FormulaError(Exception):
+    """A formula that cannot be read. Its `issue` has the place within the text."""
+
+    def __init__(self, issue: Issue) -> None:
+        super().__init__(issue.message)
+        self.issue = issue
+
+
+@lru_cache(maxsize=512)
+def parse_formula(
+    text: str, parameters: tuple[str, ...] = (), *, condition: bool = False, of_responses: bool = False
+) -> Node:
+    """Returns the tree of a formula.
+
+    Args:
+        parameters: names that it may use beside SYMBOLS.
+        condition: it must be true or false; otherwise a number.
+        of_responses: an entry is a whole response.
+    Raises:
+        FormulaError: it is not a formula.
+    Example:
+        >>> parse_formula("w*A").operation, sorted(parse_formula("min(w, 1 + high)", ("high",)).names())
+        ('multiply', ['high', 'w'])
+    """
+    return _Reader(" ".join(text.split("\n")), parameters, of_responses).read(condition)
+
+
+class _Reader:
+    """Translates Python's syntax tree of one text."""
+
+    def __init__(self, text: str, parameters: tuple[str, ...], of_responses: bool) -> None:
+        self._text = text
+        self._parameters = parameters
+        self._of_responses = of_responses
+        self._nodes = 0
+
+    def read(self, condition: bool) -> Node:
+        text = self._text
+        if len(text) > MAX_TEXT:
+            raise self._error("the formula is too long", 1, f"{len(text)} characters", f"at most {MAX_TEXT}")
+        if not text.strip():
+            raise self._error("the formula is empty", 1, allowed="an expression such as w*A")
+        for place, character in enumerate(text, 1):
+            if not _CHARACTERS.fullmatch(character):
+                hint = "write a power as x**2" if character == "^" else ""
+                allowed = "letters, digits and + - * / ** ( ) , . < > = !"
+                raise self._error("a character that is not part of a formula", place, character, allowed, hint)
+        begin = len(text) - len(text.lstrip())
+        try:
+            tree = ast.parse(text.strip(), mode="eval").body
+        except SyntaxError as error:
+            place = min(begin + (error.offset or 1), len(text))
+            raise self._error(
+                "not an expression", place, text[place - 1 : place + 20].strip(), hint=_meant(text)
+            ) from None
+        except (ValueError, RecursionError, MemoryError):
+            raise self._error("not an expression", 1, hint="a simpler one can be read") from None
+        for node in ast.walk(tree):
+            if hasattr(node, "col_offset"):
+                node.col_offset += begin
+        return self._checked(self._node(tree, 0), condition)
+
+    def _error(self, message: str, column: int, given: str = "", allowed: str = "", hint: str = "") -> FormulaError:
+        return FormulaError(Issue(message, (), given, allowed, hint, within=self._text, column=column))
+
+    def _checked(self, node: Node, condition: bool) -> Node:
+        if node.is_condition != condition:
+            given = _KIND_NAMES[node.is_condition]
+            raise self._error(f"must be {_KIND_NAMES[condition]}", node.column, given, hint=_instead(condition))
+        return node
+
+    def _node(self, node: ast.expr, depth: int) -> Node:
+        column = node.col_offset + 1
+        self._nodes += 1
+        if self._nodes > MAX_NODES or depth > MAX_NESTING:
+            allowed = f"at most {MAX_NODES} operations and names, nested at most {MAX_NESTING} deep"
+            raise self._error("the formula is too large", column, allowed=allowed)
+
+        def number(part: ast.expr) -> Node:
+            return self._checked(self._node(part, depth + 1), False)
+
+        def condition(part: ast.expr) -> Node:
+            return self._checked(self._node(part, depth + 1), True)
+
+        match node:
+            case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+                return self._number(value, column)
+            case ast.Name(id=name):
+                return self._name(name, column)
+            case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+                return number(operand)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return Node("negate", (number(operand),), column=column)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return Node("not", (condition(operand),), column=column)
+            case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _OPERATORS:
+                return Node(_OPERATORS[type(operator)], (number(left), number(right)), column=column)
+            case ast.BoolOp(op=operator, values=values):
+                return Node(_OPERATORS[type(operator)], tuple(map(condition, values)), column=column)
+            case ast.Compare(left=left, ops=operators, comparators=others):
+                return self._comparison([number(part) for part in (left, *others)], operators, column)
+            case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
+                self._takes(name, len(arguments), column)
+                first = condition if name == "where" else number
+                return Node(name, (first(arguments[0]), *map(number, arguments[1:])), column=column)
+        hint = "write where(condition, a, b)" if isinstance(node, ast.IfExp) else ""
+        given = ast.get_source_segment(self._text, node) or ""
+        raise self._error(
+            "not part of a formula", column, given[:40], "numbers, symbols, operators and functions", hint
+        )
+
+    def _number(self, value: float, column: int) -> Node:
+        try:
+            finite = math.isfinite(plain := float(value))
+        except OverflowError:
+            finite = False
+        if not finite:
+            raise self._error("the number is too large", column, allowed="a finite number")
+        return Node("number", value=plain, column=column)
+
+    def _name(self, name: str, column: int) -> Node:
+        if self._of_responses and name in OVER_TOKENS:
+            raise self._of_tokens(name, column)
+        if name in SYMBOLS:
+            return Node("symbol", name=name, column=column)
+        if name in self._parameters:
+            return Node("parameter", name=name, column=column)
+        known = (*SYMBOLS, *self._parameters)
+        hint = _nearest(name, known) or "a number of your own stands in `parameters`"
+        if name in FUNCTIONS:
+            hint = f"`{name}` is a function: write {name}(...)"
+        raise self._error("unknown symbol", column, name, ", ".join(known), hint)
+
+    def _of_tokens(self, name: str, column: int) -> FormulaError:
+        hint = "write it at level token or to_go, where an entry is a token"
+        return self._error(f"`{name}` has no meaning where an entry is a whole response", column, name, hint=hint)
+
+    def _comparison(self, sides: list[Node], operators: list[ast.cmpop], column: int) -> Node:
+        """a < b < c as a < b and b < c."""
+        pairs = []
+        for place, operator in enumerate(operators):
+            name = _OPERATORS.get(type(operator))
+            if name is None:
+                raise self._error("not part of a formula", column, type(operator).__name__.lower(), "< <= > >= == !=")
+            pairs.append(Node(name, (sides[place], sides[place + 1]), column=sides[place].column))
+        return pairs[0] if len(pairs) == 1 else Node("and", tuple(pairs), column=column)
+
+    def _takes(self, name: str, number: int, column: int) -> None:
+        if name not in FUNCTIONS:
+            known = ", ".join(FUNCTIONS)
+            raise self._error("unknown function", column, name, known, _nearest(name, FUNCTIONS))
+        if self._of_responses and name in OVER_TOKENS:
+            raise self._of_tokens(name, column)
+        least, most = FUNCTIONS[name]
+        if not least <= number <= most:
+            allowed = f"{least}" if least == most else f"{least} to {most}"
+            raise self._error(f"`{name}` takes another number of arguments", column, str(number), allowed)
+
+
+def _meant(text: str) -> str:
+    """What to write in place of a common slip; empty where it is none of these."""
+    if re.search(r"(?<![<>=!])=(?!=)", text):
+        return "a comparison is written =="
+    if text.count("(") != text.count(")"):
+        return "the parentheses do not match"
+    return ""
+
+
+def _instead(condition: bool) -> str:
+    return "compare it, as in w > 1" if condition else "where(condition, a, b) makes numbers of it"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """A hint that names the closest of the known names, of which most are one letter long."""
+    names = list(known)
+    letters = {name, *name.split("_"), *(name[:1] if len(set(name)) == 1 else "")}
+    alike = [each for each in names if each in letters] or [each for each in names if each.lower() == name.lower()]
+    return f"did you mean `{alike[0]}`?" if alike else nearest(name, names, cutoff=0.5)
+
+
+class GradientClaim(Spec):
+    """What the expected gradient of a formula is said to be: that of the expected reward less a divergence."""
+
+    divergence: Divergence = "none"
+    """From the reference policy; none: the gradient is that of the expected reward alone."""
+    kl_coef: Annotated[float, Field(ge=0)] | str = 0.0
+    """Weight of the divergence: a number, or the name of the parameter that is it."""
+    exact: Literal["always", "on_policy"]
+    """on_policy: while the policy is the one that sampled; always: off policy too."""
+
+    @model_validator(mode="after")
+    def _weighs(self) -> Self:
+        if self.divergence == "none" and self.kl_coef != 0:
+            raise IssueError(Issue("kl_coef has no effect", ("kl_coef",), f"{self.kl_coef}, with divergence none"))
+        if self.divergence != "none" and self.kl_coef == 0:
+            hint = "name the parameter that weighs it, or write its number"
+            raise IssueError(Issue("the divergence has no weight", ("kl_coef",), "0", hint=hint))
+        return self
+
+
+ClaimOrNone = Annotated[
+    Annotated[GradientClaim, Tag("exact")] | Annotated[Literal["none"], Tag("none")],
+    Discriminator(lambda value: "exact" if isinstance(value, (Mapping, GradientClaim)) else "none"),
+]
+
+
+class FormulaObjective(BaseObjective):
+    """An objective of your own, written as a formula: docs/objectives.md has its symbols. It is certified before it
+    trains."""
+
+    published: ClassVar[dict[str, dict[str, Any]]] = {
+        "advantage": {"baseline": "group_mean", "scale": "none"},
+        "reference": {"source": "behaviour"},
+    }
+
+    type: Literal["formula"] = "formula"
+    level: Literal["token", "to_go", "sequence", "geometric_mean"] = "token"
+    """What the symbols are of: a token, a whole response, or its geometric mean. to_go: a token too, and the divergence
+    that is claimed is the whole response's."""
+    parameters: dict[str, Parameter] = Field(default_factory=dict)
+    """Numbers, or schedules, by the names that the formulas call them."""
+    weight: str = ""
+    """The weight m of the loss -SG(m) log pi. Either this or `loss`."""
+    loss: str = ""
+    """The loss of a token or of a whole response, which is differentiated as it is written."""
+    clipped: str = ""
+    """A condition: where the clip acts, for the metrics of clipping. Empty: nowhere."""
+    claim: ClaimOrNone
+    """What the gradient is said to be, which is enumerated before training and must be true; none: nothing."""
+    aggregation: Aggregation = "token_mean"
+    """How token losses become the loss of an update."""
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        if issues := [*self._issues()]:
+            errors = [
+                InitErrorDetails(type="value_error", loc=(), input=issue.given, ctx={"error": IssueError(issue)})
+                for issue in issues
+            ]
+            raise ValidationError.from_exception_data("formula", errors)
+        return self
+
+    def _issues(self) -> Iterator[Issue]:
+        for name in self.parameters:
+            if not name.isascii() or not name.isidentifier() or keyword.iskeyword(name):
+                yield Issue("not a name", ("parameters", name), name, "letters, digits and _, a letter first")
+            elif name in SYMBOLS or name in FUNCTIONS:
+                yield Issue("the name is taken by a symbol or a function", ("parameters", name), name)
+        if bool(self.weight) == bool(self.loss):
+            given = "both" if self.weight else "neither"
+            hint = "weight is the m of the loss -SG(m) log pi; loss is differentiated as it is written"
+            yield Issue("give either weight or loss", ("weight",) if self.weight else (), given, hint=hint)
+        for key in ("weight", "loss", "clipped"):
+            try:
+                self.tree(key)
+            except FormulaError as error:
+                yield replace(error.issue, path=(key,))
+        weighing = 0.0 if self.claim == "none" else self.claim.kl_coef
+        if isinstance(weighing, str):
+            if weighing not in self.parameters:
+                known = ", ".join(self.parameters) or "a number: there are no parameters"
+                yield Issue("no such parameter", ("claim", "kl_coef"), weighing, known)
+            elif smallest(self.parameters[weighing]) < 0:
+                yield Issue(
+                    "must be at least 0", ("parameters", weighing), hint="it weighs the divergence of the claim"
+                )
+
+    def tree(self, key: Literal["weight", "loss", "clipped"]) -> Node | None:
+        """The formula under a key; None where there is none."""
+        text = getattr(self, key)
+        of_responses = self.level in ("sequence", "geometric_mean")
+        return (
+            parse_formula(text, (*self.parameters,), condition=key == "clipped", of_responses=of_responses)
+            if text
+            else None
+        )
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """Symbols that occur in its formulas."""
+        return frozenset(name for name in self.names() if name in SYMBOLS)
+
+    def names(self) -> Iterator[str]:
+        """Symbols and parameters that occur in its formulas, as often as they do."""
+        for tree in (self.tree("weight"), self.tree("loss"), self.tree("clipped")):
+            yield from tree.names() if tree else ()
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a formula reads r or q."""
+        return bool(self.symbols & {"r", "q"})
+
+    @property
+    def without_advantage(self) -> bool:
+        """Nothing keeps a formula from having a gradient where A is 0."""
+        return True
+
+    @property
+    def ratio_over(self) -> RatioOver:
+        """Unit of the symbols."""
+        return "token" if self.level == "to_go" else self.level
+
+    @property
+    def exact(self) -> Claim:
+        """Returns what `claim` says; never where it is none."""
+        return "never" if self.claim == "none" else self.claim.exact
+
+    @property
+    def claim_level(self) -> Level:
+        """The divergence of each token at level token, else that of the whole response."""
+        return "token" if self.level == "token" else "sequence"
+
+    @property
+    def claims_divergence(self) -> bool:
+        """Whether `claim` names a divergence."""
+        return self.claim != "none" and self.claim.divergence != "none"
+
+    @property
+    def claim_divergence(self) -> Literal["reverse", "forward"]:
+        """Direction of the divergence that `claim` names."""
+        return "forward" if self.claim != "none" and "forward" in self.claim.divergence else "reverse"
+
+    @property
+    def claimed_kl_coef(self) -> float:
+        """Weight of the divergence that `claim` names."""
+        weight = 0.0 if self.claim == "none" else self.claim.kl_coef
+        return constant(self.parameters[weight]) if isinstance(weight, str) else weight
+
+    def with_kl_coef(self, kl_coef: float) -> Self:
+        """The objective with another value of the parameter that weighs the divergence; itself where there is none."""
+        if self.claim == "none" or not isinstance(name := self.claim.kl_coef, str):
+            return self
+        return self.model_copy(update={"parameters": {**self.parameters, name: kl_coef}})
