@@ -5,6 +5,7 @@ program's is ever compared, and no expected value is where the program can read 
 values run beside the program. `values`, `examination` and `beside` are what runs in the sandbox.
 """
 
+import inspect
 import json
 import marshal
 import re
@@ -14,9 +15,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from rpg.rewards.asserts import beside, examination, values
 from rpg.sandbox import Outcome, Program, Sandbox, SandboxError, Session
 from rpg.sandbox.room import cores
 
@@ -164,10 +165,10 @@ def _loading(last: str) -> str:
 
     Each module has its own copy of the builtins, which no program can replace.
     """
-    paths = {name: Path(__file__).with_name(f"{name}.py") for name in dict.fromkeys(("values", last))}
+    modules = {"values": values, "examination": examination, "beside": beside}
     codes = [
-        (f"{__name__}.{name}", compile(path.read_text(encoding="utf-8"), f"<{name}>", "exec", optimize=2))
-        for name, path in paths.items()
+        (f"{__name__}.{name}", compile(inspect.getsource(modules[name]), f"<{name}>", "exec", optimize=2))
+        for name in dict.fromkeys(("values", last))
     ]
     return _LOADER.replace("COMPILED", marshal.dumps(codes).hex())
 
