@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-_NAME = re.compile(r"([ac])(\d+)-s(\d+)-(\d+)(?:-r(\d+)of(\d+))?(?:-([0-9a-f]{16}))?\.parquet")
+_NAME = re.compile(r"([ac])(\d+)-s(\d+)-(\d+)(?:-r(\d+)of(\d+))?-([0-9a-f]{16})\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class SegmentName:
     first_step: int
     last_step: int
     digest: str
-    """Digest of the content: the first 16 hexadecimal digits of its SHA-256; empty in names of earlier versions."""
+    """Digest of the content: the first 16 hexadecimal digits of its SHA-256; empty before it is written."""
     rank: int = 0
     """Whose share it is, from 0."""
     ranks: int = 1
@@ -56,7 +56,7 @@ def parse_segment_name(name: str) -> SegmentName | None:
         return None
     kind, number, first_step, last_step, rank, ranks, digest = match.groups()
     return SegmentName(
-        kind == "c", int(number), int(first_step), int(last_step), digest or "", int(rank or 0), int(ranks or 1)
+        kind == "c", int(number), int(first_step), int(last_step), digest, int(rank or 0), int(ranks or 1)
     )
 
 

@@ -220,7 +220,7 @@ def _copies(root: Path) -> Iterator[str]:
 
 
 def _unreadable_texts(root: Path) -> Iterator[str]:
-    """Names the runs with rows whose columns of JSON are of another kind: an earlier version may have written them."""
+    """Names the runs with rows whose columns of JSON are of another kind."""
     with store.Store.open(root) as record, suppress(QueryError):  # of a damaged file, which is named elsewhere
         for table, column, kind, words, meaning in _TEXTS:
             elements = f" AND list_distinct(json_type({column}, '$[*]')) <@ ['OBJECT']" if kind == "ARRAY" else ""

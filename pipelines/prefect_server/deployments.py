@@ -126,9 +126,9 @@ def workers_of(client: "SyncPrefectClient", pool: str) -> list[str]:
 
 
 def renew_deployments(home: Home, url: str, pool: str = POOL) -> None:
-    """Makes our deployments in a pool where they are missing or an earlier version's.
+    """Makes our deployments in a pool where they are missing or another version's.
 
-    Before a worker starts: what was scheduled for it, by an earlier version too, must be there for it to import.
+    Before a worker starts: what was scheduled for it, by another version too, must be there for it to import.
     """
     with prefect_client(home, url) as client:
         for deployment in DEPLOYMENTS:

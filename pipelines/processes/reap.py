@@ -43,7 +43,7 @@ class ProcessRecord:
     pid_namespace: str = ""
     """In which the numbers count: `specs.machine.liveness.pid_namespace_here`; empty where the system has none."""
     place: str = field(default="", compare=False)
-    """The directory of the file that has the record: `specs.machine.liveness.place_of`; empty in earlier versions."""
+    """The directory of the file that has the record: `specs.machine.liveness.place_of`; empty if none was recorded."""
 
     @classmethod
     def of(cls, pid: int, stage: str = "", within: Path | None = None) -> "ProcessRecord":

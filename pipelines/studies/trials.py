@@ -48,7 +48,7 @@ class Worker:
     pid: int
     pid_started: str
     place: str = ""
-    """The study's directory in its home: `specs.machine.liveness.place_of`; empty in records of earlier versions."""
+    """The study's directory in its home: `specs.machine.liveness.place_of`; empty if none was recorded."""
 
     @classmethod
     def this(cls, directory: Path | None = None) -> "Worker":

@@ -29,7 +29,7 @@ def stop_clock(data_dir: Path) -> None:
     """
     summary = data_dir / "summary.json"
     if summary.exists():
-        # In the summary of an earlier version it is missing: then the file's own time counts.
+        # Without it the file's own time counts.
         written = datetime.fromtimestamp(summary.stat().st_mtime)
         os.environ[_CLOCK] = json.loads(summary.read_text(encoding="utf-8")).get("staged_at") or written.isoformat()
 

@@ -96,11 +96,11 @@ class LeaseRecord:
     released: bool = False
     """Whether the holder gave the run back at its end."""
     pid_namespace: str = ""
-    """In which `pid` counts: `pid_namespace_here`; empty in leases of earlier versions."""
+    """In which `pid` counts: `pid_namespace_here`; empty where the system has none."""
     settles: bool = False
     """Whether the run was taken only to write down how it stands: what a holder before has left is still there."""
     place: str = ""
-    """The run's directory: `place_of`; empty in leases of earlier versions."""
+    """The run's directory: `place_of`; empty if none was recorded."""
     is_copied: bool = False
     """Whether the lease was read in another directory than it is of. Then its holder executes another copy of the run,
     and only a heartbeat that reaches this one, as through an object store, shows that it executes this one too."""

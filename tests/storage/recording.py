@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from rpg.recording.segments import SegmentWriter, schema_of
 from specs.records import TABLES, CheckpointRow, EvaluationRow, EvaluationSampleRow, MetricRow, RolloutRow, TokenRow
+from specs.segment_names import DigestedFile
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 FINGERPRINT = "e" * 64
@@ -161,9 +162,13 @@ def segment(run: RecordedRun, table: str, first: int, last: int = 0) -> Path:
     return path
 
 
-def as_before(path: Path) -> Path:
-    """The segment under the name that it had when names had no digest."""
-    return path.rename(path.with_name(f"{path.name[:20]}.parquet"))
+def rewritten(path: Path, rows: pa.Table) -> Path:
+    """The segment with other rows, as another version may have written it."""
+    path.unlink()
+    with DigestedFile(path) as file:
+        pq.write_table(rows, file)
+        digest = file.digest
+    return path.rename(path.with_name(f"{path.name.rpartition('-')[0]}-{digest}.parquet"))
 
 
 def write_rows(path: Path, table: str, rows: Sequence[Any]) -> None:

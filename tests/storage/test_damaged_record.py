@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import re
 import shutil
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from specs.machine.liveness import newest_lease, start_of
 from storage import Store, check, rebuild, units
 from storage.database import database_path
 from storage.ingest import ingest
-from tests.storage.recording import RecordedRun, write_json
+from tests.storage.recording import RecordedRun, rewritten, write_json
 
 EVERYTHING = ("runs", "stages", "attempts", "metrics", "rollouts", "tokens", "events", "checkpoints", "evaluations")
 EVERYTHING += ("evaluation_samples", "artifacts", "provenance", "run_summary")
@@ -113,7 +112,7 @@ def test_a_segment_that_was_truncated_in_place_stops_no_query_of_others_and_no_i
 
 
 def test_a_pipe_named_like_a_segment_keeps_nobody_waiting(home: Path) -> None:
-    pipe = home / "runs/a-0/segments/tokens/a0001-s000009-000009.parquet"
+    pipe = home / "runs/a-0/segments/tokens/a0001-s000009-000009-0123456789abcdef.parquet"
     os.mkfifo(pipe)
     with Store.open(home) as store:
         result = store.query(STEPS)
@@ -372,11 +371,10 @@ def test_a_text_of_a_row_that_is_no_verdict_breaks_no_view_and_is_named(tmp_path
 
 
 def rewrite(run: Path, table: str, **values: str) -> None:
-    """Writes a run's segments of a table anew with these values in all rows, as an earlier version may have."""
+    """Writes a run's segments of a table anew with these values in all rows."""
     for path in run.glob(f"**/segments/{table}/*.parquet"):
         rows = pq.read_table(path)
         for name, value in values.items():
             place = rows.column_names.index(name)
             rows = rows.set_column(place, rows.field(name), pa.array([value] * len(rows)))
-        path.unlink()
-        pq.write_table(rows, path.with_name(re.sub(r"-[0-9a-f]{12,}\.parquet$", ".parquet", path.name)))
+        rewritten(path, rows)

@@ -18,7 +18,7 @@ from storage import Store, check, rebuild, units
 from storage.contents import read_merged
 from storage.database import connect, database_path, working_path
 from storage.ingest import ingest
-from tests.storage.recording import RecordedRun, as_before, segment, write_json
+from tests.storage.recording import RecordedRun, rewritten, segment, write_json
 
 STEPS = "select step, value from metrics where name = 'reward/mean' order by all"
 TABLES = (
@@ -251,17 +251,20 @@ def test_foreign_files_are_skipped(tmp_path: Path) -> None:
     other = RecordedRun(tmp_path, "a-2")
     other.start(1)
     other.steps(1, 2)
-    metrics = run.path / "segments" / "metrics"
-    shutil.copy(segment(other, "metrics", 2), metrics / "a0001-s000002-000002.parquet")
-    pq.write_table(pa.table({"x": [1]}), metrics / "a0001-s000003-000003.parquet")
-    pq.write_table(pa.table({"run_id": ["a-1"], "step": [4], "name": [1.5]}), metrics / "a0001-s000004-000004.parquet")
+    metrics, name = run.path / "segments" / "metrics", "a0001-s{0:06}-{0:06}-0123456789abcdef.parquet"
+    shutil.copy(segment(other, "metrics", 2), metrics / name.format(2))
+    pq.write_table(pa.table({"x": [1]}), metrics / name.format(3))
+    pq.write_table(
+        pa.table({"run_id": ["a-1"], "step": [4], "name": [1.5]}),
+        metrics / name.format(4),
+    )
     (metrics / "notes.txt").write_text("hello")
     assert seen(tmp_path, "select step from metrics where run_id = 'a-1' group by step") == [(1,)]
     assert check(tmp_path) == [
         "runs/a-1/segments/metrics/notes.txt: not named like a segment; it is not read",
-        "runs/a-1/segments/metrics/a0001-s000002-000002.parquet: foreign: it has rows of run `a-2`",
-        "runs/a-1/segments/metrics/a0001-s000003-000003.parquet: foreign: it has no column `run_id`",
-        "runs/a-1/segments/metrics/a0001-s000004-000004.parquet: foreign: column `name` is double, expected string",
+        f"runs/a-1/segments/metrics/{name.format(2)}: foreign: it has rows of run `a-2`",
+        f"runs/a-1/segments/metrics/{name.format(3)}: foreign: it has no column `run_id`",
+        f"runs/a-1/segments/metrics/{name.format(4)}: foreign: column `name` is double, expected string",
     ]
 
 
@@ -270,28 +273,14 @@ def test_a_segment_of_an_older_schema_has_nulls_in_the_columns_that_came_later(t
     run = RecordedRun(tmp_path, "a-1")
     run.start(1)
     run.steps(1, 2)
-    path = as_before(segment(run, table, 1))
+    path = segment(run, table, 1)
     column = {"metrics": "recorded_at", "tokens": "entropy"}[table]
     old = pq.read_table(path).drop_columns([column]).append_column("forgotten", pa.nulls(6 if table == "tokens" else 3))
     old = old.set_column(old.column_names.index("step"), "step", old.column("step").cast(pa.int64()))
-    pq.write_table(old, path)
+    rewritten(path, old)
     query = f"select step, count(*), count({column}) from {table} group by step order by step"
     size = len(old)
     assert seen(tmp_path, query) == [(1, size, 0), (2, size, size)]
-
-
-def test_the_tokens_of_older_records_were_all_sampled(tmp_path: Path) -> None:
-    run = RecordedRun(tmp_path, "a-1")
-    run.start(1)
-    run.steps(1, 2)
-    path = as_before(segment(run, "tokens", 1))
-    pq.write_table(pq.read_table(path).drop_columns(["sampled"]), path)
-    assert seen(
-        tmp_path, "select step, count(*), count(*) filter (sampled) from tokens group by step order by step"
-    ) == [
-        (1, 6, 6),
-        (2, 6, 6),
-    ]
 
 
 def test_a_database_of_another_version_is_made_again(tmp_path: Path) -> None:
@@ -464,7 +453,7 @@ def test_a_segment_that_claims_more_rows_than_its_size_holds_is_skipped(tmp_path
     run = RecordedRun(tmp_path, "a-1")
     run.start(1)
     run.steps(1, 1)
-    rows, file = 67_000_000, run.path / "segments" / table / "a0001-s000002-000002.parquet"
+    rows, file = 67_000_000, run.path / "segments" / table / "a0001-s000002-000002-0123456789abcdef.parquet"
     file.parent.mkdir(exist_ok=True)
     write(file, Column("run_id", b"a-1", rows), Column("step", 2, rows), rows=rows)
     assert seen(tmp_path, "select distinct step from metrics") == [(1,)]

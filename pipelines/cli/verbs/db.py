@@ -29,7 +29,7 @@ def compact(
 ) -> None:
     """Merges the segments of runs that have ended into one file a table and run, so that queries open few files.
 
-    Runs do so themselves at their end; this is for those of earlier versions, and frees at once what was merged."""
+    Runs do so themselves at their end; this is for those that were killed before, and frees at once what was merged."""
     from pipelines.home.home import Home
     from pipelines.home.runs import find_runs
     from storage import compact as compact_store

@@ -16,11 +16,12 @@ import signal
 import tarfile
 from pathlib import Path
 
-import psutil
 from live import Lab, finished
 from waiting import wait_for
 
-from pipelines.home.state import read_json
+from pipelines.prefect_flows.workers.flow_process import flow_processes
+from pipelines.services.supervisord import Supervisor
+from specs.machine.files import read_json
 
 HERE = Path(__file__).parent
 ROOT = Path("/tmp/recorded-home")
@@ -179,9 +180,8 @@ def served(lab: Lab) -> None:
     said(lab, "submit", spec("submitted"))
     (run_id,) = run_ids(lab, "submitted")
     wait_for(lambda: lab.state(run_id)["status"] == "finished", what="the run in the worker")
-    worker = psutil.Process(read_json(lab.home.prefect / "server.json")["worker"]["pid"])
-    wait_for(lambda: not worker.children(), what="the flow's end")
-    worker.kill()
+    wait_for(lambda: not flow_processes(lab.home), what="the flow's end")
+    Supervisor(lab.home, read_json(lab.home.prefect / "server.json")["control_port"]).stop("worker")
     said(lab, "submit", spec("waiting"))
     said(lab, "study", "submit", spec("later"))
     said(lab, "down")
@@ -196,6 +196,8 @@ def write_answers(lab: Lab) -> None:
     lines = []
     for question in asked:
         answer = json.loads(said(lab, *question))
+        if question[0] == "show":
+            answer.pop("answer", None)  # a sentence, whose words may change
         entries = answer if isinstance(answer, list) else [answer]
         listed = ",\n  ".join(map(json.dumps, entries))
         lines.append(f'{{"question": {json.dumps(question)}, "answer": [\n  {listed}\n]}}')

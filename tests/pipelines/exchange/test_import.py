@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from releases import as_released, let_release_be
 from typer.testing import CliRunner
 from unpacked_home import unpack
 
@@ -30,7 +31,9 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     unpack(place)
     record = place / "home" / "experiments" / "finished" / "experiment.json"
     # The order of the cells, whose first is the one that others are held against, is none of their names.
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"current": [OTHER_CELL, RUN]}))
+    about, order = json.loads(record.read_text()), [OTHER_CELL, RUN]
+    versions = [version | {"runs": order} for version in about["versions"]]
+    record.write_text(json.dumps(about | {"current": order, "versions": versions}))
     return place / "home"
 
 
@@ -67,7 +70,7 @@ def rows(home: Path, table: str) -> list[tuple[Any, ...]]:
 
 
 def test_a_run_is_in_another_home_what_it_was_in_its_own(
-    origin: Path, exported: Path, tmp_path: Path, call: Call
+    origin: Path, exported: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
     (home / ".import" / "left").mkdir(parents=True)  # by an import that was killed
@@ -81,6 +84,7 @@ def test_a_run_is_in_another_home_what_it_was_in_its_own(
     assert {**shown, "files": 0, "flow_run_id": 0} == {**before, "files": 0, "flow_run_id": 0}
     assert (home / "runs" / RUN / "report.html").is_file()
     assert call(home, "db", "check", "--full") == (0, "all is well\n", "")
+    let_release_be(monkeypatch, as_released(data=1, base=1, train=2, evaluate=1))  # that of the run
     (planned,) = make_plan(load_document(exported / "spec.yaml"), Home(home)).runs
     actions = {stage.stage: stage.action for stage in planned.stages}
     assert (planned.run_id, actions["train"], actions["evaluate"]) == (RUN, "CACHED", "CACHED")
@@ -89,8 +93,8 @@ def test_a_run_is_in_another_home_what_it_was_in_its_own(
 def test_an_export_says_in_words_what_it_is(exported: Path) -> None:
     read = (exported / "README.md").read_text()
     for told in (
-        "81.2 % to 75.0 %",
-        "| `metrics.parquet` | 152 rows",
+        "87.5 % to 87.5 %",
+        "| `metrics.parquet` | 156 rows",
         "exact on policy, holds",
         "| data train.parquet",
     ):

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from places import PACKAGES
+from releases import as_released, let_release_be
 from test_plan import SPEC, finish, planned
 
 from pipelines.home.home import Home
@@ -42,15 +43,7 @@ def spec(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def released(monkeypatch: pytest.MonkeyPatch) -> None:
     """The code as it stands is a release."""
-    code = Code()
-    let_release_be(
-        monkeypatch, replace(coding.release(), code={name: code.digest(name) for name in coding.release().code})
-    )
-
-
-def let_release_be(monkeypatch: pytest.MonkeyPatch, one: Release) -> None:
-    for module in ("code", "fingerprint", "plan", "reasons"):
-        monkeypatch.setattr(f"pipelines.planning.{module}.release", lambda: one)
+    let_release_be(monkeypatch, as_released())
 
 
 @pytest.fixture
@@ -256,8 +249,7 @@ def test_a_release_with_the_same_results_keeps_what_is_recorded_and_one_with_oth
 ) -> None:
     finish(planned(spec, home).runs[0], home)
     flip(checkout)
-    edited, known = Code(checkout), coding.release()
-    same = replace(known, version="0.2.0", code={name: edited.digest(name) for name in known.code})
+    same = replace(as_released(), version="0.2.0")
     let_release_be(monkeypatch, same)
     assert set(actions(planned(spec, home).runs[0]).values()) == {"CACHED"}
     let_release_be(monkeypatch, replace(same, results=same.results | {"train": same.results["train"] + 1}))

@@ -101,7 +101,7 @@ def test_rows_that_come_to_a_mirror_later_are_seen_there(served, mirror: Mirror)
 
 def test_what_a_query_does_not_need_stays_where_it_is(served, mirror: Mirror) -> None:
     home, _ = served
-    write(home.run("sums-s1") / "segments/tokens/a0001-s000001-000002.parquet", "millions of rows")
+    write(home.run("sums-s1") / "segments/tokens/a0001-s000001-000002-0123456789abcdef.parquet", "millions of rows")
     mirror.pull(SMALL)
     assert not list(mirror.home.root.glob("runs/*/segments/tokens/*"))
     assert not list(mirror.home.root.glob("runs/*/logs/*"))
