@@ -67,11 +67,6 @@ host."""
 STEPS = (
     _doctor("correctness", "machine"),
     _doctor("correctness", "gradients"),
-    _doctor("correctness", "packing"),
-    _doctor("correctness", "kernels", package="liger_kernel", needs_gpu=True),
-    _doctor("correctness", "checkpoint", by_uuid=True),
-    _doctor("correctness", "state_away"),
-    _doctor("correctness", "sentinel"),
     _doctor("correctness", "train_and_resume", by_uuid=True),
     _step("correctness", "noise, 1.7B", "noise", size="1.7B", alone=False),
     *(_trained(f"ZeRO {stage}", training={"zero_stage": stage}) for stage in (0, 1, 2, 3)),

@@ -378,7 +378,7 @@ def test_what_modules_read_beside_them_is_installed_with_them() -> None:
 
 
 WITHOUT_TORCH = {
-    *("pipelines.prefect_server.api_process", "pipelines.prefect_server.terse", "pipelines.services.at_boot"),
+    *("pipelines.prefect_server.api_process", "pipelines.prefect_server.terse"),
     *("pipelines.services.launch", "pipelines.prefect_flows.workers.flow_process", "pipelines.prefect_flows.parallel"),
     *("pipelines.prefect_flows.workers.process_worker", "pipelines.sinks.__main__", "pipelines.web.__main__"),
     *("pipelines.launchers.slurm.head", "pipelines.launchers.slurm.job"),

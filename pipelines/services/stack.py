@@ -32,11 +32,12 @@ from pipelines.processes.reap import ProcessRecord, reap
 from pipelines.processes.stop import GRACE_SECONDS
 from pipelines.services.server_profile import ServerProfile
 from pipelines.services.supervisord import Program, Supervisor, end_supervisor, write_private
-from pipelines.services.systemd import Unit
 from specs.errors import RpgError
 from specs.machine.files import read_json
+from specs.machine.liveness import is_alive
 
 DEFAULT_PORT = 4200
+_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,24 @@ def up(home: Home, wanted: Wanted, *, say: Callable[[str], None] = lambda _: Non
         renew_deployments(home, services.url)
         supervisor.run_all()
         return services
+
+
+def stay(home: Home, services: Services) -> bool:
+    """Waits until supervisord has ended. Returns whether `rpg down` ended it."""
+    while is_alive(services.supervisor.pid, services.supervisor.started):
+        time.sleep(_POLL_SECONDS)
+    deadline = time.monotonic() + GRACE_SECONDS
+    while services_file(home).exists():  # `rpg down` removes it last
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def give_back(home: Home, services: Services) -> None:
+    """Ends what is up; the workers' runs save and go back to the queue."""
+    end_supervisor(services.supervisor)
+    services_file(home).unlink(missing_ok=True)
 
 
 def _refuse_another(services: Services, supervisor: Supervisor, wanted: Wanted) -> None:
@@ -202,22 +221,13 @@ def _is_free(port: int, home: Home) -> bool:
 
 
 def down(home: Home) -> bool:
-    """Cancels the workers' runs, then ends everything that `up` has started. Returns whether anything was up.
-
-    Raises:
-        ServiceError: systemd does not stop the unit. All has ended.
-    """
+    """Cancels the workers' runs, then ends everything that `up` has started. Returns whether anything was up."""
     services = running_services(home)
     if services is not None:
         with contextlib.suppress(ServiceError):
             _cancel_runs(home, Supervisor(home, services.control_port))
-    unit = Unit(home)
-    try:
-        if unit.is_installed and unit.is_managed():
-            unit.stop()  # else systemd might take supervisord's end for a failure, and start it again
-    finally:  # what it refuses to stop, such as a unit that it has never read, ends all the same
-        was_up = _end_recorded(home) or services is not None
-        reap(home)
+    was_up = _end_recorded(home) or services is not None
+    reap(home)
     return was_up
 
 

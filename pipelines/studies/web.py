@@ -1,23 +1,21 @@
-"""optuna-dashboard over every study of the home: `python -m pipelines.studies.web PORT`, as `rpg up` starts it.
+"""optuna-dashboard, which only shows: `python -m pipelines.studies.web PORT`, as `rpg up` starts it.
 
-optuna-dashboard opens one storage, and the home has a journal for each study: they are read here as one storage, which
-refuses to write. With RPG_STUDIES_URL it is the database.
+It opens one storage: the journal of the study that was created last, or with RPG_STUDIES_URL the database.
 """
 
+import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Iterable
+from pathlib import Path
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import optuna
-from bottle import HTTPError
-from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages import InMemoryStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, TrialState
 from optuna_dashboard import wsgi
 
 from pipelines.home.home import Home
@@ -30,131 +28,48 @@ from pipelines.prefect_server.credentials import (
 )
 from pipelines.prefect_server.door import objection
 from pipelines.prefect_server.settings import trusted_hosts
-from pipelines.studies.samplers import optuna_inside
 from pipelines.studies.storage import JOURNAL, URL, open_database
 from specs.errors import Issue, RpgError, SpecError
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-    from optuna.study._frozen import FrozenStudy
 
-_IDS = 10**9
-"""Between the ids of two storages. Those of nine million storages are whole numbers to a browser, too."""
-
-
-class Journals:
-    """The journals of a home, each opened once."""
+class NewestStudy:
+    """The dashboard of the home's study that was created last, whichever that is when a request comes."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._opened: dict[str, tuple[bytes, JournalStorage]] = {}
-        """First line and storage of each study's journal, in the order of `storages`."""
+        self._created: dict[tuple[Path, bytes], str] = {}
+        """Journal and its first line, which no two journals share -> when its study was created."""
+        self._shown: tuple[Path, bytes] | None = None
+        self._application: WSGIApplication = wsgi(InMemoryStorage())
         self._lock = threading.Lock()
 
-    def storages(self) -> list[BaseStorage]:
-        """One for each study, in the order of their creation. Studies made since the last call come last.
-
-        A journal that was deleted keeps its place; a new one of the same study gets it.
-        """
+    def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> "Iterable[bytes]":
         with self._lock:
-            new = []
-            for path in self._home.root.glob(f"studies/*/{JOURNAL}"):
-                name = path.parent.name
-                try:
-                    with path.open("rb") as file:
-                        first_line = file.readline()  # no two journals have the same: it has a random id
-                    if name in self._opened and self._opened[name][0] == first_line:
-                        continue
-                    # No lock is given: who only reads takes none.
-                    storage = JournalStorage(JournalFileBackend(str(path)))
-                except (OSError, ValueError):
-                    continue  # deleted this very moment, or damaged
-                created = [str(study.user_attrs.get("created_at", "")) for study in storage.get_all_studies()]
-                if created:
-                    new.append((max(created), name, first_line, storage))
-            for _, name, first_line, storage in sorted(new, key=lambda journal: journal[:2]):
-                self._opened[name] = first_line, storage
-            return [storage for _, storage in self._opened.values()]
+            application = self._newest()
+        return application(environ, start_response)
 
-
-def _refuse(*_arguments: Any, **_named: Any) -> NoReturn:
-    raise HTTPError(403, "studies are only shown here; `rpg study` changes them")
-
-
-class ReadOnlyStorage(BaseStorage):
-    """Several storages as one that can only be read.
-
-    The id of a study or a trial is its id in its own storage, plus 10^9 times that storage's place in the list.
-    """
-
-    def __init__(self, storages: Callable[[], Sequence[BaseStorage]]) -> None:
-        """`storages` is asked at each access. A storage's place in what it returns never changes."""
-        self._storages = storages
-
-    create_new_study = delete_study = set_study_user_attr = set_study_system_attr = _refuse
-    create_new_trial = set_trial_param = set_trial_state_values = set_trial_intermediate_value = _refuse
-    set_trial_user_attr = set_trial_system_attr = _refuse
-
-    def get_all_studies(self) -> "list[FrozenStudy]":
-        """Studies of every storage that can be read."""
-        studies = []
-        for place, storage in enumerate(self._storages()):
+    def _newest(self) -> "WSGIApplication":
+        readable = []
+        for path in self._home.root.glob(f"studies/*/{JOURNAL}"):
             try:
-                own = storage.get_all_studies()
+                with path.open("rb") as file:
+                    journal = path, file.readline()
+                if journal not in self._created:
+                    studies = _opened(path).get_all_studies()
+                    self._created[journal] = max(str(study.user_attrs.get("created_at", "")) for study in studies)
             except (OSError, ValueError):
-                continue  # a journal that was deleted, or is damaged, hides no other
-            for study in own:
-                studies.append(optuna_inside.study_moved(study, place * _IDS))
-        return studies
+                continue  # deleted this very moment, without a study yet, or damaged
+            readable.append((self._created[journal], journal))
+        if readable and (newest := max(readable)[1]) != self._shown:
+            self._application, self._shown = wsgi(_opened(newest[0])), newest
+        return self._application
 
-    def get_study_id_from_name(self, study_name: str) -> int:
-        """The id of the first study of that name. Raises KeyError where there is none."""
-        for study in self.get_all_studies():
-            if study.study_name == study_name:
-                return optuna_inside.study_id(study)
-        raise KeyError(study_name)
 
-    def get_study_name_from_id(self, study_id: int) -> str:
-        """Raises KeyError where there is no such study."""
-        storage, own = self._owner(study_id)
-        return storage.get_study_name_from_id(own)
-
-    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
-        """Raises KeyError where there is no such study."""
-        storage, own = self._owner(study_id)
-        return storage.get_study_directions(own)
-
-    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
-        """Raises KeyError where there is no such study."""
-        storage, own = self._owner(study_id)
-        return storage.get_study_user_attrs(own)
-
-    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
-        """Raises KeyError where there is no such study."""
-        storage, own = self._owner(study_id)
-        return storage.get_study_system_attrs(own)
-
-    def get_trial(self, trial_id: int) -> FrozenTrial:
-        """Raises KeyError where there is no such trial."""
-        storage, own = self._owner(trial_id)
-        return optuna_inside.trial_moved(storage.get_trial(own), trial_id - own)
-
-    def get_all_trials(
-        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
-    ) -> list[FrozenTrial]:
-        """Raises KeyError where there is no such study."""
-        storage, own = self._owner(study_id)
-        trials = storage.get_all_trials(own, deepcopy, states)
-        return [optuna_inside.trial_moved(trial, study_id - own) for trial in trials]
-
-    def _owner(self, number: int) -> tuple[BaseStorage, int]:
-        """The storage of a study's or a trial's id, and the id there. Raises KeyError where there is none."""
-        place, own = divmod(number, _IDS)
-        storages = self._storages()
-        if place >= len(storages):
-            raise KeyError(number)
-        return storages[place], own
+def _opened(journal: Path) -> JournalStorage:
+    return JournalStorage(JournalFileBackend(str(journal)))
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -170,21 +85,20 @@ class _Handler(WSGIRequestHandler):
         pass
 
 
-def studies_storage(home: Home) -> ReadOnlyStorage:
-    """Every study of the home, or of the database of RPG_STUDIES_URL.
+def dashboard(home: Home) -> "WSGIApplication":
+    """Returns optuna-dashboard over the home's newest study, or over the database of RPG_STUDIES_URL.
 
     Raises:
         SpecError: RPG_STUDIES_URL names no PostgreSQL database, or its driver is not installed.
         StudyStorageError: the database does not answer.
     """
-    if url := os.environ.get(URL, ""):
-        database, _ = open_database(url)
-        return ReadOnlyStorage(lambda: [database])
-    return ReadOnlyStorage(Journals(home).storages)
+    url = os.environ.get(URL, "")
+    return wsgi(open_database(url)[0]) if url else NewestStudy(home)
 
 
 def guarded(application: "WSGIApplication", accepts: Accepts, *, is_named: bool = False) -> "WSGIApplication":
-    """The application, `/ready`, and HTTP basic authentication, which only `/ready` goes without.
+    """The application, `/ready`, and HTTP basic authentication, which only `/ready` goes without. Requests that change
+    something are refused: optuna-dashboard changes studies by other methods than GET alone.
 
     Args:
         accepts: which passwords open.
@@ -202,6 +116,9 @@ def guarded(application: "WSGIApplication", accepts: Accepts, *, is_named: bool 
         if not accepts(shown_in(environ.get("HTTP_AUTHORIZATION", ""))):
             start_response("401 Unauthorized", [("www-authenticate", 'Basic realm="rpg"')])
             return [b"log in with the auth string of the Prefect server, or of its readers"]
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            start_response("403 Forbidden", [("content-type", "application/json")])
+            return [json.dumps({"reason": "studies are only shown here; `rpg study` changes them"}).encode()]
         return application(environ, start_response)
 
     return answer
@@ -219,7 +136,7 @@ def serve(home: Home, host: str, port: int) -> None:
         hint = f"set {SERVER_AUTH_VARIABLE}=user:password, or {PASSWORDS_VARIABLE}=home for those of `rpg up`"
         raise SpecError(Issue("others could read every study, without a password", hint=hint))
     is_named = is_local or bool(trusted_hosts())
-    application = guarded(wsgi(studies_storage(home)), accepts, is_named=is_named)
+    application = guarded(dashboard(home), accepts, is_named=is_named)
     with make_server(host, port, application, server_class=_Server, handler_class=_Handler) as server:
         server.serve_forever()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from pipelines.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from pipelines.prefect_server.api import Services
 
 
 def up(
@@ -19,7 +22,9 @@ def up(
         typer.Option(help="embedded: SQLite, the default. server: PostgreSQL, Redis, a page of all reports."),
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="How many; 0: one.")] = 0,
-    systemd: Annotated[bool, typer.Option("--systemd", help="As a unit that starts at boot.")] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay until it ends, for a unit file or a container.")
+    ] = False,
     new_password: Annotated[
         bool, typer.Option("--new-password", help="Give people new passwords; the former ones open nothing any more.")
     ] = False,
@@ -27,8 +32,9 @@ def up(
 ) -> None:
     """Starts a Prefect server, workers and optuna-dashboard here and prints the addresses of the dashboards.
 
-    They run until `rpg down`; what dies is started again. optuna-dashboard shows all studies and changes none. Where it
-    is not installed (`pip install "rpg-experiments[dashboard]"`) the others start without it.
+    They run until `rpg down`; what dies is started again. optuna-dashboard shows the newest
+    study, or all of a database, and changes none. Where it is not installed (`pip install
+    "rpg-experiments[dashboard]"`) the others start without it.
 
     Who asks logs in with the string that is made at the first start in services/secrets/auth under RPG_HOME; other
     commands of this home need none. That of services/secrets/reader opens what only shows: the pages of studies and of
@@ -39,46 +45,52 @@ def up(
     --profile server is for a team: PostgreSQL and Redis (from the system's packages), two processes for the API, one
     for Prefect's background services, a page of all reports.
 
-    --systemd writes a unit that starts the same at each boot, at the same address: of the machine where root calls,
-    else of the user's own manager. From then on `rpg up` starts that unit, and `rpg down --systemd` removes it. Where
-    no manager answers, the commands are printed that enable the unit.
+    --foreground stays. SIGTERM and Ctrl-C end what is up: runs save and go back to the queue. After `rpg down` it exits
+    with 0, and with 1 where supervisord was killed.
     """
-    import json
+    import signal
     import sys
 
     from pipelines.home.home import Home
     from pipelines.prefect_server.api import ServiceError, renew_passwords
     from pipelines.prefect_server.credentials import login_files
-    from pipelines.services.at_boot import install
-    from pipelines.services.stack import Wanted
+    from pipelines.services.stack import Wanted, give_back, stay
     from pipelines.services.stack import up as start_services
-    from pipelines.services.systemd import Unit
 
     home, wanted = Home.from_environment(), Wanted(port, profile, workers)
-    unit = Unit(home)
-    is_unit = systemd or (unit.is_installed and unit.is_managed())
+    if foreground:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     if new_password:
         renew_passwords(home)  # first: it takes effect where a program does not come up, too
     try:
-        services = (install if is_unit else start_services)(home, wanted, say=lambda line: print(line, file=sys.stderr))
+        services = start_services(home, wanted, say=lambda line: print(line, file=sys.stderr))
     except ServiceError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(1) from None
     logins = {name: str(path) for name, path in login_files(home).items()}
-    if services is None:
-        print("no systemd answers here; what enables the unit and starts it:", file=sys.stderr)
-        commands = unit.commands
-        print(json.dumps({"unit": str(unit.path), "commands": commands}) if as_json else "\n".join(commands))
-        return
-    for command in unit.until_log_in if is_unit else []:
-        print(f"it ends with your last session, and starts at your next; to start at boot: {command}", file=sys.stderr)
+    try:
+        _show(services, logins, as_json=as_json)
+        if foreground and not stay(home, services):
+            print(f"supervisord was killed; see {home.logs / 'supervisord.log'}", file=sys.stderr)
+            raise typer.Exit(1)
+    except KeyboardInterrupt:
+        if not foreground:
+            raise
+        give_back(home, services)
+
+
+def _show(services: Services, logins: dict[str, str], *, as_json: bool) -> None:
+    import json
+    import sys
+
     pages = {"studies": services.studies_url or None, "record": services.record_url or None}
     if as_json:
         print(json.dumps({"dashboard": services.dashboard, "api": services.url, **pages, **logins}))
-        return
-    print(services.dashboard)
-    for name, address in pages.items():
-        if address:
-            print(f"{name}: {address}")
-    print(f"log in with: {logins['password']}")
-    print(f"to read only: {logins['reader']}")
+    else:
+        print(services.dashboard)
+        for name, address in pages.items():
+            if address:
+                print(f"{name}: {address}")
+        print(f"log in with: {logins['password']}")
+        print(f"to read only: {logins['reader']}")
+    sys.stdout.flush()

@@ -54,7 +54,7 @@ class Check:
     """It needs so many."""
     gpus: int = 0
     """It needs so many GPUs on the host; 0: a CPU will do."""
-    package: Literal["", "vllm", "liger_kernel"] = ""
+    package: Literal["", "vllm"] = ""
     """It needs this optional package."""
     limit_seconds: float = 180.0
     """After these it is killed and has failed. A check of vLLM: after these without progress."""

@@ -14,18 +14,13 @@ from rpg.samplers.base import Sampler
 from rpg.samplers.sentinel import Sentinel, StaleEngineError, open_sentinel, probe_of
 from rpg.samplers.transformers.sampler import model_logprobs
 from rpg.types import RolloutGroup, Sampling
-from specs.schema.rollout import Rollout, TransformersRollout, VllmRollout
+from specs.schema.rollout import VllmRollout
 
 _MAX_LENGTH = 64
 _PROMPTS = ([5, 6, 7], [8], [9] * 20, [3, 4], list(range(2, 12)) * 3)
 _SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_response_length=24)
 _GIVEN_BACK = 0.1
 """Share of the GPU's memory that an engine of 0.2 must give back asleep, since most of that is its cache."""
-
-
-def own_transformers_engine(bench: Bench) -> Figures:
-    """A transformers engine that does not read the learner's module, as at ZeRO 3."""
-    return _exchange(bench, TransformersRollout())
 
 
 def colocated(bench: Bench) -> Figures:
@@ -52,14 +47,14 @@ def _vllm(**changes: Any) -> VllmRollout:
     return VllmRollout.model_validate({"engine": "vllm", "memory_fraction": 0.2, "cpu_cache_gib": 0.25, **changes})
 
 
-def _exchange(bench: Bench, rollout: Rollout) -> Figures:
+def _exchange(bench: Bench, rollout: VllmRollout) -> Figures:
     """Gives the engine weights twice, samples with them, and then holds it against a policy that it was not given."""
     device, dtype = bench.device, getattr(torch, bench.precision)
     learner = make_model(TINY, torch.device("cpu"), dtype)
     learner.save_pretrained(bench.directory)
     learner.to(device)  # type: ignore[arg-type]  # transformers' own types
     sentinel = open_sentinel(
-        _vllm(), probe_of(_PROMPTS[-1], max_length=_MAX_LENGTH), precision=bench.precision, device_type=device.type
+        rollout, probe_of(_PROMPTS[-1], max_length=_MAX_LENGTH), precision=bench.precision, device_type=device.type
     )
     assert sentinel is not None
     settings = SamplerSettings(

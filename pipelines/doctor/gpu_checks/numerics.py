@@ -12,8 +12,6 @@ from pipelines.doctor.gpu_checks.models import TINY, BatchShape, random_step, wr
 from rpg.batches.batch import Microbatch, StepRollouts, microbatch
 from rpg.batches.minibatches import cut, plan_step
 from rpg.learner.deepspeed import Learner
-from rpg.learner.packing import Packing
-from rpg.learner.packing_trial import try_packing
 from rpg.learner.policy import Policy, load_model
 from rpg.processes import ranks
 from specs.schema.training import Training
@@ -23,9 +21,6 @@ Gradients = dict[str, Tensor]
 _SHAPE = BatchShape(prompts=4, group_size=6, prompt_length=24, response_length=96, microbatch_tokens=512, unequal=True)
 TOLERANCE = 0.05
 """Norm of the gradient's error in bfloat16 over its norm. On a CPU it is 0.01."""
-_WORSE = 1.5
-"""How much larger the error may be in packed rows than in padded ones, and with Liger's kernels than with PyTorch's
-operations, all in bfloat16 against float32."""
 
 
 def gradients_at_every_stage(bench: Bench) -> Figures:
@@ -58,49 +53,6 @@ def gradients_at_every_stage(bench: Bench) -> Figures:
     return figures
 
 
-def packed_against_single(bench: Bench) -> Figures:
-    """Logprobs of packed responses against each alone, and the gradients of both against float32."""
-    weights_dir = write_model(bench.directory, TINY, torch.device("cpu"), torch.bfloat16)
-    step = random_step(TINY["vocab_size"], _SHAPE)
-    expected = exact_gradients(weights_dir, step, bench.device)
-    figures: Figures = {}
-    for packed in (True, False):
-        settings = training("bfloat16", packing=packed)
-        model = load_model(weights_dir, settings).to(bench.device)  # type: ignore[arg-type]  # transformers' own types
-        policy = Policy(model, temperature=1.0)
-        if packed:
-            trial = try_packing(policy, model.config, bench.device, precision="bfloat16")
-            if not trial.keeps_apart:
-                raise CheckFailedError(str(trial))
-            figures["logprob_difference"] = trial.difference
-        found = _gradients(policy, step, settings, bench.device)
-        figures["packed_gradient_error" if packed else "padded_gradient_error"] = relative_error(found, expected)
-    packed_error, padded_error = float(figures["packed_gradient_error"]), float(figures["padded_gradient_error"])
-    if not packed_error < max(_WORSE * padded_error, 1e-5):
-        raise CheckFailedError(
-            f"gradients of packed rows are off by {packed_error:.2g} of their norm, padded ones by {padded_error:.2g}"
-        )
-    return figures
-
-
-def fused_kernels(bench: Bench) -> Figures:
-    """Gradients with PyTorch's operations and with Liger's kernels, both against float32."""
-    weights_dir = write_model(bench.directory, TINY, torch.device("cpu"), torch.bfloat16)
-    step = random_step(TINY["vocab_size"], _SHAPE)
-    expected = exact_gradients(weights_dir, step, bench.device)
-    errors: dict[str, float] = {}
-    for kernels in ("torch", "liger"):  # in this order: afterwards all models of the class have Liger's rotation
-        settings = training("bfloat16").model_copy(update={"kernels": kernels})
-        policy = Policy(load_model(weights_dir, settings), temperature=1.0).to(bench.device)
-        errors[kernels] = relative_error(_gradients(policy, step, settings, bench.device), expected)
-    if not errors["liger"] < max(_WORSE * errors["torch"], 1e-5):
-        raise CheckFailedError(
-            f"gradients with Liger's kernels are off by {errors['liger']:.2g} of their norm, those of PyTorch by"
-            f" {errors['torch']:.2g}"
-        )
-    return {f"{kernels}_gradient_error": error for kernels, error in errors.items()}
-
-
 def training(precision: str, *, zero_stage: int = 0, packing: bool = True, shape: BatchShape = _SHAPE) -> Training:
     """One update of all responses."""
     return Training.model_validate(
@@ -118,15 +70,6 @@ def loss_of(logprobs: Tensor, batch: Microbatch, step: StepRollouts) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     weights = batch.look_up(torch.randn(len(step.rollout_logprobs), generator=generator))
     return (weights * logprobs).sum() / len(step.rollout_logprobs)
-
-
-def _gradients(policy: Policy, step: StepRollouts, settings: Training, device: torch.device) -> Gradients:
-    """Gradients of all responses without DeepSpeed, packed if the settings say so."""
-    for batch in cut(step, plan_step(step, settings, packed=settings.packing), device)[0].passes:
-        packing = Packing(batch.packed, device) if settings.packing else None
-        logprobs, _ = policy(batch.input_ids, batch.sources, batch.targets, packing=packing)
-        loss_of(logprobs, batch, step).backward()  # type: ignore[no-untyped-call]
-    return {name: value.grad.float().cpu() for name, value in policy.named_parameters() if value.grad is not None}
 
 
 def add_gradient(learner: Learner, passes: Sequence[Microbatch], step: StepRollouts) -> None:

@@ -33,7 +33,6 @@ from specs.machine.parent import before_torch, die_with_parent
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-_NAMES = {"vllm": "vLLM", "liger_kernel": "Liger-Kernel"}
 _POLL_SECONDS = 5.0
 _COMPUTES = 0.02
 """CPU seconds a second in which a process counts as computing."""
@@ -74,7 +73,7 @@ class CheckingRank:
         if self._world < check.ranks:
             return f"needs {check.ranks} ranks"
         if check.package and find_spec(check.package) is None:
-            return f"{_NAMES[check.package]} is not installed"
+            return "vLLM is not installed"
         if check.gpus and self._device == "cpu":
             return "needs a GPU"
         if check.gpus > 1 and len(self._gpus()) < check.gpus:

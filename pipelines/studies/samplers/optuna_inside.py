@@ -1,13 +1,11 @@
 """The only places that reach into what Optuna does not promise; a version that changes one fails a test of it."""
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
     from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler
-    from optuna.study._frozen import FrozenStudy
     from optuna.trial import FrozenTrial
 
 
@@ -54,22 +52,3 @@ def notes_of(study: "Study", trial: "Trial") -> dict[str, Any]:
 def trial_id(trial: "FrozenTrial") -> int:
     """The id by which a storage knows the trial."""
     return trial._trial_id
-
-
-def trial_moved(trial: "FrozenTrial", by: int) -> "FrozenTrial":
-    """A copy of the trial with another id."""
-    moved = copy.copy(trial)
-    moved._trial_id += by
-    return moved
-
-
-def study_id(study: "FrozenStudy") -> int:
-    """The id by which a storage knows the study."""
-    return study._study_id
-
-
-def study_moved(study: "FrozenStudy", by: int) -> "FrozenStudy":
-    """A copy of the study with another id."""
-    moved = copy.copy(study)
-    moved._study_id += by
-    return moved

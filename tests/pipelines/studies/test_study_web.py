@@ -1,4 +1,4 @@
-"""optuna-dashboard shows every study of the home, those to come too, and changes none."""
+"""optuna-dashboard shows the newest study of the home, or those of a database, and changes none."""
 
 import base64
 import json
@@ -13,13 +13,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
-from bottle import HTTPError
-from optuna.storages import BaseStorage
-from optuna.trial import TrialState
 from postgres import postgres
-from tiny_study import Evaluator, load_study, write_study
+from tiny_study import Evaluator, write_study
 from waiting import wait_for
 
 from pipelines.home.home import Home
@@ -28,7 +24,6 @@ from pipelines.prefect_server.api import answers
 from pipelines.prefect_server.credentials import header_with
 from pipelines.studies.storage import URL
 from pipelines.studies.study import run_study
-from pipelines.studies.web import studies_storage
 from specs import load_study_document
 
 AUTH = "rpg:secret"
@@ -61,6 +56,13 @@ def ended(command: list[str], **environment: str) -> Iterator["subprocess.Popen[
 @pytest.fixture
 def page(home: Home) -> Iterator[str]:
     """The page's address."""
+    with served(home) as address:
+        yield address
+
+
+@contextmanager
+def served(home: Home) -> Iterator[str]:
+    """The page of a home; yields its address."""
     port = free_port()
     command = [sys.executable, "-m", "pipelines.studies.web", str(port)]
     with ended(command, RPG_HOME=str(home.root), PREFECT_SERVER_API_AUTH_STRING=AUTH):
@@ -110,81 +112,47 @@ def asked(url: str, method: str = "GET", body: Any = None) -> tuple[int, Any]:
             return error.code, json.loads(error.read())
 
 
-def test_the_page_shows_every_study_and_changes_none(home, page):
-    address = page
-    assert asked(f"{address}/api/studies") == (200, {"study_summaries": []})
-    add_study(home, "later")
-    add_study(home, "early", 4, PAUSING)
-    _, answer = asked(f"{address}/api/studies")
-    studies = {study["study_name"]: study["study_id"] for study in answer["study_summaries"]}
-    assert list(studies) == ["later", "early"], "in the order in which they were made"
-    for name, trials in (("later", 2), ("early", 4)):
-        _, detail = asked(f"{address}/api/studies/{studies[name]}")
-        assert [trial["number"] for trial in detail["trials"]] == list(range(trials))
-        assert {trial["study_id"] for trial in detail["trials"]} == {studies[name]}
+def shown_studies(address: str) -> dict[str, int]:
+    """Name and id of each study that the page lists."""
+    status, answer = asked(f"{address}/api/studies")
+    assert status == 200
+    return {study["study_name"]: study["study_id"] for study in answer["study_summaries"]}
 
-    journals = {path: path.read_bytes() for path in home.root.glob("studies/*/journal.log")}
-    trial = detail["trials"][0]["trial_id"]
+
+def refused(address: str, study: int, trial: int) -> None:
+    """Each way to change a study is refused."""
     refusals = [
         asked(f"{address}/api/studies", "POST", {"study_name": "mine", "directions": ["minimize"]}),
-        asked(f"{address}/api/studies/{studies['later']}", "DELETE", {}),
-        asked(f"{address}/api/studies/{studies['later']}/note", "PUT", {"body": "mine", "version": 1}),
+        asked(f"{address}/api/studies/{study}", "DELETE", {}),
+        asked(f"{address}/api/studies/{study}/note", "PUT", {"body": "mine", "version": 1}),
         asked(f"{address}/api/trials/{trial}/user-attrs", "POST", {"user_attrs": {"state": "mine"}}),
+        asked(f"{address}/api/studies/{study}/rename", "POST", {"study_name": "mine"}),
     ]
     expected = (403, {"reason": "studies are only shown here; `rpg study` changes them"})
     assert refusals == [expected] * len(refusals)
-    assert asked(f"{address}/api/studies/{studies['later']}/rename", "POST", {"study_name": "mine"})[0] >= 400
+
+
+def test_the_page_shows_the_newest_study_and_changes_none(home, page):
+    assert shown_studies(page) == {}
+    add_study(home, "first")
+    assert list(shown_studies(page)) == ["first"]
+    add_study(home, "early", 4, PAUSING)
+    (study,) = shown_studies(page).values()
+    _, detail = asked(f"{page}/api/studies/{study}")
+    assert [trial["number"] for trial in detail["trials"]] == list(range(4))
+    journals = {path: path.read_bytes() for path in home.root.glob("studies/*/journal.log")}
+    refused(page, study, detail["trials"][0]["trial_id"])
     assert {path: path.read_bytes() for path in home.root.glob("studies/*/journal.log")} == journals
 
     # A connection that a browser opened ahead holds up nobody.
-    with closing(socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))):
-        assert asked(f"{address}/api/studies")[0] == 200
+    with closing(socket.create_connection(("127.0.0.1", int(page.rpartition(":")[2])))):
+        assert asked(f"{page}/api/studies")[0] == 200
 
-
-def ids(storage: BaseStorage) -> dict[str, int]:
-    return {study.study_name: study._study_id for study in storage.get_all_studies()}
-
-
-def test_ids_stay_when_studies_come_and_go(home):
-    storage = studies_storage(home)
-    assert ids(storage) == {}
-    add_study(home, "z", 1)
-    add_study(home, "y", 1)
-    before = ids(storage)
-    assert before["z"] < before["y"]
-    add_study(home, "a", 1)
-    after = ids(storage)
-    assert after == before | {"a": after["a"]}
-    assert ids(studies_storage(home)) == after, "another process gives the same"
-
-    journal = home.study("z") / "journal.log"
-    others = {"y": after["y"], "a": after["a"]}
-    with journal.open("a") as file:
-        file.write("damaged\n{}\n")
-    assert ids(storage) == others
-    assert set(ids(studies_storage(home))) == set(others)
-    journal.unlink()
-    assert ids(storage) == others
-    add_study(home, "z", 3)
-    assert ids(storage) == after
-    shown, kept = storage.get_all_trials(after["z"]), load_study(home, "z").trials
-    assert [trial.user_attrs for trial in shown] == [trial.user_attrs for trial in kept]
-
-
-def test_a_trial_is_found_by_the_id_that_its_study_shows(home):
-    add_study(home, "first", 1)
-    add_study(home, "second", 2)
-    storage = studies_storage(home)
-    studies = storage.get_all_studies()
-    trials = [trial for study in studies for trial in storage.get_all_trials(study._study_id)]
-    assert len({trial._trial_id for trial in trials}) == 3
-    assert [storage.get_trial(trial._trial_id) for trial in trials] == trials
-    second = optuna.load_study(study_name="second", storage=storage)
-    assert second.best_trial in second.trials
-    with pytest.raises(KeyError):
-        storage.get_trial(10**12)
-    with pytest.raises(HTTPError):
-        storage.set_trial_state_values(trials[0]._trial_id, TrialState.FAIL)
+    (home.study("early") / "journal.log").unlink()
+    assert list(shown_studies(page)) == ["first"], "the newest of those that are left"
+    (home.study("damaged")).mkdir()
+    (home.study("damaged") / "journal.log").write_text("damaged\n{}\n")
+    assert list(shown_studies(page)) == ["first"]
 
 
 def test_with_a_database_its_studies_are_shown_and_not_changed(home, monkeypatch):
@@ -192,14 +160,14 @@ def test_with_a_database_its_studies_are_shown_and_not_changed(home, monkeypatch
     with postgres() as server:
         monkeypatch.setenv(URL, server.url)
         add_study(home, "in-the-database", 2)
-        storage = studies_storage(home)
-        (study,) = storage.get_all_studies()
-        assert study.study_name == "in-the-database"
-        trials = storage.get_all_trials(study._study_id)
-        assert [storage.get_trial(trial._trial_id) for trial in trials] == trials
-        assert len(trials) == 2
-        with pytest.raises(HTTPError):
-            storage.delete_study(study._study_id)
+        add_study(home, "another", 1)
+        with served(home) as address:
+            studies = shown_studies(address)
+            assert set(studies) == {"in-the-database", "another"}
+            _, detail = asked(f"{address}/api/studies/{studies['in-the-database']}")
+            assert len(detail["trials"]) == 2
+            refused(address, studies["another"], detail["trials"][0]["trial_id"])
+            assert shown_studies(address) == studies
 
 
 def test_optuna_dashboard_itself_opens_the_journal_of_a_study_whose_trials_are_paused(home):

@@ -5,6 +5,7 @@ On CPUs they are the same work with gloo in place of NCCL; the tests marked `gpu
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -16,18 +17,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from places import ROOT
 from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.cli.gpu_table import lines
-from pipelines.doctor.gpu_checks import engines, numerics, rank
+from pipelines.doctor.gpu_checks import engines, rank, training
 from pipelines.doctor.gpu_checks.catalogue import CHECKS
 from pipelines.doctor.gpu_checks.check import Bench, CheckFailedError, Result
 from pipelines.doctor.gpu_checks.models import TINY, make_model
 from pipelines.doctor.gpu_checks.network import rounds_of_pairs, tournament
 from pipelines.doctor.gpu_checks.session import check_gpus
 from pipelines.home.home import Home
-from rpg.learner.packing import Packing
 from rpg.processes import ranks
 from rpg.samplers import SamplerSettings, open_sampler
 from rpg.samplers.sentinel import Sentinel, probe_of
@@ -89,15 +90,15 @@ def test_every_check_is_a_function_that_is_there(name: str) -> None:
 
 @pytest.mark.long
 def test_a_check_that_hangs_is_killed_and_the_next_one_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine, packing = (check for check in CHECKS if check.name in ("machine", "packing"))
-    monkeypatch.setattr(rank, "CHECKS", (replace(packing, limit_seconds=0.3), machine))  # torch is not up by then
+    machine, gradients = (check for check in CHECKS if check.name in ("machine", "gradients"))
+    monkeypatch.setattr(rank, "CHECKS", (replace(gradients, limit_seconds=0.3), machine))  # torch is not up by then
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    job = {"device": "cpu", "checks": ["packing", "machine"], "out": str(tmp_path), "scratch": str(tmp_path / "s")}
+    job = {"device": "cpu", "checks": ["gradients", "machine"], "out": str(tmp_path), "scratch": str(tmp_path / "s")}
     rank.CheckingRank(job).run()
     results = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
-    assert results["packing-00000.json"]["status"] == "failed"
-    assert results["packing-00000.json"]["message"].startswith("it took longer than 0.3 s and was killed; see ")
+    assert results["gradients-00000.json"]["status"] == "failed"
+    assert results["gradients-00000.json"]["message"].startswith("it took longer than 0.3 s and was killed; see ")
     assert results["machine-00000.json"]["status"] == "ok"
 
 
@@ -146,15 +147,16 @@ def test_one_that_stands_still_or_never_ends_is_ended(tmp_path: Path, program: s
     assert error.value.cmd == message
 
 
+@pytest.mark.long
 def test_packed_rows_that_are_not_kept_apart_are_noticed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def as_one(families: tuple[tuple[int, ...], ...], device: torch.device) -> Packing:
-        return Packing(((sum(map(sum, families)),),), device)
-
-    figures = numerics.packed_against_single(bench)
-    assert float(figures["packed_gradient_error"]) < numerics.TOLERANCE
-    monkeypatch.setattr(numerics, "Packing", as_one)
-    with pytest.raises(CheckFailedError, match="gradients of packed rows are off by"):
-        numerics.packed_against_single(bench)
+    (bench.directory / "sitecustomize.py").write_text(
+        "import sys\nif 'rpg.train' in sys.orig_argv:\n"
+        "    from rpg.learner.packing_trial import PackingTrial\n"
+        "    PackingTrial.keeps_apart = property(lambda _: False)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{bench.directory}{os.pathsep}{ROOT}")
+    with pytest.raises(CheckFailedError, match="responses are padded"):
+        training.trained_and_resumed(bench)
 
 
 @pytest.mark.parametrize(
@@ -179,14 +181,14 @@ def test_the_table_has_the_range_over_the_ranks_and_a_remedy_for_each_failure() 
     results = [
         Result("machine", "ok", figures={"gpu": "A", "memory_gib": 79.6}, seconds=4.2),
         Result("machine", "ok", figures={"gpu": "A", "memory_gib": 79.1}, seconds=5.0, rank=1),
-        Result("packing", "failed", "off by 0.3", host="node-1"),
-        Result("packing", "ok", figures={"error": 0.1}, rank=1),
+        Result("gradients", "failed", "off by 0.3", host="node-1"),
+        Result("gradients", "ok", figures={"error": 0.1}, rank=1),
         Result("colocated", "skipped", "vLLM is not installed"),
     ]
     table = list(lines(results))
     assert " ".join(table[0].split()) == "ok machine 5 s gpu A, memory_gib 79.1 to 79.6"
-    assert " ".join(table[1].split()) == "FAILED packing rank 0, node-1: off by 0.3"
-    assert table[2].strip().startswith("remedy: write training: {packing: false}")
+    assert " ".join(table[1].split()) == "FAILED gradients rank 0, node-1: off by 0.3"
+    assert table[2].strip().startswith("remedy: compare the versions with those of constraints.txt")
     assert " ".join(table[3].split()) == "skipped colocated vLLM is not installed"
 
 
@@ -222,7 +224,7 @@ def test_the_checks_that_ranks_make_together_pass_on_two_cpus(tmp_path: Path) ->
 @pytest.mark.parametrize("name", [check.name for check in CHECKS if check.scope == "host"])
 def test_a_check_of_a_host_passes_on_a_cpu(name: str, tmp_path: Path) -> None:
     [result] = check_gpus(Home(tmp_path), spec("cpu", 1), names=[name], on_result=lambda _: None)
-    expected = "skipped" if name in ("asleep", "dedicated_nccl", "kernels") else "ok"
+    expected = "skipped" if name in ("asleep", "dedicated_nccl") else "ok"
     assert result.status == expected or result.message == "vLLM is not installed", result.message
 
 
