@@ -7,8 +7,11 @@ reason; the tests fork trainers, ranks and commands from a server of the same ki
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import psutil
 
 from pipelines.processes import fork_server, forking
 from pipelines.processes.forking import Forked
@@ -73,12 +76,31 @@ def use_imports() -> None:
     forking.start_server = _start_tests_server
 
 
+_kept: list[tuple[Mapping[str, str], Any]] = []
+"""Environments and their servers: the first server, and one of an environment that some test has changed."""
+
+
 def _start_tests_server(environment: Mapping[str, str]) -> None:
     path = os.pathsep.join(filter(None, [ROOT, environment.get("PYTHONPATH", "")]))  # where it finds its modules
     steady = {name: value for name, value in environment.items() if not name.startswith(READ_LATE)}
+    forking._server = _server_for(steady)
     # `READ_LATE` is empty here so that the home's placeholder gets there.
     fork_server.READ_LATE = ()
     try:
         _start_server({"RPG_HOME": ROOM, **steady, "OMP_NUM_THREADS": "1", "PYTHONPATH": path})
     finally:
         fork_server.READ_LATE = READ_LATE
+
+
+def _server_for(steady: Mapping[str, str]) -> Any:
+    """The server of an environment; of another, whose forks begin anew, where that one's place is still needed."""
+    if found := next((server for kept, server in _kept if kept == steady), None):
+        return found
+    if len(_kept) == 2:
+        forking._server = _kept[-1][1]
+        if forking._server._forkserver_pid and psutil.Process(forking._server._forkserver_pid).children():
+            return _kept[0][1]
+        forking.end_server()
+        _kept.pop()
+    _kept.append((steady, forkserver.ForkServer()))
+    return _kept[-1][1]

@@ -36,6 +36,8 @@ PRELOAD = "pipelines.processes.fork_preload"
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg", "/proc/driver/nvidia")
 """What only a machine with a GPU has: NVIDIA's driver, AMD's, Windows's for its Linux."""
 _POLL_SECONDS = 0.02
+_server: Any = forkserver.ForkServer()
+"""Not the one of `multiprocessing` itself, from which whoever calls us may fork processes."""
 _has_forked = False
 
 
@@ -120,7 +122,7 @@ def fork(
     request = pickle.dumps(Program(tuple(program), os.getcwd(), dict(inherited), dict(environment)))
     start_server(inherited)
     # The server, `multiprocessing.spawn._main` in it, reads settings, here none, and what it is to run.
-    status, channel = forkserver.connect_to_new_process([output.fileno()])
+    status, channel = _server.connect_to_new_process([output.fileno()])
     try:
         with open(channel, "wb") as file, suppress(BrokenPipeError):
             file.write(pickle.dumps({}) + request)
@@ -138,19 +140,18 @@ def fork(
 def start_server(environment: Mapping[str, str]) -> None:
     """Starts the server, unless it runs, with an environment."""
     wanted = {name: value for name, value in environment.items() if not name.startswith(fork_server.READ_LATE)}
-    forkserver.set_forkserver_preload([PRELOAD])
+    _server.set_forkserver_preload([PRELOAD])
     with _as_environment({**wanted, **OF_SERVER}):
-        forkserver.ensure_running()
+        _server.ensure_running()
 
 
 @atexit.register
 def end_server() -> None:
     """Ends the server, if this process has one, and waits for it. The kernel ends its forks; the tracker of resources
     that `multiprocessing` starts beside it ends with this process."""
-    server: Any = forkserver._forkserver
-    if server._forkserver_pid is not None:
-        os.kill(server._forkserver_pid, signal.SIGKILL)
-        server._stop()
+    if _server._forkserver_pid is not None:
+        os.kill(_server._forkserver_pid, signal.SIGKILL)
+        _server._stop()
 
 
 @contextmanager

@@ -21,8 +21,7 @@ from numpy.typing import ArrayLike
 
 from pipelines.home.home import Home
 from pipelines.studies import noisy_gp
-from pipelines.studies.answers.results import Arm as ConfirmedArm
-from pipelines.studies.answers.results import StudyRecord, undominated
+from pipelines.studies.answers.results import Arm, StudyRecord, undominated
 from pipelines.studies.space import text_of
 from pipelines.studies.trials import Trial, violations
 from specs.schema.study import Study
@@ -32,21 +31,6 @@ CONFIRMATION = "-confirmation"
 LARGEST_SEED = 2**32
 LEAST_CHANCE = 0.05
 """Chance of being told from the baseline after all seeds, below which a candidate stops."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """A configuration that is confirmed on fresh seeds."""
-
-    trial: int
-    """The trial's number in the search."""
-    params: Mapping[str, Any]
-    baseline: bool
-
-    @property
-    def label(self) -> str:
-        """Label on pages."""
-        return "baseline" if self.baseline else f"trial {self.trial}"
 
 
 def experiment_name(study: Study) -> str:
@@ -68,7 +52,7 @@ def fresh_seeds(study: Study, searched: Sequence[int]) -> list[int]:
 
 
 def arms(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[Arm]:
-    """The baseline and the candidates, the best first; of several goals the front's, by the first goal.
+    """The baseline and the candidates, the best first, without units; of several goals the front's, by the first goal.
 
     A candidate keeps the constraints, differs from the baseline and from the candidates before it. Without a candidate
     there is nothing to confirm.
@@ -281,14 +265,13 @@ def look_at(home: Home, record: StudyRecord, look: Look) -> Look:
         arm.trial
         for arm in record.confirmation.arms
         if not arm.baseline
-        and arm.trial is not None
         and len(arm.units) == look.seeds
         and not may_win(_figures(record, arm), own, look.most, record.confidence)
     ]
     return replace(look, stopped=tuple(stopped))
 
 
-def _figures(record: StudyRecord, arm: ConfirmedArm) -> list[float]:
+def _figures(record: StudyRecord, arm: Arm) -> list[float]:
     """The figure of each seed, the larger the better, a failed one at the goal's worst value."""
     worst = record.first.worst
     values = [worst if unit.value is None else unit.value for unit in arm.units]

@@ -1,18 +1,26 @@
 """A study's trials in its storage, as one worker reads, claims and ends them.
 
 A trial is made, claimed, and told its end here and nowhere else. All but `transaction` is called within one, under the
-study's lock: what is decided by what was read is written before anybody else reads.
+study's lock: what is decided by what was read is written before anybody else reads. A worker holds a trial by a lease,
+as a process holds a run; it lies in the study's directory.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pipelines.studies import conditions, confirmation, proposals
+from pipelines.studies.answers.results import Arm
 from pipelines.studies.confirmation import Look
 from pipelines.studies.storage import StudyStorage
-from pipelines.studies.trials import Score, Trial, Work, Worker, read_trial
+from pipelines.studies.trials import Score, Trial, Work, read_trial
 from specs.errors import SpecError
 from specs.machine.files import now
+from specs.machine.lease import Lease, RunBusyError, acquire
+from specs.machine.liveness import LeaseWatch
 from specs.study_document import StudyDocument
 from specs.study_space import Params
 
@@ -23,17 +31,20 @@ class TrialLedger:
     """Trials of a study's search, and units of its confirmation.
 
     Args:
-        worker: the one that claims.
+        directory: the study's, which all its workers share.
         stopping: whether the command was asked to stop; asked while a database is away.
     """
 
     def __init__(
-        self, document: StudyDocument, storage: StudyStorage, worker: Worker, stopping: Callable[[], bool]
+        self, document: StudyDocument, storage: StudyStorage, directory: Path, stopping: Callable[[], bool]
     ) -> None:
         self._document = document
         self._study = document.study
         self._storage = storage
-        self._worker = worker
+        self._directory = directory
+        self._leases: dict[int, Lease] = {}
+        """Leases of this worker, by the trial's id."""
+        self._watch = LeaseWatch()
         self._stopping = stopping
         self._search_id = self._units_id = -1
         confirm = self._study.confirm
@@ -117,7 +128,8 @@ class TrialLedger:
 
     def reread(self, trial: Trial) -> Trial:
         """The trial as it is stored now."""
-        return read_trial(self._storage.storage.get_trial(trial.id))
+        is_unit = "arm" in trial.about
+        return read_trial(self._storage.storage.get_trial(trial.id), partial(self._is_held, is_unit))
 
     def add_trial(self, proposal: proposals.Proposal, *, until: int, bracket: int) -> Trial:
         """A new trial of the search, which this worker has claimed. `until`: the step to train to; 0: the end."""
@@ -125,37 +137,43 @@ class TrialLedger:
         self._create(self._search_id, proposal.params, until=until, sampler_notes=notes, bracket=bracket)
         return self.claim(self.trials()[-1], until)
 
-    def add_unit(self, arm: confirmation.Arm, seed: int) -> None:
+    def add_unit(self, arm: Arm, seed: int) -> None:
         """A new unit of the confirmation, that nobody works on yet."""
         about: dict[str, Any] = {"arm": arm.trial, "baseline": arm.baseline, "dataset": self.confirming_dataset}
         self._create(self._units_id, dict(arm.params), seed=seed, **about)
 
     def to_take_up(self, trials: Sequence[Trial]) -> Trial | None:
         """The trial that this worker has claimed already, else the first that nobody works on."""
-        open_ones = [trial for trial in trials if not trial.ended and trial.state != "paused"]
-        own = [trial for trial in open_ones if trial.work.worker and trial.work.worker.id == self._worker.id]
-        return next(iter(own or [trial for trial in open_ones if trial.work.is_abandoned(self._worker)]), None)
+        if own := [trial for trial in trials if trial.state == "running" and self._holds(trial)]:
+            return own[0]
+        for trial in (trial for trial in trials if trial.state == "pending"):
+            with suppress(RunBusyError):
+                self._take(trial)
+                return trial
+        return None
 
     def claim(self, trial: Trial, until: int) -> Trial:
-        """Claims a trial for this worker. `until`: the step to train to; 0: the end."""
-        self.note(trial, work=Work(until=until, worker=self._worker, beat=now()).plain())
+        """Claims a trial for this worker, which nobody else holds. `until`: the step to train to; 0: the end."""
+        if not self._holds(trial):
+            self._take(trial)
+        self.note(trial, work=asdict(Work(until)))
         if "started_at" not in trial.about:
             self.note(trial, started_at=now())
         return self.reread(trial)
 
     def holds(self, trial: Trial) -> bool:
         """Whether this worker's claim still holds: one that was given up for dead tells nothing."""
-        current = self.reread(trial)
-        return not current.ended and current.work.worker is not None and current.work.worker.id == self._worker.id
+        return self._holds(trial) and not self.reread(trial).ended
 
     def release(self, trial: Trial) -> None:
         """Gives a claim up, so that any worker may take the trial up."""
-        if self.holds(trial):
-            self.note(trial, work=Work(until=trial.work.until).plain())
+        if lease := self._leases.pop(trial.id, None):
+            lease.release()
 
     def pause(self, trial: Trial) -> None:
         """Leaves a trial at its rung, where it waits whether it may go on."""
-        self.note(trial, work=Work(paused=True).plain())
+        self.note(trial, work=asdict(Work(paused=True)))
+        self.release(trial)
 
     def note_rung(self, trial: Trial, step: int, scored: Score) -> Trial:
         """Notes what a trial is worth at a rung."""
@@ -174,6 +192,7 @@ class TrialLedger:
             self.note(trial, by_seed=list(values[0].by_seed))
         told = [scored.value for scored in values]
         self._storage.storage.set_trial_state_values(trial.id, TrialState.COMPLETE, told)
+        self.release(trial)
 
     def end_without_value(self, trial: Trial, why: str, *, failed: bool = False, at_fault: bool = False) -> None:
         """Ends a trial that was pruned, or that has failed.
@@ -186,6 +205,7 @@ class TrialLedger:
         self.note(trial, reason=why, at_fault=at_fault, ended_at=now())
         state = TrialState.FAIL if failed and not at_fault else TrialState.PRUNED
         self._storage.storage.set_trial_state_values(trial.id, state)
+        self.release(trial)
 
     def note(self, trial: Trial, **attributes: Any) -> None:
         """Notes attributes of a trial, by name."""
@@ -194,7 +214,23 @@ class TrialLedger:
 
     def _read(self, study_id: int) -> list[Trial]:
         stored = self._storage.storage.get_all_trials(study_id, deepcopy=False)
-        return [read_trial(frozen) for frozen in stored]
+        is_held = partial(self._is_held, study_id == self._units_id)
+        return [read_trial(frozen, is_held) for frozen in stored]
+
+    def _place(self, is_unit: bool, number: int) -> Path:
+        """The directory of a trial's leases."""
+        return self._directory / ("confirmation" if is_unit else "trials") / str(number)
+
+    def _is_held(self, is_unit: bool, number: int) -> bool:
+        place = self._place(is_unit, number)
+        return place.exists() and self._watch.is_executed(place, {})
+
+    def _holds(self, trial: Trial) -> bool:
+        return trial.id in self._leases and not self._leases[trial.id].superseded
+
+    def _take(self, trial: Trial) -> None:
+        """Takes the trial's lease. Raises RunBusyError where another worker has it."""
+        self._leases[trial.id] = acquire(self._place("arm" in trial.about, trial.number), watched=True)
 
     def _create(
         self,
@@ -214,6 +250,6 @@ class TrialLedger:
             params=kept,
             distributions=distributions,
             system_attrs=dict(sampler_notes or {}),
-            user_attrs={"params": params, "work": Work(until=until).plain(), **about},
+            user_attrs={"params": params, "work": asdict(Work(until)), **about},
         )
         self._storage.storage.create_new_trial(study_id, template_trial=template)

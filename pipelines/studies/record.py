@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.studies import noisy_gp, space
-from pipelines.studies.answers.results import COSTS
-from pipelines.studies.confirmation import Arm, Progress, is_feasible
+from pipelines.studies.answers.results import COSTS, Arm
+from pipelines.studies.confirmation import Progress, is_feasible
 from pipelines.studies.trials import Trial
 from specs.machine.files import now
 from specs.schema.study import Study, measure_label

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pipelines.home.home import Home
 from pipelines.running.time_left import duration
 from pipelines.studies import conditions, confirmation, proposals, rungs, space
-from pipelines.studies.answers.results import StudyRecord
+from pipelines.studies.answers.results import Arm, StudyRecord
 from pipelines.studies.execution import Execute, Result, Task, run_task
 from pipelines.studies.ledger import TrialLedger
 from pipelines.studies.record import Confirming, study_record
@@ -25,10 +25,7 @@ from pipelines.studies.trials import (
     Score,
     StudyInterruptedError,
     Trial,
-    Work,
-    Worker,
     seconds_left,
-    signs_of_life,
 )
 from pipelines.studies.warm_start import foreign_results
 from specs.machine.files import now, write_json
@@ -94,7 +91,7 @@ class _StudyWorker:
         self.storage = open_storage(home, self.study.name, self._wait_for_database)
         directory = home.study(self.study.name)
         directory.mkdir(parents=True, exist_ok=True)
-        self.ledger = TrialLedger(document, self.storage, Worker.this(directory), stopping)
+        self.ledger = TrialLedger(document, self.storage, directory, stopping)
         self.foreign: list[ForeignResult] = []
         self.record: dict[str, Any] = {}
         self._written_at, self._write_seconds = -1e9, 0.0
@@ -198,7 +195,7 @@ class _StudyWorker:
             self._look(trials, arms, at)
         return None
 
-    def _confirming(self, arms: Sequence[confirmation.Arm]) -> Confirming:
+    def _confirming(self, arms: Sequence[Arm]) -> Confirming:
         """How far the confirmation of these arms is."""
         ledger, seeds = self.ledger, self.ledger.confirming_seeds
         ended = {(unit.about["arm"], unit.about["seed"]) for unit in ledger.units() if unit.ended}
@@ -215,7 +212,7 @@ class _StudyWorker:
         share = confirmation.share_of(at.due or max(at.seeds.values(), default=0), len(seeds), shares)
         return Confirming(seeds, at, shares, share)
 
-    def _look(self, trials: Sequence[Trial], arms: Sequence[confirmation.Arm], at: Confirming) -> None:
+    def _look(self, trials: Sequence[Trial], arms: Sequence[Arm], at: Confirming) -> None:
         """Holds the arms against each other after a round, and notes what it found."""
         most, dataset = len(at.seeds), self.ledger.confirming_dataset
         look = confirmation.Look(at.progress.due, at.share, most, tuple(arm.trial for arm in arms), dataset)
@@ -231,8 +228,7 @@ class _StudyWorker:
         self.say(self._begun_line(task))
         started = time.monotonic()
         try:
-            with signs_of_life(self.storage.storage, trial):
-                result = self._result(task)
+            result = self._result(task)
         except BaseException:
             self.ledger.transaction(lambda: self.ledger.release(trial))
             self.write_record(at_once=True)
@@ -306,7 +302,8 @@ class _StudyWorker:
 
     def _tell_failure(self, trial: Trial, result: Result, attempts: int) -> str:
         if result.again and attempts < ATTEMPTS:
-            self.ledger.note(trial, attempts=attempts, work=Work(until=trial.work.until).plain())
+            self.ledger.note(trial, attempts=attempts)
+            self.ledger.release(trial)
             return f"  once more: {result.reason}"
         self.ledger.end_without_value(trial, result.reason, failed=True, at_fault=result.at_fault)
         return f"  failed: {result.reason}"
@@ -340,9 +337,7 @@ class _StudyWorker:
         write_json(self.home.study(self.study.name) / "study.json", record)
         return record
 
-    def _record(
-        self, trials: Sequence[Trial], arms: Sequence[confirmation.Arm], at: Confirming, status: str
-    ) -> dict[str, Any]:
+    def _record(self, trials: Sequence[Trial], arms: Sequence[Arm], at: Confirming, status: str) -> dict[str, Any]:
         return study_record(
             self.document,
             trials,

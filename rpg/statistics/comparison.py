@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rpg.statistics.apart import LEVEL, SeedApart, seed_apart
+from rpg.statistics.apart import LEVEL, seed_apart
 from rpg.statistics.factors import student, tukey
 from rpg.statistics.variance import (
     NEW_SEEDS,
@@ -46,26 +46,12 @@ from rpg.statistics.variance import (
     spread_with_failures,
     unseen_moves,
 )
-from rpg.statistics.wording import sentence
+from rpg.statistics.wording import Arm, sentence
 
 ALIKE = 0.05
 """Level of the F test that keeps two arms from the degrees of freedom of all."""
 _LATER_LOOKS = 0.3
 """Share of the error that the second look has, of what the first had; see `level`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One arm as a verdict sees it."""
-
-    label: str
-    mean: float
-    """Over seeds and problems, failed seeds at the worst value."""
-    num_seeds: int
-    """The failed ones among them."""
-    num_failed: int
-    apart: SeedApart | None = None
-    """The seed that stands apart from the others; None if none does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from rpg.statistics.apart import SeedApart
 from rpg.statistics.variance import Interval
@@ -17,17 +17,18 @@ _MOST_INTERVALS = 3
 """Differences of one sentence that have their intervals beside them."""
 
 
-class _Arm(Protocol):
-    @property
-    def label(self) -> str: ...
-    @property
-    def mean(self) -> float: ...
-    @property
-    def num_seeds(self) -> int: ...
-    @property
-    def num_failed(self) -> int: ...
-    @property
-    def apart(self) -> SeedApart | None: ...
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One arm as a verdict sees it."""
+
+    label: str
+    mean: float
+    """Over seeds and problems, failed seeds at the worst value."""
+    num_seeds: int
+    """The failed ones among them."""
+    num_failed: int
+    apart: SeedApart | None = None
+    """The seed that stands apart from the others; None if none does."""
 
 
 Difference = tuple[str, str, Interval]
@@ -35,7 +36,7 @@ Difference = tuple[str, str, Interval]
 
 
 def sentence(
-    arms: Sequence[_Arm],
+    arms: Sequence[Arm],
     best: str | None,
     differences: Sequence[Difference],
     pairs: Mapping[tuple[str, str], Interval],
@@ -146,7 +147,7 @@ class _Words:
         return f"[{self._size(low)}, {self._size(high)}]"
 
 
-def _highest(arms: Sequence[_Arm], words: _Words, sign: int) -> str:
+def _highest(arms: Sequence[Arm], words: _Words, sign: int) -> str:
     top = max(sign * arm.mean for arm in arms)
     leaders = [arm for arm in arms if sign * arm.mean == top]
     if len(leaders) == len(arms):
@@ -158,13 +159,13 @@ def _highest(arms: Sequence[_Arm], words: _Words, sign: int) -> str:
     )
 
 
-def _nothing_compared(arms: Sequence[_Arm], alone: Sequence[_Arm], words: _Words) -> str:
+def _nothing_compared(arms: Sequence[Arm], alone: Sequence[Arm], words: _Words) -> str:
     counts = [f"{arm.num_seeds} seed{'s' if arm.num_seeds > 1 else ''}" for arm in arms]
     seen = ", ".join(f"{arm.label} {words.amount(arm.mean)} ({count})" for arm, count in zip(arms, counts, strict=True))
     return f"Not compared: {_names(alone)} {_has(alone)} one seed. Seen: {seen}."
 
 
-def _of_best(arms: Sequence[_Arm], best: str, differences: Sequence[Difference], words: _Words) -> list[str]:
+def _of_best(arms: Sequence[Arm], best: str, differences: Sequence[Difference], words: _Words) -> list[str]:
     mean = next(arm.mean for arm in arms if arm.label == best)
     ahead = sorted((row for row in differences if row[0] == best), key=lambda row: abs(row[2].value))
     _, other, interval = ahead[0]
@@ -188,7 +189,7 @@ def _of_rest(best: str | None, differences: Sequence[Difference], words: _Words)
     ]
 
 
-def _of_leaders(arms: Sequence[_Arm], differences: Sequence[Difference]) -> str:
+def _of_leaders(arms: Sequence[Arm], differences: Sequence[Difference]) -> str:
     """Returns the sentence on the arms that no other beats, of which none is best."""
     beaten = {row[1] for row in differences}
     leaders = [arm.label for arm in arms if arm.label not in beaten]
@@ -199,7 +200,7 @@ def _of_leaders(arms: Sequence[_Arm], differences: Sequence[Difference]) -> str:
     return f"The data do not show {which} is {'better' if len(leaders) == 2 else 'best'}."
 
 
-def _of_none(arms: Sequence[_Arm], pairs: Mapping[tuple[str, str], Interval], words: _Words, kind: str) -> list[str]:
+def _of_none(arms: Sequence[Arm], pairs: Mapping[tuple[str, str], Interval], words: _Words, kind: str) -> list[str]:
     labels = {arm.label for arm in arms}
     held = {names: interval for names, interval in pairs.items() if labels >= set(names)}
     if len(arms) == 2:
@@ -219,7 +220,7 @@ def _of_none(arms: Sequence[_Arm], pairs: Mapping[tuple[str, str], Interval], wo
     return said
 
 
-def _caveats(arms: Sequence[_Arm], words: _Words, worst: float) -> list[str]:
+def _caveats(arms: Sequence[Arm], words: _Words, worst: float) -> list[str]:
     """Returns a sentence for each arm that lost seeds or of which one seed stands apart."""
     said = [
         f"{_start(arm.label)} lost {arm.num_failed} of its {arm.num_seeds} seeds, counted as {words.amount(worst)}."
@@ -234,7 +235,7 @@ def _caveats(arms: Sequence[_Arm], words: _Words, worst: float) -> list[str]:
     ]
 
 
-def _of_two_seeds(arms: Sequence[_Arm], differences: Sequence[Difference]) -> list[str]:
+def _of_two_seeds(arms: Sequence[Arm], differences: Sequence[Difference]) -> list[str]:
     """Returns the sentence on arms with two seeds, of which nothing is claimed."""
     told = {label for row in differences for label in row[:2]}
     few = [arm for arm in arms if arm.num_seeds == 2 and arm.label not in told]
@@ -244,11 +245,11 @@ def _of_two_seeds(arms: Sequence[_Arm], differences: Sequence[Difference]) -> li
     return [f"{_start(_names(few))} {_has(few)} two seeds; a claim about {it} needs three."] if few else []
 
 
-def _has(arms: Sequence[_Arm]) -> str:
+def _has(arms: Sequence[Arm]) -> str:
     return "has" if len(arms) == 1 else "have"
 
 
-def _names(arms: Sequence[_Arm]) -> str:
+def _names(arms: Sequence[Arm]) -> str:
     return _list([arm.label for arm in arms])
 
 

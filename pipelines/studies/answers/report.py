@@ -116,7 +116,7 @@ def shown_trials(record: StudyRecord) -> list[Trial]:
     ranked = sorted(record.finished, key=lambda trial: -record.first.better(trial.value))
     kept = {trial.number for trial in ranked[: MOST_TRIALS // 5]}
     kept |= {trial.number for trial in trials if trial.baseline}
-    kept |= {arm.trial for arm in record.confirmation.arms if arm.trial is not None} if record.confirmation else set()
+    kept |= {arm.trial for arm in record.confirmation.arms} if record.confirmation else set()
     kept |= {trial.number for trial in (pareto_front(record)[: MOST_TRIALS // 5] if len(record.goals) > 1 else [])}
     rest = [trial for trial in trials if trial.number not in kept]
     stride = -(-len(rest) // (MOST_TRIALS - len(kept)))

@@ -176,14 +176,19 @@ class Unit:
 class Arm:
     """The baseline or a candidate, run again on the fresh seeds."""
 
-    label: str
-    """`baseline` or `trial 7`."""
-    trial: int | None
-    baseline: bool
+    trial: int
+    """The trial's number in the search."""
     params: Params
-    units: tuple[Unit, ...]
+    baseline: bool
+    units: tuple[Unit, ...] = ()
+    """Its runs that were begun."""
     stopped_after: int = 0
     """After how many seeds it stopped, before the others, since it could not win any more; 0: it did not."""
+
+    @property
+    def label(self) -> str:
+        """`baseline` or `trial 7`."""
+        return "baseline" if self.baseline else f"trial {self.trial}"
 
     @property
     def finished(self) -> tuple[Unit, ...]:
@@ -239,10 +244,9 @@ class Confirmation:
         """The confirmation of a record's entry."""
         arms = tuple(
             Arm(
-                arm["label"],
-                arm.get("trial"),
-                bool(arm.get("baseline")),
+                arm["trial"],
                 dict(arm.get("params") or {}),
+                bool(arm.get("baseline")),
                 _units(arm),
                 int(arm.get("stopped_after") or 0),
             )

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
@@ -62,7 +61,7 @@ def said(job: Child) -> dict:
 
 def is_fork(said: dict) -> bool:
     """Whether a process was begun by the server and has not replaced itself."""
-    return said["parent"] == forkserver._forkserver._forkserver_pid and "-c" in said["begun"]
+    return said["parent"] == forking._server._forkserver_pid and "-c" in said["begun"]
 
 
 def test_a_fork_is_what_a_new_process_would_be(tmp_path):
@@ -116,7 +115,7 @@ def test_a_fork_is_on_record_with_a_group_of_its_own_and_stops_when_asked(tmp_pa
         supervise(job, stop=stop, tick=look)
     record, group, parent, words = seen[-1]
     assert record.pid == record.pgid == group
-    assert parent == forkserver._forkserver._forkserver_pid
+    assert parent == forking._server._forkserver_pid
     assert " ".join(words).split() == [sys.executable, "-P", "-m", SAYS, "wait"]
     assert "saved" in job.log.read_text()
     assert not job.record.exists()
@@ -130,7 +129,7 @@ def test_a_fork_ends_with_its_server_and_the_next_one_has_another(tmp_path):
     job = child(tmp_path, SAYS, "wait")
 
     def kill_server() -> None:
-        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+        os.kill(forking._server._forkserver_pid, signal.SIGKILL)
 
     assert supervise(job, stop=never, tick=kill_server) == -signal.SIGKILL
     assert is_fork(said(child(tmp_path / "next", SAYS, "alone")))
@@ -171,7 +170,7 @@ def test_a_process_begins_anew_where_the_imports_allow_no_fork(tmp_path, module)
     server_imports(tmp_path, module)
     forked = said(child(tmp_path / "fork", SAYS, "alone"))
     new = said(child(tmp_path / "new", SAYS, "alone", forks=False))
-    assert forked.pop("parent") == forkserver._forkserver._forkserver_pid != new.pop("parent")
+    assert forked.pop("parent") == forking._server._forkserver_pid != new.pop("parent")
     assert forked == new
 
 
@@ -206,22 +205,28 @@ def test_the_server_has_no_password_and_imports_nothing_from_the_working_directo
     (tmp_path / "work" / "json.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path / "work")
     assert is_fork(said(child(tmp_path / "fork", SAYS, "alone")))
-    server = psutil.Process(forkserver._forkserver._forkserver_pid)
+    server = psutil.Process(forking._server._forkserver_pid)
     assert "secret" not in str(server.environ())
     assert os.environ["RPG_STUDIES_URL"] == "postgresql://secret"
 
 
-def test_a_command_that_has_forked_can_still_be_shown_by_a_title():
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        ("fork_server.show_as('a title'); print(' '.join(psutil.Process().cmdline()).strip())", "a title"),
+        ("own = multiprocessing.get_context('forkserver').Process(target=print, args=['hi']); own.start()", "hi"),
+    ],
+    ids=["has a title", "has a fork server of its own"],
+)
+def test_a_command_that_has_forked_can_do_what_it_could(then, said):
     program = (
-        "import os, psutil, sys; from pipelines.processes import fork_server, forking\n"
+        "import multiprocessing, os, psutil, sys; from pipelines.processes import fork_server, forking\n"
         "forking._ACCELERATORS, forking.PRELOAD = (), 'preload_of_test'\n"
         "forked = forking.fork(['keyword'], sys.stdout.buffer, inherited=dict(os.environ), environment={})\n"
-        "assert forked.wait() == 0\n"
-        "fork_server.show_as('a title')\n"
-        "print(' '.join(psutil.Process().cmdline()).strip())"
+        f"assert forked.wait() == 0\n{then}"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "a title\n"
+    assert done.stdout == f"{said}\n"
 
 
 @pytest.mark.parametrize(("word", "code"), [("leave", 3), ("complain", 1), ("fail", 1), ("", 0)])

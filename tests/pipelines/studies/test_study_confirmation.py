@@ -17,7 +17,7 @@ from pipelines.studies.confirmation import Look, may_win, progress, rounds, shar
 from pipelines.studies.execution import Result
 from pipelines.studies.ledger import TrialLedger
 from pipelines.studies.storage import open_storage
-from pipelines.studies.trials import Score, Trial, Worker
+from pipelines.studies.trials import Score, Trial
 from specs.study_document import StudyDocument
 
 Value = Callable[[Trial, int], float]
@@ -121,7 +121,7 @@ def test_a_confirmation_of_the_version_before_goes_on(
     )
     document = study(tmp_path)
     storage = open_storage(home, "quick", lambda _: False)
-    ledger = TrialLedger(document, storage, Worker.this(), lambda: False)
+    ledger = TrialLedger(document, storage, home.study("quick"), lambda: False)
 
     def earlier() -> None:
         ledger.open()

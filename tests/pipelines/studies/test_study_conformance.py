@@ -25,13 +25,13 @@ from tiny_trials import (
 )
 
 from pipelines.home.home import Home
-from pipelines.studies import trials as stored_trials
 from pipelines.studies.execution import Result
 from pipelines.studies.proposals import propose
 from pipelines.studies.trials import ForeignResult, Score, Trial, Work
 from pipelines.studies.warm_start import foreign_results
 from specs import SpecError
 from specs.machine.files import write_json
+from specs.machine.liveness import LeaseRecord
 from specs.schema.study import SearchSampler, Study
 from specs.study_space import holds, is_active
 
@@ -403,7 +403,7 @@ def test_a_worker_killed_at_any_write_loses_doubles_and_promotes_nothing(
 
     document = study_document(tmp_path / "specs", trials=4, confirm={"candidates": 1, "seeds": 4}, **fields)
 
-    monkeypatch.setattr(stored_trials, "_lives", lambda *_: False)
+    monkeypatch.setattr(LeaseRecord, "is_held", lambda *_, **__: False)  # this process lives on
     whole = told(search(monkeypatch, document, Home(tmp_path / "whole"), WORTH)), rounds_of(Home(tmp_path / "whole"))
     write = JournalStorage._write_log
     count = 0

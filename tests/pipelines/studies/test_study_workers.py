@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,15 @@ from pipelines.home.home import Home
 from pipelines.prefect_server.outbox import SUSPENDED, Outbox
 from pipelines.processes.stop import StopRequest
 from pipelines.studies import storage
+from pipelines.studies.ledger import TrialLedger
 from pipelines.studies.study import run_study
-from pipelines.studies.trials import SILENT_SECONDS, Work, Worker
 from pipelines.studies.workers import StudyStop, request_study_cancel
 from specs import SpecError, load_study_document
 from specs.document import Document
 from specs.machine.fence import lease_file
-from specs.machine.files import now, read_json, write_json
+from specs.machine.files import create_json, now, read_json, write_json
 from specs.machine.lease import acquire
+from specs.machine.liveness import LeaseRecord, place_of
 
 HERE = TESTS / "pipelines"
 SEED = int(os.environ.get("RPG_KILL_SEED", random.SystemRandom().randrange(2**31)))
@@ -140,14 +141,13 @@ def test_a_killed_workers_trial_is_taken_up_by_another(home: Home, tmp_path: Pat
 def test_a_worker_that_was_given_up_for_dead_tells_nothing(home: Home, tmp_path: Path) -> None:
     document = load_study_document(study(tmp_path / "specs", 1))
     evaluator, lines = Evaluator(home), []
-    abandoned = Work(worker=Worker("other", "elsewhere", 1, "x"), beat="2026-01-01T00:00:00+00:00")
+    leases = home.study("clips") / "trials" / "0"
 
     def overtaken(trial: Document, until: int) -> Any:
         outcomes = evaluator(trial, until)
         if len(evaluator.calls) == 1:  # meanwhile another has taken it up
-            kept_in = storage.open_storage(home, "clips").storage
-            (frozen,) = kept_in.get_all_trials(kept_in.get_study_id_from_name("clips"))
-            kept_in.set_trial_user_attr(frozen._trial_id, "work", abandoned.plain())
+            silent = LeaseRecord(2, "elsewhere", 1, "x", at="2026-01-01T00:00:00+00:00", place=place_of(leases))
+            create_json(lease_file(leases, 2), asdict(silent))
         return outcomes
 
     record = run_study(document, home, overtaken, say=lines.append)
@@ -155,21 +155,34 @@ def test_a_worker_that_was_given_up_for_dead_tells_nothing(home: Home, tmp_path:
     assert [trial["state"] for trial in record["trials"]] == ["finished"], "silent for long, that one is dead too"
 
 
-def test_a_worker_of_another_host_is_judged_by_its_signs_of_life() -> None:
-    here, elsewhere = Worker.this(), Worker("other", "elsewhere", 1, "x")
-    silent = (datetime.now(UTC) - timedelta(seconds=SILENT_SECONDS + 1)).isoformat()
-    assert Work(worker=elsewhere, beat=silent).is_abandoned(here)
-    assert not Work(worker=elsewhere, beat=now()).is_abandoned(here)
-    assert not Work(worker=here, beat=silent).is_abandoned(here), "one of this host is looked at"
-
-
-def test_a_worker_at_a_copy_of_the_study_counts_by_its_signs_of_life_alone(tmp_path: Path) -> None:
-    silent = (datetime.now(UTC) - timedelta(seconds=SILENT_SECONDS + 1)).isoformat()
-    (tmp_path / "original").mkdir()
-    (tmp_path / "copy").mkdir()
-    original, copy = Worker.this(tmp_path / "original"), Worker.this(tmp_path / "copy")
-    assert Work(worker=original, beat=silent).is_abandoned(copy)
-    assert not Work(worker=original, beat=silent).is_abandoned(original)
+def test_a_trial_is_taken_up_by_whoever_meets_no_living_lease_on_it(home: Home, tmp_path: Path) -> None:
+    document = load_study_document(study(tmp_path / "specs", 2))
+    directory = home.study("clips")
+    directory.mkdir(parents=True)
+    one, other = (
+        TrialLedger(document, storage.open_storage(home, "clips"), directory, lambda: False) for _ in range(2)
+    )
+    one.open()
+    other.open()
+    claimed = one.claim(one.to_take_up(one.trials()), 0)
+    assert (claimed.state, one.holds(claimed)) == ("running", True)
+    assert one.to_take_up(one.trials()) == claimed, "it goes on with its own"
+    assert other.to_take_up(other.trials()) is None
+    one.release(claimed)
+    assert [trial.state for trial in other.trials()] == ["pending"]
+    taken = other.claim(other.to_take_up(other.trials()), 0)
+    assert (one.holds(claimed), other.holds(taken)) == (False, True)
+    leases = directory / "trials" / "0"
+    for number, at, state in ((3, now(), "running"), (4, "2026-01-01T00:00:00+00:00", "pending")):
+        elsewhere = LeaseRecord(number, "elsewhere", 1, "x", at=at, place=place_of(leases))
+        create_json(lease_file(leases, number), asdict(elsewhere))
+        assert not other.holds(taken)
+        fresh = TrialLedger(document, storage.open_storage(home, "clips"), directory, lambda: False)
+        fresh.open()
+        (seen,) = fresh.trials()
+        fresh._watch._seen = {leases: ((number, 0), -1e9 if state == "pending" else time.monotonic())}
+        assert [trial.state for trial in fresh.trials()] == [state]
+        assert (fresh.to_take_up(fresh.trials()) is not None) == (state == "pending"), seen
 
 
 def test_a_worker_has_a_session_of_its_own_and_dies_with_the_one_that_started_it(home: Home, tmp_path: Path) -> None:
