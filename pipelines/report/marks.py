@@ -16,7 +16,7 @@ _MOST_NOTES = 8
 _TICK = 5
 """Height in pixels of a move's tick; those of the next group stand above it."""
 _MOST_TICKS = 150
-"""Of a group's moves: more would run together."""
+"""Most ticks of a group: more would run together."""
 _EVENTS = """
     SELECT run_id, step, kind, message FROM events
     WHERE list_contains(?, run_id) AND kind IN ('reference_moved', 'rolled_back') ORDER BY step, run_id
