@@ -93,6 +93,6 @@ function addSlider(curves) {
 }
 
 loadLibrary().then(async () => {
-  for (const figure of document.querySelectorAll("figure.chart")) await draw(figure);
+  for (const figure of document.querySelectorAll("figure.chart")) await draw(figure).catch(console.error);
   document.querySelectorAll(".curves").forEach(addSlider);
 });

@@ -32,7 +32,6 @@ Width = Literal["column", "page"]
 _SIZES: dict[Width, tuple[int, int]] = {"column": (312, 194), "page": (648, 272)}
 """Pixels across, 96 an inch, and those of the height of lines: a column of a page in two columns, 3.25 inches, and the
 whole page, 6.75 inches, as conferences and journals set them."""
-_POINTS_PER_PIXEL = 0.75
 KINDS = ("svg", "pdf", "png")
 PALETTE = 8
 """Colours in the style sheet; a chart of more lines uses them again."""
@@ -67,13 +66,11 @@ _LOOK: Layer = {
 class Chart:
     """A picture of values. A page and a notebook show it as it stands."""
 
-    name: str
-    """What scripts and files call it: `reward/mean`, `accuracy/held_out`."""
     title: str
     """Title in words."""
     layers: Sequence[Layer]
     data: Mapping[str, Sequence[Row]]
-    """Tables that the layers draw: `lines` as `line` gives them, `marks`, or others."""
+    """Tables that the layers draw: `lines` as `line` gives them, `marks` as `mark` does, or others."""
     x: Layer
     """What all layers have as x: title, scale, axis."""
     y: Layer
@@ -81,6 +78,8 @@ class Chart:
     """Pixels on a page, title and axes included."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Columns of the chart's data, by those of the table that is drawn."""
+    name: str = ""
+    """What scripts and files call it: `reward/mean`, `accuracy/held_out`."""
 
     def over(self, layers: Sequence[Layer]) -> "Chart":
         """Returns the chart with layers behind its own."""
@@ -135,15 +134,19 @@ class Chart:
 
         path, text = Path(path), self.svg(width)
         # The converter counts a pixel as a point.
-        if path.suffix == ".pdf":
-            drawn = vl_convert.svg_to_pdf(text, scale=_POINTS_PER_PIXEL)
-        elif path.suffix == ".png":
-            drawn = vl_convert.svg_to_png(text, scale=_POINTS_PER_PIXEL, ppi=300)
-        elif path.suffix == ".svg":
-            drawn = text.encode()
-        else:
-            kinds = ", ".join(f".{kind}" for kind in KINDS)
-            raise ValueError(f"a figure is saved as {kinds}, not as {path.name!r}")
+        in_points = re.sub(
+            r'(width|height)="([\d.]+)"', lambda side: f'{side[1]}="{0.75 * float(side[2])}"', text, count=2
+        )
+        match path.suffix:
+            case ".svg":
+                drawn = text.encode()
+            case ".pdf":
+                drawn = vl_convert.svg_to_pdf(in_points)
+            case ".png":
+                drawn = vl_convert.svg_to_png(in_points, ppi=300)
+            case _:
+                kinds = ", ".join(f".{kind}" for kind in KINDS)
+                raise ValueError(f"a figure is saved as {kinds}, not as {path.name!r}")
         with replacing(path, durable=False) as aside:
             aside.write_bytes(drawn)
         return path
@@ -201,7 +204,6 @@ def line_chart(
         return None
     upward = [value for line in lines for name in ("y", *sum(_BANDS, ())) for value in line.get(name, ())]
     return Chart(
-        name or title,
         title,
         line_layers(lines),
         {"lines": lines},
@@ -209,41 +211,46 @@ def line_chart(
         x={"title": x_label, "scale": {"domain": extent([line["x"][end] for line in lines for end in (0, -1)])}},
         y={"scale": {"domain": extent([*upward, *holds]), "nice": True}},
         columns={"line": "line", "x": x_label, "y": "value", "low": "low", "high": "high"},
+        name=name,
     )
 
 
 def line_layers(lines: Sequence[Row]) -> list[Layer]:
     """Returns the layers that draw the table of lines."""
-    counts = [sum(low in line for line in lines) for low, _ in _BANDS]
-    area = {"type": "area", "opacity": 0.06 if counts[0] > _MANY_BANDS else 0.14}
-    layers = [
-        drawn_as(
-            area, "x", low, high, only=f"isValid(datum.{low})", encoding={"y": {"field": low}, "y2": {"field": high}}
-        )
-        for (low, high), count in zip(_BANDS, counts, strict=True)
-        if count
-    ]
+    if not lines:
+        return []
+    counts, dots = [sum(low in line for line in lines) for low, _ in _BANDS], any(line["dots"] for line in lines)
+    area = {"type": "area", "fillOpacity": 0.06 if counts[0] > _MANY_BANDS else 0.14}
     strokes = {"type": "line", "strokeJoin": "round", "strokeWidth": {"expr": "datum.stroke"}}
-    layers.append(drawn_as(strokes, "x", "y", only="!datum.dots", encoding={"opacity": as_it_is("opacity")}))
-    if any(line["dots"] for line in lines):
-        layers.append(drawn_as({"type": "point", "filled": True, "opacity": 1}, "x", "y", only="datum.dots"))
-    return [{"data": {"name": "lines"}, **layer} for layer in layers]
+    return [
+        *(
+            layer("lines", area, "x", low, high, only=f"isValid(datum.{low})", y=low, y2=high)
+            for (low, high), count in zip(_BANDS, counts, strict=True)
+            if count
+        ),
+        layer("lines", strokes, "x", "y", only="!datum.dots", opacity=as_it_is("opacity")),
+        *([layer("lines", {"type": "point", "filled": True}, "x", "y", only="datum.dots")] if dots else []),
+    ]
 
 
-def drawn_as(mark: Layer, *lists: str, only: str = "", encoding: Mapping[str, Layer] = {}) -> Layer:
-    """Returns the part of a layer that draws a mark in the colour of its row.
+def layer(table: str, mark: Layer, *lists: str, only: str = "", **shown: str | Layer) -> Layer:
+    """Returns a layer that draws a mark for each row of a table, in the row's colour if the mark has none.
 
     Args:
         lists: columns that are lists.
         only: condition on the rows that are drawn.
-        encoding: more of what the mark shows.
+        shown: what the mark shows beside x and y: a column, or Vega-Lite's own words.
     """
-    transform = [*([{"flatten": lists}] if lists else ()), *([{"filter": only}] if only else ())]
-    shown = {"color": as_it_is("color"), "x": {"field": "x"}, "y": {"field": "y"}}
+    shown = {"x": "x", "y": "y"} | ({} if "color" in mark else {"color": as_it_is("color")}) | shown
     if mark["type"] in ("line", "area"):
         # Without an order of its own a line would be drawn by x.
         shown |= {"detail": {"field": "id", "type": "nominal"}, "order": {"value": None}}
-    return {"transform": transform, "mark": mark, "encoding": {**shown, **encoding}}
+    return {
+        "data": {"name": table},
+        "transform": [*([{"filter": only}] if only else ()), *([{"flatten": lists}] if lists else ())],
+        "mark": mark,
+        "encoding": {channel: {"field": what} if isinstance(what, str) else what for channel, what in shown.items()},
+    }
 
 
 def as_it_is(column: str) -> Layer:
@@ -360,7 +367,11 @@ def _legend(lines: Sequence[Row], across: float) -> list[Layer]:
     if len(colors) < 2:
         return []
     # In so many columns as the longest label leaves room for.
-    shown = {"symbolType": "stroke", "columns": max(1, int(across / (40 + 6.5 * max(map(len, colors)))))}
+    shown = {
+        "symbolType": "stroke",
+        "symbolOpacity": 1,
+        "columns": max(1, int(across / (40 + 6.5 * max(map(len, colors))))),
+    }
     scale = {"domain": list(colors), "range": list(colors.values())}
     color = {"field": "label", "type": "nominal", "scale": scale, "legend": shown}
     labels = [{"label": label} for label in colors]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.report.charts import Layer, Row, drawn_as, ink, number
+from pipelines.report.charts import Layer, Row, ink, layer, number
 from pipelines.report.evidence import Curve, Curves
 from pipelines.report.palette import DrawnGroup
 from specs.metrics import BY_NAME
@@ -16,7 +16,7 @@ _MOST_NOTES = 8
 _TICK = 5
 """Height in pixels of a move's tick; those of the next group stand above it."""
 _MOST_TICKS = 150
-"""Of a group's moves: more would run together."""
+"""Most ticks of a group: more would run together."""
 _EVENTS = """
     SELECT run_id, step, kind, message FROM events
     WHERE list_contains(?, run_id) AND kind IN ('reference_moved', 'rolled_back') ORDER BY step, run_id
@@ -71,15 +71,14 @@ class StepMarks:
         ramp = {"type": "rect", "color": "var(--soft)", "stroke": "var(--soft)", "opacity": 0.12, "clip": True}
         back = {"type": "rule", "color": "var(--bad)", "strokeDash": [4, 3], "clip": True}
         move = {"type": "tick", "orient": "vertical", "size": _TICK - 1, "thickness": 1.4, "clip": True}
-        told = {"x": {"field": "x"}, "tooltip": {"field": "text"}}
+        top, bottom = {"value": 0}, {"value": {"expr": "height"}}
         foot = {"value": {"expr": f"height - {_TICK} * (datum.row + 0.5)"}}
-        across = {"x2": {"field": "x2"}, "y": {"value": 0}, "y2": {"value": {"expr": "height"}}}
-        every: list[tuple[Sequence[Row], Layer]] = [
-            (ramps, {"mark": ramp, "encoding": told | across}),
-            (backs, {"mark": back, "encoding": told}),
-            (moves, drawn_as(move, "x", encoding={"y": foot})),
+        every = [
+            (ramps, layer("", ramp, x2="x2", y=top, y2=bottom, tooltip="text")),
+            (backs, layer("", back, y=top, y2=bottom, tooltip="text")),
+            (moves, layer("", move, "x", y=foot)),
         ]
-        return [{"data": {"values": rows}, **layer} for rows, layer in every if rows]
+        return [drawn | {"data": {"values": rows}} for rows, drawn in every if rows]
 
     def notes(self) -> list[str]:
         """Meaning of the marks, one line each."""

@@ -14,9 +14,9 @@ from pipelines.report.charts import (
     Layer,
     Row,
     as_it_is,
-    drawn_as,
     extent,
     ink,
+    layer,
     line,
     line_layers,
     number,
@@ -114,16 +114,16 @@ def interval_chart(
         return None
     ends = np.array([each[end] for each in marks for end in ("x", "low", "high") if end in each])
     domain = np.clip(extent(np.clip(ends, 0, 1)), 0, 1).tolist() if share else extent(ends)
-    whisker = {"strokeWidth": 2.5, "opacity": 0.75, "clip": True}
+    whisker = {"type": "rule", "strokeWidth": 2.5, "opacity": 0.75, "clip": True}
     return Chart(
-        name or title,
         title,
-        [_names([label for label, _ in rows]), _whiskers(whisker, "x"), _MARKS],
-        {"marks": marks},
+        [_NAMES, layer("marks", whisker, only=_KNOWN, x="low", x2="high"), _MARKS],
+        {"marks": marks, "names": [{"y": place - 0.42, "text": label} for place, (label, _) in enumerate(rows)]},
         x={"title": None, "scale": {"domain": domain, "nice": True}, "axis": {"grid": True}},
         y=_by_row(len(rows)),
         height=50 + _ROW * len(rows),
         columns={"line": "line", "mark": "mark", "x": "value", "low": "low", "high": "high"},
+        name=name,
     )
 
 
@@ -132,16 +132,10 @@ def bar_chart(bars: Sequence[tuple[str, float]], *, title: str, unit: str = "") 
     if not bars:
         return None
     marks = [mark(value, place, f"{number(value)}{unit}") for place, (_, value) in enumerate(bars)]
-    texts = {"type": "text", "align": "left", "dx": 6, "color": "var(--soft)"}
-    drawn = [
-        drawn_as({"type": "rule", "strokeWidth": 14}, encoding={"x": {"datum": 0}, "x2": {"field": "x"}}),
-        {"mark": texts, "encoding": _AT | {"text": {"field": "text"}}},
-    ]
     return Chart(
         title,
-        title,
-        [_names([name for name, _ in bars]), *({"data": {"name": "marks"}, **layer} for layer in drawn)],
-        {"marks": marks},
+        [_NAMES, layer("marks", {"type": "rule", "strokeWidth": 14}, x2={"datum": 0}), _BESIDE],
+        {"marks": marks, "names": [{"y": place - 0.42, "text": name} for place, (name, _) in enumerate(bars)]},
         # A fifth is left for the text beside the longest.
         x={"scale": {"domain": [0, 1.25 * max(value for _, value in bars) or 1]}, "axis": None},
         y=_by_row(len(bars)),
@@ -177,19 +171,16 @@ def parallel_chart(parallel_axes: Sequence[ParallelAxis], shades: Sequence[float
     # A long name stays on the picture at either end, and clear of its neighbours.
     names = [{"x": x, "y": 1.12 + 0.1 * (x % 2), "text": axis.name} for x, axis in enumerate(parallel_axes)]
     marks = [{"x": x, "y": y, "text": text} for x, axis in enumerate(parallel_axes) for y, text in axis.marks]
-    written = _AT | {"text": {"field": "text"}}
     align = {"expr": f"datum.x == 0 ? 'left' : datum.x == {last} ? 'right' : 'center'"}
-    beside = {"type": "text", "align": "left", "dx": 6, "color": "var(--soft)"}
-    upright = {"x": {"field": "x"}, "y": {"datum": 0}, "y2": {"datum": 1}}
     return Chart(
-        title,
         title,
         [
             *line_layers(paths),
-            {"data": {"name": "names"}, "mark": {"type": "rule"}, "encoding": upright},
-            {"data": {"name": "names"}, "mark": {"type": "text", "align": align}, "encoding": written},
-            {"data": {"name": "marks"}, "mark": beside | _HALO, "encoding": written},
-            {"data": {"name": "marks"}, "mark": beside, "encoding": written},
+            layer("names", {"type": "rule", "color": "var(--soft)"}, y={"datum": 0}, y2={"datum": 1}),
+            layer("names", _TEXT | {"align": align}, text="text"),
+            # Text that crosses lines is drawn twice, first with a halo.
+            _BESIDE | {"mark": _BESIDE["mark"] | {"stroke": "var(--card)", "strokeWidth": 4}},
+            _BESIDE,
         ],
         {"lines": paths, "names": names, "marks": marks},
         # Beyond the last axis there is room for its marks.
@@ -211,11 +202,11 @@ def dot_chart(
     if not dots:
         return None
     lines = [line for line in lines if line["x"]]
+    whisker = {"type": "rule", "strokeWidth": 1.2, "opacity": 0.45}
     return Chart(
         title,
-        title,
-        [*_layers_of(lines), _whiskers({"strokeWidth": 1.2, "opacity": 0.45}, "y"), _MARKS],
-        {"marks": dots} | ({"lines": lines} if lines else {}),
+        [*line_layers(lines), layer("marks", whisker, only=_KNOWN, y="low", y2="high"), _MARKS],
+        {"marks": dots, "lines": lines},
         x={"title": x_label or None, **scale.axis([dot["x"] for dot in dots])},
         y=Scale().axis([dot[end] for dot in dots for end in ("y", "low", "high") if end in dot]),
     )
@@ -256,14 +247,13 @@ def surface_chart(
     for name, (first, end), index in (("x", ends[0], columns), ("y", ends[1], rows)):
         width = (end - first) / _CELLS
         cells[name], cells[f"{name}2"] = (short(first + (index + at) * width) for at in (blank, 1 - blank))
-    shown = {"opacity": as_it_is("opacity"), "x2": {"field": "x2"}, "y2": {"field": "y2"}}
-    square = drawn_as({"type": "rect"}, *"xy", "x2", "y2", "opacity", encoding=shown)
+    lists = [name for name in cells if name != "color"]
+    square = layer("cells", {"type": "rect"}, *lists, opacity=as_it_is("opacity"), x2="x2", y2="y2")
     lines = [line(path, color=2)] if len(path) > 1 else []
     return Chart(
         title,
-        title,
-        [{"data": {"name": "cells"}, **square}, *_layers_of(lines), _MARKS],
-        {"cells": [cells], "marks": dots} | ({"lines": lines} if lines else {}),
+        [square, *line_layers(lines), _MARKS],
+        {"cells": [cells], "marks": dots, "lines": lines},
         x={"title": x_label or None, **axes[0]},
         y=axes[1],
     )
@@ -289,31 +279,15 @@ def smoothed(
     return means
 
 
-_AT: Layer = {"x": {"field": "x"}, "y": {"field": "y"}}
-_HALO = {"stroke": "var(--card)", "strokeWidth": 4}
-"""Text that crosses lines is drawn twice, first with this round it."""
-_STYLE = {"fill": as_it_is("fill"), "opacity": as_it_is("opacity"), "tooltip": {"field": "text"}}
+_KNOWN = "isValid(datum.low)"
+"""Condition on marks that have an interval."""
 _POINT = {"type": "point", "size": 60, "strokeWidth": 2}
-_MARKS: Layer = {"data": {"name": "marks"}, **drawn_as(_POINT, encoding=_STYLE)}
+_MARKS = layer("marks", _POINT, fill=as_it_is("fill"), opacity=as_it_is("opacity"), tooltip="text")
 """Dots and rings; a pointer shows the text of each."""
-
-
-def _whiskers(drawn: Layer, along: str) -> Layer:
-    """Returns the whiskers of the marks that have an interval. `along`: x or y."""
-    ends = {along: {"field": "low"}, f"{along}2": {"field": "high"}}
-    return {"data": {"name": "marks"}, **drawn_as({"type": "rule", **drawn}, only="isValid(datum.low)", encoding=ends)}
-
-
-def _layers_of(lines: Sequence[Row]) -> list[Layer]:
-    return line_layers(lines) if lines else []
-
-
-def _names(names: Sequence[str]) -> Layer:
-    """Returns the names of rows, each above its own at the left."""
-    rows = [{"name": name, "y": place - 0.42} for place, name in enumerate(names)]
-    text = {"type": "text", "align": "left", "limit": {"expr": "width"}}
-    shown = {"text": {"field": "name"}, "x": {"value": 0}, "y": {"field": "y"}}
-    return {"data": {"values": rows}, "mark": text, "encoding": shown}
+_TEXT = {"type": "text", "align": "left", "color": "var(--ink)"}
+_NAMES = layer("names", _TEXT | {"limit": {"expr": "width"}}, x={"value": 0}, text="text")
+"""Names of rows, each above its own at the left."""
+_BESIDE = layer("marks", _TEXT | {"dx": 6, "color": "var(--soft)"}, text="text")
 
 
 def _by_row(num_rows: int) -> Layer:

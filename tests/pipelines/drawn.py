@@ -9,7 +9,7 @@ Spec = dict[str, Any]
 
 
 def charts_of(text: str) -> list[Spec]:
-    """The charts of a page, in the language of Vega-Lite, in their order."""
+    """Returns the charts of a page, in the language of Vega-Lite, in their order."""
     found = re.findall(
         r'<figure class="chart" role="img" aria-label="([^"]*)"><script type="application/json">(.*?)</script>', text
     )
@@ -19,11 +19,11 @@ def charts_of(text: str) -> list[Spec]:
 
 
 def chart_of(text: str, title: str) -> Spec:
-    """The last chart of that title, which is the one over steps."""
+    """Returns the last chart of that title, which is the one over steps."""
     return [spec for spec in charts_of(text) if spec["title"] == title][-1]
 
 
 def texts_of(spec: Spec) -> list[str]:
-    """What a pointer shows at the marks of a chart, and what is written in it."""
+    """Returns what a pointer shows at the marks of a chart, and what is written in it."""
     tables = [*spec["datasets"].values(), *(layer["data"].get("values", ()) for layer in spec["layer"])]
     return [str(row[name]) for table in tables for row in table for name in ("text", "name") if name in row]

@@ -140,7 +140,7 @@ def test_safe_csv_goes_with_every_verb_that_writes_csv(verbs: dict[str, tuple[st
 
 
 def test_figures_have_no_formula_in_their_csv(tmp_path: Path) -> None:
-    chart = line_chart([line([(0.0, -1.0)], "@label")], title="Rewards", x_label="=x")
+    chart = line_chart([line([(0.0, -1.0)], "@label")], title="Rewards", name="rewards", x_label="=x")
     assert chart is not None
     save_figures([chart], tmp_path, safe=True)
     (file,) = tmp_path.glob("*.csv")

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +33,18 @@ from pipelines.report.answer import accuracies_by_step, answers, headline, outco
 from pipelines.report.charts import Chart, extent, line, line_chart, thin
 from pipelines.report.compare import compare
 from pipelines.report.evidence import Group, differences, flatten
-from pipelines.report.marks import ramps_of
-from pipelines.report.plots import Mark, bar_chart, interval_chart
+from pipelines.report.marks import Ramp, StepMarks, ramps_of
+from pipelines.report.plots import (
+    Mark,
+    ParallelAxis,
+    Scale,
+    bar_chart,
+    dot_chart,
+    interval_chart,
+    mark,
+    parallel_chart,
+    surface_chart,
+)
 from pipelines.report.statistics import Interval, seed_mean
 from pipelines.report.tokens import ShownToken, conversation
 from rpg.certificate.certificate import certificate_record, certify, certify_over_training
@@ -44,18 +53,6 @@ from specs import SpecError, parse_objective
 from specs.records import EventRow, MetricRow
 from specs.schema.schedule import at_step
 from storage import Store
-
-
-class Page(HTMLParser):
-    """What a page refers to."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.references: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, _tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.references += [value for name, value in attrs if name in ("src", "href") and value]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +80,7 @@ def test_a_page_has_a_table_of_contents_whose_links_lead_to_its_headings_in_thei
 
 def test_an_experiments_page_answers_first_and_stands_alone(home: Home) -> None:
     text = write_experiment_report(home, "sums").read_text()
-    assert all(reference.startswith("#") for reference in Page(text).references)
+    assert all(reference.startswith("#") for reference in re.findall(r'\b(?:src|href)="([^"]+)"', text))
     assert "url(" not in text
     assert "On two-terms at step 60: clip.high 0.28 is best" in text
     assert text.index("is best") < text.index("<figure")
@@ -569,6 +566,34 @@ def test_charts_without_data_are_none_and_single_points_are_dots() -> None:
     assert alone.x["scale"]["domain"] == [0.0, 0.5], "a share is not below 0"
     unknown = drawn(interval_chart([("r", [Mark("m", Interval(0.5, float("nan"), float("nan")))])], title="t"))
     assert texts_of(unknown.spec()) == ["m: 0.500", "r"]
+
+
+def test_each_kind_of_chart_is_drawn_with_its_texts() -> None:
+    scales = Scale(("a <b>", "two")), Scale(log=True)
+    dots = [mark(place % 2, place, f"trial {place}", Interval(place, place - 1, place + 1)) for place in range(4)]
+    axes = [ParallelAxis("left", [0.0, 1.0], [(0.0, "foot")]), ParallelAxis("right", [1.0, 0.5], [])]
+    marks = StepMarks({0: [1, 2]}, {0: [Ramp("kl_coef", 1, 2, 0.1, 0.2)]}, {0: [(2, "back")]})
+    curve = line([(1, 0.5), (3, 0.7)], "a", bands=[([0.4, 0.6], [0.6, float("nan")])])
+    charts_ = {
+        "curves": drawn(line_chart([curve, line([(2, 1.0)], "one")], title="curves")).over(marks.layers()),
+        "intervals": interval_chart([("row", [Mark("m", Interval(0.5, 0.4, 0.6))])], title="intervals"),
+        "bars": bar_chart([("bar", 12.0)], title="bars", unit=" %"),
+        "dots": dot_chart(dots, title="dots", scale=scales[0], lines=[line([(0, 1), (1, 2)], steps=True)]),
+        "surface": surface_chart(
+            dots, [0, 1, 2, 3], title="surface", scales=scales, x_label="x", path=[(0, 1), (1, 0)]
+        ),
+        "parallel": parallel_chart(axes, [0.0, 1.0], title="parallel"),
+    }
+    written = {title: set(re.findall(r">([^<>]+)</text>", drawn(chart).svg())) for title, chart in charts_.items()}
+    for title, texts in {
+        "curves": {"a", "one", "step"},
+        "intervals": {"row"},
+        "bars": {"bar", "12 %"},
+        "dots": {"a &lt;b&gt;", "two"},
+        "surface": {"a &lt;b&gt;", "x", "10"},
+        "parallel": {"left", "right", "foot"},
+    }.items():
+        assert texts | {title} <= written[title]
 
 
 def test_recorded_text_ends_no_script_of_a_chart() -> None:

@@ -318,7 +318,7 @@ def test_conditional_parameters_and_cases_are_drawn_where_a_trial_has_them(home:
 
 
 def parallel_texts(text: str) -> set[str]:
-    """What is written beside the axes of the chart in parallel coordinates."""
+    """Returns the texts beside the axes of the chart in parallel coordinates."""
     return set(texts_of(chart_of(text, "All trials, the best strongest")))
 
 
