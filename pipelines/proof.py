@@ -23,6 +23,8 @@ from specs.errors import Issue, SpecError
 from specs.machine.exit_cause import STOPPED
 from specs.machine.files import digest, files_under, read_json, write_json
 from specs.metrics import METRICS
+from specs.reading.recorded import recorded_spec
+from specs.schema.execution import Record
 from storage import Store
 
 _ROWS = {
@@ -115,7 +117,8 @@ def _scratch(home: Home, run_id: str, start: int, end: int) -> Iterator[Home]:
         copy.mkdir(parents=True)
         shutil.copyfile(source / "run.json", copy / "run.json")
         # All rows: those that the run recorded are compared, whatever it left out or `rpg gc` has freed.
-        write_json(copy / "spec.json", read_json(source / "spec.json") | {"record": {}})
+        spec = recorded_spec(source).model_copy(update={"record": Record()})
+        write_json(copy / "spec.json", spec.model_dump(mode="json"))
         inputs = read_json(source / "inputs.json")
         places = {name: os.path.relpath(source / inputs[name], copy) for name in ("data", "base")}
         inputs.pop("evaluation", None)  # what is evaluated on the way leaves training as it is

@@ -200,6 +200,60 @@ def test_neither_interface_stands_on_the_other() -> None:
             assert room_of(module) != ("pipelines", one) or not found, f"{module} imports {', '.join(found)}"
 
 
+SPEC_READERS = {"specs.reading.recorded", "rpg.recording.run_directory", "storage.provenance"}
+"""The reader of specs on record; the trainer's, through the schema too; and the table that lists values, whose keys it
+does not know."""
+READS = {
+    "read_json",
+    "read_document",
+    "read_checked",
+    "loads",
+    "model_validate_json",
+    "read_text",
+    "read_bytes",
+}
+
+
+def reads_of_a_spec(text: str) -> list[int]:
+    """The lines of a module that read spec.json as what it says, or keep its path under a name for that."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in READS:
+                inside: ast.AST = node
+            case ast.Assign(value=ast.BinOp()) | ast.NamedExpr(value=ast.BinOp()):
+                inside = node.value
+            case _:
+                continue
+        if any(isinstance(each, ast.Constant) and each.value == "spec.json" for each in ast.walk(inside)):
+            found.append(node.lineno)
+    return found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'read_json(home.run(run_id) / "spec.json")["training"]',
+        'Experiment.model_validate_json((run / "spec.json").read_bytes())',
+        'json.loads((run / "spec.json").read_text(encoding="utf-8"))',
+        'path = run / "spec.json"',
+    ],
+)
+def test_every_way_to_read_a_spec_by_its_keys_is_seen(line: str) -> None:
+    assert reads_of_a_spec(line)
+
+
+def test_specs_on_record_are_read_through_the_schema() -> None:
+    """A renamed key is an error of the type checker, or reported; never a default."""
+    found = {
+        f"{module}:{line}": "read it by specs.reading.recorded.recorded_spec"
+        for module, path in MODULES.items()
+        if module not in SPEC_READERS
+        for line in reads_of_a_spec(path.read_text(encoding="utf-8"))
+    }
+    assert not found
+
+
 def test_there_is_no_cycle_of_files() -> None:
     assert not cycle_in({module: names & MODULES.keys() - {module} for module, names in IMPORTS.items()})
 

@@ -23,7 +23,6 @@ from pipelines.prefect_server.flow_runs import OPEN, flow_runs, run_id_of
 from pipelines.processes.stop import clear_request, request_cancel
 from specs.errors import Issue, SpecError, render_one
 from specs.machine import liveness
-from specs.machine.files import read_json
 from specs.machine.lease import RunBusyError
 from specs.machine.liveness import FINAL
 
@@ -41,14 +40,14 @@ def frozen_document(home: Home, run_id: str, experiment: str = "") -> "Document"
     Raises:
         SpecError: there is none.
     """
-    from specs.loader import Document
+    from specs.document import Document
 
-    frozen = read_json(home.run(run_id) / "document.json")
-    if not frozen and experiment:
-        frozen = read_json(home.experiment(split_name(experiment)[0]) / "spec.json")
-    if not frozen:
+    frozen = Document.recorded(home.run(run_id) / "document.json")
+    if frozen is None and experiment:
+        frozen = Document.recorded(home.experiment(split_name(experiment)[0]) / "spec.json")
+    if frozen is None:
         raise SpecError(Issue("the run has no frozen spec", given=run_id, hint="`rpg run FILE` goes on with it"))
-    return Document.from_json(frozen)
+    return frozen
 
 
 def cancel_run(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.home.home import Home
 from pipelines.home.runs import read_state, status_of
 from specs.machine.files import read_json
+from specs.reading.recorded import recorded_spec
 from specs.secrets import hide
 
 if TYPE_CHECKING:
@@ -89,16 +90,16 @@ def describe(home: Home, run_id: str) -> SentRun:
     """Description of a run, from its documents."""
     directory = home.run(run_id)
     record = read_json(directory / "run.json")
-    spec: dict[str, Any] = json.loads(hide(json.dumps(read_json(directory / "spec.json"))))
+    spec = recorded_spec(directory)
     return SentRun(
         run_id=run_id,
         experiment=record["experiment"],
         name=record["name"],
         question=record.get("question", ""),
-        objective=spec["objective"]["type"],
+        objective=spec.objective.type,
         seed=record["seed"],
         cell=record.get("values") or {},
-        spec=spec,
+        spec=json.loads(hide(spec.model_dump_json())),
     )
 
 

@@ -103,67 +103,6 @@ class Plan(TypedDict, total=False):
     stages: dict[str, PlannedStage]
 
 
-class Data(TypedDict, total=False):
-    """The section `data` of a spec."""
-
-    train: list[Values]
-    evaluation: list[Values]
-
-
-class KeptCheckpoints(TypedDict, total=False):
-    """The section `training.checkpoint` of a spec."""
-
-    keep_days: float
-    keep_best: Values | None
-
-
-class Training(TypedDict, total=False):
-    """The section `training` of a spec."""
-
-    steps: int
-    checkpoint: KeptCheckpoints
-
-
-class Model(TypedDict, total=False):
-    """The section `model` of a spec."""
-
-    path: str
-    source: str
-
-
-class Evaluation(TypedDict, total=False):
-    """The section `evaluation` of a spec."""
-
-    confidence: float
-    seed: int
-    literature: list[Values]
-
-
-class RecordSection(TypedDict, total=False):
-    """The section `record` of a spec."""
-
-    keep_days: float
-
-
-class SpecDocument(TypedDict, total=False):
-    """spec.json of a run, its resolved spec; of an experiment, the frozen document with the spec as `experiment`."""
-
-    kind: str
-    name: str
-    model: Model
-    data: Data
-    training: Training
-    evaluation: Evaluation
-    record: RecordSection
-    warm_up: Values | None
-    advantage: Values | None
-    rollout: Values
-    reward: Values
-    objective: Values
-    reference: Values
-    experiment: "SpecDocument"
-
-
 class Finding(TypedDict, total=False):
     """One situation of a certificate."""
 
@@ -393,7 +332,6 @@ SHAPES: dict[str, Any] = {
     "state.json": State,
     "progress.json": Progress,
     "plan.json": Plan,
-    "spec.json": SpecDocument,
     "certificate.json": Certificate,
     "train.json": Manifest,
     "data.json": Manifest,

@@ -14,8 +14,8 @@ from tiny_study import write_study
 from traced import Traced
 from waiting import wait_for
 
-from pipelines.jobs import preflight
 from pipelines.home.home import Home
+from pipelines.jobs import preflight
 from pipelines.planning import model_shape
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.prefect_server import template

@@ -27,7 +27,7 @@ from pipelines.processes.supervisor import log_tail
 from specs.errors import Issue
 from specs.machine.exit_cause import SIGNALLED, STOPPED, USER_ERROR, forget_exits, leave_issues
 from specs.machine.launch import ENGINES_ELSEWHERE, KEY, LOOPBACK, new_key
-from specs.schema.experiment import Experiment
+from specs.reading.recorded import recorded_spec
 from specs.schema.launchers import HostsLauncher
 
 _RETRY_SECONDS = 2.0
@@ -51,7 +51,7 @@ class Head(ABC):
     def __init__(self, run_directory: Path, stage: LaunchedStage) -> None:
         self.directory = run_directory
         self.stage = stage
-        self.spec = Experiment.model_validate_json((run_directory / "spec.json").read_bytes())
+        self.spec = recorded_spec(run_directory)
         self.token = leave_token(run_directory)
         self.stopping = False
         signal.signal(signal.SIGTERM, self._stop)

@@ -158,9 +158,9 @@ class RayHead(Head):
 
 def main(run_directory: Path, stage: LaunchedStage) -> int:
     """The program; returns the exit code."""
-    from specs.schema.experiment import Experiment
+    from specs.reading.recorded import recorded_spec
 
-    experiment = Experiment.model_validate_json((run_directory / "spec.json").read_bytes())
+    experiment = recorded_spec(run_directory)
     assert isinstance(experiment.launcher, RayLauncher)
     try:
         with connected(experiment.launcher) as ray:
