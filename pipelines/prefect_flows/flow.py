@@ -122,16 +122,16 @@ def _prepare(run_id: str, document: str, until: int, stop: Stop) -> RunExecution
 
 def _execute(execution: RunExecution, name: str) -> "State[Any]":
     """Executes the run, and tells the server. Returns the flow's last state; raises Abort where that has to stay."""
-    execution.outbox = Outbox(execution.home, this_flow_run.id)
-    execution.outbox.start()
-    execution.outbox.log(f"{execution.run_id}: {name}")
+    execution.outbox = outbox = Outbox(execution.home, this_flow_run.id)
+    outbox.start()
+    outbox.log(f"{execution.run_id}: {name}")
     try:
         ending = _hold_and_execute(execution, _do_as_task)
         _show(execution, dashboard.publish_experiment)
     except BaseException:
-        execution.outbox.close(_CLOSE_SECONDS)
+        outbox.close(_CLOSE_SECONDS)
         raise
-    if not execution.outbox.close(_CLOSE_SECONDS, schedule=_is_given_back(execution)):
+    if not outbox.close(_CLOSE_SECONDS, schedule=_is_given_back(execution)):
         raise Abort("the Prefect server does not answer; what it was not told is kept for it")
     if ending is None:
         raise Abort(str(execution.error))

@@ -6,23 +6,21 @@ it; a newer one of the same key replaces it. What is still unsent when the flow 
 """
 
 import contextlib
-import json
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from pipelines.home.home import Home
 from pipelines.prefect_server.deployments import record_pages
 from pipelines.prefect_server.flow_runs import set_state
 from pipelines.processes.stop import GIVEN_BACK, StopRequest, cancel_grace, give_back_grace
+from pipelines.running.messages import Message, Messages
 from specs.machine.files import read_json, write_json
-from specs.secrets import hide
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -41,18 +39,7 @@ _REFUSED = {400, 404, 405, 409, 413, 422}
 """HTTP statuses after which the same message would be refused again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """An artifact, a log line or an event, as plain data."""
-
-    kind: Literal["artifact", "page", "log", "event"]
-    """artifact: it takes the place of the one of its key that the server has of the flow run. page: an artifact of no
-    flow run, which takes the place of whichever the server has of its key."""
-    fields: dict[str, Any]
-    """Fields of Prefect's ArtifactCreate, LogCreate or Event, as JSON."""
-
-
-class Outbox:
+class Outbox(Messages):
     """Messages of one flow run on their way to the server, and the last request to stop that came from there.
 
     They are sent in rounds, so that what changes often, a progress bar, is sent as it stands then. Without a flow run
@@ -60,15 +47,8 @@ class Outbox:
     """
 
     def __init__(self, home: Home, flow_run_id: str | None) -> None:
-        self.flow_run_id = flow_run_id
-        self.request: StopRequest | None = None
-        """Set when the flow run was cancelled, paused or suspended on the server."""
-        self.record_url: str | None = None
-        """URL of the record's report pages; empty where the server names none, None until it has answered."""
+        super().__init__(flow_run_id)
         self._file = unsent_file(home, flow_run_id or "")
-        self._lock = threading.Lock()
-        self._messages: dict[str, Message] = {}
-        self._lines = 0
         self._artifacts: dict[str, UUID] = {}
         """The artifacts of the flow run that this process has sent, by key."""
         self._closing, self._delivered = threading.Event(), threading.Event()
@@ -79,54 +59,6 @@ class Outbox:
         if self.flow_run_id is not None:
             arguments = (_client_settings(), UUID(self.flow_run_id))
             threading.Thread(target=self._work, args=arguments, name="outbox", daemon=True).start()
-
-    def artifact(self, key: str, kind: Literal["markdown", "table", "progress"], data: Any, description: str) -> None:
-        """Shows an artifact on the dashboard, in place of what the flow run has of this key.
-
-        Args:
-            data: Markdown, a table's rows, or percent done.
-        """
-        fields = {"key": key, "type": kind, "description": description}
-        self._put(key, "artifact", fields | {"data": json.dumps(data) if kind == "table" else data})
-
-    def page(self, key: str, text: str, description: str) -> None:
-        """Shows a page, Markdown, that belongs to no single flow run, in place of what the server has of this key."""
-        self._put(key, "page", {"key": key, "type": "markdown", "description": description, "data": text})
-
-    def log(self, text: str, *, level: int = logging.INFO, key: str = "") -> None:
-        """Adds a line to the flow run's log.
-
-        Args:
-            key: an unsent line of this key is replaced; empty: every line counts.
-        """
-        self._lines += 1
-        timestamp = datetime.now(UTC).isoformat()
-        fields = {"name": "prefect.flow_runs", "level": level, "message": text, "timestamp": timestamp}
-        self._put(key or f"line {self._lines}", "log", fields)
-
-    def event(self, name: str, resource: str, payload: dict[str, Any], tags: Sequence[str]) -> None:
-        """Emits a Prefect event of this flow run, which the server's automations may wait for.
-
-        Args:
-            resource: Prefect's id of what the event is about.
-            payload: what an automation's texts can name; its `message` may have been printed by a stage.
-            tags: of the flow run, by which automations choose.
-        """
-        related = [
-            (f"prefect.flow-run.{self.flow_run_id}", "flow-run"),
-            *((f"prefect.tag.{tag}", "tag") for tag in tags),
-        ]
-        event_id = str(uuid4())
-        fields = {
-            "id": event_id,
-            "event": name,
-            "occurred": datetime.now(UTC).isoformat(),
-            "resource": {"prefect.resource.id": resource},
-            "related": [{"prefect.resource.id": name, "prefect.resource.role": role} for name, role in related],
-            "payload": payload | {"message": hide(payload["message"])},
-        }
-        with self._lock:
-            self._messages[event_id] = Message("event", fields)
 
     def close(self, seconds: float, *, schedule: bool = False) -> bool:
         """Waits until everything is sent and the server has answered once more, `seconds` at most; then stops sending.
@@ -140,23 +72,11 @@ class Outbox:
         self._closing.set()
         self._given_up = not self._delivered.wait(seconds if self.flow_run_id else 0.0)
         if self._given_up and self.flow_run_id:
-            with self._lock:
-                unsent = [asdict(message) for message in self._messages.values()]
+            with self.lock:
+                unsent = [asdict(message) for message in self.waiting.values()]
             if unsent:
                 write_json(self._file, {"messages": unsent})
         return not self._given_up
-
-    def _put(self, key: str, kind: Literal["artifact", "page", "log"], fields: dict[str, Any]) -> None:
-        from prefect.runtime import task_run
-
-        text = "message" if kind == "log" else "data"
-        if isinstance(fields[text], str):
-            fields[text] = hide(fields[text])
-        if kind != "page":
-            fields |= {"flow_run_id": self.flow_run_id, "task_run_id": task_run.id}
-        with self._lock:
-            self._messages.pop(key, None)
-            self._messages[key] = Message(kind, fields)
 
     def _work(self, settings: dict[Any, Any], flow_run_id: UUID) -> None:
         from prefect.client.orchestration import get_client
@@ -205,16 +125,16 @@ class Outbox:
 
     def _send_all(self, client: "SyncPrefectClient") -> None:
         while True:
-            with self._lock:
-                entry = next(iter(self._messages.items()), None)
+            with self.lock:
+                entry = next(iter(self.waiting.items()), None)
             if entry is None:
                 return
             key, message = entry
             self._send(client, key, message)
-            with self._lock:
+            with self.lock:
                 # A newer one of this key may have taken its place meanwhile.
-                if self._messages.get(key) is message:
-                    del self._messages[key]
+                if self.waiting.get(key) is message:
+                    del self.waiting[key]
 
     def _send(self, client: "SyncPrefectClient", key: str, message: Message) -> None:
         with _refusals_noted(key):
