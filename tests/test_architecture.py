@@ -67,10 +67,9 @@ FLOORS = {
     "pipelines": [
         {"api", "cli"},
         {"jobs", "doctor", "web"},
-        {"proof", "services", "studies"},
-        {"exchange", "prefect_flows"},
+        {"studies"},
+        {"exchange", "prefect"},
         {"running"},
-        {"prefect_server"},
         {"launchers", "replay", "sinks"},
         {"planning", "processes", "remote", "report"},
         {"home", "terminal"},
@@ -190,6 +189,11 @@ def test_no_room_imports_from_a_room_above(package: str) -> None:
             target, other = room_of(name)
             above = target == package and other and height[other] > height[room]
             assert not above, f"{module} imports {name}, which stands above it"
+
+
+def test_the_pipelines_are_a_house_that_a_reader_can_keep_in_mind() -> None:
+    floors = FLOORS["pipelines"]
+    assert (len(set().union(*floors)) <= 18, len(floors) <= 9) == (True, True)
 
 
 def test_neither_interface_stands_on_the_other() -> None:
@@ -432,9 +436,13 @@ def test_what_modules_read_beside_them_is_installed_with_them() -> None:
 
 
 WITHOUT_TORCH = {
-    *("pipelines.prefect_server.api_process", "pipelines.prefect_server.terse", "pipelines.services.at_boot"),
-    *("pipelines.services.launch", "pipelines.prefect_flows.workers.flow_process", "pipelines.prefect_flows.parallel"),
-    *("pipelines.prefect_flows.workers.process_worker", "pipelines.sinks.__main__", "pipelines.web.__main__"),
+    *("pipelines.prefect.server.api_process", "pipelines.prefect.server.terse", "pipelines.prefect.services.at_boot"),
+    *(
+        "pipelines.prefect.services.launch",
+        "pipelines.prefect.flows.workers.flow_process",
+        "pipelines.prefect.flows.parallel",
+    ),
+    *("pipelines.prefect.flows.workers.process_worker", "pipelines.sinks.__main__", "pipelines.web.__main__"),
     *("pipelines.launchers.ssh.head", "pipelines.launchers.slurm.head", "pipelines.launchers.slurm.job"),
     *("pipelines.launchers.slurm.node", "pipelines.launchers.hosts.node", "pipelines.launchers.ray.examination"),
     *(

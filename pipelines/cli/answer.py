@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.home.home import Home
 from pipelines.home.versions import names_of_others
-from pipelines.prefect_flows.experiment import RunOutcome
+from pipelines.prefect.flows.experiment import RunOutcome
 
 if TYPE_CHECKING:
     from pipelines.report.answer import Outcome

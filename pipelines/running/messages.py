@@ -27,7 +27,7 @@ class Message:
 class Messages:
     """Messages that wait to be sent. A newer one of the same key replaces an older one.
 
-    `pipelines.prefect_server.outbox` sends them; where nothing does, nobody sees them.
+    `pipelines.prefect.server.outbox` sends them; where nothing does, nobody sees them.
     """
 
     def __init__(self, flow_run_id: str | None = None) -> None:

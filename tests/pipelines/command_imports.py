@@ -8,8 +8,8 @@ from pipelines.running.fork_imports import TRAINING
 
 _OURS = (
     "pipelines.jobs.execute",
-    "pipelines.prefect_flows.parallel",
-    "pipelines.prefect_server.api_process",
+    "pipelines.prefect.flows.parallel",
+    "pipelines.prefect.server.api_process",
     "rpg.data.staging",
     "reasoning_gym",
     "rpg.evaluation.stage",

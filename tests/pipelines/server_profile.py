@@ -18,9 +18,9 @@ import pytest
 from live import COMMAND, SPEC, Lab
 
 from pipelines.launchers.network import free_port
-from pipelines.prefect_server.api import running_services
-from pipelines.services.backends import installed_postgres
-from pipelines.services.supervisord import Supervisor
+from pipelines.prefect.server.api import running_services
+from pipelines.prefect.services.backends import installed_postgres
+from pipelines.prefect.services.supervisord import Supervisor
 
 IS_INSTALLED = bool(installed_postgres()) and shutil.which("redis-server") is not None
 needs_backends = pytest.mark.skipif(not IS_INSTALLED, reason="PostgreSQL or Redis is not installed")

@@ -17,7 +17,7 @@ from waiting import wait_for
 
 from pipelines.cli import main
 from pipelines.home.state import read_json
-from pipelines.prefect_server.deployments import EXPERIMENTS, SCHEDULES, STUDIES
+from pipelines.prefect.server.deployments import EXPERIMENTS, SCHEDULES, STUDIES
 from storage import check
 from storage import ingest as ingesting
 from storage.columns import NATIVE

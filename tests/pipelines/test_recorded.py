@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.home.home import Home
 from pipelines.home.unrecorded import why_incomplete
-from pipelines.proof import _compare, _scratch
+from pipelines.jobs.proof import _compare, _scratch
 from pipelines.replay.objectives import own_objective
 from pipelines.replay.rows import NothingToReplayError
 from pipelines.replay.run import replay_run

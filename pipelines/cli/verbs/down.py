@@ -17,9 +17,9 @@ def down(
     import sys
 
     from pipelines.home.home import Home
-    from pipelines.prefect_server.api import ServiceError
-    from pipelines.services.stack import down as stop_services
-    from pipelines.services.systemd import Unit
+    from pipelines.prefect.server.api import ServiceError
+    from pipelines.prefect.services.stack import down as stop_services
+    from pipelines.prefect.services.systemd import Unit
 
     unit = Unit(Home.from_environment())
     try:

@@ -47,12 +47,12 @@ def up(
     import sys
 
     from pipelines.home.home import Home
-    from pipelines.prefect_server.api import ServiceError, renew_passwords
-    from pipelines.prefect_server.credentials import login_files
-    from pipelines.services.at_boot import install
-    from pipelines.services.stack import Wanted
-    from pipelines.services.stack import up as start_services
-    from pipelines.services.systemd import Unit
+    from pipelines.prefect.server.api import ServiceError, renew_passwords
+    from pipelines.prefect.server.credentials import login_files
+    from pipelines.prefect.services.at_boot import install
+    from pipelines.prefect.services.stack import Wanted
+    from pipelines.prefect.services.stack import up as start_services
+    from pipelines.prefect.services.systemd import Unit
 
     home, wanted = Home.from_environment(), Wanted(port, profile, workers)
     unit = Unit(home)

@@ -16,7 +16,7 @@ from pipelines.exchange.account import account_of
 from pipelines.home.home import Home
 from pipelines.home.versions import looks_of
 from pipelines.planning.plan import RunPlan, make_plan
-from pipelines.prefect_flows.experiment import Outcomes, RunOutcome, execute_plan
+from pipelines.prefect.flows.experiment import Outcomes, RunOutcome, execute_plan
 from pipelines.report import evidence, write_experiment_report, write_run_report
 from pipelines.report.answer import (
     Answer,
