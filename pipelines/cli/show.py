@@ -13,7 +13,6 @@ from pipelines.report.answer import answers_of
 from pipelines.report.answer.whole import whole_answer
 from pipelines.report.diagnosis import DIAGNOSED, findings_of, not_scored
 from pipelines.report.evidence import Group, Run, load_run, metric_curves, show, told_apart, trouble_of
-from pipelines.report.experiment import off_policy
 from specs.machine.files import read_json
 from specs.secrets import HIDDEN, looks_secret
 
@@ -109,7 +108,7 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
             "evaluations": evaluations,
             "trouble": trouble_of(store, [run_id]),
             "events": _objects(store, _EVENTS, run_id)[::-1],
-            "off_policy": off_policy(run.spec),
+            "off_policy": run.off_policy,
             "certificate": read_json(directory / "certificate.json"),
             "exported_steps": sorted(int(path.name.removeprefix("step-")) for path in directory.glob("weights/step-*")),
             "files": _files(home, run, evaluations),

@@ -94,7 +94,7 @@ class _Recorded:
     @property
     def is_off_policy(self) -> bool:
         """Whether some updates are away from the policy that sampled."""
-        return self.spec.training.minibatches * self.spec.training.epochs > 1 or self.spec.rollout.max_staleness > 0
+        return self.run.off_policy["updates"] > 1 or self.run.off_policy["max_staleness"] > 0
 
     @property
     def has_no_clip(self) -> bool:

@@ -111,6 +111,12 @@ class Run:
         return self.spec.trains
 
     @property
+    def off_policy(self) -> dict[str, int]:
+        """Updates of a batch, and the steps by which a rollout's policy may be older than the learner's."""
+        updates = self.spec.training.minibatches * self.spec.training.epochs
+        return {"updates": updates, "max_staleness": self.spec.rollout.max_staleness}
+
+    @property
     def settings(self) -> JsonObject:
         """The spec as plain data."""
         return self.spec.model_dump(mode="json")

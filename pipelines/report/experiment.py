@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.home.home import Home
 from pipelines.home.unrecorded import why_incomplete
@@ -47,9 +47,6 @@ from rpg.certificate.reading import in_words
 from rpg.statistics.wording import CHOSEN, level_words
 from specs.metrics import BY_NAME
 from storage import Store
-
-if TYPE_CHECKING:
-    from specs.schema.experiment import Experiment
 
 STAGES = ("data", "base", "train", "evaluate")
 _MADE_WITH = ("code", "package", "lock", "machine", "data", "certificate")
@@ -250,13 +247,7 @@ def _certificates(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
 
 def certificate_in_words(certificate: Mapping[str, Any], run: Run) -> dict[str, Any]:
     """A recorded certificate with what it means for a run."""
-    return in_words(certificate, **off_policy(run.spec))
-
-
-def off_policy(spec: "Experiment") -> dict[str, int]:
-    """Returns the updates of a batch, and the steps by which a rollout's policy may be older than the learner's."""
-    updates = spec.training.minibatches * spec.training.epochs
-    return {"updates": updates, "max_staleness": spec.rollout.max_staleness}
+    return in_words(certificate, **run.off_policy)
 
 
 def _endings(measures: Sequence[FinalMetric]) -> dict[str, list[tuple[str, FinalMetric]]]:
