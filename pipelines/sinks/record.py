@@ -164,14 +164,8 @@ def read_ending(home: Home, store: "Store", run: SentRun) -> Ending:
 
 def _answer(home: Home, store: "Store", experiment: str) -> str:
     """The experiment's answer so far, in a few sentences; empty where nothing was evaluated."""
-    from pipelines.report.answer import answers_of
-    from pipelines.report.answer.whole import whole_answer
-    from pipelines.report.diagnosis import not_scored
-    from pipelines.report.evidence import experiment_groups, metric_curves
+    from pipelines.report.answer.whole import answered
+    from pipelines.report.evidence import experiment_groups
 
-    groups = experiment_groups(home, experiment)
-    found = answers_of(home, store, groups, [experiment])
-    if not found:
-        return ""
-    curves = metric_curves(store, [run.run_id for group in groups for run in group.runs])
-    return whole_answer(home, experiment, groups, found, curves, not_scored(store, groups))
+    text, found = answered(home, store, experiment, experiment_groups(home, experiment))
+    return text if found else ""
