@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.home.home import Home
-from pipelines.prefect_server.client import api_url, prefect_client
+from pipelines.prefect.server.client import api_url, prefect_client
 from storage import Store
 
 SPEC = """\

@@ -22,8 +22,8 @@ from specs.study_document import StudyDocument
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pipelines.jobs.answer import Answered
     from pipelines.planning.plan import Plan
+    from pipelines.report.answer import Answer
     from pipelines.report.charts import Chart
     from pipelines.report.evidence import Group
     from pipelines.report.statistics import Verdict
@@ -277,7 +277,7 @@ class Outcome:
         from pipelines.report.answer import outcomes_of
         from pipelines.report.answer.rows import outcome_rows
 
-        return pd.DataFrame(outcome_rows(outcomes_of(self._answered.found)))
+        return pd.DataFrame(outcome_rows(outcomes_of(self._answered[1])))
 
     def figure(self, name: str) -> "Chart":
         """One figure by its name: `reward/mean`, `accuracy/held_out`; see `figures`."""
@@ -328,10 +328,12 @@ class Outcome:
         return groups
 
     @cached_property
-    def _answered(self) -> "Answered":
-        from pipelines.jobs.answer import answered
+    def _answered(self) -> "tuple[str, list[Answer]]":
+        from pipelines.report.answer.whole import answered
+        from storage import Store
 
-        return answered(self.home, self._version, self._groups)
+        with Store.open(self.home.root) as store:
+            return answered(self.home, store, self._version, self._groups)
 
     def _said(self) -> "tuple[str, Verdict | None]":
         """The answer in words, and the verdict that it rests on, if there is one."""
@@ -340,7 +342,8 @@ class Outcome:
 
             of_arms = confirmed(self.home, self._study).verdict if self._study.measured else None
             return answer(self.home, self._study).sentence, of_arms
-        return self._answered.text, self._answered.verdict
+        text, found = self._answered
+        return text, next((answer.verdict for answer in found if answer.verdict), None)
 
     def _run(self, run_id: str, values: dict[str, Any] | None = None) -> JobRun:
         from pipelines.report.evidence import load_run

@@ -6,13 +6,13 @@ What is wrong here a stage would say in the same words, minutes later. Nothing i
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path as FilePath
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
-from rpg.base.check import check_sampler, check_scratch, check_training, downloaded, tokenizer_of
+from rpg.base.check import check_model
 from rpg.base.check_tokens import Row, check_tokens, named_rows
-from rpg.base.teacher import check_teacher
+from rpg.base.stage import NamedModel, look_at
+from rpg.base.teacher import look_at_teacher
 from rpg.data.loading import Tools, encode_prompts, rendered
 from rpg.data.problems import StagedProblem
 from rpg.data.prompts import check_template
@@ -55,27 +55,26 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
     findings, sets = Findings(), dict[str, list[list[StagedProblem]]]()
     for split in SPLITS:
         sets[split] = [problems for problems in _first_rows(experiment, split, findings) if problems]
+    models: dict[Path, tuple[PretrainedModel | ScratchModel, NamedModel]] = {}
     try:
-        if model and isinstance(experiment.model, ScratchModel):
-            check_scratch(experiment.model)
-        tokenizer = tokenizer_of(experiment.model)
+        policy = look_at(experiment.model, build=model)
+        models["model", "path"] = experiment.model, policy
         rollouter = experiment.rollout.rollouter
-        if tokenizer is not None and not rollouter.lacks():  # a server that is not here shows no tools
-            encoded = list(_encoded(sets, tokenizer, experiment.data, rollouter.shown_tools))
+        if policy.tokenizer is not None and not rollouter.lacks():  # a server that is not here shows no tools
+            encoded = list(_encoded(sets, policy.tokenizer, experiment.data, rollouter.shown_tools))
             _check_lengths(encoded, experiment.data, findings)
             rows = [Row(*row) for each in encoded for row in each.rows()]
-            for found in check_tokens(experiment, tokenizer, rows):
+            for found in check_tokens(experiment, policy, rows):
                 (findings.errors if found.fatal else findings.warnings).append(found.issue)
+        if (teacher := experiment.reference.teacher) and experiment.trains:
+            models["reference", "path"] = teacher, look_at_teacher(teacher, policy)
         if model:
-            check_sampler(experiment)
-        if model and experiment.trains:
-            check_training(experiment)
-            check_teacher(experiment)
+            check_model(experiment, policy)
     except SpecError as error:
         findings.errors += error.issues
     if not findings.errors:
         findings.errors += _overlap(experiment.data)
-    findings.absent += _not_here(experiment)
+    findings.absent += _not_here(experiment.data, models)
     return findings
 
 
@@ -101,21 +100,20 @@ def _overlap(data: Data) -> list[Issue]:
     return []
 
 
-def _not_here(experiment: Experiment) -> list[Issue]:
+def _not_here(data: Data, models: Mapping[Path, tuple[PretrainedModel | ScratchModel, NamedModel]]) -> list[Issue]:
     """Data or model that is not here, and cannot be downloaded: HF_HUB_OFFLINE forbids it, the Hub does not answer, or
     it is a directory by its name."""
     missing, issues = list[tuple[str, Path, str]](), list[Issue]()
-    models = {("model", "path"): experiment.model, ("reference", "path"): experiment.reference.teacher}
-    for path, model in models.items():
-        if not isinstance(model, PretrainedModel) or FilePath(model.path).is_dir():
+    for path, (model, found) in models.items():
+        if not isinstance(model, PretrainedModel) or found.directory is not None:
             continue
         if model.path.count("/") > 1:
             hint = "make it first, where the spec file says; a Hub id is an owner and a name"
             issues.append(Issue("no such model directory", path, model.path, hint=hint))
-        elif downloaded(model) is None:
+        else:
             missing.append(("model", path, model.path))
     for split in SPLITS:
-        for index, source in enumerate(getattr(experiment.data, split)):
+        for index, source in enumerate(getattr(data, split)):
             if not source.is_here():
                 named = "path" if getattr(source, "path", "") else "name"
                 missing.append(("dataset", ("data", split, index, named), getattr(source, named)))

@@ -200,7 +200,11 @@ class SpecialTokens:
     pad_id: int
 
 
-def special_tokens(weights_dir: Path, tokenizer: "PreTrainedTokenizerBase | None" = None) -> SpecialTokens:
+def special_tokens(
+    weights_dir: Path,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    config: "PretrainedConfig | None" = None,
+) -> SpecialTokens:
     """Returns all end tokens that the generation config, the config and the tokenizer name, and the padding token of
     the first that has one inside the embedding.
 
@@ -210,12 +214,13 @@ def special_tokens(weights_dir: Path, tokenizer: "PreTrainedTokenizerBase | None
     Args:
         weights_dir: the model's directory.
         tokenizer: the directory's; None: it is read.
+        config: likewise.
     Raises:
         SpecError: none of them names an end token.
     """
     from transformers import GenerationConfig
 
-    tokenizer, config, named = tokenizer or tokenizer_of(weights_dir), config_of(weights_dir), list[Any]()
+    tokenizer, config, named = tokenizer or tokenizer_of(weights_dir), config or config_of(weights_dir), list[Any]()
     if (weights_dir / "generation_config.json").exists():
         named.append(GenerationConfig.from_pretrained(weights_dir))
     named += [tokenizer, config.get_text_config()]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path as FilePath
 from typing import Any
 
 from specs.cells import (
@@ -14,6 +15,7 @@ from specs.cells import (
     varied_place,
     with_values,
 )
+from specs.documents.reading import read_document
 from specs.errors import (
     Issue,
     Path,
@@ -105,6 +107,13 @@ class Document:
             "warnings": [asdict(warning) for warning in self.warnings],
             **({"reuse": asdict(self.reuse)} if self.reuse != Reuse() else {}),
         }
+
+    @classmethod
+    def recorded(cls, path: FilePath) -> "Document | None":
+        """The frozen document of a run (document.json) or an experiment (spec.json); None: there is none. Errors are as
+        of `from_json`."""
+        data = read_document(path)
+        return cls.from_json(data) if data else None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Document":

@@ -9,6 +9,7 @@ import duckdb
 from specs.documents.names import is_readable_name
 from specs.documents.reading import numbered, read_checked, read_document
 from specs.machine.liveness import FINAL, STATUSES
+from specs.reading.recorded import unreadable
 from storage import database, store
 from storage.columns import NATIVE
 from storage.contents import half_written, is_damaged, left_out, lost, merged_away, read
@@ -116,7 +117,7 @@ def _documents(root: Path, directory: Path) -> Iterator[str]:
 
 
 def _document(root: Path, path: Path) -> Iterator[str]:
-    for problem in read_checked(path)[1]:
+    for problem in unreadable(path.parent) if path.name == "spec.json" else read_checked(path)[1]:
         yield f"{_shown(path.relative_to(root).as_posix())}: {problem}; it is passed over; {_CURE}"
 
 

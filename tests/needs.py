@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from pipelines.services.backends import installed_postgres
+from pipelines.prefect.services.backends import installed_postgres
 from rpg.sandbox import room
 
 

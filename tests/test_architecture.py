@@ -67,10 +67,9 @@ FLOORS = {
     "pipelines": [
         {"api", "cli"},
         {"jobs", "doctor", "web"},
-        {"proof", "services", "studies"},
-        {"exchange", "prefect_flows"},
+        {"studies"},
+        {"exchange", "prefect"},
         {"running"},
-        {"prefect_server"},
         {"launchers", "replay", "sinks"},
         {"planning", "processes", "remote", "report"},
         {"home", "terminal"},
@@ -192,12 +191,71 @@ def test_no_room_imports_from_a_room_above(package: str) -> None:
             assert not above, f"{module} imports {name}, which stands above it"
 
 
+def test_the_pipelines_are_a_house_that_a_reader_can_keep_in_mind() -> None:
+    floors = FLOORS["pipelines"]
+    assert (len(set().union(*floors)) <= 18, len(floors) <= 9) == (True, True)
+
+
 def test_neither_interface_stands_on_the_other() -> None:
     """What the command line and the Python API both need is in `pipelines.jobs`."""
     for module, names in IMPORTS.items():
         for one, other in (("api", "cli"), ("cli", "api")):
             found = {name for name in names if room_of(name) == ("pipelines", other)}
             assert room_of(module) != ("pipelines", one) or not found, f"{module} imports {', '.join(found)}"
+
+
+SPEC_READERS = {"specs.reading.recorded", "rpg.recording.run_directory", "storage.provenance"}
+"""The reader of specs on record; the trainer's, through the schema too; and the table that lists values, whose keys it
+does not know."""
+READS = {
+    "read_json",
+    "read_document",
+    "read_checked",
+    "loads",
+    "model_validate_json",
+    "read_text",
+    "read_bytes",
+}
+
+
+def reads_of_a_spec(text: str) -> list[int]:
+    """The lines of a module that read spec.json as what it says, or keep its path under a name for that."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in READS:
+                inside: ast.AST = node
+            case ast.Assign(value=ast.BinOp()) | ast.NamedExpr(value=ast.BinOp()):
+                inside = node.value
+            case _:
+                continue
+        if any(isinstance(each, ast.Constant) and each.value == "spec.json" for each in ast.walk(inside)):
+            found.append(node.lineno)
+    return found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'read_json(home.run(run_id) / "spec.json")["training"]',
+        'Experiment.model_validate_json((run / "spec.json").read_bytes())',
+        'json.loads((run / "spec.json").read_text(encoding="utf-8"))',
+        'path = run / "spec.json"',
+    ],
+)
+def test_every_way_to_read_a_spec_by_its_keys_is_seen(line: str) -> None:
+    assert reads_of_a_spec(line)
+
+
+def test_specs_on_record_are_read_through_the_schema() -> None:
+    """A renamed key is an error of the type checker, or reported; never a default."""
+    found = {
+        f"{module}:{line}": "read it by specs.reading.recorded.recorded_spec"
+        for module, path in MODULES.items()
+        if module not in SPEC_READERS
+        for line in reads_of_a_spec(path.read_text(encoding="utf-8"))
+    }
+    assert not found
 
 
 def test_there_is_no_cycle_of_files() -> None:
@@ -378,9 +436,13 @@ def test_what_modules_read_beside_them_is_installed_with_them() -> None:
 
 
 WITHOUT_TORCH = {
-    *("pipelines.prefect_server.api_process", "pipelines.prefect_server.terse"),
-    *("pipelines.services.launch", "pipelines.prefect_flows.workers.flow_process", "pipelines.prefect_flows.parallel"),
-    *("pipelines.prefect_flows.workers.process_worker", "pipelines.sinks.__main__", "pipelines.web.__main__"),
+    *("pipelines.prefect.server.api_process", "pipelines.prefect.server.terse"),
+    *(
+        "pipelines.prefect.services.launch",
+        "pipelines.prefect.flows.workers.flow_process",
+        "pipelines.prefect.flows.parallel",
+    ),
+    *("pipelines.prefect.flows.workers.process_worker", "pipelines.sinks.__main__", "pipelines.web.__main__"),
     *("pipelines.launchers.slurm.head", "pipelines.launchers.slurm.job"),
     *("pipelines.launchers.slurm.node", "pipelines.launchers.ray.node", "pipelines.launchers.ray.examination"),
     *(

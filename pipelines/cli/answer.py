@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.home.home import Home
 from pipelines.home.versions import names_of_others
-from pipelines.prefect_flows.experiment import RunOutcome
+from pipelines.prefect.flows.experiment import RunOutcome
 
 if TYPE_CHECKING:
     from pipelines.report.answer import Outcome
@@ -20,16 +20,18 @@ _LONGEST_COMMAND = 80
 
 def answer_lines(document: "Document", home: Home) -> list[str]:
     """The answer of an experiment, from all its runs that were evaluated, seeds pooled."""
-    from pipelines.jobs.answer import answered
     from pipelines.report.answer import outcomes_of
+    from pipelines.report.answer.whole import answered
     from pipelines.report.evidence import experiment_groups
+    from storage import Store
 
     name = document.experiment.name
     groups = experiment_groups(home, name)
-    answer = answered(home, name, groups)
+    with Store.open(home.root) as store:
+        text, found = answered(home, store, name, groups)
     lines = ["", document.experiment.question] if document.experiment.question else [""]
-    lines += [answer.text, ""]
-    lines += [outcome_line(result, several=len(groups) > 1) for result in outcomes_of(answer.found)]
+    lines += [text, ""]
+    lines += [outcome_line(result, several=len(groups) > 1) for result in outcomes_of(found)]
     lines += ["", f"report  {home.experiment(name) / 'report.html'}"]
     if others := names_of_others(home, name):
         lines.append(f"        run with other values too: {', '.join(others)} (rpg report, rpg compare)")

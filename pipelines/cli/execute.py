@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipelines.home.home import Home
-    from pipelines.prefect_flows.experiment import RunOutcome
+    from pipelines.prefect.flows.experiment import RunOutcome
     from specs.loader import Document
 
 

@@ -89,7 +89,7 @@ def open_server(profile: str) -> "ServerRecord":
 
 def print_waiting_elsewhere(reading: Reading, run_ids: Sequence[str]) -> None:
     """Says on stderr of runs that were submitted to another server that this home may never see them begin."""
-    from pipelines.prefect_server.api import running_services
+    from pipelines.prefect.server.api import running_services
 
     services = running_services(reading.home)
     states = [read_state(reading.home, run_id) for run_id in run_ids] if reading.record is None else []

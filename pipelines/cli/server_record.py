@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 
 from pipelines.home.home import Home
-from pipelines.prefect_server.api import auth_string_for
-from pipelines.prefect_server.client import api_url, prefect_client
-from pipelines.prefect_server.credentials import auth_string
-from pipelines.prefect_server.deployments import RECORD_VARIABLE
-from pipelines.prefect_server.settings import RECORD_PATH
-from pipelines.prefect_server.waiting import WaitingRun, waiting_runs
+from pipelines.prefect.server.api import auth_string_for
+from pipelines.prefect.server.client import api_url, prefect_client
+from pipelines.prefect.server.credentials import auth_string
+from pipelines.prefect.server.deployments import RECORD_VARIABLE
+from pipelines.prefect.server.settings import RECORD_PATH
+from pipelines.prefect.server.waiting import WaitingRun, waiting_runs
 from pipelines.remote.mirror import SMALL, Mirror, mirror_home, open_source
 from pipelines.remote.record_files import is_recorded
 from pipelines.remote.sources import Source, SourceError, WebSource

@@ -14,12 +14,12 @@ from pipelines.report.answer.whole import whole_answer
 from pipelines.report.diagnosis import DIAGNOSED, findings_of, not_scored
 from pipelines.report.evidence import Group, Run, load_run, metric_curves, show, told_apart, trouble_of
 from specs.machine.files import read_json
-from specs.records import EVALUATION
 from specs.secrets import HIDDEN, looks_secret
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from specs.schema.experiment import Experiment
     from storage import Store
 
 _LIST = """
@@ -83,12 +83,12 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
 
     directory = home.run(run_id)
     identity, state = read_json(directory / "run.json"), read_json(directory / "state.json")
-    spec = read_json(directory / "spec.json")
-    trains = spec.get("kind") != EVALUATION
+    run = load_run(home, run_id)
+    trains = run.trains
     launch = read_launch(directory, "train" if trains else "evaluate")
     with Store.open(home.root) as store:
         evaluations = _objects(store, _EVALUATIONS, run_id)
-        answer, diagnosis = _answer_and_diagnosis(home, store, load_run(home, run_id))
+        answer, diagnosis = _answer_and_diagnosis(home, store, run)
         return {
             "run_id": run_id,
             **{key: identity.get(key) for key in ("experiment", "name", "question")},
@@ -101,16 +101,17 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
             "answer": answer,
             "diagnosis": diagnosis,
             "differs": told_apart(home, store).get(run_id, ""),
-            "spec": _without_secrets(spec_differences(spec)),
+            "spec": _without_secrets(spec_differences(run.spec)),
             "launch": _without_secrets(dict(_leaves(launch, ""))),
             "stages": _objects(store, _STAGES, run_id),
             "metrics": _objects(store, _LAST_METRICS, run_id),
             "evaluations": evaluations,
             "trouble": trouble_of(store, [run_id]),
             "events": _objects(store, _EVENTS, run_id)[::-1],
+            "off_policy": run.off_policy,
             "certificate": read_json(directory / "certificate.json"),
             "exported_steps": sorted(int(path.name.removeprefix("step-")) for path in directory.glob("weights/step-*")),
-            "files": _files(home, run_id, evaluations),
+            "files": _files(home, run, evaluations),
         }
 
 
@@ -202,10 +203,9 @@ def _print_whole(run: dict[str, Any]) -> None:
         [row | {"checkpoint": _last_or_best(row)} for row in run["evaluations"]],
         ("dataset", "metric", *checkpoint, "value", "ci_low", "ci_high", "num_problems"),
     )
-    certificate, spec = run["certificate"], run["spec"]
-    updates = spec.get("training.minibatches", 1) * spec.get("training.epochs", 1)
+    certificate = run["certificate"]
     for step, at_step in certificate.get("steps", {"": certificate} if certificate else {}).items():
-        worded = in_words(at_step, updates=updates, max_staleness=spec.get("rollout.max_staleness", 0))
+        worded = in_words(at_step, **run["off_policy"])
         _certificate(worded, f" at step {step}" if step else "")
     _table("Trouble", run["trouble"], ("recorded_at", "step", "kind", "message"))
     _table("Last events", run["events"], ("recorded_at", "step", "kind", "message"))
@@ -251,17 +251,9 @@ def _standing(run: dict[str, Any]) -> list[str]:
     return [*parts, f"step {step}/{steps}"] if steps else parts
 
 
-def spec_differences(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a run's spec that are not at their defaults, by path. A spec of another version is given whole."""
-    from pydantic import ValidationError
-
-    from specs.model_evaluation import schema_of
-
-    try:
-        kept = _set_fields(schema_of(spec).model_validate(spec))
-    except ValidationError:
-        kept = dict(spec)
-    return dict(_leaves(kept, "")) if kept else {}
+def spec_differences(spec: "Experiment") -> dict[str, Any]:
+    """The fields of a run's spec that are not at their defaults, by path."""
+    return dict(_leaves(_set_fields(spec), ""))
 
 
 def _set_fields(section: "BaseModel") -> dict[str, Any]:
@@ -304,9 +296,9 @@ def _objects(store: "Store", query: str, run_id: str) -> list[dict[str, Any]]:
     return as_objects(result.columns, result.rows)
 
 
-def _files(home: Home, run_id: str, evaluations: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+def _files(home: Home, run: Run, evaluations: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Paths of what the run left."""
-    directory = home.run(run_id)
+    directory = run.path
     weights = sorted(directory.glob("weights/step-*"))
     checkpoints = sorted(directory.glob("checkpoints/step-*"))
     paths = {
@@ -315,11 +307,12 @@ def _files(home: Home, run_id: str, evaluations: Iterable[Mapping[str, Any]]) ->
         "weights": weights[-1] if weights else None,
         "checkpoint": checkpoints[-1] if checkpoints else None,
     }
-    if chosen_on := _leaf(read_json(directory / "spec.json"), "training", "checkpoint", "keep_best", "accuracy_on"):
+    best_kept = run.spec.training.checkpoint.keep_best
+    if chosen_on := best_kept.accuracy_on if best_kept else "":
         best = next((row["step"] for row in evaluations if row["dataset"] == chosen_on and row["is_best"]), 0)
         paths["best weights"] = directory / "weights" / f"step-{best:06}"
         paths["best checkpoint"] = directory / "checkpoints" / f"step-{best:06}"
-    logs = {f"log of {path.stem}": path for path in log_files(home, run_id)}
+    logs = {f"log of {path.stem}": path for path in log_files(home, run.run_id)}
     return {name: str(path) for name, path in (paths | logs).items() if path is not None and path.exists()}
 
 

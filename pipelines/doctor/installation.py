@@ -10,8 +10,8 @@ from typing import Literal
 
 from pipelines.home.home import Home
 from pipelines.launchers import Finding, launcher_of, launchers
-from pipelines.prefect_server.api import Services, answers, is_healthy, running_services, status_of_answer
-from pipelines.services.supervisord import ProcessState, Supervisor
+from pipelines.prefect.server.api import Services, answers, is_healthy, running_services, status_of_answer
+from pipelines.prefect.services.supervisord import ProcessState, Supervisor
 from rpg import sandbox
 from rpg.rewards import refusals
 from rpg.rewards.functions.judge import Judge
@@ -170,7 +170,7 @@ def _database(home: Home) -> Iterator[Finding]:
 def _profile(home: Home) -> Iterator[Finding]:
     name = os.environ.get("RPG_PROFILE", "")
     if name:
-        from pipelines.prefect_server.client import api_url
+        from pipelines.prefect.server.client import api_url
 
         try:
             yield Finding("profile", "ok", api_url(home, name))

@@ -26,6 +26,7 @@ from pipelines.report.statistics import Interval
 from pipelines.terminal.cells import markdown_cell
 from rpg.statistics.wording import CHOSEN
 from specs.machine.files import read_json
+from specs.schema.data import Source
 from storage import Store
 from storage.provenance import input_manifest
 
@@ -134,16 +135,15 @@ def _answer_of_experiment(home: Home, store: Store, run: Run) -> str:
 
 
 def _lineage(home: Home, run: Run) -> Iterator[tuple[str, str]]:
-    model = run.spec.get("model", {})
-    if model.get("source") == "pretrained":
-        yield "base model", f"{model['path']}, revision {model.get('revision', 'main')}"
-    elif model:
-        yield "base model", f"made from scratch: {model.get('model_type', '')}, seed {model.get('seed', 0)}"
-    if run.spec.get("warm_up"):
-        yield "warm-up", f"{run.spec['warm_up']['steps']} supervised steps at most"
-    for kind in ("train", "evaluation"):
-        for source in run.spec.get("data", {}).get(kind, ()):
-            yield f"{kind} data", ", ".join(str(value) for value in _naming(source))
+    model = run.spec.model
+    if model.source == "pretrained":
+        yield "base model", f"{model.path}, revision {model.revision}"
+    else:
+        yield "base model", f"made from scratch: {model.model_type}, seed {model.seed}"
+    if run.spec.warm_up:
+        yield "warm-up", f"{run.spec.warm_up.steps} supervised steps at most"
+    for at, source in run.spec.sets():
+        yield f"{at[1]} data", ", ".join(str(value) for value in _naming(source))
     for stage, suffix in (("base", ".safetensors"), ("data", ".parquet")):
         for name, entry in sorted(input_manifest(home.root, run.path, stage).get("files", {}).items()):
             if name.endswith(suffix):
@@ -158,11 +158,11 @@ def _lineage(home: Home, run: Run) -> Iterator[tuple[str, str]]:
             yield f"fingerprint of {stage}", f"`{fingerprint}`"
 
 
-def _naming(source: Mapping[str, Any]) -> Iterator[Any]:
+def _naming(source: Source) -> Iterator[Any]:
     """Fields of a data source that say which data it is."""
     for key in ("source", "name", "path", "task", "split", "revision"):
-        if source.get(key):
-            yield source[key]
+        if value := getattr(source, key, ""):
+            yield value
 
 
 def _figure(interval: Interval | None, *, share: bool) -> str:

@@ -16,6 +16,7 @@ from specs.errors import RpgError
 from specs.machine.files import files_under, now, read_json, sync, sync_tree, write_json
 from specs.machine.liveness import FINAL
 from specs.machine.manifests import find_damage
+from specs.reading.recorded import unreadable
 from storage import Store
 
 _NEEDED = {"run.json", "state.json"}
@@ -146,6 +147,8 @@ def _bring(export: Export, aside: Path, final: Path) -> None:
 
 def _problems(run: Path, name: Path) -> list[str]:
     """Problems of a document of the run; none where the file is no document."""
+    if name == Path("spec.json"):
+        return unreadable(run)
     return read_checked(run / name)[1] if name.suffix == ".json" and name.parts[0] != "weights" else []
 
 

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,6 +13,7 @@ from specs.errors import RpgError
 from specs.machine.files import files_under, read_json
 from specs.machine.manifests import find_damage
 from specs.records import EVALUATION
+from specs.schema.data import Source
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -80,9 +80,8 @@ class Model:
 
         spec = self.account.run.spec
         has_adapter = (self.weights / "adapter").is_dir()
-        base = _hub_id(spec.get("model", {}).get("path", ""))
-        sources = spec.get("data", {}).get("train", ())
-        datasets = list(dict.fromkeys(id for source in sources if (id := _hub_id(_dataset(source)))))
+        base = _hub_id(spec.model.path) if spec.model.source == "pretrained" else ""
+        datasets = list(dict.fromkeys(id for source in spec.data.train if (id := _hub_id(_dataset(source)))))
         data = ModelCardData(
             base_model=base or None,
             base_model_relation="finetune" if base else None,
@@ -91,7 +90,7 @@ class Model:
             tags=[
                 "reinforcement-learning",
                 "regularized-policy-gradient",
-                str(spec.get("objective", {}).get("type", "")).replace("_", "-"),
+                spec.objective.type.replace("_", "-"),
                 *(["lora"] if has_adapter else []),
             ],
             datasets=datasets or None,
@@ -242,8 +241,8 @@ def _hub_id(path: str) -> str:
     return path if _HUB_ID.fullmatch(path) and not Path(path).exists() else ""
 
 
-def _dataset(source: Mapping[str, Any]) -> str:
-    return str(source.get("path", "")) if source.get("source") == "hub" else ""
+def _dataset(source: Source) -> str:
+    return str(getattr(source, "path", "")) if source.source == "hub" else ""
 
 
 def _license(home: Home, run_id: str) -> str:

@@ -9,6 +9,7 @@ from specs.document import Document
 from specs.errors import SpecError
 from specs.evaluation_document import evaluation_source
 from specs.machine.files import read_json
+from specs.reading.recorded import recorded_spec
 from specs.reading.yaml import dump
 from specs.records import EVALUATION
 from specs.secrets import hide, masked
@@ -28,7 +29,7 @@ def spec_text(directory: Path) -> str:
         source: Mapping[str, Any] = cell_source(document.source, run["values"])
         source = {key: value for key, value in source.items() if value is not None} | {"seeds": [run["seed"]]}
     except (SpecError, KeyError):
-        source = read_json(directory / "spec.json")
+        source = recorded_spec(directory).model_dump(mode="json")
     if run.get("kind") == EVALUATION:
         source = evaluation_source(source, run["name"])
     return hide(dump(_masked(source), comment=f"The run {run.get('run_id', directory.name)}."))

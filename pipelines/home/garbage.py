@@ -10,7 +10,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pipelines.home.home import Home
+from specs.errors import SpecError
 from specs.machine.files import now, read_json, write_json
+from specs.reading.recorded import recorded_spec, unreadable
+from specs.schema.experiment import Experiment
 from storage import Store
 from storage.catalogue import FREED
 
@@ -93,8 +96,8 @@ def free_tokens(home: Home, expired: list[TokenRows]) -> list[TokenRows]:
 
 
 def _expired(run: Path) -> TokenRows | None:
-    keep_days = (read_json(run / "spec.json").get("record") or {}).get("keep_days", 0)
-    if not _is_over(run, keep_days, _ENDED):
+    spec = _spec(run)
+    if spec is None or not _is_over(run, keep_days := spec.record.keep_days, _ENDED):
         return None
     num_bytes = size_of(run / "segments" / "tokens")
     return TokenRows(run, keep_days, num_bytes) if num_bytes else None
@@ -127,8 +130,10 @@ def free_checkpoints(expired: list[SavedStates]) -> list[SavedStates]:
 
 
 def _has_expired_checkpoints(run: Path) -> bool:
-    saved = (read_json(run / "spec.json").get("training") or {}).get("checkpoint") or {}
-    return _is_over(run, saved.get("keep_days", 0), ("finished",)) and any(run.glob("checkpoints/step-*"))
+    spec = _spec(run)
+    if spec is None or not any(run.glob("checkpoints/step-*")):
+        return False
+    return _is_over(run, spec.training.checkpoint.keep_days, ("finished",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +174,20 @@ def _length(file: Path) -> int:
     with contextlib.suppress(OSError):
         return file.stat().st_size
     return 0
+
+
+def unreadable_specs(home: Home) -> Iterator[str]:
+    """Yields the runs whose specs cannot be read, each with the reason. What they have is kept."""
+    for run in sorted(home.root.glob("runs/*")):
+        if (run / "run.json").is_file() and (why := unreadable(run)):
+            yield f"{run.name}: its spec cannot be read, so its rows and checkpoints are kept: {'; '.join(why)}"
+
+
+def _spec(run: Path) -> Experiment | None:
+    """A run's spec; None where it cannot be read: what the run has is then kept."""
+    with contextlib.suppress(SpecError):
+        return recorded_spec(run)
+    return None
 
 
 def _is_over(run: Path, keep_days: float, statuses: Collection[str]) -> bool:

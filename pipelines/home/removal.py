@@ -14,10 +14,11 @@ from pipelines.home.runs import find_run, is_study, status_of, study_runs
 from pipelines.home.state import RunState
 from pipelines.home.state import run_ids as run_ids_in
 from pipelines.home.versions import is_experiment, runs_of, split_name, versions_in
-from specs.errors import RpgError
+from specs.errors import RpgError, SpecError
 from specs.machine.files import now, read_json, write_json
 from specs.machine.lease import RunBusyError, acquire
 from specs.machine.liveness import newest_lease
+from specs.reading.recorded import recorded_spec
 from storage import Store
 
 
@@ -122,8 +123,13 @@ def _refusal(home: Home, run_id: str) -> str:
 def _needing_weights(home: Home, run_ids: Collection[str]) -> Iterator[str]:
     """The other runs whose model is weights that one of some runs has exported."""
     for other in run_ids_in(home):
-        model = read_json(home.run(other) / "spec.json").get("model") or {}
-        match Path(model.get("path", "")).parts:
+        try:
+            model = recorded_spec(home.run(other)).model
+        except SpecError:
+            if other not in run_ids:
+                yield f"{other} (perhaps: its spec cannot be read)"
+            continue
+        match Path(getattr(model, "path", "")).parts:
             # Under whatever root: the home may have been moved, or the run imported.
             case (*_, "runs", run_id, "weights", _) if run_id in run_ids and other not in run_ids:
                 yield other

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipelines.home.home import Home
     from pipelines.planning.plan import Plan
-    from pipelines.prefect_flows.experiment import RunOutcome
+    from pipelines.prefect.flows.experiment import RunOutcome
     from specs.loader import Document
     from specs.study_document import StudyDocument
 
@@ -32,8 +32,8 @@ def run_here(
     import sys
 
     from pipelines.jobs.preflight import refuse_what_a_stage_would
-    from pipelines.prefect_flows.experiment import execute_plan, is_all_done, recall
-    from pipelines.prefect_server.api import Api, running_services
+    from pipelines.prefect.flows.experiment import execute_plan, is_all_done, recall
+    from pipelines.prefect.server.api import Api, running_services
     from pipelines.processes.reap import reap
     from pipelines.running.gpu_slots import asking_once, runs_at_once
     from pipelines.running.progress import ConsoleProgress, Silent
@@ -68,7 +68,7 @@ def run_study_here(
 
     from pipelines.jobs.preflight import refuse_what_a_stage_would
     from pipelines.planning.plan import make_plan
-    from pipelines.prefect_server.api import Api
+    from pipelines.prefect.server.api import Api
     from pipelines.processes.reap import reap
     from pipelines.running.progress import ConsoleProgress, Silent
     from specs.machine.files import now
@@ -104,8 +104,8 @@ def _planned(document: Document, home: Home, *, quiet: bool) -> Plan:
 def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str, *, quiet: bool) -> tuple[RunOutcome, ...]:
     from contextlib import nullcontext
 
-    from pipelines.prefect_flows.experiment import execute_in_turn, execute_plan
-    from pipelines.prefect_flows.parallel import execute_in_parallel
+    from pipelines.prefect.flows.experiment import execute_in_turn, execute_plan
+    from pipelines.prefect.flows.parallel import execute_in_parallel
     from pipelines.running.progress import ConsoleProgress, ParallelProgress, Silent
     from pipelines.running.time_left import TimeLeft
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipelines.home.home import Home
-    from pipelines.prefect_flows.schedules import Schedule
-    from pipelines.prefect_flows.submit import Submitted
-    from pipelines.prefect_server.deployments import Priority
+    from pipelines.prefect.flows.schedules import Schedule
+    from pipelines.prefect.flows.submit import Submitted
+    from pipelines.prefect.server.deployments import Priority
     from specs.document import Document
     from specs.study_document import StudyDocument
 
@@ -22,7 +22,7 @@ def submit(
     Arguments and errors are as of `submit_document`, and SpecError also where a stage would refuse what the document
     names.
     """
-    from pipelines.prefect_flows.submit import submit_document
+    from pipelines.prefect.flows.submit import submit_document
 
     _look(document, home, profile)
     return submit_document(document, home, profile, pool=pool, priority=priority, say=_say)
@@ -32,7 +32,7 @@ def schedule(
     document: Document, home: Home, profile: str, cron: str, *, pool: str = "", priority: Priority = "normal"
 ) -> Schedule:
     """Has the server submit them at the times of a cron expression; see `submit`."""
-    from pipelines.prefect_flows.schedules import schedule_document
+    from pipelines.prefect.flows.schedules import schedule_document
 
     _look(document, home, profile)
     return schedule_document(document, home, profile, cron, pool=pool, priority=priority, say=_say)
@@ -50,7 +50,7 @@ def submit_study(document: StudyDocument, home: Home, profile: str, *, workers: 
 def _look(document: Document, home: Home, profile: str) -> None:
     from pipelines.jobs.preflight import refuse_what_a_stage_would
     from pipelines.planning.plan import make_plan
-    from pipelines.prefect_server.client import api_url
+    from pipelines.prefect.server.client import api_url
 
     api_url(home, profile)  # before the look at the data, which takes long
     refuse_what_a_stage_would(document, make_plan(document, home).runs, None)

@@ -3,20 +3,16 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
-
-from pydantic import TypeAdapter, ValidationError
 
 from pipelines.home.home import Home
 from pipelines.planning.fingerprint import by_content
 from specs.machine.files import read_json, write_json
-from specs.schema.reward import Reward
+from specs.schema.experiment import Experiment
 
 if TYPE_CHECKING:  # a report does not reach the code that asks judges
     from rpg.rewards.functions.judge import Judge
-
-_REWARD: TypeAdapter[Reward] = TypeAdapter(Reward)
 
 
 def keep(home: Home, judge: "Judge", record: Mapping[str, Any]) -> None:
@@ -29,7 +25,7 @@ def kept(home: Home, judge: "Judge") -> dict[str, Any]:
     return read_json(home.judge(_digest(judge)))
 
 
-def trust_in(home: Home, specs: Iterator[Mapping[str, Any]]) -> str:
+def trust_in(home: Home, specs: Iterable[Experiment]) -> str:
     """How far the judges can be trusted by which runs were trained or measured, in sentences; empty: there is none.
 
     Args:
@@ -60,15 +56,9 @@ def _text(figure: Mapping[str, float]) -> str:
     return value if math.isnan(figure["low"]) else f"{value} [{figure['low']:.2f}, {figure['high']:.2f}]"
 
 
-def _judges(spec: Mapping[str, Any]) -> Iterator["Judge"]:
-    sets = (source for split in ("train", "evaluation") for source in spec.get("data", {}).get(split, ()))
-    for plain in [spec.get("reward"), *(source.get("reward") for source in sets)]:
-        if isinstance(plain, Mapping) and "judge" in json.dumps(plain):
-            try:
-                reward = _REWARD.validate_python(plain)
-            except (ValidationError, ValueError):  # of a package that is gone, or of another version
-                continue
-            yield from (cast("Judge", part) for part in reward.parts() if part.type == "judge")
+def _judges(spec: Experiment) -> Iterator["Judge"]:
+    for _, reward in spec.rewards():
+        yield from (cast("Judge", part) for part in reward.parts() if part.type == "judge")
 
 
 def _digest(judge: "Judge") -> str:

@@ -10,6 +10,7 @@ from specs.errors import Issue, RpgError, SpecError
 from specs.evaluation_document import WeightsOf
 from specs.machine.files import read_json
 from specs.model_evaluation import EvaluatedRun
+from specs.reading.recorded import recorded_spec
 
 _MOST_ACCURATE = """
     SELECT step FROM accuracy_curves
@@ -34,8 +35,8 @@ def most_accurate(home: Home, run_id: str, steps: Collection[int]) -> int | None
     """
     from storage import Store
 
-    saved = (read_json(home.run(run_id) / "spec.json").get("training") or {}).get("checkpoint") or {}
-    chosen_on = (saved.get("keep_best") or {}).get("accuracy_on", "")
+    kept = recorded_spec(home.run(run_id)).training.checkpoint.keep_best
+    chosen_on = kept.accuracy_on if kept else ""
     with Store.open(home.root) as store:
         rows = store.query(_MOST_ACCURATE, {"run": run_id, "steps": list(steps), "dataset": chosen_on}).rows
     return int(rows[0][0]) if rows else None

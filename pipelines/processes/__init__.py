@@ -1,5 +1,5 @@
 """The processes that a command starts: watched, asked to stop, and ended by the next command if this one was killed.
 
-Imports the home and the ground floor; launchers, running, prefect_server, prefect_flows, services, studies, the proof
-and the command line import it.
+Imports the home and the ground floor; launchers, running, prefect, jobs, studies and the command
+line import it.
 """

@@ -54,7 +54,7 @@ class Source(Protocol):
         ...
 
     def waiting(self) -> list[dict[str, Any]] | None:
-        """The runs that wait for a worker, as `prefect_server.waiting` has them; None: only their server knows."""
+        """The runs that wait for a worker, as `prefect.server.waiting` has them; None: only their server knows."""
         ...
 
     def close(self) -> None:

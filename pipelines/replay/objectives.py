@@ -10,7 +10,6 @@ from typing import Any
 from specs.errors import Issue, Position, SpecError
 from specs.loader import with_objective
 from specs.reading.yaml import parse_text
-from specs.records import EVALUATION
 from specs.schema.experiment import Experiment
 
 MOST_OBJECTIVES = 100
@@ -53,13 +52,13 @@ class Alternative:
         }
 
 
-def own_objective(spec: Mapping[str, Any]) -> Alternative:
+def own_objective(spec: Experiment) -> Alternative:
     """The objective that a run was trained with, from its resolved spec."""
-    return Alternative("", with_objective(spec, ""))
+    return Alternative("", with_objective(spec.model_dump(mode="json"), ""))
 
 
 def alternatives(
-    spec: Mapping[str, Any],
+    spec: Experiment,
     objectives: Sequence[str] = (),
     *,
     overrides: Sequence[str] = (),
@@ -75,9 +74,9 @@ def alternatives(
     Raises:
         SpecError: nothing was trained, an objective or a sweep is wrong, or there are more than MOST_OBJECTIVES.
     """
-    if spec.get("kind") == EVALUATION:
+    if not spec.trains:
         raise SpecError(Issue("the run measured a model as it is: there is no training to replay"))
-    swept: dict[str, list[Any]] = {}
+    plain, swept = spec.model_dump(mode="json"), dict[str, list[Any]]()
     for sweep in sweeps:
         path, each = _sweep(sweep)
         if path in swept:
@@ -95,7 +94,7 @@ def alternatives(
         cell = dict(zip(swept, values, strict=True))
         settings = _settings(cell)
         try:
-            experiment = with_objective(spec, objective, [*overrides, *settings])
+            experiment = with_objective(plain, objective, [*overrides, *settings])
         except SpecError as error:
             issues += [_of_sweep(issue, settings) for issue in error.issues]
             continue

@@ -11,7 +11,7 @@ from pipelines.replay.rows import ChosenSteps, RunRows
 from rpg.replay.comparison import GradientComparison, LargestDifferences
 from rpg.replay.step import RecordedStep, ReplayedStep, replay_step, response_advantages
 from rpg.replay.tally import Tally
-from specs.machine.files import read_json
+from specs.reading.recorded import recorded_spec
 from storage import Store
 
 
@@ -140,7 +140,7 @@ def replay_run(
         NoWeightsError: gradients are asked for, of steps whose weights are not kept.
     """
     chosen = chosen or ChosenSteps()
-    own = own_objective(read_json(home.run(run_id) / "spec.json"))
+    own = own_objective(recorded_spec(home.run(run_id)))
     training = own.experiment.training
     reproduction = Reproduction(loss=0.0 if training.epochs == 1 else None)
     own_tally, sums = Tally(), [_Sums() for _ in others]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.home.home import Home
 from pipelines.home.versions import is_experiment
@@ -21,6 +21,9 @@ from pipelines.report.diagnosis import DIAGNOSED, findings_over, not_scored, not
 from pipelines.report.endings import FinalMetric, LiteratureComparison, compare_with_literature, final_metrics, notes_of
 from pipelines.report.evidence import Group, Run
 from storage import Store
+
+if TYPE_CHECKING:
+    from specs.schema.experiment import Experiment
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
         failed = not_scored(store, groups)
     first = [group.runs[0] for group in groups]
     train = all(run.trains for group in groups for run in group.runs)
-    specs = [run.spec if train else _of_measuring(run.spec) for run in first]
+    specs = [run.settings if train else _of_measuring(run.spec) for run in first]
     spec = evidence.differences([own | code for own, code in zip(specs, _code_of(first), strict=True)])
     if not train:
         spec = {path: values for path, values in spec.items() if _measures(path)}
@@ -125,14 +128,12 @@ def _code_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
     ]
 
 
-def _of_measuring(spec: dict[str, Any]) -> dict[str, Any]:
+def _of_measuring(spec: "Experiment") -> dict[str, Any]:
     """The spec with what evaluation takes of `rollout` alone, as `fingerprint.evaluate_identity` has it."""
-    if not {"rollout", "evaluation"} <= spec.keys():  # it cannot be read
-        return spec
-    rollout, evaluation = spec["rollout"], spec["evaluation"]
-    longest = evaluation.get("max_response_length") or rollout.get("max_response_length")
-    kept = {key: rollout[key] for key in ("engine", "rollouter") if key in rollout}
-    return spec | {"rollout": kept, "evaluation": evaluation | {"max_response_length": longest}}
+    longest = spec.evaluation.max_response_length or spec.rollout.max_response_length
+    evaluation = spec.evaluation.model_dump(mode="json") | {"max_response_length": longest}
+    rollout = spec.rollout.model_dump(mode="json", include={"engine", "rollouter"})
+    return spec.model_dump(mode="json") | {"rollout": rollout, "evaluation": evaluation}
 
 
 def _measures(path: str) -> bool:
@@ -152,7 +153,7 @@ def _distinct(groups: Sequence[Group]) -> list[Group]:
     if _apart(groups):
         named = [f"{group.runs[0].experiment}: {group.label}" for group in groups]
     else:
-        values = evidence.differing({group.run_ids[0]: group.runs[0].spec for group in groups})
+        values = evidence.differing({group.run_ids[0]: group.runs[0].settings for group in groups})
         named = [f"{group.label} ({values.get(group.run_ids[0]) or group.run_ids[0]})" for group in groups]
         named = named if len(set(named)) == len(named) else [group.run_ids[0] for group in groups]
     return [

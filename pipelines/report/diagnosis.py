@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from pipelines.report.answer.wording import percent
 from pipelines.report.evidence import DRAWN, Curve, Curves, Group, Run, metric_curves
 from storage import Store
+
+if TYPE_CHECKING:
+    from specs.schema.experiment import Experiment
 
 EXPLODED = 0.5
 """Nats a token of `kl/reverse` above which the policy is another one than its reference."""
@@ -83,18 +86,21 @@ class _Recorded:
     run: Run
     curves: Mapping[str, Curve]
 
-    def key(self, path: str) -> Any:
-        """A value of the spec; None where it has none."""
-        node: Any = self.run.spec
-        for name in path.split("."):
-            node = node.get(name) if isinstance(node, Mapping) else None
-        return node
+    @property
+    def spec(self) -> "Experiment":
+        """The run's spec."""
+        return self.run.spec
 
     @property
     def is_off_policy(self) -> bool:
         """Whether some updates are away from the policy that sampled."""
-        updates = (self.key("training.minibatches") or 1) * (self.key("training.epochs") or 1)
-        return updates > 1 or (self.key("rollout.max_staleness") or 0) > 0
+        return self.run.off_policy["updates"] > 1 or self.run.off_policy["max_staleness"] > 0
+
+    @property
+    def has_no_clip(self) -> bool:
+        """Whether the objective clips nothing."""
+        clip = getattr(self.spec.objective, "clip", None)  # those of rivals have no type
+        return getattr(clip, "type", "") == "none"
 
     @property
     def clip_fractions(self) -> list[Curve]:
@@ -169,7 +175,8 @@ def _diverged(of: _Recorded) -> Finding | None:
         return None
     figure = f"{value:.2g} nats a token" if np.isfinite(value) else "no finite number"
     was = f", after {before:.2g}" if start else ""
-    more = "give the objective a divergence" if of.key("objective.divergence") == "none" else "raise objective.kl_coef"
+    has_none = getattr(of.spec.objective, "divergence", "") == "none"  # rivals do not name theirs
+    more = "give the objective a divergence" if has_none else "raise objective.kl_coef"
     return Finding(
         "diverged",
         f"The divergence exploded at step {step:.0f}: kl/reverse is {figure}{was}.",
@@ -205,8 +212,8 @@ def _truncated(of: _Recorded) -> Finding | None:
     curve = of.curves.get("truncated_fraction")
     if curve is None or (start := _since(curve, lambda values: values >= CUT_OFF, LASTING)) is None:
         return None
-    longest = of.key("rollout.max_response_length")
-    limit = f" at {longest} {'token' if longest == 1 else 'tokens'}" if longest else ""
+    longest = of.spec.rollout.max_response_length
+    limit = f" at {longest} {'token' if longest == 1 else 'tokens'}"
     return Finding(
         "truncated",
         f"{percent(_at_the_end(curve))} of the responses are cut off{limit}{_since_step(curve, start)}, before their "
@@ -273,7 +280,7 @@ def _still(of: _Recorded) -> Finding | None:
 def _clip_idle(of: _Recorded) -> Finding | None:
     """The clip touches no token, though there are updates away from the sampling policy."""
     fractions = of.clip_fractions
-    if not fractions or not of.is_off_policy or of.key("objective.clip.type") == "none":
+    if not fractions or not of.is_off_policy or of.has_no_clip:
         return None
     steps = len(fractions[0])
     if steps < LONG or any(curve[:, 1].any() for curve in fractions):
@@ -359,10 +366,7 @@ def _silence(groups: Sequence[Group], curves: Curves) -> str:
 def _is_within_groups(group: Group) -> bool:
     """Whether the runs learn from a reward by what tells the responses of a group apart."""
     spec = group.runs[0].spec
-    if (spec.get("reward") or {}).get("type") == "none":  # a divergence alone trains
-        return False
-    advantage = spec.get("advantage") or {}
-    return advantage.get("baseline", "group_mean") in _WITHIN_GROUPS
+    return spec.reward.type != "none" and spec.advantage.baseline in _WITHIN_GROUPS  # none: a divergence alone trains
 
 
 def _of_group(group: Group, curves: Curves, metric: str) -> float:

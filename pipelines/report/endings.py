@@ -12,7 +12,6 @@ from pipelines.home.home import Home
 from pipelines.report.evidence import Curve, Curves, Group, Run
 from pipelines.report.statistics import Interval, seed_difference, seed_mean
 from specs.labels import is_called
-from specs.machine.files import read_json
 from specs.metrics import CHARTED, Metric
 from storage import Store
 
@@ -127,16 +126,14 @@ def compare_with_literature(home: Home, store: Store, groups: Sequence[Group]) -
     return [beside for group in groups for beside in _of_group(group, _tables(home, group.runs[0]), evaluated)]
 
 
-def _tables(home: Home, run: Run) -> "list[LiteratureTable]":
+def _tables(home: Home, run: Run) -> "Sequence[LiteratureTable]":
     """The figures that a run's experiment names, as its file was when it was last run: they may be added when all runs
     are done. Those of the run's own spec where the experiment has no record."""
-    frozen = read_json(home.experiment(run.experiment) / "spec.json").get("experiment") if run.experiment else None
-    written = (frozen or run.spec).get("evaluation", {}).get("literature", [])
-    if not written:
-        return []
-    from specs.schema.evaluation import LiteratureTable  # not at the top: the schema is slow to load, and few need it
+    from specs.reading.recorded import recorded_spec  # not at the top: the schema is slow to load
 
-    return [LiteratureTable.model_validate(table) for table in written]
+    directory = home.experiment(run.experiment)
+    spec = recorded_spec(directory) if run.experiment and (directory / "spec.json").exists() else run.spec
+    return spec.evaluation.literature
 
 
 def _of_group(

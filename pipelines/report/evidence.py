@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from specs.metrics import CHARTED
 from specs.records import EVALUATION
 from storage import Store
 from storage.provenance import provenance_rows
+
+if TYPE_CHECKING:
+    from specs.schema.experiment import Experiment
 
 JsonObject = dict[str, Any]
 Scores = dict[str, float]
@@ -97,7 +100,7 @@ class Run:
     """The matrix cell."""
     created_at: str
     status: str
-    spec: JsonObject
+    spec: "Experiment"
     stages: JsonObject
     """Fingerprint, status, cached, started_at, ended_at and reason, by stage."""
     path: Path
@@ -105,7 +108,18 @@ class Run:
     @property
     def trains(self) -> bool:
         """Whether a policy was trained: not where a model was measured as it is."""
-        return self.spec.get("kind") != EVALUATION
+        return self.spec.trains
+
+    @property
+    def off_policy(self) -> dict[str, int]:
+        """Updates of a batch, and the steps by which a rollout's policy may be older than the learner's."""
+        updates = self.spec.training.minibatches * self.spec.training.epochs
+        return {"updates": updates, "max_staleness": self.spec.rollout.max_staleness}
+
+    @property
+    def settings(self) -> JsonObject:
+        """The spec as plain data."""
+        return self.spec.model_dump(mode="json")
 
     @property
     def has_ended(self) -> bool:
@@ -155,23 +169,31 @@ def find_groups(home: Home, name: str) -> list[Group]:
 def experiment_groups(home: Home, name: str) -> list[Group]:
     """The runs of an experiment's version, one group per cell of its matrix, in the matrix's order.
 
+    A run whose spec the schema does not take is left out, and `whole.incomplete` says so.
+
     Args:
         name: NAME, the version that was run last, or NAME@VERSION.
     Raises:
-        RpgError: the experiment has no runs, or no such version.
+        RpgError: the experiment has no readable runs, or no such version.
     """
     experiment, _ = split_name(name)
     recorded = read_json(home.experiment(experiment) / "experiment.json")
-    cells: dict[str, list[Run]] = {}
+    cells, unreadable = dict[str, list[Run]](), list[SpecError]()
     for run_id in runs_of(home, name):
         if _is_recorded(home, run_id):
-            run = load_run(home, run_id)
-            cells.setdefault(json.dumps(run.values, sort_keys=True), []).append(run)
+            try:
+                run = load_run(home, run_id)
+            except SpecError as error:
+                unreadable.append(error)
+            else:
+                cells.setdefault(json.dumps(run.values, sort_keys=True), []).append(run)
     labels = recorded.get("labels", {})
     groups = [
         Group(labels.get(runs[0].run_id) or short or name, tuple(runs))
         for short, runs in zip(cell_labels([runs[0].values for runs in cells.values()]), cells.values(), strict=True)
     ]
+    if not groups and unreadable:
+        raise unreadable[0]
     if not groups:
         raise SpecError(Issue(f"experiment {name!r} has no runs yet", given=name, hint="`rpg run` it first"))
     return groups
@@ -199,7 +221,9 @@ def _is_recorded(home: Home, run_id: str) -> bool:
 
 
 def load_run(home: Home, run_id: str) -> Run:
-    """A run's identity, spec and state, from its directory."""
+    """A run's identity, spec and state, from its directory. SpecError where the schema does not take its spec."""
+    from specs.reading.recorded import recorded_spec  # not at the top: the schema is slow to load
+
     path = home.run(run_id)
     known, state = read_json(path / "run.json"), read_json(path / "state.json")
     return Run(
@@ -211,7 +235,7 @@ def load_run(home: Home, run_id: str) -> Run:
         values=known.get("values", {}),
         created_at=known.get("created_at", ""),
         status=status_of(home, run_id),
-        spec=read_json(path / "spec.json"),
+        spec=recorded_spec(path),
         stages=state.get("stages", {}),
         path=path,
     )
@@ -262,7 +286,7 @@ def chosen_by(store: Store, groups: Sequence[Group]) -> dict[str, set[str]]:
     was more accurate, and some were less. The last step is nobody's choice."""
     found: dict[str, set[str]] = {}
     for group in groups:
-        path = Path(group.runs[0].spec.get("model", {}).get("path") or "")
+        path = Path(getattr(group.runs[0].spec.model, "path", ""))  # one that is made has none
         if group.runs[0].trains or path.parent.name != "weights":
             continue
         sets = "SELECT dataset FROM accuracy_curves WHERE run_id = ? AND step = ? AND is_best AND NOT is_last"
@@ -280,7 +304,7 @@ def other_measures(
     Args:
         steps: of the checkpoints that are wanted.
     """
-    seeds = {run.run_id: run.spec.get("evaluation", {}).get("seed", 0) for run in runs}
+    seeds = {run.run_id: run.spec.evaluation.seed for run in runs}
     rows = store.query(
         "SELECT dataset, run_id, step, problem_id, list(correct ORDER BY sample), list(extracted ORDER BY sample) "
         "FROM evaluation_samples WHERE list_contains(?, run_id) AND list_contains(?, step) AND correct IS NOT NULL "
@@ -394,10 +418,17 @@ def told_apart(home: Home, store: Store) -> dict[str, str]:
     """Run -> what tells it apart from others of its name and experiment, which were run with other values:
     `training.steps 100`. Runs whose name is theirs alone are left out."""
     query = "SELECT list(run_id ORDER BY created_at, run_id) FROM runs GROUP BY experiment, name HAVING count(*) > 1"
+    from specs.reading.recorded import recorded_spec, unreadable
+
     found: dict[str, str] = {}
     for (run_ids,) in store.query(query).rows:
-        newest = run_ids[-_MOST_NAMESAKES:]
-        found |= differing(dict(zip(newest, (read_json(home.run(each) / "spec.json") for each in newest), strict=True)))
+        specs: dict[str, JsonObject] = {}
+        for run_id in run_ids[-_MOST_NAMESAKES:]:
+            if why := unreadable(home.run(run_id)):
+                found[run_id] = f"its spec cannot be read: {why[0]}"
+            else:
+                specs[run_id] = recorded_spec(home.run(run_id)).model_dump(mode="json")
+        found |= differing(specs)
     return found
 
 

@@ -189,11 +189,11 @@ def _how_curves_are_drawn(drawn: Sequence[DrawnGroup], curves: Curves, confidenc
 
 def _appendix(home: Home, columns: Sequence[Group], runs: Sequence[Run]) -> dict[str, Any]:
     """Spec, stages, certificates and provenance. `columns`: the groups whose specs stand side by side."""
-    varied = evidence.differences([group.runs[0].spec for group in columns])
+    varied = evidence.differences([group.runs[0].settings for group in columns])
     return {
         "columns": [group.label for group in columns],
         "varied": {path: [evidence.show(value) for value in values] for path, values in varied.items()},
-        "spec": json.dumps(runs[0].spec, indent=2, ensure_ascii=False),
+        "spec": json.dumps(runs[0].settings, indent=2, ensure_ascii=False),
         "stages": [name for name in STAGES if any(name in run.stages for run in runs) or runs[0].trains],
         "runs": Listed.of([_row(run) for run in runs], 100),
         "certificates": _certificates(columns),
@@ -245,9 +245,7 @@ def _certificates(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
 
 def certificate_in_words(certificate: Mapping[str, Any], run: Run) -> dict[str, Any]:
     """A recorded certificate with what it means for a run."""
-    training = run.spec.get("training") or {}
-    updates = training.get("minibatches", 1) * training.get("epochs", 1)
-    return in_words(certificate, updates=updates, max_staleness=(run.spec.get("rollout") or {}).get("max_staleness", 0))
+    return in_words(certificate, **run.off_policy)
 
 
 def _endings(measures: Sequence[FinalMetric]) -> dict[str, list[tuple[str, FinalMetric]]]:
@@ -297,10 +295,10 @@ def _facts(name: str, groups: Sequence[Group]) -> list[str]:
 def _other_versions(home: Home, kind: str, name: str, run: Run) -> list[str]:
     """Other runs under an experiment's name, and with which other values than these."""
     others = names_of_others(home, name) if kind == "experiment" else []
-    specs = {name: run.spec}
+    specs = {name: run.settings}
     for other in others:
         if run_ids := runs_of(home, other):
-            specs[other] = evidence.load_run(home, run_ids[0]).spec
+            specs[other] = evidence.load_run(home, run_ids[0]).settings
     values = evidence.differing(specs)
     named = [f"{other} ({values[other]})" if values.get(other) else other for other in others]
     return [f"run with other values too: {', '.join(named)}"] if named else []

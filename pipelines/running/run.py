@@ -14,10 +14,10 @@ from pipelines.home.home import Home
 from pipelines.home.state import RunState, write_once
 from pipelines.home.versions import versions_in, with_runs
 from pipelines.planning.plan import RunPlan, plan_run
-from pipelines.prefect_server.outbox import Outbox
 from pipelines.processes.reap import end_left_process
 from pipelines.processes.stop import Stop, StopRequest, clear_request
 from pipelines.remote.sharing import shared_run
+from pipelines.running.messages import Messages
 from pipelines.running.progress import ProgressReporter, Silent
 from pipelines.running.sinks import SinkProcesses
 from pipelines.sinks.sending import is_behind
@@ -74,7 +74,7 @@ class RunExecution:
         """The run in an object store; None where its home is the only place, or one that all workers share."""
         self.lease: Lease | None = None
         """While this process holds the run."""
-        self.outbox = Outbox(home, None)
+        self.outbox = Messages()
         """Queue of what Prefect is told. The flow puts its own here."""
         self.sinks = SinkProcesses(home, run_id, ())
         """They send what the run records. Once it has begun, they are those of its spec's sinks that lack something."""

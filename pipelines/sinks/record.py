@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.home.home import Home
 from pipelines.home.runs import read_state, status_of
 from specs.machine.files import read_json
+from specs.reading.recorded import recorded_spec
 from specs.secrets import hide
 
 if TYPE_CHECKING:
@@ -89,16 +90,16 @@ def describe(home: Home, run_id: str) -> SentRun:
     """Description of a run, from its documents."""
     directory = home.run(run_id)
     record = read_json(directory / "run.json")
-    spec: dict[str, Any] = json.loads(hide(json.dumps(read_json(directory / "spec.json"))))
+    spec = recorded_spec(directory)
     return SentRun(
         run_id=run_id,
         experiment=record["experiment"],
         name=record["name"],
         question=record.get("question", ""),
-        objective=spec["objective"]["type"],
+        objective=spec.objective.type,
         seed=record["seed"],
         cell=record.get("values") or {},
-        spec=spec,
+        spec=json.loads(hide(spec.model_dump_json())),
     )
 
 
@@ -163,14 +164,8 @@ def read_ending(home: Home, store: "Store", run: SentRun) -> Ending:
 
 def _answer(home: Home, store: "Store", experiment: str) -> str:
     """The experiment's answer so far, in a few sentences; empty where nothing was evaluated."""
-    from pipelines.report.answer import answers_of
-    from pipelines.report.answer.whole import whole_answer
-    from pipelines.report.diagnosis import not_scored
-    from pipelines.report.evidence import experiment_groups, metric_curves
+    from pipelines.report.answer.whole import answered
+    from pipelines.report.evidence import experiment_groups
 
-    groups = experiment_groups(home, experiment)
-    found = answers_of(home, store, groups, [experiment])
-    if not found:
-        return ""
-    curves = metric_curves(store, [run.run_id for group in groups for run in group.runs])
-    return whole_answer(home, experiment, groups, found, curves, not_scored(store, groups))
+    text, found = answered(home, store, experiment, experiment_groups(home, experiment))
+    return text if found else ""

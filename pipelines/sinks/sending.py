@@ -1,11 +1,8 @@
 """Sending a run's record to a sink, whole or as it grows while the run is executed; and what is noted of it."""
 
-import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from pydantic import TypeAdapter
 
 from pipelines.home.home import Home
 from pipelines.home.runs import read_state
@@ -14,6 +11,7 @@ from pipelines.sinks.tracker import Session, open_session
 from specs.errors import RpgError
 from specs.machine.files import now, read_json, write_json
 from specs.machine.liveness import is_executed
+from specs.reading.recorded import recorded_spec
 from specs.schema.execution import Sink, not_installed
 from specs.secrets import hide
 
@@ -59,9 +57,8 @@ def sinks_of(home: Home, run_id: str) -> tuple[Sink, ...]:
     """The sinks that a run's experiment has, as its file was when it was last run; those of the run's own spec where
     the experiment has no record."""
     experiment = read_json(home.run(run_id) / "run.json").get("experiment", "")
-    frozen = read_json(home.experiment(experiment) / "spec.json").get("experiment")
-    spec = frozen or read_json(home.run(run_id) / "spec.json")
-    return TypeAdapter(tuple[Sink, ...]).validate_json(json.dumps(spec.get("sinks", [])))
+    frozen = home.experiment(experiment)
+    return recorded_spec(frozen if (frozen / "spec.json").exists() else home.run(run_id)).sinks
 
 
 def send(home: Home, run_id: str, sink: Sink, *, follow: bool = False) -> Sent:

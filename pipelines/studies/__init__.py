@@ -1,4 +1,4 @@
 """Hyperparameter studies with Optuna: search space, journal, trials, the flow in a worker, and the answer's page.
 
-Imports prefect_flows, running and report; the web application and the command line import it.
+Imports prefect, running and report; the web application and the command line import it.
 """

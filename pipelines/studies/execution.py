@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.home.home import Home
-from pipelines.prefect_flows.experiment import RunOutcome
+from pipelines.prefect.flows.experiment import RunOutcome
 from pipelines.running.failures import cause_of_error
 from pipelines.studies import conditions, confirmation, measures
 from pipelines.studies.trials import Score, StudyInterruptedError, Trial

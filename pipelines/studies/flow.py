@@ -12,12 +12,12 @@ from prefect.runtime import flow_run as this_flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from pipelines.home.home import Home
-from pipelines.prefect_flows import frozen
-from pipelines.prefect_flows.flow import is_called_off_here
-from pipelines.prefect_flows.submit import flow_run_link, note_idle_pool
-from pipelines.prefect_server.client import api_url, prefect_client
-from pipelines.prefect_server.deployments import POOL, STUDIES, ensure_deployment
-from pipelines.prefect_server.outbox import Outbox
+from pipelines.prefect.flows import frozen
+from pipelines.prefect.flows.flow import is_called_off_here
+from pipelines.prefect.flows.submit import flow_run_link, note_idle_pool
+from pipelines.prefect.server.client import api_url, prefect_client
+from pipelines.prefect.server.deployments import POOL, STUDIES, ensure_deployment
+from pipelines.prefect.server.outbox import Outbox
 from pipelines.processes.stop import GIVEN_BACK
 from pipelines.running.run import WORKER
 from pipelines.studies.answers.answer import answer

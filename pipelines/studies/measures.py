@@ -7,7 +7,7 @@ from pipelines.home.home import Home
 from pipelines.report.evidence import accuracies, clusters, load_run, other_measures
 from pipelines.report.statistics import Interval, mean_interval, seed_mean
 from pipelines.studies.trials import Score
-from specs.machine.files import read_json
+from specs.reading.recorded import recorded_spec
 from specs.rules.study import EVALUATED
 from specs.schema.study import Goal, Study, measure_label
 from storage import Store
@@ -67,8 +67,8 @@ def sampled_tokens(store: Store, home: Home, run_ids: Sequence[str]) -> float:
     ).rows
     total = 0.0
     for run_id, lengths in rows:
-        training = read_json(home.run(run_id) / "spec.json").get("training", {})
-        total += lengths * training.get("prompts_per_step", 0) * training.get("group_size", 0)
+        training = recorded_spec(home.run(run_id)).training
+        total += lengths * training.prompts_per_step * training.group_size
     return total
 
 

@@ -9,6 +9,7 @@ from pipelines.studies.measures import constraint_values, score
 from pipelines.studies.trials import ForeignResult
 from specs.errors import Issue, SpecError
 from specs.machine.files import read_json
+from specs.reading.recorded import recorded_spec, unreadable
 from specs.schema.fields import item_at, split
 from specs.schema.study import Cases
 from specs.study_document import StudyDocument
@@ -60,10 +61,11 @@ def _of_study(document: StudyDocument, home: Home, name: str) -> tuple[list[Fore
 
 
 def _of_run(document: StudyDocument, home: Home, run_id: str) -> tuple[list[ForeignResult], str]:
-    spec = read_json(home.run(run_id) / "spec.json")
-    if not spec:
+    if not (directory := home.run(run_id)).exists():
         return [], "no such run in this home"
-    params = _params_of(document, spec)
+    if why := unreadable(directory):
+        return [], f"its spec cannot be read: {'; '.join(why)}"
+    params = _params_of(document, recorded_spec(directory).model_dump(mode="json"))
     if not _fits(document, params):
         return [], "its values are not in this study's ranges"
     with Store.open(home.root) as store:

@@ -19,15 +19,15 @@ from optuna.storages.journal import JournalFileBackend
 from optuna_dashboard import wsgi
 
 from pipelines.home.home import Home
-from pipelines.prefect_server.credentials import (
+from pipelines.prefect.server.credentials import (
     PASSWORDS_VARIABLE,
     SERVER_AUTH_VARIABLE,
     Accepts,
     asked_for,
     shown_in,
 )
-from pipelines.prefect_server.door import objection
-from pipelines.prefect_server.settings import trusted_hosts
+from pipelines.prefect.server.door import objection
+from pipelines.prefect.server.settings import trusted_hosts
 from pipelines.studies.storage import JOURNAL, URL, open_database
 from specs.errors import Issue, RpgError, SpecError
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from pipelines.home.home import Home
 from pipelines.home.runs import is_study, status_of
 from pipelines.home.versions import runs_of
-from pipelines.prefect_flows.cancel import patience
-from pipelines.prefect_flows.ending import GONE, Ending, end_flow_run
-from pipelines.prefect_flows.experiment import RunOutcome, execute_experiment
-from pipelines.prefect_flows.stop import EndedError, NotStoppedError, ask_to_stop, stop_flow_runs
-from pipelines.prefect_server.api import client_settings, is_healthy, running_services
-from pipelines.prefect_server.client import api_url, prefect_client
-from pipelines.prefect_server.flow_runs import OPEN, flow_runs, has_begun
-from pipelines.prefect_server.outbox import Outbox
+from pipelines.prefect.flows.cancel import patience
+from pipelines.prefect.flows.ending import GONE, Ending, end_flow_run
+from pipelines.prefect.flows.experiment import RunOutcome, execute_experiment
+from pipelines.prefect.flows.stop import EndedError, NotStoppedError, ask_to_stop, stop_flow_runs
+from pipelines.prefect.server.api import client_settings, is_healthy, running_services
+from pipelines.prefect.server.client import api_url, prefect_client
+from pipelines.prefect.server.flow_runs import OPEN, flow_runs, has_begun
+from pipelines.prefect.server.outbox import Outbox
 from pipelines.processes.stop import GIVEN_BACK, GRACE_SECONDS, Stop, StopRequest, give_back_grace
 from pipelines.running.progress import RunsReporter
 from pipelines.studies.answers.dashboard import publish_study

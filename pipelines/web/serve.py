@@ -4,8 +4,8 @@ import ipaddress
 import secrets
 
 from pipelines.home.home import Home
-from pipelines.prefect_server.credentials import SERVER_AUTH_VARIABLE, asked_for, of_home
-from pipelines.prefect_server.settings import trusted_hosts
+from pipelines.prefect.server.credentials import SERVER_AUTH_VARIABLE, asked_for, of_home
+from pipelines.prefect.server.settings import trusted_hosts
 from specs.errors import Issue, SpecError
 
 DEFAULT_PORT = 4202

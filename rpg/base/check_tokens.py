@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rpg.base.check import config_of_model, directory_of
+from rpg.base.stage import NamedModel
 from rpg.data.chat_template import TemplateError, render_all
 from rpg.pretrained import embedding_size, special_tokens
 from specs.errors import Issue
@@ -44,20 +44,19 @@ def named_rows(rows: Sequence[str]) -> str:
     return "; ".join(rows[:_NAMED]) + more
 
 
-def check_tokens(
-    experiment: Experiment, tokenizer: "PreTrainedTokenizerBase", rows: Sequence[Row]
-) -> Iterator[TokenIssue]:
+def check_tokens(experiment: Experiment, model: NamedModel, rows: Sequence[Row]) -> Iterator[TokenIssue]:
     """Yields faults of the tokens of a model that exists and is on this machine.
 
     Args:
+        model: the experiment's.
         rows: the first prompts of the experiment's sets.
     Raises:
         SpecError: the model has no end token.
     """
-    directory, config = directory_of(experiment.model), config_of_model(experiment.model)
-    if directory is None or config is None:
+    tokenizer, config = model.tokenizer, model.config
+    if model.directory is None or config is None or tokenizer is None:
         return
-    ends = special_tokens(directory, tokenizer).eos_ids
+    ends = special_tokens(model.directory, tokenizer, config).eos_ids
     if size := embedding_size(config):
         yield from _beyond(tokenizer, size, rows)
     if ended := [row for row in rows if row.ids and row.ids[-1] in ends]:

@@ -6,7 +6,8 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,16 +15,26 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from rpg.data.loading import load_problems
-from rpg.pretrained import code_settings, config_of, context_of, model_of, settings_with_code, tokenizer_of
+from rpg.pretrained import (
+    code_settings,
+    config_of,
+    context_of,
+    model_of,
+    model_without_weights,
+    settings_with_code,
+    tokenizer_of,
+)
 from specs.errors import Issue, SpecError
 from specs.machine.manifests import NOTES
 from specs.schema.experiment import Experiment
 from specs.schema.fields import nearest
-from specs.schema.model import PretrainedModel, ScratchModel, TrainedTokenizer
+from specs.schema.model import ByteTokenizer, Model, PretrainedModel, ScratchModel, TrainedTokenizer
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+SMALL = 50_000_000
+"""Parameters up to which a model from scratch is made to see that it computes: that takes a second."""
 _FROM_TOKENIZER = ("vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")
 """Fields of a config that follow from the tokenizer."""
 
@@ -108,6 +119,68 @@ def _check_answers(problems: list[Any]) -> None:
                 hint="leave warm_up out, or train on a set with answers",
             )
         )
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A model that a spec names, its weights aside, as far as it is on this machine."""
+
+    directory: Path | None
+    """Its files; None: they are not here, or it is made from scratch."""
+    config: "PretrainedConfig | None"
+    """None: it is not here, or cannot be read."""
+    tokenizer: "PreTrainedTokenizerBase | None"
+    """None: it is not here, or the data trains it."""
+
+
+def look_at(model: Model, *, build: bool) -> NamedModel:
+    """Reads what `make` would, in seconds and without a network.
+
+    Args:
+        build: make a model from scratch, to see that it computes; of more than SMALL parameters its layers alone.
+    Raises:
+        SpecError: `make` would refuse it.
+    """
+    from rpg.base.tokenization import make_tokenizer
+
+    if isinstance(model, PretrainedModel):
+        return _look_at_existing(model)
+    named = model.tokenizer
+    # The number of tokens of one that the data trains contradicts no setting.
+    tokenizer = make_tokenizer(ByteTokenizer() if isinstance(named, TrainedTokenizer) else named, ())
+    config = scratch_config(model, tokenizer)
+    if build:
+        try:
+            parameters = model_without_weights(config).num_parameters()
+        except Exception as error:
+            raise cannot_build(model, error) from error
+        if parameters <= SMALL:
+            scratch_model(model, tokenizer, config)
+    return NamedModel(None, config, None if isinstance(named, TrainedTokenizer) else tokenizer)
+
+
+def _look_at_existing(model: PretrainedModel) -> NamedModel:
+    if Path(model.path).is_dir():
+        return NamedModel(*existing_model(model))
+    if (directory := _downloaded(model)) is None:
+        return NamedModel(None, None, None)
+    refuse_code(model, directory)
+    config = tokenizer = None
+    with suppress(Exception):  # downloaded without it
+        tokenizer = tokenizer_of(directory)
+    with suppress(Exception):
+        config = config_of(directory)
+    return NamedModel(directory, config, tokenizer)
+
+
+def _downloaded(model: PretrainedModel) -> Path | None:
+    """The directory of a model of the Hub that is on this machine; None where it is not."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model.path, revision=model.revision, local_files_only=True))
+    except Exception:  # a dozen classes of three libraries say that it has not been downloaded
+        return None
 
 
 # Models that exist
@@ -218,13 +291,19 @@ def _from_scratch(spec: ScratchModel, data_dir: Path | None) -> "tuple[PreTraine
     return scratch_model(spec, tokenizer), tokenizer
 
 
-def scratch_model(spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":
-    """The architecture with random weights, for a tokenizer. SpecError where its settings build no model."""
+def scratch_model(
+    spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig | None" = None
+) -> "PreTrainedModel":
+    """The architecture with random weights, for a tokenizer. SpecError where its settings build no model.
+
+    Args:
+        config: what `scratch_config` gives; None: it is made.
+    """
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     torch.manual_seed(spec.seed)
-    config = scratch_config(spec, tokenizer)
+    config = config or scratch_config(spec, tokenizer)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
         # Some contradictions show only when the model computes.

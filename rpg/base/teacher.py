@@ -6,10 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rpg.base.check import config_of_model, tokenizer_of
-from rpg.base.stage import existing_model
+from rpg.base.stage import NamedModel, existing_model, look_at
 from specs.errors import Issue, SpecError
-from specs.schema.experiment import Experiment
 from specs.schema.model import PretrainedModel
 
 if TYPE_CHECKING:
@@ -35,16 +33,13 @@ def teacher_directory(
     return directory
 
 
-def check_teacher(experiment: Experiment) -> None:
-    """Raises SpecError for what training would refuse of the teacher, as far as both models are on this machine."""
-    teacher = experiment.reference.teacher
-    if teacher is None:
-        return
+def look_at_teacher(teacher: PretrainedModel, policy: NamedModel) -> NamedModel:
+    """Returns the teacher. Raises SpecError for what training would refuse, as far as both are on this machine."""
     with _blaming_reference():
-        its_tokenizer, its_config = tokenizer_of(teacher), config_of_model(teacher)
-    tokenizer, config = tokenizer_of(experiment.model), config_of_model(experiment.model)
-    if its_tokenizer and its_config and tokenizer and config:
-        _compare(teacher, (tokenizer, config), (its_tokenizer, its_config))
+        found = look_at(teacher, build=False)
+    if found.tokenizer and found.config and policy.tokenizer and policy.config:
+        _compare(teacher, (policy.tokenizer, policy.config), (found.tokenizer, found.config))
+    return found
 
 
 @contextmanager

@@ -110,67 +110,6 @@ class Plan(TypedDict, total=False):
     stages: dict[str, PlannedStage]
 
 
-class Data(TypedDict, total=False):
-    """The section `data` of a spec."""
-
-    train: list[Values]
-    evaluation: list[Values]
-
-
-class KeptCheckpoints(TypedDict, total=False):
-    """The section `training.checkpoint` of a spec."""
-
-    keep_days: Number
-    keep_best: Values | None
-
-
-class Training(TypedDict, total=False):
-    """The section `training` of a spec."""
-
-    steps: Whole
-    checkpoint: KeptCheckpoints
-
-
-class Model(TypedDict, total=False):
-    """The section `model` of a spec."""
-
-    path: Text
-    source: Text
-
-
-class Evaluation(TypedDict, total=False):
-    """The section `evaluation` of a spec."""
-
-    confidence: Number
-    seed: Whole
-    literature: list[Values]
-
-
-class RecordSection(TypedDict, total=False):
-    """The section `record` of a spec."""
-
-    keep_days: Number
-
-
-class SpecDocument(TypedDict, total=False):
-    """spec.json of a run, its resolved spec; of an experiment, the frozen document with the spec as `experiment`."""
-
-    kind: Text
-    name: Text
-    model: Model
-    data: Data
-    training: Training
-    evaluation: Evaluation
-    record: RecordSection
-    warm_up: Values | None
-    advantage: Values | None
-    rollout: Values
-    reward: Values
-    objective: Values
-    reference: Values
-    experiment: "SpecDocument"
-
-
 class Finding(TypedDict, total=False):
     """One situation of a certificate."""
 
@@ -398,7 +337,6 @@ SHAPES: dict[str, Any] = {
     "state.json": State,
     "progress.json": Progress,
     "plan.json": Plan,
-    "spec.json": SpecDocument,
     "certificate.json": Certificate,
     "train.json": Manifest,
     "data.json": Manifest,

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from specs.bounds import MAX_ISSUES
 from specs.errors import Issue, IssueError, Path
 from specs.extensions import find_variant, is_offered, our_names
-from specs.schema.base import OpenSection, documentation, is_open, item_of
+from specs.schema.base import RECORDED, OpenSection, documentation, is_open, item_of
 from specs.schema.fields import (
     SIGNS,
     choose,
@@ -29,10 +29,14 @@ from specs.schema.fields import (
 )
 
 
-def parse(schema: Any, data: Any) -> tuple[Any, list[Issue]]:
-    """The validated value and no issue, or None and everything wrong with the data, paths relative to it."""
+def parse(schema: Any, data: Any, *, recorded: bool = False) -> tuple[Any, list[Issue]]:
+    """The validated value and no issue, or None and everything wrong with the data, paths relative to it.
+
+    Args:
+        recorded: the data are on record: a section of a package that is not installed is no issue.
+    """
     try:
-        return TypeAdapter(schema).validate_python(data), []
+        return TypeAdapter(schema).validate_python(data, context=RECORDED if recorded else None), []
     except ValidationError as error:
         return None, translate(error.errors(include_url=False), schema, data)
 

@@ -18,12 +18,14 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ValidationInfo,
     model_validator,
 )
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
+from specs.errors import IssueError
 from specs.extensions import find_variant
 
 PathKind = Literal["file", "directory", "path or id"]
@@ -189,17 +191,38 @@ class OpenSection(Spec, ABC):
         if not is_open(cls):
             return schema
         by_own_fields = core_schema.simple_ser_schema("any")
-        return core_schema.no_info_before_validator_function(
+        return core_schema.with_info_before_validator_function(
             cls._as_variant, schema, serialization=by_own_fields, ref=f"{cls.__module__}.{cls.__qualname__}:{id(cls)}"
         )
 
     @classmethod
-    def _as_variant(cls, value: Any) -> Any:
+    def _as_variant(cls, value: Any, info: ValidationInfo) -> Any:
         if not isinstance(value, Mapping):
             return value  # a variant already, or an error that the schema finds
         if cls.tag not in value:
             raise PydanticKnownError("union_tag_not_found", {"discriminator": repr(cls.tag)})
-        return find_variant(cls, value[cls.tag]).model_validate(value)
+        try:
+            variant = find_variant(cls, value[cls.tag])
+        except IssueError:
+            if info.context is not RECORDED:
+                raise
+            variant = _absent(cls)
+        return variant.model_validate(value, context=info.context)
+
+
+RECORDED = {"recorded": True}
+"""Context of validating what is on record."""
+
+
+@cache
+def _absent(kind: type[OpenSection]) -> type[OpenSection]:
+    """Returns a variant that takes any keys and does no work, for one whose package is not installed."""
+    settings = ConfigDict(extra="allow", strict=False)
+    annotations = {kind.tag: str, "model_config": ClassVar[ConfigDict]}
+    body = {"__module__": __name__, "__annotations__": annotations, "model_config": settings}
+    absent: Any = cast(Any, type(kind))("Absent", (kind,), body)
+    absent.__abstractmethods__ = frozenset()
+    return cast("type[OpenSection]", absent)
 
 
 def execution(default: Any = ..., **constraints: Any) -> Any:

@@ -6,8 +6,8 @@ import tempfile
 
 _OURS = (
     "pipelines.jobs.execute",
-    "pipelines.prefect_flows.parallel",
-    "pipelines.prefect_server.api_process",
+    "pipelines.prefect.flows.parallel",
+    "pipelines.prefect.server.api_process",
     "reasoning_gym",
     "specs.loader",
 )

@@ -66,8 +66,8 @@ def _use_prefect() -> None:
     from prefect.logging.configuration import setup_logging
 
     from pipelines.home.home import Home
-    from pipelines.prefect_server import api
-    from pipelines.prefect_server.settings import client_environment
+    from pipelines.prefect.server import api
+    from pipelines.prefect.server.settings import client_environment
 
     is_read = False
 

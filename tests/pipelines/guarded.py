@@ -7,8 +7,8 @@ from typing import Any
 
 from pipelines.home.home import Home
 from pipelines.launchers.network import bound_port
-from pipelines.prefect_server.api import SERVER_COMMAND, wait_until_healthy
-from pipelines.prefect_server.settings import embedded_environment
+from pipelines.prefect.server.api import SERVER_COMMAND, wait_until_healthy
+from pipelines.prefect.server.settings import embedded_environment
 from pipelines.processes.supervisor import start
 
 PASSWORD = "admin:correct horse"

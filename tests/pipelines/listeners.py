@@ -12,7 +12,7 @@ import psutil
 from live import Lab
 from waiting import wait_for
 
-from pipelines.prefect_server.api import running_services
+from pipelines.prefect.server.api import running_services
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 WHO = {
@@ -27,12 +27,12 @@ WHO = {
     "trainer": "the ranks of the run",
 }
 _PROGRAMS = {
-    "pipelines.prefect_server.api_process": "api",
+    "pipelines.prefect.server.api_process": "api",
     "pipelines.studies.web": "studies",
     "pipelines.web": "record",
     "--serve": "report",
     "supervisor.supervisord": "supervisord",
-    "pipelines.prefect_flows.workers.process_worker": "worker",
+    "pipelines.prefect.flows.workers.process_worker": "worker",
     "rpg.train": "trainer",
 }
 

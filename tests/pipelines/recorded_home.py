@@ -15,7 +15,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from pipelines.home.home import Home
 from rpg.recording.segments import SegmentWriter
-from specs.records import EvaluationRow, EvaluationSampleRow, MetricRow, RolloutRow, TokenRow, TurnRow
+from specs.records import EVALUATION, EvaluationRow, EvaluationSampleRow, MetricRow, RolloutRow, TokenRow, TurnRow
 
 START = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
 FINGERPRINT = "e" * 64
@@ -23,8 +23,19 @@ SPEC: dict[str, Any] = {
     "name": "sums",
     "question": "Does clipping help a small model learn to add?",
     "seeds": [0],
+    "model": {"source": "scratch", "config": {"hidden_size": 64}},
+    "data": {
+        "train": [{"source": "expressions", "seed": 1, "size": 64}],
+        "evaluation": [{"source": "expressions", "name": "two-terms", "seed": 2, "size": 60}],
+    },
+    "reward": {"type": "exact_match"},
     "objective": {"type": "rpg", "kl_coef": 0.01, "clip": {"type": "dual", "low": 0.2, "high": 0.28, "dual": 10.0}},
-    "training": {"steps": 60, "optimizer": {"learning_rate": 1e-4}},
+    "training": {
+        "steps": 60,
+        "prompts_per_step": 8,
+        "group_size": 4,
+        "optimizer": {"type": "adamw", "learning_rate": 1e-4},
+    },
     "evaluation": {"confidence": 0.95, "samples_per_problem": 8},
 }
 
@@ -75,6 +86,28 @@ def record_run(
         directory, run_id, problems, {0: before, **(on_the_way or {}), steps: after}, rng, clusters, graded, samples
     )
     return run_id
+
+
+def change_spec(home: Home, run_id: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The run's spec with nested mappings laid over it, written and returned."""
+    path = home.run(run_id) / "spec.json"
+    spec = _laid_over(json.loads(path.read_text()), changes)
+    write(path, spec)
+    return spec
+
+
+def _laid_over(spec: Any, changes: Any) -> Any:
+    if not isinstance(spec, dict) or not isinstance(changes, Mapping):
+        return changes
+    return spec | {key: _laid_over(spec.get(key), value) for key, value in changes.items()}
+
+
+def as_it_is(home: Home, run_id: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The run's spec as that of a model measured as it is, written and returned."""
+    spec = change_spec(home, run_id, {"kind": EVALUATION, **(changes or {})})
+    del spec["training"], spec["data"]["train"]
+    write(home.run(run_id) / "spec.json", spec)
+    return spec
 
 
 def record_experiment(home: Home, run_ids: Sequence[str], experiment: str = "sums") -> None:

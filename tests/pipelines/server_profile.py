@@ -17,8 +17,8 @@ from typing import Any
 from live import COMMAND, SPEC, Lab
 
 from pipelines.launchers.network import free_port
-from pipelines.prefect_server.api import running_services
-from pipelines.services.supervisord import Supervisor
+from pipelines.prefect.server.api import running_services
+from pipelines.prefect.services.supervisord import Supervisor
 
 BACKENDS = ("postgresql", "redis-server")
 """Debian packages of the server profile."""

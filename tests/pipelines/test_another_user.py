@@ -18,8 +18,8 @@ from pipelines.home.home import Home
 from pipelines.jobs import preflight
 from pipelines.planning import model_shape
 from pipelines.planning.plan import RunPlan, make_plan
-from pipelines.prefect_server import template
-from pipelines.prefect_server.api import is_healthy, running_services
+from pipelines.prefect.server import template
+from pipelines.prefect.server.api import is_healthy, running_services
 from specs.loader import load_document
 from specs.machine import own_cache
 from specs.machine.files import read_json
@@ -111,15 +111,15 @@ SUBMISSION = """\
 import asyncio, sys
 from pathlib import Path
 from pipelines.home.home import Home
-from pipelines.prefect_server.api import EmbeddedServer, client_settings
-from pipelines.prefect_server.deployments import renew_deployments
+from pipelines.prefect.server.api import EmbeddedServer, client_settings
+from pipelines.prefect.server.deployments import renew_deployments
 home = Home.from_environment()
 server = EmbeddedServer(home)
 server.start()
 server.wait()
 with client_settings(home, server.url):
-    from pipelines.prefect_flows.submit import submit_document
-    from pipelines.prefect_flows.workers.process_worker import OwnWorker
+    from pipelines.prefect.flows.submit import submit_document
+    from pipelines.prefect.flows.workers.process_worker import OwnWorker
     from specs.loader import load_document
     renew_deployments(home, server.url, "rpg")
     submit_document(load_document(Path(sys.argv[1])), home, server.url)

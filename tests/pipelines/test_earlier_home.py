@@ -18,7 +18,7 @@ from waiting import wait_for
 
 from pipelines.cli import main
 from pipelines.planning.code import release
-from pipelines.prefect_server.deployments import EXPERIMENTS, SCHEDULES, STUDIES
+from pipelines.prefect.server.deployments import EXPERIMENTS, SCHEDULES, STUDIES
 from storage import check
 from storage import ingest as ingesting
 from storage.columns import NATIVE

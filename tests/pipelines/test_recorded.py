@@ -10,12 +10,13 @@ import pytest
 
 from pipelines.home.home import Home
 from pipelines.home.unrecorded import why_incomplete
-from pipelines.proof import _compare, _scratch
+from pipelines.jobs.proof import _compare, _scratch
 from pipelines.replay.objectives import own_objective
 from pipelines.replay.rows import NothingToReplayError
 from pipelines.replay.run import replay_run
 from rpg.recording.provenance import _process, steering_variables
 from specs.machine.files import digest
+from specs.reading.recorded import recorded_spec
 from specs.schema.execution import Record
 from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import assert_trained, make_inputs, make_run, rows, train
@@ -74,7 +75,7 @@ def test_none_are_recorded_where_none_are_wanted(trained: dict[str, Path]) -> No
 
 
 def replay(home: Home) -> None:
-    own = own_objective(json.loads((home.run("tiny") / "spec.json").read_text()))
+    own = own_objective(recorded_spec(home.run("tiny")))
     replay_run(home, "tiny", [own])
 
 

@@ -12,7 +12,7 @@ from recorded_home import record_run
 
 from pipelines.home.home import Home
 from pipelines.planning.plan import make_plan
-from pipelines.prefect_flows.experiment import RunOutcome
+from pipelines.prefect.flows.experiment import RunOutcome
 from pipelines.studies.storage import open_storage
 from pipelines.studies.study import run_study
 from specs import load_study_document

@@ -2,13 +2,17 @@
 
 import json
 import socket
+import sys
 import time
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import FrameType
 
 import pytest
 
+from rpg.base.stage import make
 from rpg.preflight import HUB_SECONDS, Findings, examine
 from specs.loader import load_experiment
 
@@ -42,6 +46,37 @@ def looked_at(directory: Path, train: str, held_out: str, *overrides: str) -> Fi
 def test_sets_that_differ_and_modules_that_there_are_give_no_finding(tmp_path: Path) -> None:
     lora = "training.lora={rank: 2, target_modules: [q_proj, down_proj]}"
     assert looked_at(tmp_path, rows(0, 20), rows(20, 40), lora) == Findings()
+
+
+@pytest.mark.parametrize("source", ["scratch", "pretrained"])
+def test_the_model_is_read_once_by_the_stage_that_makes_it(tmp_path: Path, source: str) -> None:
+    overrides = []
+    if source == "pretrained":
+        made = tmp_path / "made"
+        made.mkdir()
+        looked_at(tmp_path, rows(0, 20), rows(20, 40))
+        make(load_experiment(tmp_path / "spec.yaml"), None, made)
+        overrides = [f"model={{source: pretrained, path: {made}}}"]
+    entered: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, _arg: object) -> None:
+        """Counts calls into a module of ours from another one."""
+        called = frame.f_globals.get("__name__", "")
+        caller = frame.f_back.f_globals.get("__name__", "") if frame.f_back else ""
+        if event == "call" and {called[:4], caller[:4]} == {"rpg."} and caller != called:
+            entered[called] += 1
+            entered[f"{called}.{frame.f_code.co_name}"] += 1
+
+    looked_at(tmp_path, rows(0, 20), rows(20, 40), *overrides)  # imports
+    sys.setprofile(count)
+    try:
+        found = looked_at(tmp_path, rows(0, 20), rows(20, 40), *overrides)
+    finally:
+        sys.setprofile(None)
+    assert not found.errors
+    assert (entered["rpg.base.stage"], entered["rpg.base.check"]) == (1, 1)
+    for reading in ("config_of", "tokenizer_of", "settings_with_code", "special_tokens"):
+        assert entered[f"rpg.pretrained.{reading}"] == (source == "pretrained"), reading
 
 
 def test_target_modules_of_adapters_are_held_against_the_model(tmp_path: Path) -> None:

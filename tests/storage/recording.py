@@ -16,6 +16,15 @@ from specs.segment_names import DigestedFile
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 FINGERPRINT = "e" * 64
+SPEC: dict[str, Any] = {
+    "name": "sums",
+    "model": {"source": "scratch"},
+    "data": {"train": [{"source": "expressions", "seed": 1, "size": 64}]},
+    "reward": {"type": "exact_match"},
+    "objective": {"type": "rpg"},
+    "training": {"steps": 3, "prompts_per_step": 1, "group_size": 2},
+}
+"""A spec with what every run's has."""
 
 
 class RecordedRun:
@@ -49,6 +58,7 @@ class RecordedRun:
             "objective": "rpg",
         }
         write_json(self.path / "run.json", identity)
+        write_json(self.path / "spec.json", SPEC | {"name": experiment, "seeds": [seed]})
         self.save()
         self.attempt = 0
         self.writer = SegmentWriter(self.path, run_id, 0)

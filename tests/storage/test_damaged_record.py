@@ -28,7 +28,6 @@ def home(tmp_path: Path) -> Path:
     """Two runs that have ended, and their index."""
     for number in range(2):
         run = RecordedRun(tmp_path, f"a-{number}", seed=number)
-        write_json(run.path / "spec.json", {"name": "sums", "training": {"steps": 3}})
         write_json(run.path / "provenance.json", {"origins": [[["training", "steps"], "file", "a.yaml", 1]]})
         run.start(1)
         run.steps(1, 3)

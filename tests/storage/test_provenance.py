@@ -9,7 +9,7 @@ import pytest
 
 from storage import Store
 from storage.provenance import provenance_rows
-from tests.storage.recording import RecordedRun, write_json
+from tests.storage.recording import SPEC, RecordedRun, write_json
 
 ATTEMPT = {
     "attempt": 2,
@@ -25,7 +25,7 @@ ATTEMPT = {
 def record(root: Path) -> RecordedRun:
     run = RecordedRun(root, "sums-s0")
     run.start(1)
-    spec = {
+    spec = SPEC | {
         "objective": {"type": "rpg", "kl_coef": 0.5},
         "seeds": [0],
         "launcher": {"environment": {"A_TOKEN": "hf_0123456789abcdefgh"}},

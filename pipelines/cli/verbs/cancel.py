@@ -25,8 +25,8 @@ def cancel(
     from pipelines.home.home import Home
     from pipelines.home.runs import find_run, is_run
     from pipelines.home.versions import runs_of
-    from pipelines.prefect_flows.cancel import cancel_experiment, cancel_on_server, cancel_run
-    from pipelines.prefect_flows.stop import NotStoppedError
+    from pipelines.prefect.flows.cancel import cancel_experiment, cancel_on_server, cancel_run
+    from pipelines.prefect.flows.stop import NotStoppedError
     from pipelines.studies.workers import cancel_study, study_named
 
     home = Home.from_environment()

@@ -8,7 +8,7 @@ def down() -> None:
     import sys
 
     from pipelines.home.home import Home
-    from pipelines.services.stack import down as stop_services
+    from pipelines.prefect.services.stack import down as stop_services
 
     stopped = stop_services(Home.from_environment())
     print("what was up is down" if stopped else "nothing was up", file=sys.stderr)

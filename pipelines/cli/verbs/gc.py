@@ -29,6 +29,7 @@ def gc(yes: Yes = False, as_json: AsJson = False) -> None:
         free_verdicts,
         old_verdicts,
         remove,
+        unreadable_specs,
         unreferenced,
     )
     from pipelines.home.home import Home
@@ -36,6 +37,8 @@ def gc(yes: Yes = False, as_json: AsJson = False) -> None:
     home = Home.from_environment()
     unused, tokens, states = unreferenced(home), expired_tokens(home), expired_checkpoints(home)
     verdicts = old_verdicts(home)
+    for line in unreadable_specs(home):
+        typer.echo(line, err=True)
     nothing = not (unused or tokens or states or verdicts)
     if not nothing or as_json:
         rows = [[artifact.stage, str(artifact.path), artifact.num_bytes] for artifact in unused]

@@ -79,7 +79,7 @@ def replay(
     from pipelines.replay.page import page
     from pipelines.replay.rows import ChosenSteps
     from pipelines.replay.run import replay_run
-    from specs.machine.files import read_json
+    from specs.reading.recorded import recorded_spec
 
     if not gradients:
         torch.set_num_threads(1)
@@ -88,7 +88,7 @@ def replay(
     chosen = ChosenSteps(*_range(steps), tuple(step or ()))
     home = Home.from_environment()
     run_id = find_run(home, run)
-    spec = read_json(home.run(run_id) / "spec.json")
+    spec = recorded_spec(home.run(run_id))
     others = alternatives(spec, objective or (), overrides=overrides or (), sweeps=sweep or ())
     replays = replay_run(
         home, run_id, others, chosen=chosen, gradients=Moment(at or Moment.start) if gradients else None

@@ -32,7 +32,7 @@ def resume(
     from pipelines.cli.execute import execute
     from pipelines.home.home import Home
     from pipelines.home.runs import find_run, find_runs
-    from pipelines.prefect_flows.cancel import frozen_document
+    from pipelines.prefect.flows.cancel import frozen_document
 
     home = Home.from_environment()
     if prove:
@@ -51,7 +51,7 @@ def _resume_experiment(home: Home, name: str, run_ids: list[str]) -> None:
 
     from pipelines.cli.execute import execute
     from pipelines.home.runs import status_of
-    from pipelines.prefect_flows.cancel import frozen_document
+    from pipelines.prefect.flows.cancel import frozen_document
 
     statuses = {run_id: status_of(home, run_id) for run_id in run_ids}
     is_open = "running" not in statuses.values() and {*statuses.values()} != {"finished"}
@@ -77,7 +77,7 @@ def _document_of_all(home: Home, name: str, run_ids: list[str]) -> Document | No
     """The document that all these runs were last executed from, where its plan today is just them: then they go on as
     one command, with one answer. Not of an earlier version, which would become the current one."""
     from pipelines.planning.plan import make_plan
-    from pipelines.prefect_flows.cancel import frozen_document
+    from pipelines.prefect.flows.cancel import frozen_document
     from specs.errors import SpecError
 
     if "@" in name:
@@ -95,8 +95,8 @@ def _document_of_all(home: Home, name: str, run_ids: list[str]) -> Document | No
 def _prove(home: Home, run_id: str, steps: int) -> None:
     import sys
 
+    from pipelines.jobs.proof import prove
     from pipelines.processes.supervisor import StageError
-    from pipelines.proof import prove
 
     try:
         proof = prove(home, run_id, steps)

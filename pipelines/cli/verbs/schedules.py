@@ -18,7 +18,7 @@ def schedules(
     import json
 
     from pipelines.home.home import Home
-    from pipelines.prefect_flows.schedules import list_schedules, remove_schedule
+    from pipelines.prefect.flows.schedules import list_schedules, remove_schedule
 
     home = Home.from_environment()
     if remove:

@@ -90,7 +90,7 @@ def cancel(
     """Stops a study, begun or not, wherever its workers are: what they train is saved, and the study goes on when it is
     run or submitted again. Exits 1 where it has not stopped in the end."""
     from pipelines.home.home import Home
-    from pipelines.prefect_flows.stop import NotStoppedError
+    from pipelines.prefect.flows.stop import NotStoppedError
     from pipelines.studies.workers import cancel_study
 
     try:

@@ -9,7 +9,7 @@ import typer
 from pipelines.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from pipelines.prefect_server.api import Services
+    from pipelines.prefect.server.api import Services
 
 
 def up(
@@ -52,10 +52,10 @@ def up(
     import sys
 
     from pipelines.home.home import Home
-    from pipelines.prefect_server.api import ServiceError, renew_passwords
-    from pipelines.prefect_server.credentials import login_files
-    from pipelines.services.stack import Wanted, give_back, stay
-    from pipelines.services.stack import up as start_services
+    from pipelines.prefect.server.api import ServiceError, renew_passwords
+    from pipelines.prefect.server.credentials import login_files
+    from pipelines.prefect.services.stack import Wanted, give_back, stay
+    from pipelines.prefect.services.stack import up as start_services
 
     home, wanted = Home.from_environment(), Wanted(port, profile, workers)
     if foreground:

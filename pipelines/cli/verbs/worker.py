@@ -33,8 +33,8 @@ def worker(
     A run's stages lease the GPU slots that they need. Where --limit lets more runs begin than there are slots for, they
     wait."""
     from pipelines.home.home import Home
-    from pipelines.prefect_flows.workers.worker import run_worker
-    from pipelines.prefect_server.client import api_url
+    from pipelines.prefect.flows.workers.worker import run_worker
+    from pipelines.prefect.server.client import api_url
     from specs.machine.gpu_slots import slots_here
 
     if limit != "auto" and not (limit.isdecimal() and int(limit)):

@@ -350,7 +350,9 @@ def say(text: str) -> None:
 
 def main(run_directory: Path, stage: LaunchedStage) -> int:
     """The program; returns the exit code."""
-    experiment = Experiment.model_validate_json((run_directory / "spec.json").read_bytes())
+    from specs.reading.recorded import recorded_spec
+
+    experiment = recorded_spec(run_directory)
     assert isinstance(experiment.launcher, RayLauncher)
     try:
         with connected(experiment.launcher) as ray:

@@ -18,7 +18,7 @@ from specs.machine.exit_cause import STOPPED
 from specs.machine.files import now, read_json, write_json
 from specs.machine.liveness import place_of
 from specs.machine.parent import die_with_parent
-from specs.schema.experiment import Experiment
+from specs.reading.recorded import recorded_spec
 from specs.schema.launchers import SlurmLauncher
 
 _POLL_SECONDS = 0.2
@@ -36,7 +36,7 @@ class SlurmHead:
         self._stage = stage
         self._files = JobFiles.of(run_directory)
         self._log = batch_log(run_directory, stage)
-        self._spec = Experiment.model_validate_json((run_directory / "spec.json").read_bytes())
+        self._spec = recorded_spec(run_directory)
         assert isinstance(self._spec.launcher, SlurmLauncher)
         self._launcher = self._spec.launcher
         self._stopping = self._asked_to_stop = False

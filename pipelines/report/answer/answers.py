@@ -95,13 +95,13 @@ def answers_of(
         clusters=clusters,
         chosen=evidence.chosen_by(store, groups),
         graded=evidence.graded(store, [run.run_id for run in runs]) if graded is None else graded,
-        together=any(len(run.spec.get("data", {}).get("train", ())) > 1 for run in runs),
+        together=any(len(run.spec.data.train) > 1 for run in runs),
     )
 
 
 def confidence_of(groups: Sequence[Group]) -> float:
     """The level of the intervals, as the first run's spec has it."""
-    return float(groups[0].runs[0].spec.get("evaluation", {}).get("confidence", 0.95))
+    return groups[0].runs[0].spec.evaluation.confidence
 
 
 def answers_of_other_measures(
@@ -140,8 +140,7 @@ def answers_of_other_measures(
 
 def _measured_on(group: Group, dataset: str) -> bool:
     """Whether a group without results was to have some on the dataset. A set that its spec gives no name may be any."""
-    sets = [each for run in group.runs for each in run.spec.get("data", {}).get("evaluation", ())]
-    named = {each.get("name") for each in sets}
+    named = {source.name for run in group.runs for source in run.spec.data.evaluation}
     return not named or dataset in named or not all(named)
 
 

@@ -6,9 +6,22 @@ from pipelines.home.home import Home
 from pipelines.home.runs import status_of
 from pipelines.home.versions import is_experiment, runs_of
 from pipelines.planning.calibration import trust_in
-from pipelines.report.answer import Answer, headline
-from pipelines.report.diagnosis import nothing_to_learn, without_signal
-from pipelines.report.evidence import Curves, Group
+from pipelines.report.answer import Answer, answers_of, headline
+from pipelines.report.diagnosis import not_scored, nothing_to_learn, without_signal
+from pipelines.report.evidence import Curves, Group, metric_curves
+from specs.reading.recorded import unreadable
+from storage import Store
+
+
+def answered(home: Home, store: Store, name: str, groups: Sequence[Group]) -> tuple[str, list[Answer]]:
+    """Returns the whole answer of an experiment's groups, and what it rests on for each evaluation set.
+
+    Args:
+        name: the experiment, perhaps with a version: NAME@VERSION.
+    """
+    found = answers_of(home, store, groups, [name])
+    curves = metric_curves(store, [run.run_id for group in groups for run in group.runs])
+    return whole_answer(home, name, groups, found, curves, not_scored(store, groups)), found
 
 
 def whole_answer(
@@ -30,7 +43,13 @@ def whole_answer(
 
 
 def incomplete(home: Home, name: str) -> str:
-    """`3 of 4 runs; incomplete.`, where runs of an experiment have not finished; else empty."""
+    """`3 of 4 runs; incomplete.`, where runs of an experiment have not finished, and each that is left out because its
+    spec cannot be read; else empty."""
     run_ids = runs_of(home, name) if is_experiment(home, name) else []
     finished = sum(status_of(home, run_id) == "finished" for run_id in run_ids)
-    return f"{finished} of {len(run_ids)} runs; incomplete." if finished < len(run_ids) else ""
+    sentences = [f"{finished} of {len(run_ids)} runs; incomplete."] if finished < len(run_ids) else []
+    for run_id in run_ids:
+        directory = home.run(run_id)
+        if (directory / "run.json").is_file() and (why := unreadable(directory)):
+            sentences.append(f"{run_id} is left out, as its spec cannot be read: {'; '.join(why)}.")
+    return " ".join(sentences)

@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from pipelines.home.home import Home
 from pipelines.report.evidence import differences, show
 from pipelines.studies.answers.answer import standing, study_best
@@ -13,7 +11,7 @@ from pipelines.studies.answers.results import Best, StudyRecord, Trial, pareto_f
 from specs.document import Document
 from specs.errors import Issue, Position, SpecError
 from specs.loader import load_document
-from specs.machine.files import read_json
+from specs.reading.recorded import recorded_spec, unreadable
 from specs.reading.yaml import dump
 from specs.schema.experiment import Experiment
 
@@ -109,10 +107,11 @@ def _changes_since(home: Home, record: StudyRecord, best: Best, experiment: Expe
     """A line where the file now gives another experiment than the one that the trial was trained with."""
     trial = next((trial for trial in record.trials if trial.number == best.trial), None)
     for run_id in trial.run_ids if trial else ():
-        try:
-            trained = Experiment.model_validate(read_json(home.run(run_id) / "spec.json"))
-        except ValidationError:  # of another version, or gone
+        if not (directory := home.run(run_id)).exists():
             continue
+        if why := unreadable(directory):
+            return [f"whether {Path(record.experiment).name} has changed is not known: {run_id}'s spec: {why[0]}"]
+        trained = recorded_spec(directory)
         changed = differences([trained.identity(), experiment.identity()], ignore=_NO_DIFFERENCE)
         if changed:
             file, number = Path(record.experiment).name, best.trial

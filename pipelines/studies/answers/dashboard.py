@@ -4,8 +4,9 @@ import logging
 from collections.abc import Sequence
 
 from pipelines.home.home import Home
-from pipelines.prefect_server.outbox import Message, send
+from pipelines.prefect.server.outbox import send
 from pipelines.report.evidence import show
+from pipelines.running.messages import Message
 from pipelines.studies.answers.answer import amount, answer, with_interval
 from pipelines.studies.answers.results import StudyRecord, Trial, cost_words
 from pipelines.terminal.cells import markdown_cell

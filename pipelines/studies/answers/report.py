@@ -14,7 +14,7 @@ from pipelines.studies.answers import pictures
 from pipelines.studies.answers.answer import Answer, answer, difference, rise, study_best, with_interval
 from pipelines.studies.answers.importances import Importance, importances
 from pipelines.studies.answers.results import COSTS, Best, StudyRecord, Trial, cost_words, pareto_front, read_study
-from specs.machine.files import read_json
+from specs.reading.recorded import recorded_spec
 from specs.schema.study import measure_label
 
 MOST_TRIALS = 500
@@ -127,8 +127,8 @@ def shown_trials(record: StudyRecord) -> list[Trial]:
 def _horizon(home: Home, record: StudyRecord) -> int:
     """The step at which a trial ends, from the spec of a run; 0 where none is left."""
     run_ids = [run_id for trial in record.finished for run_id in trial.run_ids]
-    specs = (read_json(home.run(run_id) / "spec.json") for run_id in run_ids)
-    return next((spec["training"]["steps"] for spec in specs if spec), 0)
+    there = (home.run(run_id) for run_id in run_ids if home.run(run_id).exists())
+    return next((recorded_spec(directory).training.steps for directory in there), 0)
 
 
 def _facts(record: StudyRecord) -> list[str]:

@@ -18,7 +18,7 @@ from pipelines.home.unrecorded import why_incomplete
 from pipelines.home.versions import versions_in, with_runs
 from rpg.rewards.judges.verdicts import KeptReplies, Reply
 from specs.machine.liveness import start_of
-from tests.storage.recording import RecordedRun, write_json
+from tests.storage.recording import SPEC, RecordedRun, write_json
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -36,7 +36,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     weights = run.path / "weights" / "step-000003"
     weights.mkdir(parents=True)
     (weights / "model.safetensors").write_bytes(b"weights")
-    write_json(run.path / "spec.json", {"name": "sums"})
     for stage, fingerprint in (("data", "d" * 64), ("data", "9" * 64), ("base", "8" * 64)):
         directory = root / "artifacts" / stage / fingerprint[:16]
         write_json(directory / "manifest.json", {"stage": stage, "fingerprint": fingerprint, "files": {}})
@@ -81,7 +80,7 @@ def test_export_writes_the_rows_that_count_spec_and_weights(call: Call, tmp_path
     assert pq.read_table(out / "metrics.parquet").num_rows == 9
     assert pq.read_table(out / "runs.parquet").column("run_id").to_pylist() == ["sums-s0-aaaa1111"]
     assert (out / "weights/step-000003/model.safetensors").read_bytes() == b"weights"
-    assert json.loads((out / "spec.json").read_text()) == {"name": "sums"}
+    assert json.loads((out / "spec.json").read_text()) == SPEC | {"seeds": [0]}
     assert not (out / "checkpoints.parquet").exists()
 
 
@@ -98,7 +97,7 @@ def test_gc_frees_token_rows_whose_days_are_over_and_the_record_says_so(call: Ca
     run = home / "runs" / "sums-s0-aaaa1111"
     num_tokens = "select count(*) as n from tokens"
     for keep_days, status, expired in ((0, "finished", 0), (1e5, "finished", 0), (1, "running", 0), (1, "failed", 1)):
-        write_json(run / "spec.json", {"name": "sums", "record": {"keep_days": keep_days}})
+        write_json(run / "spec.json", SPEC | {"record": {"keep_days": keep_days}})
         state = json.loads((run / "state.json").read_text()) | {"status": status}
         write_json(run / "state.json", state)
         listed = json.loads(call("gc", "--json")[1])
@@ -118,7 +117,7 @@ def test_gc_frees_the_checkpoints_of_finished_runs_whose_days_are_over_and_leave
     run = home / "runs" / "sums-s0-aaaa1111"
     write_json(run / "checkpoints/step-000003/manifest.json", {"files": {}})
     for keep_days, status, expired in ((0, "finished", 0), (1e5, "finished", 0), (1, "failed", 0), (1, "finished", 1)):
-        write_json(run / "spec.json", {"name": "sums", "training": {"checkpoint": {"keep_days": keep_days}}})
+        write_json(run / "spec.json", SPEC | {"training": SPEC["training"] | {"checkpoint": {"keep_days": keep_days}}})
         state = json.loads((run / "state.json").read_text()) | {"status": status}
         write_json(run / "state.json", state)
         listed = json.loads(call("gc", "--json")[1])
@@ -163,8 +162,18 @@ def test_gc_keeps_the_base_model_that_a_used_one_links_to(call: Call, home: Path
     linking.mkdir()
     (linking / "config.json").symlink_to(home / "artifacts" / "base" / ("8" * 16) / "content")
     write_json(home / "runs" / "measured" / "run.json", {"fingerprints": {"base": "7" * 64}})
+    write_json(home / "runs" / "measured" / "spec.json", SPEC)
     assert call("gc", "--yes")[2] == "removed 1 artifact, 1.0 MiB\n"
     assert (linking / "config.json").resolve().is_file()
+
+
+def test_gc_keeps_what_a_run_has_whose_spec_cannot_be_read_and_says_so(call: Call, home: Path) -> None:
+    run = home / "runs" / "sums-s0-aaaa1111"
+    write_json(run / "spec.json", SPEC | {"record": {"keep_dayz": 1}})
+    code, _, err = call("gc", "--yes")
+    assert code == 0
+    assert "sums-s0-aaaa1111: its spec cannot be read, so its rows and checkpoints are kept: record.keep_dayz: " in err
+    assert list((run / "segments" / "tokens").glob("*.parquet"))
 
 
 def test_rm_frees_the_disk_though_it_takes_no_new_index(call: Call, home: Path) -> None:
@@ -217,7 +226,9 @@ def test_rm_deletes_a_run_with_its_rows_when_told_and_gc_then_frees_what_it_alon
 def test_rm_names_the_evaluations_that_measured_the_weights_and_they_stay(call: Call, home: Path) -> None:
     weights = home / "runs" / "sums-s0-aaaa1111" / "weights" / "step-000003"
     measured = RecordedRun(home, "models-cccc3333", experiment="models")
-    write_json(measured.path / "spec.json", {"kind": "evaluation", "model": {"path": str(weights)}})
+    data = {"evaluation": [{"source": "expressions", "name": "sums", "size": 8}]}
+    spec = {"kind": "evaluation", "name": "models", "data": data, "reward": SPEC["reward"]}
+    write_json(measured.path / "spec.json", spec | {"model": {"source": "pretrained", "path": str(weights)}})
     for answer in ((), ("--yes",)):
         code, out, err = call("rm", "aaaa", *answer)
         assert (code, out) == (0, "sums-s0-aaaa1111\n")

@@ -29,7 +29,7 @@ from rpg.certificate.certificate import certificate_record, certify, certify_ove
 from specs import parse_objective
 from specs.machine.liveness import start_of
 from storage import Store, rebuild
-from tests.storage.recording import FINGERPRINT, RecordedRun, write_json
+from tests.storage.recording import FINGERPRINT, SPEC, RecordedRun, write_json
 
 MAIN = "from pipelines.cli import main; main()"
 Call = Callable[..., tuple[int, str, str]]
@@ -431,7 +431,7 @@ def test_runs_are_listed(call: Call, home: Path) -> None:
 
 
 def test_a_run_is_shown_whole(call: Call, home: Path) -> None:
-    spec = {"name": "sums", "training": {"steps": 3, "checkpoint": {"keep_best": {"accuracy_on": "sums"}}}}
+    spec = SPEC | {"training": SPEC["training"] | {"checkpoint": {"keep_best": {"accuracy_on": "sums"}}}}
     write_json(home / "runs/sums-s0-aaaa1111/spec.json", spec)
     for step in (10, 5):
         (home / f"runs/sums-s0-aaaa1111/weights/step-{step:06}").mkdir(parents=True)
@@ -546,7 +546,6 @@ step 3, two-terms, response 0   score 9   4 tokens   stop
 
 def test_a_run_shows_where_its_values_come_from(call: Call, home: Path) -> None:
     run = home / "runs/sums-s0-aaaa1111"
-    write_json(run / "spec.json", {"training": {"steps": 3}})
     write_json(run / "provenance.json", {"origins": [[["training", "steps"], "file", "specs/sums.yaml", 12]]})
     code, out, _ = call("show", "aaaa", "--origin")
     assert code == 0

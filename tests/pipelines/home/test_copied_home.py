@@ -18,13 +18,13 @@ from pipelines.home.runs import status_of
 from pipelines.home.state import RunState
 from pipelines.launchers.slurm.job_files import JobFiles
 from pipelines.launchers.slurm.queue import submitted_job
-from pipelines.prefect_flows import cancel
-from pipelines.prefect_flows.cancel import cancel_run
-from pipelines.prefect_flows.workers.flow_process import flow_processes
-from pipelines.prefect_server.api import Services, auth_string_for, is_healthy, running_services
-from pipelines.prefect_server.credentials import make_passwords
+from pipelines.prefect.flows import cancel
+from pipelines.prefect.flows.cancel import cancel_run
+from pipelines.prefect.flows.workers.flow_process import flow_processes
+from pipelines.prefect.server.api import Services, auth_string_for, is_healthy, running_services
+from pipelines.prefect.server.credentials import make_passwords
+from pipelines.prefect.services.stack import down
 from pipelines.processes.reap import ProcessRecord, end_left_process, reap
-from pipelines.services.stack import down
 from specs.machine import lease as leases
 from specs.machine import liveness
 from specs.machine.files import read_json, write_json

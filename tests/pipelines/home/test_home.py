@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.home.home import Home
-from pipelines.prefect_server.settings import embedded_environment, sqlite_file
+from pipelines.prefect.server.settings import embedded_environment, sqlite_file
 from pipelines.studies.storage import open_storage
 from storage.ingest import ingest
 

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from recorded_home import SPEC as RECORDED
-from recorded_home import record_run, write
+from recorded_home import change_spec, record_run, write
 from typer.testing import CliRunner
 
 from pipelines.cli import app
@@ -39,7 +38,7 @@ def run(home: Home, *overrides: str, in_addition: bool = False) -> list[str]:
 def record(home: Home, planned: RunPlan) -> None:
     record_run(home, planned.run_id, seed=planned.seed, experiment="tiny", steps=4, problems=4)
     steps = planned.experiment.training.steps
-    write(home.run(planned.run_id) / "spec.json", RECORDED | {"training": {"steps": steps}, "seeds": [planned.seed]})
+    change_spec(home, planned.run_id, {"training": {"steps": steps}})
     write(home.run(planned.run_id) / "plan.json", planned.record())
 
 
@@ -99,9 +98,7 @@ def test_runs_of_one_name_are_told_apart_by_what_was_set(tmp_path: Path, capsys:
     home = Home(tmp_path)
     for run_id, steps in (("sums-a", 60), ("sums-b", 100)):
         record_run(home, run_id, steps=20)
-        path = home.run(run_id) / "spec.json"
-        spec = json.loads(path.read_text())
-        path.write_text(json.dumps(spec | {"training": {**spec.get("training", {}), "steps": steps}}))
+        change_spec(home, run_id, {"training": {"steps": steps}})
     record_run(home, "sums-other", seed=1, steps=20)
     _, rows = list_runs(home, experiment=None, status=None, plain=False)
     assert {row[0]: row[1] for row in rows} == {

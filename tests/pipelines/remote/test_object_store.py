@@ -16,7 +16,7 @@ from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
-from pipelines.prefect_server.api import answers
+from pipelines.prefect.server.api import answers
 from pipelines.remote import sharing
 from pipelines.remote.mirror import Mirror, open_source
 from pipelines.remote.object_store import ObjectStore

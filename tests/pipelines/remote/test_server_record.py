@@ -22,9 +22,9 @@ from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
-from pipelines.prefect_server.api import answers
-from pipelines.prefect_server.deployments import EXPERIMENTS
-from pipelines.prefect_server.waiting import waiting_runs
+from pipelines.prefect.server.api import answers
+from pipelines.prefect.server.deployments import EXPERIMENTS
+from pipelines.prefect.server.waiting import waiting_runs
 from pipelines.remote.mirror import SMALL, Mirror, mirror_home
 from pipelines.remote.record_files import FileVersion, Listing
 from pipelines.remote.sources import Changes, SourceError, WebSource
@@ -32,7 +32,7 @@ from specs.machine.files import read_json
 from specs.records import TABLES
 from storage import Record, Store, open_record
 from storage.ingest import ingest
-from tests.pipelines.prefect_flows.test_submit import call as call_api
+from tests.pipelines.prefect.flows.test_submit import call as call_api
 from tests.storage.recording import RecordedRun
 
 

@@ -22,8 +22,10 @@ from rpg.batches.batch import StepRollouts
 from rpg.replay.step import RecordedStep, replay_step
 from rpg.replay.tally import Tally
 from rpg.rewards.score import Score
+from specs.document import experiment_of
 from specs.errors import RpgError, SpecError
 from specs.loader import with_objective
+from specs.reading.recorded import recorded_spec
 from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import make_inputs, make_run, rows, train
 
@@ -62,8 +64,7 @@ def replays_of(
     gradients: Moment | None = None,
     **limits: Any,
 ) -> list[RunReplay]:
-    spec = json.loads((home.run("tiny") / "spec.json").read_text())
-    others = alternatives(spec, objectives, overrides=overrides, sweeps=sweeps)
+    others = alternatives(recorded_spec(home.run("tiny")), objectives, overrides=overrides, sweeps=sweeps)
     return replay_run(home, "tiny", others, chosen=ChosenSteps(**limits), gradients=gradients)
 
 
@@ -200,13 +201,16 @@ def test_a_sweep_takes_every_combination_and_each_is_what_it_would_be_alone(home
 )
 def test_a_wrong_sweep_is_said_with_its_place(objectives: list[str], sweeps: list[str], message: str) -> None:
     with pytest.raises(SpecError) as error:
-        alternatives(_spec(), objectives, sweeps=sweeps)
+        alternatives(experiment_of(_spec(), {}), objectives, sweeps=sweeps)
     assert str(error.value).startswith(message)
 
 
 def test_a_model_that_was_measured_as_it_is_has_no_training_to_replay() -> None:
+    spec = _spec()
+    measured = {key: spec[key] for key in ("name", "model", "reward")} | {"kind": "evaluation"}
+    measured["data"] = {"evaluation": [{"source": "expressions", "name": "sums", "size": 8}]}
     with pytest.raises(SpecError, match="the run measured a model as it is: there is no training to replay"):
-        alternatives({"kind": "evaluation", "training": {"ranks": 1}}, ["{type: grpo}"])
+        alternatives(experiment_of(measured, {}), ["{type: grpo}"])
 
 
 EACH_STEP = TRAINING | {"minibatches": 1, "checkpoint": {"every_steps": 1, "keep_last": 3}}

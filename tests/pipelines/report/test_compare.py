@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recorded_home import START, record_experiment, record_run, record_two_cells, write
+from recorded_home import START, as_it_is, change_spec, record_experiment, record_run, record_two_cells, write
 from typer.testing import CliRunner
 
 from pipelines.cli import app
@@ -16,6 +16,7 @@ from pipelines.report import write_experiment_report
 from pipelines.report.compare import compare
 from pipelines.report.statistics import THESE_WEIGHTS, mean_interval, spread_of, verdict
 from rpg.recording.segments import SegmentWriter
+from specs.errors import SpecError
 from specs.records import MetricRow
 from storage import Store
 
@@ -85,8 +86,7 @@ def test_a_baseline_over_the_batch_learns_from_groups_of_equal_rewards(tmp_path:
     run_id = record_run(home, "sums-s0")
     record_metrics(home, run_id, zero_std_fraction=1.0)
     assert len(compare(home, [run_id]).notes) == 1
-    path = home.run(run_id) / "spec.json"
-    write(path, json.loads(path.read_text()) | {"advantage": {"baseline": "batch_mean"}})
+    change_spec(home, run_id, {"advantage": {"baseline": "batch_mean"}})
     assert compare(home, [run_id]).notes == ()
 
 
@@ -137,8 +137,7 @@ def test_a_comparison_fits_on_one_screen_and_all_of_it_does_not(
 ) -> None:
     home = Home(tmp_path)
     names = [record_run(home, f"sums-s{seed}", seed=seed) for seed in range(2)]
-    path = home.run(names[1]) / "spec.json"
-    write(path, json.loads(path.read_text()) | {"rollout": {f"key{place}": place for place in range(20)}})
+    change_spec(home, names[1], {"model": {"config": {f"key{place}": place for place in range(20)}}})
     record_metrics(home, names[0], truncated_fraction=1.0)
     monkeypatch.setenv("RPG_HOME", str(home.root))
     short = CliRunner().invoke(app, ["compare", *names]).stdout
@@ -147,7 +146,7 @@ def test_a_comparison_fits_on_one_screen_and_all_of_it_does_not(
     assert "Diagnosis: seed 0: 100.0 % of the responses are cut off" in short
     assert re.search(r"next\n  rpg compare sums-s0 sums-s1 --all  \d+ more rows\n$", short)
     whole = CliRunner().invoke(app, ["compare", *names, "--all"]).stdout
-    for only in ("rollout.key19", "pass@8 two-terms", "learning_rate"):
+    for only in ("model.config.key19", "pass@8 two-terms", "learning_rate"):
         assert only in whole
         assert only not in short
 
@@ -168,7 +167,7 @@ def test_the_table_for_a_paper_compiles(home: Home, tmp_path: Path, monkeypatch:
 def test_brackets_in_values_are_shown_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Home(tmp_path)
     names = [
-        record_run(home, f"sums-{number}", values={"objective.type": kind})
+        record_run(home, f"sums-{number}", values={"model.config.note": kind})
         for number, kind in enumerate(("[red]rpg[/red]", "[/]grpo", "\\[a]"))
     ]
     monkeypatch.setenv("RPG_HOME", str(home.root))
@@ -240,12 +239,36 @@ def test_a_length_that_evaluation_says_itself_is_what_evaluations_differ_in(tmp_
     length = "rollout.max_response_length"
     record_run(home, "trained", values={length: 16, "evaluation.max_response_length": 32, "rollout.temperature": 0.7})
     for name, values in {"same": {length: 32}, "longer": {length: 64}}.items():
-        path = home.run(record_run(home, name, values=values)) / "spec.json"
-        write(path, json.loads(path.read_text()) | {"kind": "evaluation"})
-    assert compare(home, ["trained", "same"]).spec == {}
-    assert compare(home, ["trained", "longer"]).spec == {"evaluation.max_response_length": [32, 64]}
-    (home.run("trained") / "spec.json").write_text("{")
-    assert len(compare(home, ["trained", "longer"]).groups) == 2, "a spec that cannot be read ends no comparison"
+        as_it_is(home, record_run(home, name, values=values))
+    trained = {"objective.type": ["rpg", None], "training.steps": [60, None]}
+    assert compare(home, ["trained", "same"]).spec == trained
+    assert compare(home, ["trained", "longer"]).spec == trained | {"evaluation.max_response_length": [32, 64]}
+
+
+def test_a_run_whose_spec_the_schema_does_not_take_is_refused_by_its_name_and_left_out_of_its_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key of another version is no default: the run says which key, and its experiment that the run is left out."""
+    home = Home(tmp_path)
+    record_two_cells(home)
+    spec = change_spec(home, "sums-wide-s2", {"evaluation": {"confidense": 0.5}})
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    place = "runs/sums-wide-s2/spec.json: evaluation.confidense: unknown field"
+    for command in (["show"], ["compare"], ["report"], ["export", "out"]):
+        verb, *rest = command
+        refused = CliRunner().invoke(app, [verb, "sums-wide-s2", *rest])
+        assert isinstance(refused.exception, SpecError), refused.output
+        assert place in str(refused.exception)
+    comparison = compare(home, ["sums"])
+    assert "sums-wide-s2" not in [run.run_id for group in comparison.groups for run in group.runs]
+    said = "sums-wide-s2 is left out, as its spec cannot be read: evaluation.confidense: unknown field."
+    assert any(said in note for note in comparison.notes)
+    assert said in write_experiment_report(home, "sums").read_text()
+    shown = CliRunner().invoke(app, ["runs"])
+    assert shown.exit_code == 0, "a list is not stopped by one run"
+    del spec["evaluation"]["confidense"]
+    write(home.run("sums-wide-s2") / "spec.json", spec)
+    assert CliRunner().invoke(app, ["show", "sums-wide-s2"]).exit_code == 0
 
 
 def test_the_level_of_the_spec_is_that_of_every_interval(tmp_path: Path) -> None:
@@ -253,8 +276,7 @@ def test_the_level_of_the_spec_is_that_of_every_interval(tmp_path: Path) -> None
     for level in (0.5, 0.95):
         home = Home(tmp_path / str(level))
         for run_id in record_two_cells(home):
-            spec = json.loads((home.run(run_id) / "spec.json").read_text())
-            write(home.run(run_id) / "spec.json", spec | {"evaluation": {"confidence": level}})
+            change_spec(home, run_id, {"evaluation": {"confidence": level}})
         comparison = compare(home, ["sums"])
         intervals = []
         for outcome in (*comparison.outcomes, *comparison.other_measures):
@@ -320,9 +342,8 @@ def test_the_accuracies_that_others_report_stand_beside_ours(tmp_path: Path, mon
         for seed in range(2):
             values = {"objective.clip.high": cell}
             run_id = record_run(home, f"sums-{cell}-s{seed}", seed=seed, values=values, after=0.7, on_the_way=levels)
-            spec = json.loads((home.run(run_id) / "spec.json").read_text())
-            spec["evaluation"]["literature"] = [{**table, "remarks": "A misprint." if label == "DAPO" else ""}]
-            write(home.run(run_id) / "spec.json", spec)
+            tables = [{**table, "remarks": "A misprint." if label == "DAPO" else ""}]
+            change_spec(home, run_id, {"evaluation": {"literature": tables}})
             labels[run_id] = label
     record_experiment(home, list(labels))
     record = home.experiment("sums") / "experiment.json"
@@ -360,8 +381,7 @@ def test_figures_of_others_stand_beside_models_as_they_are_too_and_may_be_writte
     home = Home(tmp_path)
     run_id = record_run(home, "models-a", before=0.4, steps=0, experiment="models")
     record_experiment(home, [run_id], "models")
-    spec = json.loads((home.run(run_id) / "spec.json").read_text()) | {"kind": "evaluation"}
-    write(home.run(run_id) / "spec.json", spec)
+    spec = as_it_is(home, run_id)
     record = home.experiment("models") / "experiment.json"
     write(record, json.loads(record.read_text()) | {"labels": {run_id: "Qwen, greedy"}})
     table = {"source": "A paper", "datasets": ["two-terms"], "rows": {"Qwen": [[0.47, 0.47]]}}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from live import SPEC, Lab
 from places import ROOT
-from recorded_home import START, record_experiment, record_run, record_two_cells, write
+from recorded_home import START, change_spec, record_experiment, record_run, record_two_cells
 from unpacked_home import unpack
 
 from pipelines.home.home import Home
@@ -33,9 +33,7 @@ def record_curves(home: Home, run_id: str, **curves: Sequence[float]) -> None:
 
 
 def set_keys(home: Home, run_id: str, **sections: Mapping[str, Any]) -> None:
-    path = home.run(run_id) / "spec.json"
-    spec = json.loads(path.read_text())
-    write(path, spec | {name: {**spec.get(name, {}), **values} for name, values in sections.items()})
+    change_spec(home, run_id, sections)
 
 
 def found(home: Home, run_id: str) -> list[Finding]:
@@ -198,7 +196,7 @@ def test_the_page_and_show_say_the_diagnosis_and_an_experiments_page_for_whom_it
     record_experiment(home, runs)
     for run_id in runs[:2]:
         record_curves(home, run_id, truncated_fraction=[1.0] * 60)
-    told = "100.0 % of the responses are cut off, before their answers are given."
+    told = "100.0 % of the responses are cut off at 256 tokens, before their answers are given."
     page = write_run_report(home, runs[0]).read_text()
     assert told in page
     assert page.index(told) < page.index("<figure")

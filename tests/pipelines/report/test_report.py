@@ -17,6 +17,7 @@ from drawn import chart_of, charts_of, texts_of
 from recorded_home import (
     START,
     byte_tokenizer,
+    change_spec,
     record_conversation,
     record_evaluated_conversation,
     record_experiment,
@@ -370,8 +371,7 @@ def test_what_is_unnormalized_reverse_is_nowhere_called_reverse(
         run_id = record_run(home, f"x-s{seed}", seed=seed)
         objective = parse_objective({"type": "rpg"})
         write(home.run(run_id) / "certificate.json", certify(objective).as_json())
-        spec = json.loads((home.run(run_id) / "spec.json").read_text())
-        write(home.run(run_id) / "spec.json", spec | {"objective": objective.model_dump(mode="json")})
+        change_spec(home, run_id, {"objective": objective.model_dump(mode="json")})
     record_experiment(home, ["x-s0", "x-s1"])
     monkeypatch.setenv("RPG_HOME", str(home.root))
     shown = [call("show", "x-s0", "--all")[1], call("compare", "x-s0", "x-s1", "--all")[1]]

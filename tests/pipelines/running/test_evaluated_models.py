@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from live import SPEC, Lab
-from recorded_home import SPEC as RECORDED
-from recorded_home import record_run, write
+from recorded_home import change_spec, record_run, write
 
 from pipelines.cli import main
 from pipelines.home.home import Home
@@ -140,7 +139,6 @@ def test_a_runs_weights_are_found_by_step_and_as_the_last_and_the_best(tmp_path:
     home = Home(tmp_path)
     run_id = record_run(home, "sums-s0-12345678", steps=60, before=0.4, after=0.5, on_the_way={20: 0.9, 40: 0.6})
     exported = [export(home, run_id, step) for step in (20, 40, 60)]
-    write(home.run(run_id) / "spec.json", RECORDED | {"training": {"checkpoint": {"keep_best": None}}})
     write(home.run(run_id) / "train.json", {"fingerprint": "f" * 64, "steps": 60, "files": {}})
     write(
         home.run(run_id) / "plan.json",
@@ -157,8 +155,7 @@ def test_a_runs_weights_are_found_by_step_and_as_the_last_and_the_best(tmp_path:
         0: str(home.artifact("base", "b" * 64)),
     }
     assert most_accurate(home, run_id, (40, 60)) == 40
-    chosen_elsewhere = {"checkpoint": {"keep_best": {"accuracy_on": "another set"}}}
-    write(home.run(run_id) / "spec.json", RECORDED | {"training": chosen_elsewhere})
+    change_spec(home, run_id, {"training": {"checkpoint": {"keep_best": {"accuracy_on": "another set"}}}})
     assert most_accurate(home, run_id, (20, 40, 60)) is None
     with pytest.raises(
         SpecError, match=r"(?s)checkpoint: .* has no weights of that step.*allowed: last, best, 0, 20, 40, 60"

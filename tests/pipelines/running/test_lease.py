@@ -18,8 +18,8 @@ from live import SPEC
 
 from pipelines.home.home import Home
 from pipelines.planning.plan import make_plan
-from pipelines.prefect_flows.flow import _do_plainly, _hold_and_execute
-from pipelines.prefect_server.outbox import Outbox
+from pipelines.prefect.flows.flow import _do_plainly, _hold_and_execute
+from pipelines.prefect.server.outbox import Outbox
 from pipelines.processes.stop import request_cancel
 from pipelines.running.run import WORKER, RunExecution
 from specs.loader import load_document

@@ -14,8 +14,8 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from pipelines.home.home import Home
-from pipelines.prefect_flows.experiment import execute_experiment
-from pipelines.prefect_server.api import Api
+from pipelines.prefect.flows.experiment import execute_experiment
+from pipelines.prefect.server.api import Api
 from specs.loader import load_document
 
 spec, until, overrides = sys.argv[1], int(sys.argv[2]), tuple(sys.argv[3:])

@@ -13,7 +13,7 @@ from pipelines.cli.answer import next_lines
 from pipelines.home.home import Home
 from pipelines.home.state import RunState
 from pipelines.planning.plan import RunPlan, make_plan
-from pipelines.prefect_flows.experiment import Outcomes, RunOutcome, execute_plan, next_run, wait_for_another
+from pipelines.prefect.flows.experiment import Outcomes, RunOutcome, execute_plan, next_run, wait_for_another
 from pipelines.processes.stop import Stop
 from pipelines.running.progress import Silent
 from specs.document import Document

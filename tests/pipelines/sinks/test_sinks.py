@@ -20,6 +20,7 @@ from waiting import wait_for
 
 from pipelines.home.home import Home
 from rpg.recording.segments import SegmentWriter
+from specs.document import experiment_of
 from specs.machine.liveness import start_of
 from specs.records import CheckpointRow, EvaluationRow, MetricRow
 from specs.schema.execution import Sink
@@ -144,7 +145,7 @@ def test_a_wandb_run_says_which_one_it_is_and_how_it_ended(tmp_path):
     assert (run.run_id, run.project, run.run_group) == (RUN, "rpg-math", "sums")
     assert (run.display_name, list(run.tags)) == ("sums: seed 0", ["night", "rpg", "seed:0"])
     config = {update.key: json.loads(update.value_json) for update in run.config.update}
-    assert config["objective"] == SPEC["objective"]
+    assert config["objective"] == experiment_of(SPEC, {}).objective.model_dump(mode="json")
     summary = {
         update.key: json.loads(update.value_json)
         for record in records

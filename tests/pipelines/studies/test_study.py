@@ -15,7 +15,7 @@ from tiny_study import Evaluator, load_study, write_study
 
 from pipelines.home.home import Home
 from pipelines.planning.plan import make_plan
-from pipelines.prefect_flows.experiment import RunOutcome
+from pipelines.prefect.flows.experiment import RunOutcome
 from pipelines.processes.supervisor import StageError
 from pipelines.studies.study import run_study
 from pipelines.studies.trials import State, StudyInterruptedError, Trial, Work, seconds_left

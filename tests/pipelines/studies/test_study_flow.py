@@ -20,13 +20,13 @@ from tiny_study import write_study
 
 from pipelines.home.home import Home
 from pipelines.home.state import RunState
-from pipelines.prefect_flows import frozen
-from pipelines.prefect_server.api import EmbeddedServer, client_settings
-from pipelines.prefect_server.client import prefect_client
-from pipelines.prefect_server.credentials import own_string
-from pipelines.prefect_server.deployments import STUDIES, ensure_deployment
-from pipelines.prefect_server.flow_runs import OPEN, flow_runs
-from pipelines.prefect_server.outbox import SUSPENDED
+from pipelines.prefect.flows import frozen
+from pipelines.prefect.server.api import EmbeddedServer, client_settings
+from pipelines.prefect.server.client import prefect_client
+from pipelines.prefect.server.credentials import own_string
+from pipelines.prefect.server.deployments import STUDIES, ensure_deployment
+from pipelines.prefect.server.flow_runs import OPEN, flow_runs
+from pipelines.prefect.server.outbox import SUSPENDED
 from pipelines.processes.stop import GIVEN_BACK
 from pipelines.studies import flow
 from pipelines.studies.trials import StudyInterruptedError

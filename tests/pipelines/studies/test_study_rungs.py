@@ -7,7 +7,7 @@ import pytest
 from tiny_study import Evaluator, load_study, write_study
 
 from pipelines.home.home import Home
-from pipelines.prefect_flows.experiment import RunOutcome
+from pipelines.prefect.flows.experiment import RunOutcome
 from pipelines.processes.supervisor import StageError
 from pipelines.studies.study import run_study
 from specs import SpecError, load_study_document

@@ -20,8 +20,8 @@ from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
-from pipelines.prefect_server.api import answers
-from pipelines.prefect_server.credentials import header_with
+from pipelines.prefect.server.api import answers
+from pipelines.prefect.server.credentials import header_with
 from pipelines.studies.storage import URL
 from pipelines.studies.study import run_study
 from specs import load_study_document

@@ -21,7 +21,7 @@ from postgres import Postgres, postgres
 from tiny_study import Evaluator, load_study, write_study
 
 from pipelines.home.home import Home
-from pipelines.prefect_server.outbox import SUSPENDED, Outbox
+from pipelines.prefect.server.outbox import SUSPENDED, Outbox
 from pipelines.processes.stop import StopRequest
 from pipelines.studies import storage
 from pipelines.studies.ledger import TrialLedger

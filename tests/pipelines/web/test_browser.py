@@ -40,7 +40,7 @@ from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
-from pipelines.prefect_server.api import answers, running_services
+from pipelines.prefect.server.api import answers, running_services
 from pipelines.report import write_experiment_report, write_run_report
 from pipelines.studies.answers.report import write_study_report
 from pipelines.web.app import make_app

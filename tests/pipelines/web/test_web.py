@@ -29,8 +29,8 @@ from waiting import wait_for
 
 from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
-from pipelines.prefect_server.api import answers
-from pipelines.prefect_server.credentials import make_passwords
+from pipelines.prefect.server.api import answers
+from pipelines.prefect.server.credentials import make_passwords
 from pipelines.remote.record_files import NotRecordedError, is_recorded, open_recorded, read_listings
 from pipelines.web.app import make_app
 from pipelines.web.pages import Pages

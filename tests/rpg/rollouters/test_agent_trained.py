@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from pipelines.home.home import Home
 from pipelines.replay.objectives import alternatives
 from pipelines.replay.run import replay_run
+from specs.reading.recorded import recorded_spec
 from storage import Store
 from tests.rpg.checkpoints.test_resume import same_rows, wait_for_step
 from tests.rpg.rollouters.test_tools_trained import tokens_of
@@ -89,7 +90,7 @@ def test_each_token_is_trained_on_behind_what_it_was_sampled_behind(
         assert next(left, None) is None
     assert behind_new > 3
     assert behind_old > 3
-    spec = json.loads((run / "spec.json").read_text())
+    spec = recorded_spec(run)
     with Store.open(home.root) as store:
         assert store.query("SELECT count(*) FROM turns WHERE restart AND step = 1").rows == [(behind_new,)]
     replayed = replay_run(home, "asked", alternatives(spec, [""]))[0].as_json()

@@ -33,6 +33,7 @@ from rpg.rollouters.rollouter import check_rollouts
 from rpg.rollouters.scoring import Scoring
 from rpg.rollouts.ahead import WAITING, QueuedBatch, load_waiting, plain_waiting
 from rpg.types import Problem
+from specs.reading.recorded import recorded_spec
 from specs.schema.experiment import Experiment
 from storage import Store
 from tests.rpg.batches.test_batch import example, two_turns
@@ -144,7 +145,7 @@ def test_logprobs_are_those_of_sampled_tokens_behind_all_that_stands_before_them
 
 
 def replay(home: Home, run: str, objective: str = "", **options: Any) -> RunReplay:
-    spec = json.loads((home.run(run) / "spec.json").read_text())
+    spec = recorded_spec(home.run(run))
     return replay_run(home, run, alternatives(spec, [objective]), **options)[0]
 
 

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from pipelines.home.home import Home
 from pipelines.replay.objectives import alternatives
 from pipelines.replay.run import replay_run
+from specs.reading.recorded import recorded_spec
 from storage import Store
 from tests.rpg.checkpoints.test_resume import same_rows, wait_for_step
 from tests.rpg.tiny_run import STEADY, TOKENS, finish, make_run, rows, start, train
@@ -109,7 +110,7 @@ def logprobs_behind_all_before(run_dir: Path, base: Path, *, tolerance: float) -
 
 
 def test_a_replay_gives_back_what_training_recorded(home: Home) -> None:
-    spec = json.loads((home.run("calls") / "spec.json").read_text())
+    spec = recorded_spec(home.run("calls"))
     replayed = replay_run(home, "calls", alternatives(spec, [""]))[0].as_json()
     assert replayed["reproduced"]["holds"]
     assert replayed["reproduced"]["loss"] < 1e-6
@@ -181,7 +182,7 @@ def test_turns_answer_for_their_returns_and_a_replay_agrees(inputs: Path) -> Non
     assert metric == pytest.approx(earned)
     assert earned != 0
     assert {reward for reward, fine in answered if fine} == {0.5}
-    spec = json.loads((run / "spec.json").read_text())
+    spec = recorded_spec(run)
     replayed = replay_run(home, "turns", alternatives(spec, [""]))[0].as_json()
     assert replayed["reproduced"]["holds"]
     assert replayed["reproduced"]["loss"] < 1e-6

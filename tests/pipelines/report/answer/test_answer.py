@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recorded_home import record_experiment, record_run
+from recorded_home import as_it_is, change_spec, record_experiment, record_run, write
 from recorded_study import pruned, record, study, trial
 from typer.testing import CliRunner
 
@@ -16,7 +16,7 @@ from pipelines.exchange.account import account_of
 from pipelines.home.home import Home
 from pipelines.home.versions import looks_of
 from pipelines.planning.plan import RunPlan, make_plan
-from pipelines.prefect_flows.experiment import Outcomes, RunOutcome, execute_plan
+from pipelines.prefect.flows.experiment import Outcomes, RunOutcome, execute_plan
 from pipelines.report import evidence, write_experiment_report, write_run_report
 from pipelines.report.answer import (
     Answer,
@@ -85,8 +85,8 @@ def answer(home: Home, looks: Sequence[int] = ()) -> Answer:
 @pytest.mark.parametrize("sources", [1, 2])
 def test_a_mixtures_headline_names_every_evaluation_set(home: Home, sources: int, arms: Mapping[float, float]) -> None:
     for run_id in cells(home, arms):
-        spec = home.run(run_id) / "spec.json"
-        spec.write_text(json.dumps(json.loads(spec.read_text()) | {"data": {"train": [{}] * sources}}))
+        train = [{"source": "expressions", "seed": 1, "size": 64}] * sources
+        change_spec(home, run_id, {"data": {"train": train}})
     groups = evidence.experiment_groups(home, "sums")
     with Store.open(home.root) as store:
         (by_run,) = evidence.accuracies(store, [run_id for group in groups for run_id in group.run_ids]).values()
@@ -249,7 +249,8 @@ def test_a_failed_cell_is_no_arm_on_a_set_that_it_does_not_have(home: Home) -> N
     runs = []
     for task, status in (("sums", "finished"), ("sums", "failed"), ("games", "failed")):
         name = f"{task}-{status}-s0"
-        values = {"data.evaluation": [{"source": "jsonl", "name": task}], "training.steps": 60 + len(runs)}
+        sets = [{"source": "expressions", "size": 20, "name": task}]
+        values = {"data.evaluation": sets, "training.steps": 60 + len(runs)}
         runs.append(record_run(home, name, seed=0, values=values, status=status))
     record_experiment(home, runs)
     groups = evidence.experiment_groups(home, "sums")
@@ -428,9 +429,8 @@ def test_a_model_that_was_chosen_on_a_set_is_shown_there_and_not_compared(home: 
     weights = home.run("sums-s0") / "weights"
     paths = {"last": str(weights / "step-000060"), "best": str(weights / "step-000020"), "base": "Qwen/Qwen3"}
     for place, (name, path) in enumerate(paths.items()):
-        record_run(home, name, before=0.4, steps=0, values={"objective.clip.high": place})
-        spec = home.run(name) / "spec.json"
-        spec.write_text(json.dumps(json.loads(spec.read_text()) | {"kind": "evaluation", "model": {"path": path}}))
+        record_run(home, name, before=0.4, steps=0, values={"objective.clip.high": place + 0.1})
+        write(home.run(name) / "spec.json", as_it_is(home, name) | {"model": {"source": "pretrained", "path": path}})
     record_experiment(home, list(paths))
     groups = evidence.experiment_groups(home, "sums")
     with Store.open(home.root) as store:

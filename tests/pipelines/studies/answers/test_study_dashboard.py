@@ -7,7 +7,7 @@ import pytest
 from recorded_study import arm, confirmation, pruned, study, trial
 
 from pipelines.home.home import Home
-from pipelines.prefect_server.api import Api
+from pipelines.prefect.server.api import Api
 from pipelines.studies.answers.dashboard import publish_study, study_markdown
 from pipelines.studies.answers.results import StudyRecord
 

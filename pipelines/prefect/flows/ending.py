@@ -1,0 +1,128 @@
+"""The end of a run that nobody executes: on the server and on record, whoever asks for it and however both stand."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipelines.home.home import Home
+from pipelines.home.state import RunState
+from pipelines.launchers import concurrent_directory, launchers
+from pipelines.prefect.server.flow_runs import set_state, state_of
+from pipelines.processes.reap import end_left_process
+from pipelines.processes.stop import clear_request
+from specs.machine.lease import acquire
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun, State
+
+GONE = "the process that executed it is gone"
+
+
+class Ending(NamedTuple):
+    """How a run ended, as its record has it."""
+
+    status: str
+    reason: str
+
+
+class FlowRuns(NamedTuple):
+    """Flow runs on one server, as they were read there."""
+
+    client: "SyncPrefectClient"
+    found: "Sequence[FlowRun]"
+
+
+def end_run(
+    home: Home, run_id: str, ending: Ending, *servers: FlowRuns, of: str = "", watched: bool = False
+) -> Ending | None:
+    """Ends a run that nobody executes, on servers and on record. A run that has ended on record keeps that ending, and
+    the servers are told that one, unless a flow run of it waits: that one gets the ending, the record stays as it is.
+
+    The servers come first, while this process holds the run: what they refuse is not on record either, and no worker
+    that they have given the run to can begin it. What is not written then, since the disk is full, is written by the
+    next comparison of flow runs with the record.
+
+    Args:
+        ending: of a run that has not ended yet.
+        servers: the flow runs of the run that are to get its end.
+        of: the flow run that the run must still have; empty: whichever it has.
+        watched: as for `acquire`.
+    Returns:
+        The ending that holds; None where another flow run has the run.
+    Raises:
+        RunBusyError: another process executes the run.
+        DiskError: the disk refused.
+    """
+    state = RunState(home, run_id)
+    if state.is_over:
+        return _tell(servers, state)
+    with acquire(home.run(run_id), watched=watched, settles=True) as lease:
+        state = RunState(home, run_id, lease.fence)
+        if of and state.record["flow_run_id"] != of:
+            return None
+        if state.is_over:
+            return _tell(servers, state)
+        if state.status == "running":
+            end_work(home, run_id)
+        _tell(servers, state, ending)
+        clear_request(home.run(run_id))
+        state.end(*ending)
+    return ending
+
+
+def end_work(home: Home, run_id: str) -> None:
+    """Ends what the run's flow had started, here and elsewhere."""
+    end_left_process(home.run(run_id))
+    # Every kind: the run may have been started before by another launcher than the one that its spec names now.
+    for launcher in launchers():
+        for directory in (home.run(run_id), concurrent_directory(home.run(run_id))):
+            launcher.end(directory)
+
+
+def _tell(servers: Iterable[FlowRuns], state: RunState, ending: Ending | None = None) -> Ending:
+    """Gives flow runs the ending of a run, and their tasks those of its stages. `ending`: None: that on record."""
+    told = ending or Ending(state.status, state.record["reason"])
+    for client, found in servers:
+        for flow_run in found:
+            end_flow_run(client, flow_run, told, state.record["stages"])
+    return told
+
+
+def end_flow_run(
+    client: "SyncPrefectClient", flow_run: "FlowRun", ending: Ending, stages: dict[str, Any] | None = None
+) -> None:
+    """Gives a flow run that nobody executes its last state, and what it has left of tasks those of their stages.
+
+    Nothing is changed where the flow run has that state, or another one than when it was read.
+    """
+    state = state_as(*ending)
+    if state.type != state_of(flow_run).type:
+        end_tasks(client, flow_run, stages or {})
+        set_state(client, flow_run, state)
+
+
+def ending_of(flow_run: "FlowRun") -> Ending:
+    """The ending that only the flow run of a run has: it failed before it took the run, or was cancelled."""
+    state = state_of(flow_run)
+    if state.is_cancelled():
+        return Ending("cancelled", "cancelled on the server")
+    return Ending("failed", state.message or f"{state.name} on the server")
+
+
+def end_tasks(client: "SyncPrefectClient", flow_run: "FlowRun", stages: dict[str, Any]) -> None:
+    """Gives the tasks that a dead flow has left the state of their stage on record; without one they crashed."""
+    from prefect.client.schemas import filters
+
+    of_flow_run = filters.FlowRunFilter(id=filters.FlowRunFilterId(any_=[flow_run.id]))
+    for task_run in client.read_task_runs(flow_run_filter=of_flow_run):
+        if task_run.state is not None and not task_run.state.is_final():
+            status = stages.get(task_run.name, {}).get("status", "crashed")
+            client.set_task_run_state(task_run.id, state_as(status, GONE), force=True)
+
+
+def state_as(status: str, reason: str) -> "State[Any]":
+    """A run's or a stage's last status as a state of Prefect's."""
+    from prefect.states import Cancelled, Completed, Crashed, Failed
+
+    endings = {"finished": Completed, "failed": Failed, "cancelled": Cancelled}
+    return endings.get(status, Crashed)(message=reason or f"{status} on record")

@@ -1,0 +1,247 @@
+"""Executing an experiment here: the flow of each of its runs, one after another unless the caller does it otherwise."""
+
+import contextlib
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pipelines.home.home import Home
+from pipelines.home.state import RunState
+from pipelines.planning.plan import Plan, RunPlan, make_plan
+from pipelines.processes.stop import CANCELLED, Stop, clear_request, is_cancelled
+from pipelines.processes.supervisor import StagePausedError, StageStoppedError
+from pipelines.running.progress import ProgressReporter, RunsReporter, Silent
+from pipelines.running.run import RunExecution, register_experiment
+from pipelines.sinks.sending import is_behind
+from specs.errors import Issue, RpgError, SpecError
+from specs.machine.fence import SupersededError
+from specs.machine.files import read_json
+from specs.machine.lease import RunBusyError
+from specs.machine.liveness import is_executed
+
+if TYPE_CHECKING:
+    from specs.loader import Document
+
+_LOOK_SECONDS = 0.5
+Status = Literal["finished", "paused", "failed", "cancelled", "busy"]
+Outcomes = Generator["RunOutcome", None, None]
+"""How runs end, as they do. Closed before its end, it stops the runs under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """How one run ended."""
+
+    run: RunPlan
+    status: Status
+    error: Exception | None = None
+    interrupted: bool = False
+    """A signal to the whole command ended the run: no further run was begun."""
+    paused_at: int = 0
+    """The training step at which a paused run stands, its policy evaluated: at `until`, or where it had paused later;
+    0 of any other run."""
+
+
+def execute_experiment(
+    document: "Document",
+    home: Home,
+    *,
+    until: int = 0,
+    in_study: bool = False,
+    progress: RunsReporter | None = None,
+    stop: Stop | None = None,
+) -> tuple[RunOutcome, ...]:
+    """Executes all runs of an experiment and writes the experiment's report.
+
+    Call it in the main thread, within `pipelines.prefect.server.api.Api.connected`. A run that fails does not keep the
+    others from running, unless the fault is the user's: that one all runs share.
+
+    Args:
+        until: the training step at which every run pauses: it is evaluated there and its state saved, and a call with a
+            later `until`, or none, goes on from it as if it had not paused. On record it is `cancelled`. 0, or not
+            before the last step: no run pauses.
+        in_study: it is a study's trial: its runs join those of the trials before it, and the study writes the page.
+    Raises:
+        SpecError: the spec, or data or a model that it names, is wrong. The run that met it has it on record.
+    """
+    return execute_plan(
+        make_plan(document, home),
+        home,
+        lambda runs: execute_in_turn(
+            document, runs, home, until=until, in_study=in_study, progress=progress, stop=stop
+        ),
+        in_study=in_study,
+    )
+
+
+def execute_plan(
+    plan: Plan,
+    home: Home,
+    execute: Callable[[Sequence[RunPlan]], Outcomes],
+    *,
+    only: str = "",
+    in_study: bool = False,
+) -> tuple[RunOutcome, ...]:
+    """Executes a plan, as `execute_experiment` does the one that it makes.
+
+    Args:
+        execute: executes its runs: `execute_in_turn`, or several at a time.
+        only: id of the one run to execute, as when a run is resumed; the experiment's record then stays as it is.
+        in_study: as for `execute_experiment`.
+    Returns:
+        The outcomes of the runs that were begun, in the order of the plan.
+    Raises:
+        SpecError: as `execute_experiment`; or the plan no longer has the one run.
+    """
+    runs = [run for run in plan.in_turn if only in ("", run.run_id)]
+    if only and not runs:
+        raise SpecError(_replaced(plan, home, only))
+    if not only:
+        register_experiment(home, plan.document, plan.runs, in_addition=in_study)
+        if is_cancelled(home.experiment(plan.document.experiment.name), [run.run_id for run in runs]):
+            clear_request(home.experiment(plan.document.experiment.name))
+    outcomes: list[RunOutcome] = []
+    with contextlib.closing(execute(runs)) as ending:
+        for outcome in ending:
+            outcomes.append(outcome)
+            if isinstance(outcome.error, RpgError):
+                raise outcome.error
+    order = [run.run_id for run in plan.runs]
+    outcomes.sort(key=lambda outcome: order.index(outcome.run.run_id))
+    if not in_study and any(outcome.status == "finished" for outcome in outcomes):
+        from pipelines.report import write_experiment_report
+        from pipelines.report.answer import note_looks
+
+        name = plan.document.experiment.name
+        write_experiment_report(home, name)
+        note_looks(home, [name])
+    return tuple(outcomes)
+
+
+def is_all_done(plan: Plan, home: Home) -> bool:
+    """Whether nothing of any run is left to do or to send, so that no flow has to be called."""
+    cached = all(stage.action == "CACHED" for run in plan.runs for stage in run.stages)
+    sent = not any(is_behind(home, run.run_id, sink) for run in plan.runs for sink in run.experiment.sinks)
+    return cached and sent and all(RunState(home, run.run_id).status == "finished" for run in plan.runs)
+
+
+def recall(runs: Sequence[RunPlan], progress: RunsReporter) -> Outcomes:
+    """The outcomes of runs of which nothing is left to do."""
+    for position, run in enumerate(runs, start=1):
+        reporter = progress.run_started(run.run_id, run.name, position, len(runs))
+        for stage in run.stages:
+            reporter.stage_ended(stage.stage, "cached", 0.0)
+        progress.run_ended(run.run_id, "finished")
+        yield RunOutcome(run, "finished")
+
+
+def execute_in_turn(
+    document: "Document",
+    runs: Sequence[RunPlan],
+    home: Home,
+    *,
+    until: int = 0,
+    in_study: bool = False,
+    shared: bool = False,
+    progress: RunsReporter | None = None,
+    stop: Stop | None = None,
+) -> Outcomes:
+    """Executes runs of an experiment one after another, in this process; none after one that a signal has ended, and
+    none after the first once the experiment is cancelled.
+
+    Args:
+        until, in_study: as for `execute_experiment`.
+        shared: other commands may be at the same runs. One that another process executes is left to the end, and what
+            that process has not finished by then is done here.
+    """
+    stop, progress = stop or Stop(), progress or Silent()
+    left, begun = list(enumerate(runs, start=1)), 0
+    while left:
+        if begun and is_cancelled(home.experiment(document.experiment.name), [run.run_id for run in runs]):
+            return
+        entry = next_run(left, home) if shared else left[0]
+        left.remove(entry)
+        position, run = entry
+        reporter, begun = progress.run_started(run.run_id, run.name, position, len(runs)), begun + 1
+        if shared and wait_for_another(home, run.run_id, reporter, stop):
+            outcome = RunOutcome(run, "cancelled")
+        else:
+            execution = RunExecution(
+                document, run.run_id, home, stop=stop, progress=reporter, until=until, in_study=in_study
+            )
+            outcome = outcome_of(execution)
+        if shared and isinstance(outcome.error, RunBusyError):  # another command was quicker
+            left.append(entry)
+            continue
+        progress.run_ended(run.run_id, outcome.status)
+        yield outcome
+        if outcome.interrupted:
+            return
+
+
+def next_run(left: Iterable[tuple[int, RunPlan]], home: Home) -> tuple[int, RunPlan]:
+    """The first of these numbered runs that no process executes now; where each is executed, the first."""
+    numbered = list(left)
+    return next((entry for entry in numbered if not _is_under_way(home, entry[1].run_id)), numbered[0])
+
+
+def wait_for_another(home: Home, run_id: str, progress: ProgressReporter, stop: Stop) -> bool:
+    """Returns when no process executes the run any more, or this one is asked to stop.
+
+    Returns:
+        Whether somebody has cancelled the run meanwhile, so that it is not to be begun again.
+    """
+    if not _is_under_way(home, run_id):
+        return False
+    progress.note(f"  another command executes it: waiting; `rpg watch {run_id}` shows its progress")
+    while _is_under_way(home, run_id) and not stop.requested():
+        time.sleep(_LOOK_SECONDS)
+    state = RunState(home, run_id)
+    return state.status == "cancelled" and str(state.record["reason"]).endswith(CANCELLED)
+
+
+def _is_under_way(home: Home, run_id: str) -> bool:
+    return is_executed(home.run(run_id), RunState(home, run_id).record)
+
+
+def _replaced(plan: Plan, home: Home, run_id: str) -> Issue:
+    """Why the plan no longer has a run: a file or an installed package that its spec names has changed."""
+    record = read_json(home.run(run_id) / "plan.json")
+    same_cell = [run for run in plan.runs if (run.values, run.seed) == (record.get("values"), record.get("seed"))]
+    reasons = [stage.reason for run in same_cell for stage in run.stages if stage.action == "RUN"]
+    hint = "put back what has changed, or make a new run with `rpg run FILE`"
+    return Issue(f"cannot go on as {run_id}: {'; '.join(reasons[:2])}", hint=hint)
+
+
+def outcome_of(execution: RunExecution) -> RunOutcome:
+    """Calls the flow for one run and says how it ended."""
+    from prefect import tags
+
+    from pipelines.prefect.flows.flow import call_flow
+
+    run = execution.plan
+    with execution.stop.on_signals(), tags(*flow_tags(run)):
+        call_flow(execution, flow_run_name(run))
+    error = execution.error
+    if isinstance(error, StagePausedError):
+        return RunOutcome(run, "paused", paused_at=error.step)
+    if isinstance(error, (RunBusyError, SupersededError)):
+        return RunOutcome(run, "busy", error)
+    if isinstance(error, StageStoppedError):
+        return RunOutcome(run, "cancelled", error, interrupted=error.request.whole_command)
+    if error is None and execution.state.status == "finished":
+        return RunOutcome(run, "finished")
+    return RunOutcome(run, "failed", error or RuntimeError(execution.state.record["reason"] or "the flow failed"))
+
+
+def flow_run_name(run: RunPlan) -> str:
+    """Name of a run on the dashboard."""
+    return f"{run.experiment.name}: {run.name}"
+
+
+def flow_tags(run: RunPlan) -> list[str]:
+    """The tags by which a user of the dashboard filters runs."""
+    if not run.experiment.trains:
+        return [f"experiment:{run.experiment.name}", "evaluation"]
+    return [f"experiment:{run.experiment.name}", f"seed:{run.seed}", f"objective:{run.experiment.objective.type}"]

@@ -1,0 +1,75 @@
+"""Frozen documents on the Prefect server: each is sent once, and the flow runs made from it name it by its digest.
+
+A flow run's parameters are listed whole wherever flow runs are listed, and the server takes 512 KiB of them at most.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipelines.prefect.server.client import ask_patiently
+from specs.errors import Issue, SpecError
+from specs.secrets import hide
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+_SHOWN = 80
+"""Characters of something else than a digest that a message shows."""
+
+
+def digest_of(frozen: Mapping[str, Any]) -> str:
+    """SHA-256, hexadecimal, of a frozen document (`Document.to_json()` or `StudyDocument.to_json()`)."""
+    return hashlib.sha256(_text(frozen).encode()).hexdigest()
+
+
+def send(client: "SyncPrefectClient", frozen: Mapping[str, Any], description: str) -> str:
+    """Keeps a frozen document as an artifact, unless the server has it. Returns its digest."""
+    from prefect.client.schemas.actions import ArtifactCreate
+
+    digest = digest_of(frozen)
+    if not _artifacts(client, digest):
+        client.create_artifact(
+            ArtifactCreate(key=_key(digest), type="document", description=description, data=_text(frozen))
+        )
+    return digest
+
+
+def fetch(digest: str) -> dict[str, Any]:
+    """The frozen document with this digest, from the server that this process reports to.
+
+    A server that is away, or in trouble (an HTTP status from 500), is asked again for some minutes.
+
+    Raises:
+        SpecError: this is no digest, or the server does not have the document, or has another content under its name.
+    """
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        given = hide(repr(digest))[:_SHOWN]
+        raise SpecError(
+            Issue("the flow run does not name its frozen spec by a digest", given=given, hint="submit the spec again")
+        )
+    artifacts = ask_patiently(lambda client: _artifacts(client, digest))
+    for artifact in artifacts:
+        if isinstance(artifact.data, str) and hashlib.sha256(artifact.data.encode()).hexdigest() == digest:
+            frozen: dict[str, Any] = json.loads(artifact.data)
+            return frozen
+    state = "holds another content" if artifacts else "was deleted from the server"
+    raise SpecError(Issue(f"the artifact {_key(digest)}, the frozen spec, {state}", hint="submit the spec again"))
+
+
+def _artifacts(client: "SyncPrefectClient", digest: str) -> list[Any]:
+    from prefect.client.schemas.filters import ArtifactCollectionFilter, ArtifactCollectionFilterKey
+
+    key = ArtifactCollectionFilterKey(any_=[_key(digest)])
+    return list(client.read_latest_artifacts(artifact_filter=ArtifactCollectionFilter(key=key)))
+
+
+def _key(digest: str) -> str:
+    return f"document-{digest}"
+
+
+def _text(frozen: Mapping[str, Any]) -> str:
+    return json.dumps(frozen, sort_keys=True, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,153 @@
+"""Notices of a spec's `notify`, as automations of the Prefect server: it sends them, nothing here does."""
+
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode, urlsplit
+from uuid import UUID
+
+from pipelines.prefect.flows.guards import GUARD_EVENT
+from specs.errors import Issue, SpecError
+from specs.schema.execution import EmailNotice, Notice, Occasion, SlackNotice
+from specs.secrets import SecretError, resolved
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+    from specs.document import Document
+
+_EVENTS: dict[Occasion, set[str]] = {
+    "failure": {"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"},
+    "completion": {"prefect.flow-run.Completed"},
+    "guard": {GUARD_EVENT},
+}
+_WORDS: dict[Occasion, str] = {"failure": "failed", "completion": "finished", "guard": "a guard acted"}
+_MAIL_SCHEMES = {
+    "smtp": ("mailto", "insecure"),
+    "smtps": ("mailtos", "ssl"),
+    "smtp+starttls": ("mailtos", "starttls"),
+}
+"""Scheme of a mail server's address -> what Apprise, which Prefect sends mail by, calls it, and its `mode`."""
+
+
+def ensure_notices(client: "SyncPrefectClient", document: "Document") -> None:
+    """Gives the server the experiment's automations, in the place of those that an earlier submission gave it.
+
+    The addresses are read here, on the machine that submits; Prefect keeps them encrypted.
+
+    Raises:
+        SpecError: an address is not on this machine.
+    """
+    experiment = document.experiment.name
+    addresses = [_address(document, number, notice) for number, notice in enumerate(document.experiment.notify)]
+    _remove_automations(client, experiment)
+    for number, (notice, address) in enumerate(zip(document.experiment.notify, addresses, strict=True)):
+        block = _save_block(f"{experiment}-notify-{number}", notice, address)
+        for occasion in dict.fromkeys(notice.on):
+            client.create_automation(_automation(experiment, number, notice, occasion, block))
+
+
+def _address(document: "Document", number: int, notice: Notice) -> str:
+    """The secret address of a notice, which the spec only refers to."""
+    field = "server" if isinstance(notice, EmailNotice) else "url"
+    reference = getattr(notice, field)
+    path = ("notify", number, field)
+    try:
+        address = resolved({field: reference})[field]
+    except SecretError as error:
+        hint = "the machine that submits reads the address: set the variable, or make the file, here"
+        raise SpecError(document.locate(Issue(str(error), path, given=reference, hint=hint))) from None
+    scheme = urlsplit(address).scheme
+    allowed = tuple(_MAIL_SCHEMES) if isinstance(notice, EmailNotice) else ("http", "https")
+    if scheme not in allowed:
+        allowed_text = ", ".join(f"{scheme}://..." for scheme in allowed)
+        raise SpecError(document.locate(Issue("names no such address", path, given=reference, allowed=allowed_text)))
+    return address
+
+
+def _tag(experiment: str) -> str:
+    return f"experiment:{experiment}"
+
+
+def _remove_automations(client: "SyncPrefectClient", experiment: str) -> None:
+    """Removes the experiment's automations, and the addresses that they send to."""
+    from prefect.events.filters import AutomationFilter, AutomationFilterTags
+    from prefect.exceptions import ObjectNotFound
+
+    tagged = AutomationFilter(tags=AutomationFilterTags(all_=["rpg", _tag(experiment)]))
+    blocks: set[UUID] = set()
+    for automation in client.read_automations(automations=tagged):
+        client.delete_automation(automation.id)
+        blocks |= {action.block_document_id for action in automation.actions if hasattr(action, "block_document_id")}
+    for block in blocks:
+        try:
+            client.delete_block_document(block)
+        except ObjectNotFound:  # Somebody removed it on the dashboard.
+            continue
+
+
+def _save_block(name: str, notice: Notice, address: str) -> UUID:
+    """Keeps an address on the server, encrypted. Returns its id."""
+    from prefect.blocks.notifications import SlackWebhook
+    from prefect.blocks.webhook import Webhook
+    from pydantic import SecretStr
+
+    block: Any = Webhook(url=SecretStr(address), headers={"Content-Type": "application/json"})
+    if isinstance(notice, EmailNotice):
+        # Prefect has no block of its own for a mail server. This one takes any address that Apprise knows.
+        block = SlackWebhook(url=SecretStr(_apprise_address(notice, address)))
+    saved: UUID = block.save(name, overwrite=True, _sync=True)
+    return saved
+
+
+def _apprise_address(notice: EmailNotice, server: str) -> str:
+    """A mail server's address with sender and receivers, as Apprise writes it."""
+    parts = urlsplit(server)
+    scheme, mode = _MAIL_SCHEMES[parts.scheme]
+    options = {"smtp": parts.hostname, "mode": mode, "from": notice.sender, "to": ",".join(notice.to)}
+    return f"{scheme}://{parts.netloc}?{urlencode(options)}"
+
+
+def _automation(experiment: str, number: int, notice: Notice, occasion: Occasion, block: UUID) -> Any:
+    """The automation that sends one notice on one occasion."""
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+    trigger = EventTrigger(
+        expect=_EVENTS[occasion],
+        match_related={"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{_tag(experiment)}"},
+        for_each={"prefect.resource.id"},
+        posture=Posture.Reactive,
+        threshold=1,
+    )
+    return AutomationCore(
+        name=f"{experiment}: {occasion} by {notice.type} {number}",
+        description=f"From `notify` in the spec of {experiment}, at its last submission.",
+        tags=["rpg", _tag(experiment)],
+        trigger=trigger,
+        actions=[_action(experiment, notice, occasion, block)],
+    )
+
+
+def _action(experiment: str, notice: Notice, occasion: Occasion, block: UUID) -> Any:
+    """Action of the server on the occasion. The texts are Jinja templates, which it fills in."""
+    from prefect.events.actions import CallWebhook, SendNotification
+
+    message = "event.payload.message" if occasion == "guard" else "(flow_run.state.message or '')"
+    link = "(flow_run|ui_url or '')"
+    if isinstance(notice, EmailNotice):
+        subject = f"{{{{ flow_run.name }}}}: {_WORDS[occasion]}"
+        return SendNotification(
+            block_document_id=block, subject=subject, body=f"{subject}: {{{{ {message} }}}}\n\n{{{{ {link} }}}}"
+        )
+    if isinstance(notice, SlackNotice):
+        text = f"flow_run.name ~ ': {_WORDS[occasion]}: ' ~ {message} ~ ' ' ~ {link}"
+        return CallWebhook(block_document_id=block, payload=_json_template(text=text))
+    payload = _json_template(
+        event=f"'{occasion}'", experiment=f"'{experiment}'", run="flow_run.name", message=message, link=link
+    )
+    return CallWebhook(block_document_id=block, payload=payload)
+
+
+def _json_template(**expressions: str) -> str:
+    """A template of a JSON object: key -> a Jinja expression for its value."""
+    fields = [f"{json.dumps(key)}: {{{{ ({expression})|tojson }}}}" for key, expression in expressions.items()]
+    return "{" + ", ".join(fields) + "}"

@@ -1,0 +1,148 @@
+"""Prefect's process worker, which starts our flows and nothing else.
+
+`python -m pipelines.prefect.flows.workers.process_worker`
+
+Prefect's own starts whatever command, environment and directory a flow run, its deployment or its pool names, and loads
+the flow from wherever the deployment says. Ours takes all of that from this code. A flow run that asks for something
+else fails, and its state says why.
+"""
+
+import tempfile
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.objects import WorkPool
+from prefect.runner import Runner
+from prefect.states import Failed
+from prefect.workers.base import BaseWorkerResult
+from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
+
+from pipelines.home.home import Home
+from pipelines.prefect.server.deployments import DEPLOYMENTS, Deployment
+from specs.machine.own_cache import local_directory
+from specs.machine.scratch import Scratch
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.client.schemas.responses import DeploymentResponse
+
+WORKER_TYPE = "rpg"
+HOOKS = ("_run_on_crashed_hooks", "_run_on_cancellation_hooks")
+"""Methods of Prefect's runner that call a flow's hooks."""
+
+
+class RefusedError(Exception):
+    """A flow run would start something else than one of our flows."""
+
+
+def wanted_flow(flow: str, flow_run: "FlowRun", deployment: "DeploymentResponse | None") -> Deployment:
+    """Which of our flows a flow run starts.
+
+    Args:
+        flow: its name on the server.
+        deployment: that of the flow run.
+    Raises:
+        RefusedError: none of them, or otherwise than we start it.
+    """
+    ours = next((each for each in DEPLOYMENTS if each.flow == flow), None)
+    if ours is None or deployment is None:
+        raise RefusedError(f"the flow {flow!r} of this deployment is none of ours")
+    if flow_run.job_variables:
+        names = ", ".join(sorted(flow_run.job_variables))
+        raise RefusedError(f"the flow run has job variables of its own: {names}")
+    differences = {
+        "entrypoint": deployment.entrypoint != ours.entrypoint,
+        "job variables": deployment.job_variables != ours.job,
+        "pull steps": bool(deployment.pull_steps),
+        "storage": deployment.storage_document_id is not None,
+    }
+    if changed := [name for name, differs in differences.items() if differs]:
+        raise RefusedError(f"the deployment {deployment.name!r} is none of ours: {', '.join(changed)}")
+    return ours
+
+
+class OwnJob(ProcessJobConfiguration):
+    """The process that is started for a flow run. Nothing of it comes from the server but which of our flows it is."""
+
+    @classmethod
+    async def resolve_for_flow_run(
+        cls,
+        flow_run: "FlowRun",
+        *,
+        client: PrefectClient,
+        work_pool: WorkPool,
+        worker_name: str,
+        worker_id: UUID | None = None,
+        deployment: "DeploymentResponse | None" = None,
+    ) -> "OwnJob":
+        """The job of one of our flows. Raises RefusedError for another."""
+        if deployment is None and flow_run.deployment_id:
+            deployment = await client.read_deployment(flow_run.deployment_id)
+        flow = await client.read_flow(flow_run.flow_id)
+        ours = wanted_flow(flow.name, flow_run, deployment)
+        # Prefect's engine loads this one, and does not ask the server what the deployment has become since.
+        job = cls(command=ours.job["command"], env={"PREFECT__FLOW_ENTRYPOINT": ours.entrypoint})
+        job.prepare_for_flow_run(flow_run, deployment, flow, work_pool, worker_name, worker_id)
+        return job
+
+
+class OwnWorker(ProcessWorker):
+    """Takes flow runs of our deployments from a pool of Prefect's type `process`."""
+
+    job_configuration = OwnJob
+
+    @staticmethod
+    def __dispatch_key__() -> str:
+        """Name of this kind of worker on Prefect's command line."""
+        return WORKER_TYPE
+
+    async def __aenter__(self) -> "OwnWorker":
+        """Enters like Prefect's worker, without hooks: to see whether a flow has any, Prefect would load it as its
+        deployment says. Prefect keeps files at `/tmp/runner_storage`, which belongs to the user who made it first; here
+        they are in this user's own directory."""
+        await super(ProcessWorker, self).__aenter__()
+        runner = Runner(pause_on_shutdown=False, limit=None)
+        runner._tmp_dir = local_directory("prefect") / self.name
+        self._runner = await self._exit_stack.enter_async_context(runner)
+        for name in HOOKS:
+            setattr(self._runner, name, _no_hooks)
+        return self
+
+    async def _submit_run_and_capture_errors(
+        self, flow_run: "FlowRun", task_status: "TaskStatus[int | Exception] | None" = None
+    ) -> BaseWorkerResult | Exception:
+        """Submits like Prefect's worker, but what is refused has failed: what has crashed, as Prefect would say, is
+        tried again."""
+        try:
+            deployment = await self.client.read_deployment(flow_run.deployment_id) if flow_run.deployment_id else None
+            wanted_flow((await self.client.read_flow(flow_run.flow_id)).name, flow_run, deployment)
+        except RefusedError as error:
+            self._logger.warning("flow run %s (%s) is refused: %s", flow_run.name, flow_run.id, error)
+            self._release_limit_slot(flow_run.id)
+            await self.client.set_flow_run_state(flow_run.id, Failed(message=f"refused: {error}"), force=True)
+            if task_status:
+                task_status.started(error)
+            return error
+        return await super()._submit_run_and_capture_errors(flow_run, task_status)
+
+
+async def _no_hooks(*_arguments: Any) -> None:
+    pass
+
+
+def main() -> None:
+    """Prefect's command line, which also knows our kind of worker.
+
+    Prefect's temporary files lie below the home, where the next command removes them: a worker ends by being killed.
+    """
+    from prefect.cli import app
+
+    with Scratch(Home.from_environment().root, "worker") as directory:
+        tempfile.tempdir = str(directory)
+        app()
+
+
+if __name__ == "__main__":
+    main()

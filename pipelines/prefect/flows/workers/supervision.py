@@ -1,0 +1,87 @@
+"""`rpg worker`: supervises a Prefect process worker and the flows that it has started.
+
+Prefect's worker ends when the server is away for some minutes; it is started again, and its flows go on meanwhile.
+Asked to end, this process ends Prefect's worker first, so that no further flow begins, then has the flows save and give
+their runs back to the queue.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from types import FrameType
+
+from pipelines.home.home import Home
+from pipelines.prefect.flows.workers.flow_process import SUPERVISOR, FlowProcess, flow_processes, identity, stop_flows
+from specs.machine.parent import die_with_parent
+
+_POLL_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 60.0
+_SETTLED_SECONDS = 60.0
+"""A worker that ran for so long has come up: the next one is started at once."""
+
+
+class WorkerSupervisor:
+    """Keeps a Prefect worker at work until SIGTERM or SIGINT. Main thread only."""
+
+    def __init__(self, home: Home, command: list[str], environment: dict[str, str], grace: float) -> None:
+        """
+        Args:
+            command, environment: of Prefect's worker.
+            grace: seconds that each flow has for its stage to save, once this process is asked to end.
+        """
+        self._home = home
+        self._command = command
+        self._identity = identity(os.getpid())
+        self._environment = os.environ | environment | {SUPERVISOR: self._identity}
+        self._grace = grace
+        self._signalled = False
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._started_at = self._start_at = 0.0
+        self._pause = 1.0
+
+    def run(self) -> None:
+        """Returns when it was asked to end and every flow has stopped."""
+        # Set whatever they were: a shell that starts a job in the background has SIGINT ignored.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+        try:
+            while not self._signalled:
+                self._keep_worker()
+                time.sleep(_POLL_SECONDS)
+        finally:
+            if self._worker is not None:
+                self._worker.kill()
+                self._worker.wait()
+            while flows := self._flows():
+                stop_flows(flows, signal.SIGTERM, self._grace)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self._signalled = True
+
+    def _flows(self) -> list[FlowProcess]:
+        """Flows that run for this worker, or ran for one before it on this host that was killed."""
+        flows = [flow for flow in flow_processes(self._home) if flow.is_alive]
+        return [flow for flow in flows if flow.supervisor == self._identity or flow.is_orphan]
+
+    def _keep_worker(self) -> None:
+        now = time.monotonic()
+        if self._worker is None:
+            # It knows nothing of a flow that its predecessor has left, and would take another beside it.
+            if now >= self._start_at and not self._flows():
+                self._worker = subprocess.Popen(
+                    self._command,
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    preexec_fn=partial(die_with_parent, os.getpid()),
+                )
+                self._started_at = now
+        elif (code := self._worker.poll()) is not None:
+            self._worker = None
+            settled = now - self._started_at > _SETTLED_SECONDS
+            self._pause = 1.0 if settled else min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+            self._start_at = now + self._pause
+            print(f"Prefect's worker ended with {code}; another one follows", file=sys.stderr, flush=True)

@@ -1,0 +1,131 @@
+"""Settings of Prefect's processes through their environment, here and in docker-compose.yml."""
+
+import os
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote, urlsplit
+
+from pipelines.home.home import Home
+from pipelines.prefect.server.credentials import AUTH_VARIABLE, SERVER_AUTH_VARIABLE, own_string
+from specs.errors import RpgError
+
+Profile = Literal["embedded", "server"]
+"""embedded: one API process on SQLite. server: PostgreSQL, Redis, several API processes, background services apart."""
+API_PROCESSES = 2
+"""API processes of the server profile."""
+
+# The dashboard's second version: the first shows Mermaid as text.
+_EVERY_SERVER = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_UI_V2_ENABLED": "true",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+    "DO_NOT_TRACK": "1",
+}
+SHARED_STATE = {
+    "PREFECT_SERVER_EVENTS_MESSAGING_BROKER": "prefect_redis.messaging",
+    "PREFECT_SERVER_EVENTS_MESSAGING_CACHE": "prefect_redis.messaging",
+    "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "prefect_redis.ordering",
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
+    "PREFECT_SERVER_WORKER_CHANNEL_CLEANUP_QUEUE_STORAGE": "prefect_redis.cleanup_queue",
+    # Brought up to date once, before any process starts: two that migrate at the same time spoil it.
+    "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",
+}
+"""What several processes of one server keep in Redis instead of in memory."""
+API_ONLY = {"PREFECT__SERVER_WEBSERVER_ONLY": "1"}
+"""Variables of a process that answers requests and leaves the background services to another."""
+HOSTS_VARIABLE = "RPG_TRUSTED_HOSTS"
+"""Environment variable: names, with commas between them, under which a proxy lets others ask for our servers."""
+PUBLIC_VARIABLE = "PREFECT_SERVER_UI_API_URL"
+"""Prefect's environment variable: where a browser asks for the API, such as behind a proxy; the dashboard names it."""
+ORIGINS_VARIABLE = "PREFECT_SERVER_CORS_ALLOWED_ORIGINS"
+"""Prefect's environment variable: the origins of pages that may ask an API, with commas between them."""
+RECORD_PATH = "/rpg/record"
+"""Beside the API: answers with the Prefect variable that names the place of the record, to readers too."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""The names under which programs of this machine ask for a server."""
+
+
+def trusted_hosts() -> tuple[str, ...]:
+    """The names under which a proxy lets others ask for our servers, as RPG_TRUSTED_HOSTS has them."""
+    return tuple(name.strip().lower() for name in os.environ.get(HOSTS_VARIABLE, "").split(",") if name.strip())
+
+
+def origins_of(url: str) -> list[str]:
+    """The origins of pages that may ask an API: those that it serves itself, under each of its names."""
+    port = urlsplit(url).port or 80
+    here = [f"http://{name}:{port}" for name in ("127.0.0.1", "localhost")]
+    public = urlsplit(public_url(url))
+    there = [f"{public.scheme}://{public.netloc}".lower(), *(f"https://{name}" for name in trusted_hosts())]
+    return list(dict.fromkeys([*here, *there]))
+
+
+def public_url(url: str) -> str:
+    """Where a browser asks for the API at `url`: as PREFECT_SERVER_UI_API_URL says, or else there.
+
+    Raises:
+        RpgError: it holds no address.
+    """
+    given = os.environ.get(PUBLIC_VARIABLE) or url
+    parts = urlsplit(given)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or "," in given:
+        raise RpgError(
+            f"{PUBLIC_VARIABLE}={given}: no address of an API\n"
+            "  hint: the one under which the proxy lets browsers ask, such as https://prefect.example.org/api"
+        )
+    return given
+
+
+def client_environment(home: Home, url: str, auth_string: str = "") -> dict[str, str]:
+    """For every process of ours that talks to an API; `auth_string` is what it shows there, empty for none."""
+    environment = {
+        "PREFECT_HOME": str(home.prefect),
+        "PREFECT_PROFILES_PATH": str(home.prefect / "profiles.toml"),
+        "PREFECT_API_URL": url,
+        "PREFECT_CLI_PROMPT": "false",
+        "DO_NOT_TRACK": "1",
+    }
+    return environment | ({AUTH_VARIABLE: auth_string} if auth_string else {})
+
+
+def sqlite_file(home: Home) -> Path:
+    """The database of the one API process on SQLite."""
+    return home.prefect / "prefect.db"
+
+
+def embedded_environment(home: Home, url: str) -> dict[str, str]:
+    """For the one API process on SQLite. Its background services ask it too: they are clients."""
+    return client_environment(home, url, own_string(home)) | {
+        **_of_every_server(home, url, own_string(home)),
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{quote(str(sqlite_file(home)))}",
+    }
+
+
+def server_environment(home: Home, url: str, *, database: str, redis: str, auth_string: str) -> dict[str, str]:
+    """For each process of the Prefect server in the server profile, that of the background services too.
+
+    Args:
+        url: the API's, on this machine.
+        database: `user:password@host:port/name` of PostgreSQL.
+        redis: `:password@host:port`.
+        auth_string: what a client has to show.
+    """
+    # The services ask their own API too: they are clients.
+    return client_environment(home, url, auth_string) | {
+        **_of_every_server(home, url, auth_string),
+        **SHARED_STATE,
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{database}",
+        "PREFECT_REDIS_MESSAGING_URL": f"redis://{redis}/0",
+        "PREFECT_REDIS_WORKER_CLEANUP_QUEUE_URL": f"redis://{redis}/0",
+        "PREFECT_SERVER_DOCKET_URL": f"redis://{redis}/1",
+    }
+
+
+def _of_every_server(home: Home, url: str, auth_string: str) -> dict[str, str]:
+    return _EVERY_SERVER | {
+        "RPG_HOME": str(home.root),
+        PUBLIC_VARIABLE: public_url(url),
+        ORIGINS_VARIABLE: ",".join(origins_of(url)),
+        SERVER_AUTH_VARIABLE: auth_string,
+        "PREFECT__SERVER_FINAL": "1",
+    }

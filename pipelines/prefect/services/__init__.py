@@ -1,0 +1,1 @@
+"""Programs of `rpg up`: the Prefect server, its databases, the dashboards and the workers, under supervisord."""

@@ -1,0 +1,239 @@
+"""PostgreSQL and Redis of the server profile: on loopback, with passwords, their data under the home's services/."""
+
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.home.home import Home
+from pipelines.launchers.network import free_port
+from pipelines.prefect.server.api import ServiceError, refuse_anothers
+from pipelines.prefect.server.credentials import password
+from pipelines.prefect.services.supervisord import Program
+
+_DEBIAN = Path("/usr/lib/postgresql")
+"""Debian keeps each major version of PostgreSQL in a directory of its own there, and out of PATH."""
+_SERVER_USER = "postgres"
+"""User that PostgreSQL runs as where we are root, which it refuses to be: the one that Debian's package makes."""
+PREFECT_DATABASE = "prefect"
+STUDIES_DATABASE = "rpg_studies"
+
+
+@dataclass(frozen=True, slots=True)
+class Postgres:
+    """One cluster with a database for Prefect and one for studies, each with an owner of the same name.
+
+    A worker knows the password of the studies' database only: what it runs cannot read or change what Prefect keeps.
+    """
+
+    home: Home
+    binaries: Path
+    port: int
+
+    @classmethod
+    def prepare(cls, home: Home) -> "Postgres":
+        """Makes the cluster where there is none.
+
+        Raises:
+            ServiceError: PostgreSQL is not installed, its data were written by another major version, or the user as
+                whom it has to run cannot reach them.
+        """
+        data = home.services / "postgres"
+        written_by = data / "PG_VERSION"
+        binaries = _binaries(written_by.read_text(encoding="utf-8").strip() if written_by.exists() else "")
+        cluster = cls(home, binaries, free_port())
+        if not written_by.exists():
+            cluster._initialize(data)
+        return cluster
+
+    def _initialize(self, data: Path) -> None:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        user = _user()
+        if user:
+            _let_in(user, self.home, data)
+        with tempfile.NamedTemporaryFile("w", prefix="rpg-", encoding="utf-8") as password_file:
+            password_file.write(password(self.home, "postgres"))
+            password_file.flush()
+            if user:
+                shutil.chown(password_file.name, user)
+            command = [str(self.binaries / "initdb"), "--pgdata", str(data), "--username=postgres", "--encoding=UTF8"]
+            options = ["--auth=scram-sha-256", f"--pwfile={password_file.name}", "--locale=C.UTF-8"]
+            done = _run_as(user, [*command, *options])
+        if done.returncode != 0:
+            raise ServiceError(f"PostgreSQL's initdb failed:\n{done.stderr.strip()}")
+
+    def program(self) -> Program:
+        """The server. It listens at its port of loopback only, at no Unix socket, whose path might be too long."""
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": str(self.port),
+            "unix_socket_directories": "",
+            "password_encryption": "scram-sha-256",
+        }
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        return Program(
+            "postgres",
+            [str(self.binaries / "postgres"), "-D", str(self.home.services / "postgres"), *options],
+            user=_user(),
+            directory="/",
+            # "fast": clients are cut off; SIGTERM would wait until the last has left.
+            stop_signal="SIGINT",
+        )
+
+    def address(self, database: str) -> str:
+        """`user:password@host:port/name` of a database, with its owner."""
+        return f"{database}:{password(self.home, database)}@127.0.0.1:{self.port}/{database}"
+
+    def answers(self) -> bool:
+        """Whether the server takes its administrator's password.
+
+        Raises:
+            ServiceError: it does not, or who listens is another user than the one as whom it runs.
+        """
+        import psycopg
+
+        refuse_anothers(f"postgresql://127.0.0.1:{self.port}", _user())
+        try:
+            psycopg.connect(self._administrator, connect_timeout=2).close()
+        except psycopg.OperationalError as error:
+            if "authentication failed" in str(error):
+                place = self.home.services / "secrets" / "postgres"
+                raise ServiceError(f"PostgreSQL does not take the password in {place}") from None
+            return False
+        return True
+
+    def make_databases(self) -> None:
+        """Makes both databases and their owners where they are missing, and sets the owners' passwords."""
+        import psycopg
+        from psycopg import sql
+
+        with psycopg.connect(self._administrator, autocommit=True) as connection:
+            for database in (PREFECT_DATABASE, STUDIES_DATABASE):
+                name = sql.Identifier(database)
+                if not connection.execute("select 1 from pg_roles where rolname = %s", [database]).fetchone():
+                    connection.execute(sql.SQL("create role {} login").format(name))
+                secret = sql.Literal(password(self.home, database))
+                connection.execute(sql.SQL("alter role {} password {}").format(name, secret))
+                if not connection.execute("select 1 from pg_database where datname = %s", [database]).fetchone():
+                    connection.execute(sql.SQL("create database {} owner {}").format(name, name))
+                connection.execute(sql.SQL("revoke connect on database {} from public").format(name))
+
+    @property
+    def _administrator(self) -> str:
+        return f"postgresql://postgres:{password(self.home, 'postgres')}@127.0.0.1:{self.port}/postgres"
+
+
+@dataclass(frozen=True, slots=True)
+class Redis:
+    """Events, leases and queues of the Prefect server, with an append-only file."""
+
+    home: Home
+    binary: str
+    port: int
+
+    @classmethod
+    def prepare(cls, home: Home) -> "Redis":
+        """Writes its configuration. Raises ServiceError where Redis is not installed."""
+        binary = shutil.which("redis-server")
+        if binary is None:
+            raise ServiceError("redis-server is not installed; on Debian: apt install redis-server")
+        server = cls(home, binary, free_port())
+        directory = home.services / "redis"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        configuration = directory / "redis.conf"
+        lines = [
+            "bind 127.0.0.1",
+            f"port {server.port}",
+            f"requirepass {password(home, 'redis')}",
+            "appendonly yes",
+            'save ""',
+        ]
+        configuration.touch(mode=0o600)
+        configuration.write_text("\n".join(lines) + "\n", encoding="ascii")
+        return server
+
+    def program(self) -> Program:
+        """The server."""
+        return Program("redis", [self.binary, "redis.conf"], directory=str(self.home.services / "redis"))
+
+    @property
+    def address(self) -> str:
+        """`:password@host:port`."""
+        return f":{password(self.home, 'redis')}@127.0.0.1:{self.port}"
+
+    def answers(self) -> bool:
+        """Whether Redis takes the password and has read its append-only file. ServiceError: another user listens."""
+        import redis
+
+        refuse_anothers(f"redis://127.0.0.1:{self.port}")
+        try:
+            with redis.Redis.from_url(f"redis://{self.address}/0", socket_timeout=2) as client:
+                return bool(client.ping())
+        except redis.RedisError:
+            return False
+
+
+def installed_postgres() -> dict[str, Path]:
+    """Where the programs of each installed major version lie, the newest first; empty: there is none."""
+    places = sorted(_DEBIAN.glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]), reverse=True)
+    if places or not (elsewhere := shutil.which("postgres")):
+        return {path.parts[-3]: path.parent for path in places}
+    version = subprocess.run([elsewhere, "--version"], capture_output=True, encoding="utf-8").stdout.split()[2]
+    return {version.partition(".")[0]: Path(elsewhere).parent}
+
+
+def _binaries(version: str) -> Path:
+    """Where the programs of a major version lie; those of the newest one where the version is empty."""
+    installed = installed_postgres()
+    if not installed:
+        raise ServiceError("PostgreSQL is not installed; on Debian: apt install postgresql")
+    if version and version not in installed:
+        others = ", ".join(installed)
+        way_out = f"on Debian: apt install postgresql-{version}"
+        raise ServiceError(f"the databases were written by PostgreSQL {version}, and {others} is installed; {way_out}")
+    return installed[version] if version else next(iter(installed.values()))
+
+
+def _user() -> str:
+    """User that PostgreSQL runs as; empty for the user who calls."""
+    if os.geteuid() != 0:
+        return ""
+    try:
+        return pwd.getpwnam(_SERVER_USER).pw_name
+    except KeyError:
+        raise ServiceError(f"PostgreSQL does not run as root, and there is no user {_SERVER_USER}") from None
+
+
+def _let_in(user: str, home: Home, data: Path) -> None:
+    """Gives the user the directory, and the way through the home to it, which nobody else gets.
+
+    Raises ServiceError where a directory above the home keeps the user out, or the home is another group's.
+    """
+    shutil.chown(data, user)
+    group = pwd.getpwnam(user).pw_gid
+    for directory in (home.root, home.services):
+        mode = stat.S_IMODE(directory.stat().st_mode)
+        if not mode & stat.S_IXOTH:
+            if mode & stat.S_IRWXG and directory.stat().st_gid != group:
+                way_out = f"run as another user than root, or let others pass: chmod o+x {directory}"
+                raise ServiceError(
+                    f"PostgreSQL runs as {user} where root starts it, and {directory} is for a group; {way_out}"
+                )
+            os.chown(directory, -1, group)
+            directory.chmod(mode | stat.S_IXGRP)
+    if _run_as(user, ["ls", str(data)]).returncode != 0:
+        way_out = "put RPG_HOME where that user may enter, or run as another user than root"
+        raise ServiceError(f"PostgreSQL runs as {user} where root starts it, who cannot enter {data}; {way_out}")
+
+
+def _run_as(user: str, command: list[str]) -> "subprocess.CompletedProcess[str]":
+    """Runs a command to its end as another user, in no other group than that user's own; empty: as this one."""
+    identity: dict[str, Any] = {}
+    if user:
+        identity = {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+    return subprocess.run(command, capture_output=True, encoding="utf-8", cwd="/", **identity)

@@ -1,5 +1,0 @@
-"""Whatever speaks to a Prefect server: which one a command reports to, its settings, deployments and flow runs.
-
-`outbox` is what a flow tells the server while its stages work. Imports the home, the launchers' free ports and
-processes. Running, prefect_flows, services, studies, the doctor and the command line import it.
-"""

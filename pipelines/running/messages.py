@@ -1,0 +1,101 @@
+"""Messages of a run to whoever shows it, a Prefect server, and the request to stop that comes from there."""
+
+import json
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+from uuid import uuid4
+
+from pipelines.processes.stop import StopRequest
+from specs.secrets import hide
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """An artifact, a log line or an event, as plain data."""
+
+    kind: Literal["artifact", "page", "log", "event"]
+    """artifact: it takes the place of the one of its key that the server has of the flow run. page: an artifact of no
+    flow run, which takes the place of whichever the server has of its key."""
+    fields: dict[str, Any]
+    """Fields of Prefect's ArtifactCreate, LogCreate or Event, as JSON."""
+
+
+class Messages:
+    """Messages that wait to be sent. A newer one of the same key replaces an older one.
+
+    `pipelines.prefect.server.outbox` sends them; where nothing does, nobody sees them.
+    """
+
+    def __init__(self, flow_run_id: str | None = None) -> None:
+        self.flow_run_id = flow_run_id
+        self.request: StopRequest | None = None
+        """Set when the flow run was cancelled, paused or suspended on the server."""
+        self.record_url: str | None = None
+        """URL of the record's report pages; empty where the server names none, None until it has answered."""
+        self.lock = threading.Lock()
+        self.waiting: dict[str, Message] = {}
+        self._lines = 0
+
+    def artifact(self, key: str, kind: Literal["markdown", "table", "progress"], data: Any, description: str) -> None:
+        """Shows an artifact on the dashboard, in place of what the flow run has of this key.
+
+        Args:
+            data: Markdown, a table's rows, or percent done.
+        """
+        fields = {"key": key, "type": kind, "description": description}
+        self._put(key, "artifact", fields | {"data": json.dumps(data) if kind == "table" else data})
+
+    def page(self, key: str, text: str, description: str) -> None:
+        """Shows a page, Markdown, that belongs to no single flow run, in place of what the server has of this key."""
+        self._put(key, "page", {"key": key, "type": "markdown", "description": description, "data": text})
+
+    def log(self, text: str, *, level: int = logging.INFO, key: str = "") -> None:
+        """Adds a line to the flow run's log.
+
+        Args:
+            key: an unsent line of this key is replaced; empty: every line counts.
+        """
+        self._lines += 1
+        timestamp = datetime.now(UTC).isoformat()
+        fields = {"name": "prefect.flow_runs", "level": level, "message": text, "timestamp": timestamp}
+        self._put(key or f"line {self._lines}", "log", fields)
+
+    def event(self, name: str, resource: str, payload: dict[str, Any], tags: Sequence[str]) -> None:
+        """Emits a Prefect event of this flow run, which the server's automations may wait for.
+
+        Args:
+            resource: Prefect's id of what the event is about.
+            payload: what an automation's texts can name; its `message` may have been printed by a stage.
+            tags: of the flow run, by which automations choose.
+        """
+        related = [
+            (f"prefect.flow-run.{self.flow_run_id}", "flow-run"),
+            *((f"prefect.tag.{tag}", "tag") for tag in tags),
+        ]
+        event_id = str(uuid4())
+        fields = {
+            "id": event_id,
+            "event": name,
+            "occurred": datetime.now(UTC).isoformat(),
+            "resource": {"prefect.resource.id": resource},
+            "related": [{"prefect.resource.id": name, "prefect.resource.role": role} for name, role in related],
+            "payload": payload | {"message": hide(payload["message"])},
+        }
+        with self.lock:
+            self.waiting[event_id] = Message("event", fields)
+
+    def _put(self, key: str, kind: Literal["artifact", "page", "log"], fields: dict[str, Any]) -> None:
+        from prefect.runtime import task_run
+
+        text = "message" if kind == "log" else "data"
+        if isinstance(fields[text], str):
+            fields[text] = hide(fields[text])
+        if kind != "page":
+            fields |= {"flow_run_id": self.flow_run_id, "task_run_id": task_run.id}
+        with self.lock:
+            self.waiting.pop(key, None)
+            self.waiting[key] = Message(kind, fields)
