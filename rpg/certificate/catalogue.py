@@ -9,7 +9,7 @@ from specs.schema.fields import members
 from specs.schema.objective import Divergence, FormulaObjective, Objective, PublishedObjective, RegularizedObjective
 
 ESTIMATORS = ("reinforce", "differentiable")
-LEVELS = ("token", "sequence")
+LEVELS = ("token", "to_go", "sequence")
 
 
 def catalogue() -> dict[str, list[Objective]]:

@@ -59,17 +59,17 @@ def not_finite(objective: FormulaObjective | PackagedObjective) -> Issue | None:
 
 def _placed(issue: Issue, objective: FormulaObjective, batch: TokenBatch) -> Issue:
     """The issue at the first operation of the formula whose result is not finite; else at the formula."""
-    key = "weight" if objective.weight else "loss"
-    compiled = program(objective, key)
+    text = objective.weight or objective.loss
+    compiled = program(objective)
     with torch.no_grad():
         values = compiled.values(TERMS[objective.ratio_over](batch.prepared()))
-    column = compiled.steps[-1].node.column if compiled.steps else 1
+    column = 1
     for step, value in zip(compiled.steps, values, strict=True):
         if value.is_floating_point() and not value.isfinite().all():
             column = step.node.column
             break
     hint = "keep every part finite: a branch of `where` that is not taken has a gradient too; clip() bounds"
-    return replace(issue, hint=hint, within=getattr(objective, key), column=column)
+    return replace(issue, hint=hint, within=text, column=column)
 
 
 def _cases(length: int) -> TokenBatch:

@@ -11,6 +11,7 @@ policies; where they are one, q = 1 and these are the paper's.
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -108,6 +109,45 @@ def no_loss(terms: Terms) -> Tensor:
     Args and Returns: as `forward_loss`.
     """
     return torch.zeros_like(terms.log_ratio)
+
+
+def to_go_weight(divergence: Divergence, log_ratio: Tensor, terms: Terms, *, per_ratio: bool = False) -> Tensor:
+    """K of the divergence of the whole response, of which a token answers for the part from itself on.
+
+    forward: Q; reverse: −w (S + 1); unnormalized_forward: −(w − Q); unnormalized_reverse: −w S. S is the sum of log r
+    from the token on, Q the product of q up to it. On policy the expected gradient is exactly that of the divergence
+    of whole responses, with less variance than the response's own weight has: a token is not charged for what stood
+    before it.
+
+    Args:
+        log_ratio: log w of each token, perhaps held.
+        per_ratio: K/w, for a ratio as it is.
+    Returns:
+        One number a token. Constant.
+    Source: FRPO, arXiv:2601.10201.
+    """
+    so_far = terms.log_reference_so_far
+    ratio = torch.ones_like(log_ratio) if per_ratio else bounded_exp(log_ratio.detach())
+    reference = bounded_exp(so_far - log_ratio.detach()) if per_ratio else bounded_exp(so_far)
+    match divergence:
+        case "forward":
+            return reference
+        case "reverse":
+            return -ratio * (terms.log_ref_ratio_to_go + 1)
+        case "unnormalized_forward":
+            return reference - ratio
+        case "unnormalized_reverse":
+            return -ratio * terms.log_ref_ratio_to_go
+        case "none":
+            return torch.zeros_like(log_ratio)
+        case never:
+            assert_never(never)
+
+
+def to_go_loss(divergence: Divergence, terms: Terms) -> Tensor:
+    """Loss whose gradient is minus that of `to_go_weight`, token by token: −SG(K) log π, as K is no value of a
+    divergence."""
+    return -to_go_weight(divergence, terms.log_ratio, terms) * terms.log_policy
 
 
 WEIGHTS: Mapping[Divergence, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(

@@ -15,7 +15,7 @@ from torch import Tensor
 from rpg.objectives.clipping import Clipped, nothing_clipped
 from rpg.objectives.registry import equation
 from rpg.objectives.terms import Terms, bounded_exp
-from specs.schema.formula import Node
+from specs.schema.formula import Node, parse_formula
 from specs.schema.objective import FormulaObjective, PackagedObjective
 from specs.schema.schedule import constant
 
@@ -30,12 +30,13 @@ def formula(objective: FormulaObjective, terms: Terms) -> tuple[Tensor, Clipped]
     Both are formulas of the spec. Where `clipped` holds, the mark is `low` for a ratio below 1, else `dual` where A ≤ 0
     and `high` where A > 0.
     """
-    clipped = marks(objective, terms)
-    if objective.weight:
-        with torch.no_grad():
-            weight = program(objective, "weight").result(terms).detach()
-        return -weight * terms.logprobs, clipped
-    return terms.per_token(program(objective, "loss").result(terms)), clipped
+    compiled = program(objective)
+    if objective.loss:
+        losses, acts = compiled.results(terms)
+        return terms.per_token(losses), _marks(acts, terms)
+    with torch.no_grad():
+        weight, acts = compiled.results(terms)
+    return -weight.detach() * terms.logprobs, _marks(acts, terms)
 
 
 @equation.register
@@ -45,20 +46,21 @@ def packaged(objective: PackagedObjective, terms: Terms) -> tuple[Tensor, Clippe
     return losses, clipped
 
 
-def marks(objective: FormulaObjective, terms: Terms) -> Clipped:
+def _marks(acts: Tensor, terms: Terms) -> Clipped:
     """Where the condition `clipped` holds, by side."""
-    if not objective.clipped:
+    if acts.dim() == 0:
         return nothing_clipped(terms.ratio)
-    with torch.no_grad():
-        acts, below = program(objective, "clipped").result(terms), terms.ratio < 1
-    above, positive = acts & ~below, terms.advantages > 0
-    return Clipped(low=acts & below, high=above & positive, dual=above & ~positive)
+    low = acts & (terms.ratio < 1)
+    above = acts ^ low
+    high = above & (terms.advantages > 0)
+    return Clipped(low=low, high=high, dual=above ^ high)
 
 
-def program(objective: FormulaObjective, key: Any) -> "Program":
-    """The compiled formula under a key, for the objective's numbers."""
+def program(objective: FormulaObjective) -> "Program":
+    """The compiled formulas of an objective, for its numbers."""
     numbers = tuple((name, constant(value)) for name, value in objective.parameters.items())
-    return _compiled(objective.tree(key), numbers)
+    texts = objective.weight or objective.loss, objective.clipped
+    return _compiled(*texts, numbers, objective.level in ("sequence", "geometric_mean"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,13 @@ class _Place:
 
 @dataclass(slots=True)
 class Program:
-    """The steps of a formula in their order."""
+    """The steps of an objective's formulas in their order."""
 
     steps: list[Step] = field(default_factory=list)
-    constant: float | bool | None = None
-    """The whole formula, where it depends on numbers alone."""
+    outcome: Any = 0.0
+    """Place of the weight's or loss's value, or a number."""
+    clipped: Any = False
+    """Place of the condition's, or whether it holds everywhere."""
 
     def values(self, terms: Terms) -> list[Any]:
         """The result of each step."""
@@ -96,20 +100,20 @@ class Program:
             results.append(step.apply(terms, *arguments) if step.of_terms else step.apply(*arguments))
         return results
 
-    def result(self, terms: Terms) -> Tensor:
-        """The formula's value of each entry."""
-        if self.constant is not None:
-            return torch.full_like(terms.log_ratio, self.constant, dtype=_dtype(self.constant, terms))
-        last: Tensor = self.values(terms)[-1]
-        return last
-
-
-def _dtype(value: float | bool, terms: Terms) -> torch.dtype:
-    return torch.bool if isinstance(value, bool) else terms.log_ratio.dtype
+    def results(self, terms: Terms) -> tuple[Tensor, Tensor]:
+        """The weight or loss of each entry, and where the clip acts: of no dimension where it acts nowhere."""
+        values, ratio = self.values(terms), terms.log_ratio
+        outcome = values[self.outcome.index] if isinstance(self.outcome, _Place) else None
+        clipped = values[self.clipped.index] if isinstance(self.clipped, _Place) else None
+        never = ratio.new_zeros((), dtype=torch.bool)
+        return (
+            torch.full_like(ratio, self.outcome) if outcome is None else outcome,
+            (torch.ones_like(ratio, dtype=torch.bool) if self.clipped else never) if clipped is None else clipped,
+        )
 
 
 @lru_cache(maxsize=256)  # a replay holds a hundred objectives beside each other
-def _compiled(tree: Node, numbers: tuple[tuple[str, float], ...]) -> Program:
+def _compiled(text: str, clipped: str, numbers: tuple[tuple[str, float], ...], of_responses: bool) -> Program:
     made, known, places = Program(), dict(numbers), dict[Node, Any]()
 
     def place(node: Node) -> Any:
@@ -128,9 +132,9 @@ def _compiled(tree: Node, numbers: tuple[tuple[str, float], ...]) -> Program:
                 return step(node, _SYMBOLS[node.name], (), of_terms=True)
             case Node(operation="log", arguments=(Node(operation="symbol", name=name),)) if name in _LOGARITHMS:
                 return step(node, _LOGARITHMS[name], (), of_terms=True)
+        if node.operation == "where" and isinstance(decided := place(node.arguments[0]), bool):
+            return place(node.arguments[1 if decided else 2])
         arguments = tuple(map(place, node.arguments))
-        if node.operation == "where" and isinstance(arguments[0], bool):
-            return arguments[1] if arguments[0] else arguments[2]
         if node.operation in _OF_TERMS:
             return step(node, _OF_TERMS[node.operation], arguments, of_terms=True)
         if any(isinstance(each, _Place) for each in arguments):
@@ -141,11 +145,10 @@ def _compiled(tree: Node, numbers: tuple[tuple[str, float], ...]) -> Program:
         made.steps.append(Step(node, apply, arguments, of_terms))
         return _Place(len(made.steps) - 1)
 
-    whole = place(tree)
-    if isinstance(whole, _Place):
-        del made.steps[whole.index + 1 :]  # `where` of a condition that numbers decide has left steps behind
-    else:
-        made.constant = whole
+    names = tuple(known)
+    made.outcome = place(parse_formula(text, names, of_responses=of_responses))
+    if clipped:
+        made.clipped = place(parse_formula(clipped, names, condition=True, of_responses=of_responses))
     return made
 
 

@@ -6,6 +6,7 @@ token level an entry is a token, at sequence level a whole response.
 Source: Zhang 2025, arXiv:2505.17508. Differs: sampler and reference may be two policies.
 """
 
+from dataclasses import replace
 from typing import assert_never
 
 import torch
@@ -20,7 +21,7 @@ from rpg.objectives.clipping import (
     ppo_surrogate,
     regularized_clipped,
 )
-from rpg.objectives.divergence import LOSSES, WEIGHTS
+from rpg.objectives.divergence import LOSSES, WEIGHTS, to_go_loss, to_go_weight
 from rpg.objectives.registry import equation
 from rpg.objectives.terms import Terms, bounded_exp
 from specs.schema.objective import Divergence, RegularizedObjective
@@ -33,6 +34,7 @@ def regularized_policy_gradient(objective: RegularizedObjective, terms: Terms) -
 
     The clip says what becomes of m, or of −w A. The tokens of a response sum to the loss of the response.
     """
+    terms = replace(terms, to_go=True) if objective.level == "to_go" else terms
     if objective.estimator == "reinforce":
         weight, clipped = _clipped_weight(objective, terms)
         return -weight * terms.logprobs, clipped
@@ -95,8 +97,20 @@ def plain_weight(terms: Terms, *, divergence: Divergence, kl_coef: float) -> Ten
         One number an entry, reward units. Constant.
     Source: Zhang 2025, arXiv:2505.17508, Props F.1, F.3, F.4, F.5.
     """
-    weight = WEIGHTS[divergence](terms.log_ratio.detach(), terms.log_reference)
+    weight = _weight(terms, divergence, terms.log_ratio.detach())
     return terms.ratio * terms.advantages + kl_coef * weight
+
+
+def _weight(terms: Terms, divergence: Divergence, log_ratio: Tensor) -> Tensor:
+    """K at a ratio, of the level that the terms are of."""
+    if terms.to_go:
+        return to_go_weight(divergence, log_ratio, terms)
+    return WEIGHTS[divergence](log_ratio, terms.log_reference)
+
+
+def _divergence(terms: Terms, divergence: Divergence) -> Tensor:
+    """D, of the level that the terms are of."""
+    return to_go_loss(divergence, terms) if terms.to_go else LOSSES[divergence](terms)
 
 
 def clamped_divergence_weight(
@@ -107,7 +121,7 @@ def clamped_divergence_weight(
     Returns: the divergence's part of the weight at the clamped ratio, one number an entry. Constant.
     """
     clamped = torch.log(clamp_ratio(terms.ratio, low=low, high=high))
-    return kl_coef * WEIGHTS[divergence](clamped, terms.log_reference)
+    return kl_coef * _weight(terms, divergence, clamped)
 
 
 def rpg_style_clip(
@@ -217,7 +231,7 @@ def differentiable_loss(terms: Terms, *, divergence: Divergence, kl_coef: float)
         −m ∇log π, entry by entry, with the m of `plain_weight`.
     Source: Zhang 2025, arXiv:2505.17508, Props 3.2, 3.6, E.1, E.3.
     """
-    return -bounded_exp(terms.log_ratio) * terms.advantages + kl_coef * LOSSES[divergence](terms)
+    return -bounded_exp(terms.log_ratio) * terms.advantages + kl_coef * _divergence(terms, divergence)
 
 
 def dual_clip_loss(
@@ -230,7 +244,7 @@ def dual_clip_loss(
     """
     reward = ppo_surrogate(bounded_exp(terms.log_ratio), terms.advantages, low=low, high=high, dual=dual)
     clipped = ppo_clipped(terms.ratio, terms.advantages, low=low, high=high, dual=dual)
-    return reward + kl_coef * LOSSES[divergence](terms), clipped
+    return reward + kl_coef * _divergence(terms, divergence), clipped
 
 
 def algorithm_1_loss(
@@ -256,5 +270,7 @@ def regularized_advantage(terms: Terms, *, divergence: Divergence, kl_coef: floa
 
     Returns: one number an entry, reward units. Differentiable.
     """
+    if terms.to_go:
+        return terms.advantages + kl_coef * to_go_weight(divergence, terms.log_ratio, terms, per_ratio=True)
     log_ref_ratio = terms.log_ref_ratio
     return terms.advantages + kl_coef * WEIGHTS[divergence](torch.zeros_like(log_ref_ratio), -log_ref_ratio)

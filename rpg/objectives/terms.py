@@ -107,6 +107,18 @@ class Terms:
     """Entropy of the policy at each token, or its mean over the response's tokens."""
     rewards: Tensor | None = None
     """Reward of each entry's response."""
+    to_go: bool = False
+    """Whether a token answers for the divergence of its response from itself on. Entries are tokens then."""
+
+    @cached_property
+    def log_ref_ratio_to_go(self) -> Tensor:
+        """Sum of log r from each token on. Constant."""
+        return self.log_ref_ratio.detach().flip(-1).cumsum(-1).flip(-1)
+
+    @cached_property
+    def log_reference_so_far(self) -> Tensor:
+        """Sum of log q up to each token, itself included. Constant."""
+        return self.log_reference.cumsum(-1)
 
     @cached_property
     def lengths(self) -> Tensor:

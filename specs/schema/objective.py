@@ -75,8 +75,9 @@ class RegularizedObjective(BaseObjective):
     """Between the policy and the reference; forward is KL(reference || policy), reverse KL(policy || reference)."""
     estimator: Literal["reinforce", "differentiable"] = "reinforce"
     """reinforce: -SG(weight) log pi; differentiable: the surrogate itself."""
-    level: Level = "token"
-    """What the importance ratio and the divergence are taken over."""
+    level: Literal["token", "to_go", "sequence"] = "token"
+    """What the importance ratio and the divergence are taken over. to_go: the ratio of a token, which answers for the
+    divergence of the response from itself on."""
     kl_coef: Weight = 1e-4
     """Weight of the divergence."""
     clip: Clip = DualClip()
@@ -112,17 +113,18 @@ class RegularizedObjective(BaseObjective):
     @property
     def ratio_over(self) -> RatioOver:
         """Unit of the ratio, as `level` says."""
-        return self.level
+        return "token" if self.level == "to_go" else self.level
 
     @property
     def exact(self) -> Claim:
-        """A clip biases the gradient as soon as the policy has left the sampler."""
-        return "always" if isinstance(self.clip, NoClip) else "on_policy"
+        """A clip biases the gradient as soon as the policy has left the sampler, and so do states that the sampler came
+        to where a whole response's divergence is meant."""
+        return "always" if isinstance(self.clip, NoClip) and self.level != "to_go" else "on_policy"
 
     @property
     def claim_level(self) -> Level:
-        """Level of the claim, as `level` says."""
-        return self.level
+        """Level of the claim: to_go answers for the whole response's divergence."""
+        return "token" if self.level == "token" else "sequence"
 
     @property
     def claim_divergence(self) -> Literal["reverse", "forward"]:

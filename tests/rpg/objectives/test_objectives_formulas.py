@@ -138,5 +138,5 @@ def test_equal_operations_are_computed_once() -> None:
             "claim": "none",
         }
     )
-    names = [step.node.operation for step in program(objective, "weight").steps]
+    names = [step.node.operation for step in program(objective).steps]
     assert names == ["log", "multiply", "multiply", "add", "add"]

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from places import ROOT
 
 from specs import SpecError, load_experiment, parse_objective
+from specs.loader import load_any, load_document
 from specs.schema.formula import MAX_TEXT, FormulaError, parse_formula
 from specs.schema.objective import FormulaObjective
 from specs.schema.schedule import at_step, schedules_in
+from specs.study_document import StudyDocument
 
 FORMULA: dict[str, Any] = {
     "type": "formula",
@@ -153,6 +155,36 @@ def test_what_an_objective_says_must_fit_together(changes: dict[str, Any], messa
     with pytest.raises(SpecError) as caught:
         made(**changes)
     assert message in str(caught.value)
+
+
+STUDY = """\
+name: numbers
+question: Which weight of the divergence is best?
+experiment: {gallery}
+parameters:
+  objective.parameters.beta: {{float: [1e-3, 1.0], log: true}}
+goal: {{dataset: held_out, metric: mean@8, direction: maximize}}
+sampler: {sampler}
+trials: 8
+"""
+
+
+@pytest.mark.parametrize(
+    "sampler", ["{type: auto, seed: 0}", "{type: population, seed: 0, members: 4, exploit_every: 20}"]
+)
+def test_a_study_searches_the_numbers_of_a_formula(sampler: str, tmp_path: Path) -> None:
+    file, gallery = tmp_path / "study.yaml", tmp_path / "spec.yaml"
+    quickstart = ROOT / "specs/experiments/quickstart.yaml"
+    text = SPEC.format(starter=quickstart, formula="  weight: w*A - beta*w*log(r)")
+    gallery.write_text(text.replace("{beta: 0.1}", "{beta: 0.1, gamma: 2}"))
+    file.write_text(STUDY.format(gallery=gallery, sampler=sampler))
+    document = load_any(file)
+    assert isinstance(document, StudyDocument)
+    trial = document.trial({"objective.parameters.beta": 0.5}).experiment.objective
+    assert isinstance(trial, FormulaObjective)
+    assert trial.parameters == {"beta": 0.5, "gamma": 2}
+    (warning,) = load_document(gallery).warnings
+    assert (warning.path, warning.message) == (("objective", "parameters", "gamma"), "no formula reads it")
 
 
 def test_an_objective_without_a_claim_is_told_to_make_one() -> None:
