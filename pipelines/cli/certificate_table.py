@@ -66,7 +66,7 @@ def catalogue_table(certificates: Mapping[str, Sequence[Row]]) -> str:
 
 def weight_page(title: str, certificates: Mapping[str, Sequence[Row]]) -> str:
     """A page with a chart for each objective: its weight over the ratio, for an advantage of 1 and of -1."""
-    from pipelines.report.charts import Line, line_chart
+    from pipelines.report.charts import line, line_chart
     from pipelines.report.page import render
     from rpg.certificate.certificate import weight_curves
 
@@ -77,7 +77,7 @@ def weight_page(title: str, certificates: Mapping[str, Sequence[Row]]) -> str:
     }
     sections = []
     for name, curves in charts.items():
-        lines = [Line(points, label, color) for color, (label, points) in enumerate(curves.items())]
+        lines = [line(points, label, color) for color, (label, points) in enumerate(curves.items())]
         sections.append(line_chart(lines, title=name, x_label="w"))
     legend = [(label, color) for color, label in enumerate(next(iter(charts.values()), {}))]
     return render("weights.html", title=title, charts=sections, legend=legend)
