@@ -249,12 +249,6 @@ def test_a_checkpoint_keeps_which_tokens_of_a_batch_that_waits_were_given(tmp_pa
         assert getattr(before, "dtype", None) == getattr(after, "dtype", None), field.name
 
 
-def test_a_batch_of_a_single_turn_and_one_reward_waits_in_a_file_like_those_of_before() -> None:
-    [plain] = plain_waiting([QueuedBatch(3, example(), position=7)])
-    assert "sampled" not in plain["rollouts"]
-    assert plain["rollouts"]["scores"][0].keys() == {"value", "correct", "extracted", "error", "penalty"}
-
-
 def test_a_response_that_nobody_told_of_is_named() -> None:
     nothing = cast("Any", None)
     scoring = Scoring(nothing, nothing, [Problem("p0", "0=", "0", "train")], group_size=1, reward_at=nothing)
