@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from typing import Any
 
 from specs.machine.parent import before_torch, die_with_parent
 
@@ -97,7 +98,7 @@ class Program:
         parent = os.getppid()
         os.setsid()
         die_with_parent(parent)
-        (output,) = forkserver.get_inherited_fds()
+        output = (forkserver.get_inherited_fds() or [])[0]
         for standard in (1, 2):
             os.dup2(output, standard)
         for descriptor in (output, parent_sentinel, *_descriptors_of_server()):
@@ -129,10 +130,12 @@ class Program:
 
 def _descriptors_of_server() -> list[int]:
     """Returns the descriptors that `multiprocessing` keeps in a fork, and has it forget them."""
-    server, tracker = forkserver._forkserver, resource_tracker._resource_tracker
+    server: Any = forkserver._forkserver
+    tracker: Any = resource_tracker._resource_tracker
     kept = [server._forkserver_alive_fd, tracker._fd, sys.stdin.fileno()]
     server._forkserver_alive_fd = tracker._fd = None
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 (it stays open)
+    for name in ("stdin", "__stdin__"):
+        setattr(sys, name, open(0, encoding="utf-8", closefd=False))  # noqa: SIM115 (it stays open)
     return kept
 
 
@@ -150,7 +153,7 @@ def _run(words: Sequence[str]) -> int:
             print(leaving.code, file=sys.stderr)
     except BaseException:
         sys.excepthook(*sys.exc_info())
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     return code

@@ -183,7 +183,7 @@ def _told_code(status: int) -> int | None:
     if not waiting.poll(0):
         return None
     try:
-        return forkserver.read_signed(status)
+        return int(forkserver.read_signed(status))
     except EOFError:
         return -signal.SIGKILL
     finally:
