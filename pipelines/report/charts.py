@@ -344,7 +344,7 @@ def library() -> str:
 def short(values: Sequence[float] | NDArray[np.float64]) -> list[float | None]:
     """Returns values to a part of their range that no eye can see, so that a page stays small; None for a NaN."""
     low, high = extent(values)
-    digits = 5 - math.floor(math.log10(min(high - low, 1e300)))
+    digits = 4 - math.floor(math.log10(min(high - low, 1e300)))
     rounded = (round(float(value), digits) for value in values)
     return [int(v) if v.is_integer() and abs(v) < 1e15 else v if math.isfinite(v) else None for v in rounded]
 

@@ -103,7 +103,7 @@ def test_titles_messages_rules_comments_and_docstrings_are_no_part_of_a_result(
     rivals.write_text("# A comment.\n" + text.replace("    return", "    # Another.\n\n    return"))
     for file, before, after in (
         ("specs/metrics.py", "Mean reward", "Average reward"),
-        ("specs/rules/training.py", "IDLE_KNOBS = (", "IDLE_KNOBS = (*(), "),
+        ("specs/rules/idle.py", "has no effect", "does nothing"),
         ("specs/schema/objective.py", "class Grpo", "class Other(Spec): ...\n\n\nclass Grpo"),
         ("rpg/statistics/wording.py", "best", "top"),
         ("rpg/trainer.py", "; the update is skipped", "; this update is left out"),

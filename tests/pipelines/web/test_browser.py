@@ -296,7 +296,7 @@ def test_a_page_of_a_hundred_runs_is_small_and_opens_at_once(browser: Browser, t
         record_tokens(home, run_id, steps=range(1, 501), length=400)
     record_experiment(home, runs)
     report = write_experiment_report(home, "sums")
-    assert report.stat().st_size < 3_000_000
+    assert report.stat().st_size < 1_500_000
     with visit(browser) as visited:
         seconds = []
         for _ in range(3):
