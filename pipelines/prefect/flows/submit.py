@@ -24,8 +24,9 @@ from pipelines.prefect.server.deployments import (
     record_pages,
     workers_of,
 )
-from pipelines.prefect.server.outbox import Message, send
+from pipelines.prefect.server.outbox import send
 from pipelines.running.experiment_page import experiment_markdown
+from pipelines.running.messages import Message
 from pipelines.running.run import register_experiment, register_runs
 from specs.errors import Issue, SpecError
 from specs.secrets import hide
