@@ -92,6 +92,11 @@ def _meaning(certificate: Mapping[str, Any], updates: int, max_staleness: int) -
         return f"This run's objective does not have the gradient that it claims, that of {claimed}: do not rely on it."
     if claim == "always":
         return f"In this run every update has on average exactly the gradient of {claimed}."
+    if claim == "never" and on_policy == "exact":
+        return (
+            f"This run's objective claims nothing. On average its gradient is exactly that of {claimed} in the first "
+            f"update of a step, and {off_policy} in later ones."
+        )
     if claim == "never":
         return (
             f"This run's objective has not the gradient of {claimed} and does not claim to: on average it is "

@@ -6,7 +6,7 @@ import pytest
 
 from rpg.certificate.certificate import Certificate, certify, weight_curves
 from rpg.certificate.finite import not_finite, refused
-from rpg.certificate.reading import in_a_line
+from rpg.certificate.reading import in_a_line, in_words
 from specs import parse_objective
 from specs.schema.objective import FormulaObjective
 
@@ -91,6 +91,14 @@ def test_an_objective_without_a_claim_says_how_far_it_is_off() -> None:
     line = in_a_line(certificate.as_json())
     assert line.startswith("no claim: on policy up to ")
     assert "the gradient of expected reward of each token" in line
+
+
+def test_a_run_without_a_claim_is_told_what_its_gradient_is_all_the_same() -> None:
+    exact, other = (certify(objective(text)).as_json() for text in ("min(w, 1)*A", "w*A*abs(A)"))
+    assert in_words(exact, updates=2)["meaning"].startswith(
+        "This run's objective claims nothing. On average its gradient is exactly that of expected reward of each token"
+    )
+    assert "does not claim to: on average it is up to " in in_words(other, updates=2)["meaning"]
 
 
 @pytest.mark.parametrize(
