@@ -1,6 +1,7 @@
-"""When it happens: plans, flows, services, studies, answers, the command line, and `load`, its door in Python.
+"""Orchestration: plans, flows, services, studies, answers, the command line, and `load`, the entry point of the Python
+API.
 
-Imports the other three packages, Prefect and Optuna; nothing imports it. `load` is imported when it is first used, so
+Imports the other three packages, Prefect and Optuna; no other package imports it. `load` is imported on first use, so
 that `import pipelines` costs nothing; it is no part of what a stage reaches.
 """
 
@@ -18,8 +19,9 @@ __all__ = ["Job", "Outcome", "RunError", "load"]
 
 
 def _leave_working_directory() -> None:
-    """Removes the working directory from the path of modules, here and for processes started from here, where an empty
-    part of PYTHONPATH (`PYTHONPATH=$PYTHONPATH:lib`) put it there: a file there would replace an installed module."""
+    """Removes the working directory from the module path, here and for processes started from here, if an empty
+    part of PYTHONPATH (`PYTHONPATH=$PYTHONPATH:lib`) put it there: a file there would replace an installed module.
+    """
     parts = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if len(parts) == 1 or all(parts):
         return
@@ -28,12 +30,14 @@ def _leave_working_directory() -> None:
     with contextlib.suppress(FileNotFoundError):  # the working directory was deleted
         here = os.getcwd()
         if here in sys.path and here not in map(os.path.abspath, named):
-            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(here)]  # the last: a script's own directory is first
+            del sys.path[
+                len(sys.path) - 1 - sys.path[::-1].index(here)
+            ]  # the last: a script's own directory comes first
 
 
 _leave_working_directory()
 if locale.getpreferredencoding(False).lower() != "utf-8":
-    os.environ["PYTHONUTF8"] = "1"  # the processes started from here write UTF-8, which is read back here
+    os.environ["PYTHONUTF8"] = "1"  # processes started from here write UTF-8, which this process reads back
 
 
 def __getattr__(name: str) -> Any:

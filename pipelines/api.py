@@ -1,6 +1,6 @@
-"""The door in Python: `load` a spec, plan it, run it here or hand it to a server, and take what came of it.
+"""The Python API: `load` a spec, plan it, run it here or submit it to a server, and read the results.
 
-Everything goes through the stages and the cache that the command line has, under RPG_HOME.
+Everything goes through the same stages and cache as the command line, under RPG_HOME.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ _GOES_ON = "what ran is saved; the same call goes on from here"
 
 
 class RunError(RpgError):
-    """Runs that did not end well. `Job.outcome` has what there is of the others."""
+    """At least one run failed. `Job.outcome` has the results of the others."""
 
 
 def load(
@@ -42,22 +42,22 @@ def load(
     set: Mapping[str, Any] | None = None,
     rewards: Mapping[str, Callable[..., Any]] | None = None,
 ) -> "Job":
-    """Reads an experiment, a study or an evaluation of models as they are.
+    """Reads an experiment, a study or an evaluation of existing models.
 
     Args:
-        spec: a file, or a mapping that says what a file would; its paths are relative to the working directory.
-        set: path -> value, laid over the spec as `--set` does: `{"training.steps": 10}`.
-        rewards: name -> function that scores responses where the spec says `reward: {type: NAME}`. It is written to a
-            file with what it uses, and is then a reward of type python.
+        spec: a file, or a mapping with the content of such a file; its paths are relative to the working directory.
+        set: path -> value, applied to the spec as `--set` does: `{"training.steps": 10}`.
+        rewards: name -> function that scores responses where the spec says `reward: {type: NAME}`. The function and
+            what it uses are written to a file, which then serves as a reward of type python.
     Raises:
-        SpecError: everything that is wrong, each at its file and line, or, of a mapping, at the path of its key.
+        SpecError: every error, each with its file and line, or, in a mapping, with the path of its key.
     """
     return Job(jobs.load(spec, set or {}, Home.from_environment(), rewards), kind_of(spec))
 
 
 @dataclass(frozen=True, repr=False)
 class Job:
-    """An experiment, a study or an evaluation, ready to be planned and run."""
+    """An experiment, a study or an evaluation that is ready to be planned and run."""
 
     document: Document | StudyDocument
     """The spec as read and checked."""
@@ -65,12 +65,12 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The spec's name."""
+        """Returns the spec's name."""
         return self._spec.name
 
     @property
     def question(self) -> str:
-        """The spec's question."""
+        """Returns the spec's question."""
         return self._spec.question
 
     @property
@@ -78,7 +78,7 @@ class Job:
         return self.document.study if isinstance(self.document, StudyDocument) else self.document.experiment
 
     def plan(self) -> "JobPlan":
-        """What would run, what is done, and why, as `rpg plan`. Changes nothing.
+        """Returns what would run, what is done, and why, as `rpg plan` does. Changes nothing.
 
         Raises:
             SpecError: the data or the model that the spec names is wrong.
@@ -93,16 +93,16 @@ class Job:
         return JobPlan(self.document, plan, tuple(warnings))
 
     def run(self, parallel: int | Literal["auto"] = 1, progress: bool = True) -> "Outcome":
-        """Runs it here, as `rpg run`, `rpg study run` and `rpg evaluate` do; what is done already is reused.
+        """Runs the job here, as `rpg run`, `rpg study run` and `rpg evaluate` do; finished work is reused.
 
-        Ctrl-C, in a notebook its stop button, saves what is under way and raises KeyboardInterrupt: the same call goes
-        on from there. Call it in the main thread.
+        Ctrl-C, or the stop button of a notebook, saves the work in progress and raises KeyboardInterrupt: the same call
+        resumes from there. Call it in the main thread.
 
         Args:
-            parallel: runs (of a study, trials) at a time; auto: as many as GPU slots are free for.
-            progress: lines on stderr say how far it is.
+            parallel: runs (trials, for a study) at a time; auto: one for each free GPU slot.
+            progress: whether to report progress on stderr.
         Raises:
-            RunError: a run failed; the others were run all the same.
+            RunError: a run failed; the others were still run.
             SpecError: the data or the model that the spec names is wrong.
         """
         home = Home.from_environment()
@@ -140,12 +140,13 @@ class Job:
             raise RunError(f"no trial of the study finished{reasons}")
 
     def submit(self, profile: str | None = None) -> "Submissions":
-        """Hands it to the workers of a Prefect server, as `rpg submit` does.
+        """Submits the job to the workers of a Prefect server, as `rpg submit` does.
 
         Args:
-            profile: an API's URL or the name of a Prefect profile; None: RPG_PROFILE, else what `rpg up` started.
+            profile: an API's URL or the name of a Prefect profile; None: RPG_PROFILE, else the server that `rpg up`
+            started.
         Raises:
-            SpecError: there is no such server, or it refuses.
+            SpecError: the server does not exist, or it refuses.
         """
         import os
 
@@ -157,10 +158,10 @@ class Job:
         return Submissions((each.run_id, each.link) for each in submit(self.document, home, profile))
 
     def outcome(self) -> "Outcome":
-        """What came of it so far, from the record.
+        """Returns the recorded results so far.
 
         Raises:
-            RpgError: none of it has been run.
+            RpgError: no run has started.
         """
         home = Home.from_environment()
         if isinstance(self.document, StudyDocument):
@@ -179,12 +180,12 @@ class JobPlan:
 
     document: Document | StudyDocument
     plan: "Plan"
-    """Runs and stages; of a study those of its experiment."""
+    """Runs and stages; for a study, those of its experiment."""
     warnings: "tuple[Issue, ...]"
 
     @property
     def data(self) -> dict[str, Any]:
-        """The plan as `rpg plan --json` has it."""
+        """Returns the plan in the form of `rpg plan --json`."""
         from pipelines.jobs.plan import plan_data
 
         return plan_data(self.document, self.plan, Home.from_environment())
@@ -206,7 +207,7 @@ class JobPlan:
 
 
 class Submissions(list[tuple[str, str]]):
-    """(run, its page on the dashboard) of each flow run that a worker will take up."""
+    """Pairs (run, URL of its dashboard page), one for each flow run that a worker will execute."""
 
     def _repr_html_(self) -> str:
         rows = "".join(f'<li>{escape(name)} <a href="{escape(link)}">{escape(link)}</a></li>' for name, link in self)
@@ -215,40 +216,43 @@ class Submissions(list[tuple[str, str]]):
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """One run of a job, as it is on record."""
+    """The record of one run of a job."""
 
     run_id: str
     name: str
     seed: int | None
-    """None: nothing was trained."""
+    """Seed of the run. None if nothing was trained."""
     values: dict[str, Any]
-    """The matrix fields' values in this run; of a study's trial its parameters."""
+    """Values of the matrix fields in this run; for a study's trial, its parameters."""
     status: str
-    """finished, failed, cancelled, running, pending or crashed; planned: it was not begun."""
+    """finished, failed, cancelled, running, pending or crashed; planned if the run has not started."""
     reason: str
-    """Why it failed or was cancelled."""
+    """Reason why the run failed or was cancelled."""
 
 
 @dataclass(frozen=True, repr=False)
 class Outcome:
-    """What came of a job, read from the record when it is first asked for."""
+    """The results of a job, read from the record on first use."""
 
     home: Home
     name: str
     question: str
     run_ids: tuple[str, ...]
-    """The job's runs; none: it is a study."""
+    """The job's runs; empty for a study."""
 
     @cached_property
     def runs(self) -> list[JobRun]:
-        """The job's runs, in the order of the plan; a study's in that of its trials."""
+        """Returns the job's runs, in the order of the plan; a study's runs in the order of its trials."""
         if not self.run_ids:
             return [self._run(run_id, dict(trial.params)) for trial in self._study.trials for run_id in trial.run_ids]
         return [self._run(run_id) for run_id in self.run_ids]
 
     @cached_property
     def verdict(self) -> "Verdict":
-        """What may be said: `.best`, `.differences` and `.text`. Of one group of seeds there is the text alone."""
+        """Returns the conclusions that the data support: `.best`, `.differences` and `.text`. One group of seeds has
+        only
+        `.text`.
+        """
         from dataclasses import replace
 
         from pipelines.report.statistics import Verdict
@@ -257,7 +261,7 @@ class Outcome:
         return replace(said, text=text) if said else Verdict(None, (), text, (), {})
 
     def table(self) -> "pd.DataFrame":
-        """The figures: a row for each group of seeds on each evaluation set, of a study for each trial."""
+        """Returns the figures: one row for each group of seeds on each evaluation set; for a study, one row a trial."""
         import pandas as pd
 
         if not self.run_ids:
@@ -280,14 +284,14 @@ class Outcome:
         return pd.DataFrame(outcome_rows(outcomes_of(self._answered[1])))
 
     def figure(self, name: str) -> "Chart":
-        """One figure by its name: `reward/mean`, `accuracy/held_out`; see `figures`."""
+        """Returns one figure by its name: `reward/mean`, `accuracy/held_out`; see `figures`."""
         if name not in self.figures:
             raise RpgError(f"there is no figure {name!r}; there are: {', '.join(self.figures)}")
         return self.figures[name]
 
     @cached_property
     def figures(self) -> "dict[str, Chart]":
-        """All figures by name, those of metrics that never change too."""
+        """Returns all figures by name, including those of constant metrics."""
         from pipelines.report.evidence import study_groups
         from pipelines.report.figures import figures_of
         from pipelines.studies.answers.pictures import study_figures
@@ -305,7 +309,7 @@ class Outcome:
 
     @cached_property
     def _version(self) -> str:
-        """NAME@VERSION of the experiment's version that has the job's runs; NAME where none has."""
+        """Returns NAME@VERSION of the experiment's version that has the job's runs; NAME if no version has them."""
         from pipelines.home.versions import versions_in
         from specs.machine.files import read_json
 
@@ -336,7 +340,7 @@ class Outcome:
             return answered(self.home, store, self._version, self._groups)
 
     def _said(self) -> "tuple[str, Verdict | None]":
-        """The answer in words, and the verdict that it rests on, if there is one."""
+        """Returns the answer in words and the verdict behind it, if there is one."""
         if not self.run_ids:
             from pipelines.studies.answers.answer import answer, confirmed
 

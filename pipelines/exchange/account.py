@@ -1,4 +1,4 @@
-"""A run's account for those who get it, as Markdown: answer, lineage, certificate, spec."""
+"""A run's description for its recipients, as Markdown: answer, lineage, certificate, spec."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -31,38 +31,38 @@ from storage import Store
 from storage.provenance import input_manifest
 
 _MADE_WITH = {"code": "code", "package": "package", "lock": "installed packages", "certificate": "certificate"}
-"""Kinds of provenance that stand in the lineage, and what they are called there."""
+"""Kinds of provenance that the lineage lists, each with its label there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The text about a run, or about its model after a step."""
+    """The description of a run, or of its model after a step."""
 
     run: Run
     step: int
-    """Step of the weights that are described; 0: none, the run as a whole."""
+    """Step of the weights that are described. 0 describes the run as a whole."""
     answer: str
     outcomes: tuple[Outcome, ...]
     of_experiment: str
-    """The answer of all seeds and cells that were run with this one; empty where it was run alone."""
+    """The answer over all seeds and cells that were run with this one; empty if it was run alone."""
     lineage: tuple[tuple[str, str], ...]
-    """Name and value of what the result follows from."""
+    """Name and value of each input that the result follows from."""
     certificates: tuple[tuple[str, Mapping[str, Any]], ...]
-    """Training step from which it holds (empty: throughout), certificate."""
+    """Pairs (first training step for which it holds, certificate). An empty step: it holds throughout."""
     spec: str
     """YAML."""
 
     @property
     def measure(self) -> str:
-        """Measure of the outcomes."""
+        """Returns the measure of the outcomes."""
         return " or ".join(dict.fromkeys(outcome.measure for outcome in self.outcomes))
 
 
 def account_of(home: Home, run_id: str, *, step: int = 0) -> Account:
-    """Reads what is to be said of a run.
+    """Reads the data for a run's description.
 
     Args:
-        step: of the weights that are handed over; later evaluations are left out. 0: the whole run.
+        step: step of the exported weights; later evaluations are left out. 0: the whole run.
     """
     run = evidence.load_run(home, run_id)
     groups = [Group(run.name or run_id, (run,))]
@@ -89,7 +89,7 @@ def account_of(home: Home, run_id: str, *, step: int = 0) -> Account:
 
 
 def _chosen_on(store: Store, run_id: str, step: int) -> list[str]:
-    """A sentence where weights are handed over that were chosen by their accuracy."""
+    """Returns a sentence if the exported weights were chosen by their accuracy."""
     sets = (
         "SELECT dataset, metric FROM accuracy_curves"
         " WHERE run_id = ? AND step = ? AND is_best AND NOT is_last ORDER BY 1"
@@ -101,7 +101,7 @@ def _chosen_on(store: Store, run_id: str, step: int) -> list[str]:
 
 
 def render(template: str, account: Account, **values: Any) -> str:
-    """A text of this directory about a run.
+    """Renders a template of this directory for a run.
 
     Args:
         template: its file's name.
@@ -117,7 +117,7 @@ def render(template: str, account: Account, **values: Any) -> str:
 
 
 def _answer_of_experiment(home: Home, store: Store, run: Run) -> str:
-    """The headline of the version of the experiment that has the run, where it has others too."""
+    """Returns the headline of the experiment's version that has the run, if that version has other runs too."""
     if not is_experiment(home, run.experiment):
         return ""
     record = read_json(home.experiment(run.experiment) / "experiment.json")
@@ -159,12 +159,12 @@ def _lineage(home: Home, run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _naming(source: Source) -> Iterator[Any]:
-    """Fields of a data source that say which data it is."""
+    """Yields the fields of a data source that identify its data."""
     for key in ("source", "name", "path", "task", "split", "revision"):
         if value := getattr(source, key, ""):
             yield value
 
 
 def _figure(interval: Interval | None, *, share: bool) -> str:
-    """`45.2 % [41.0, 49.3]`; of a score `0.45 [0.41, 0.49]`."""
+    """Formats an interval: `45.2 % [41.0, 49.3]` for a share, `0.45 [0.41, 0.49]` for a score."""
     return "-" if interval is None else with_interval(interval, share=share)

@@ -1,4 +1,4 @@
-"""An export's arrival in another home: checked file by file, and then there whole, or not at all."""
+"""An export's import into another home: checked file by file, then present as a whole or not at all."""
 
 import shutil
 import stat
@@ -23,7 +23,7 @@ _NEEDED = {"run.json", "state.json"}
 _MOST_NAMED = 3
 """Problems of an export's documents that an error names."""
 _TELL_APART = ("status", "started_at", "ended_at", "evaluation")
-"""Fields of a run's state that differ between two executions of it, or between two of its moments."""
+"""Fields of a run's state that differ between two executions of it, or between two moments of one."""
 
 
 class NoExportError(RpgError):
@@ -36,21 +36,21 @@ class ExportRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A run in a directory, as `write_export` left it."""
+    """A run in a directory, as written by `write_export`."""
 
     directory: Path
     run_id: str
     files: Mapping[str, Any]
     """Name -> sha256 and bytes."""
     experiment: Mapping[str, Any]
-    """What the run's experiment knows of it."""
+    """The entry for this run in its experiment's record."""
 
 
 def exports_in(directory: Path) -> list[Export]:
-    """The export that a directory holds, or those that lie in its directories, as of an experiment.
+    """Returns the exports in a directory: the one that it holds, or those in its subdirectories (an experiment's runs).
 
     Raises:
-        NoExportError: there is none, or it was written by a later version, or while the run was executed.
+        NoExportError: the directory has no export, or one written by a later version or while the run was executing.
     """
     manifests = [directory / MANIFEST] if (directory / MANIFEST).is_file() else sorted(directory.glob(f"*/{MANIFEST}"))
     if not manifests:
@@ -59,15 +59,15 @@ def exports_in(directory: Path) -> list[Export]:
 
 
 def import_run(home: Home, export: Export) -> bool:
-    """Takes a run into a home, with its experiment.
+    """Imports a run into a home, with its experiment.
 
-    Killed on the way, it leaves the run whole or not there, and the next call finishes.
+    If the process is killed midway, the run is either whole or absent, and the next call finishes.
 
     Returns:
-        Whether the run came; not where it was here already.
+        True if the run was imported, False if it was here already.
     Raises:
-        ExportRefusedError: a file is missing or has another content, is a link or no regular file, or is a document of
-            another shape; or the home has another run of that id.
+        ExportRefusedError: a file is missing or has other content, is a link or no regular file, or is a document of
+            another shape; or the home has another run with that id.
     """
     final = home.run(export.run_id)
     try:
@@ -102,7 +102,7 @@ def _read(directory: Path) -> Export:
 
 
 def _strange_file(export: Export) -> str:
-    """The first of an export's files that no `rpg export` writes; empty where there is none."""
+    """Returns the first of an export's files that `rpg export` never writes; empty if there is no such file."""
     for name in export.files:
         if not all(map(is_portable_name, name.split("/"))):
             return f"{name if name.isprintable() else repr(name)} is not a file of it"
@@ -120,7 +120,7 @@ def _strange_file(export: Export) -> str:
 
 
 def _bring(export: Export, aside: Path, final: Path) -> None:
-    """Copies the run's files aside, looks into the documents there, and gives them the run's name."""
+    """Copies the run's files to a temporary directory, checks the documents there, and renames it to the run's name."""
     shutil.rmtree(aside.parents[1], ignore_errors=True)
     try:
         for name in filter(is_of_run, export.files):
@@ -139,21 +139,21 @@ def _bring(export: Export, aside: Path, final: Path) -> None:
         write_json(aside / "state.json", read_json(aside / "state.json") | elsewhere)
         sync_tree(aside)
         final.parent.mkdir(exist_ok=True)
-        aside.rename(final)  # fails where somebody has begun the run meanwhile
+        aside.rename(final)  # fails if another process has started the run meanwhile
         sync(final.parent)
     finally:
         shutil.rmtree(aside.parents[1], ignore_errors=True)
 
 
 def _problems(run: Path, name: Path) -> list[str]:
-    """Problems of a document of the run; none where the file is no document."""
+    """Returns the problems of a document of the run; empty if the file is no document."""
     if name == Path("spec.json"):
         return unreadable(run)
     return read_checked(run / name)[1] if name.suffix == ".json" and name.parts[0] != "weights" else []
 
 
 def _difference(export: Path, here: Path) -> str:
-    """Difference between the run of the export and that of the home; empty where they are the same."""
+    """Returns the difference between the run of the export and that of the home; empty if they are the same."""
     for name in ("run.json", "train.json"):
         if read_json(export / name) != read_json(here / name):
             return f"{name} differs"
@@ -166,7 +166,7 @@ def _difference(export: Path, here: Path) -> str:
 
 
 def _join_experiment(home: Home, export: Export) -> None:
-    """Lists the run in its experiment, in the version of its cells. The experiment's present version stays that."""
+    """Adds the run to its experiment, in the version with its cells. The experiment's current version stays current."""
     name = export.experiment["name"]
     with home.locked(f"experiment-{name}", waiting=lambda: None):
         path = home.experiment(name) / "experiment.json"

@@ -1,8 +1,8 @@
-"""An export: a run in a directory of its own, which others read without this platform and `rpg import` takes whole.
+"""An export: a run in its own directory, which others read without this platform and `rpg import` imports whole.
 
-Beside the run's own files, laid out as in its home, an export has what readers want: README.md, spec.yaml and the rows
-that count as one Parquet file a table. `export.json` lists every file with its digest, and what the run's experiment
-knows of the run. Checkpoints and logs of processes of this machine stay; data and base model are named by digest.
+Beside the run's own files, laid out as in its home, an export has README.md, spec.yaml and the valid rows as one
+Parquet file a table. `export.json` lists every file with its digest, and the run's entry in its experiment's record.
+Checkpoints and the logs of this machine's processes are left out; data and base model are named by digest.
 """
 
 import json
@@ -22,13 +22,13 @@ from storage.provenance import input_manifest
 
 MANIFEST = "export.json"
 FORMAT = 1
-"""Format of the manifest; an import takes no later one."""
+"""Format of the manifest. An import refuses later formats."""
 _OF_THIS_HOME = ("leases", "exits", "process.json", "cancel.json", MANIFEST)
-"""What of a run's record means something in its own home alone."""
+"""Parts of a run's record that have a meaning only in its own home."""
 
 
 def is_of_run(name: str) -> bool:
-    """Whether a file of an export is one of the run's directory.
+    """Returns whether a file of an export comes from the run's directory.
 
     Args:
         name: its path in the export.
@@ -38,12 +38,12 @@ def is_of_run(name: str) -> bool:
 
 
 def write_export(home: Home, run_id: str, directory: Path) -> dict[str, int]:
-    """Fills a directory, which must be new or empty, with a run.
+    """Writes a run into a directory, which must be new or empty.
 
     Returns:
         The number of rows of each table that has any.
     Raises:
-        RpgError: the directory holds something, or a file of the run is a link out of the home.
+        RpgError: the directory is not empty, or a file of the run is a link out of the home.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise RpgError(f"{directory} exists and is not an empty directory")
@@ -52,7 +52,7 @@ def write_export(home: Home, run_id: str, directory: Path) -> dict[str, int]:
         if not path.resolve().is_relative_to(inside):
             raise RpgError(f"{path} is a link out of {home.root}: it is not exported")
     directory.mkdir(parents=True, exist_ok=True)
-    with home.locked("ingest", waiting=lambda: None):  # else segments are merged into others meanwhile
+    with home.locked("ingest", waiting=lambda: None):  # otherwise segments are merged into others meanwhile
         for name in _names(home, run_id):
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source / name, directory / name)
@@ -80,7 +80,7 @@ def write_export(home: Home, run_id: str, directory: Path) -> dict[str, int]:
 
 
 def _names(home: Home, run_id: str) -> Iterator[str]:
-    """The paths in the run's directory of what is copied as it is."""
+    """Yields the paths, in the run's directory, of the files that are copied unchanged."""
     unit = f"runs/{run_id}"
     recorded = read_listings(home.root, [unit])[unit].files
     yield from (name for path in recorded if is_of_run(name := path.removeprefix(f"{unit}/")))
@@ -92,7 +92,7 @@ def _names(home: Home, run_id: str) -> Iterator[str]:
 
 
 def _of_experiment(home: Home, run_id: str, name: str) -> dict[str, Any]:
-    """The run's experiment in its record: the cells of its version, and all runs of that in their order."""
+    """Returns the run's experiment from its record: the cells of its version, and all runs of that version in order."""
     record = read_json(home.experiment(name) / "experiment.json") if name else {}
     versions = [version for version in versions_in(record) if run_id in version.runs]
     label = record.get("labels", {}).get(run_id)

@@ -1,4 +1,4 @@
-"""A run's model as a repository of a Hub: its weights, a card that says what they are, and the spec that made them."""
+"""A run's model as a repository on a Hub: its weights, a card that describes them, and the spec that made them."""
 
 import re
 import shutil
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 _DENIED = (401, 403)
 _OF_AN_EMPTY_REPOSITORY = {".gitattributes"}
-"""What the Hub puts into one that it makes."""
+"""Files that the Hub puts into a new repository."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 class PushError(RpgError):
-    """The model cannot be pushed, or not there; nothing was sent."""
+    """The model cannot be pushed, or not to this repository; nothing was sent."""
 
 
 class NotSentError(Exception):
-    """The Hub was not reached, or failed; what it has is as it was."""
+    """The Hub was unreachable or failed; its content is unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,16 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The weights of a run after a step, ready to be handed over."""
+    """The weights of a run after a step, ready to be pushed."""
 
     account: Account
     weights: Path
     """A directory that transformers loads."""
     base_license: str
-    """License of the model that training began from, as its card says; empty where that is not known."""
+    """License of the base model, as its card states; empty if unknown."""
 
     def texts(self, repo: str) -> dict[str, str]:
-        """The files beside the weights, by name: card, spec and certificate.
+        """Returns the files beside the weights, by name: card, spec and certificate.
 
         Args:
             repo: the Hub's name of the model.
@@ -64,11 +64,11 @@ class Model:
         return texts | ({"certificate.json": certificate.read_text(encoding="utf-8")} if certificate.is_file() else {})
 
     def files(self) -> dict[str, Path]:
-        """The files of the weights, by their names in the repository. A run with an adapter has it in `adapter/`."""
+        """Returns the files of the weights, by their names in the repository. An adapter's files are in `adapter/`."""
         return {str(file.relative_to(self.weights)): file for file in _published(self.weights)}
 
     def write(self, directory: Path, repo: str) -> None:
-        """Fills an empty directory with all that `send` would send."""
+        """Writes everything that `send` would send into an empty directory."""
         for name, source in self.files().items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, directory / name)
@@ -101,7 +101,7 @@ class Model:
 
 
 def model_of(home: Home, run_id: str, checkpoint: str) -> Model:
-    """The model of a run.
+    """Returns the model of a run.
 
     Args:
         checkpoint: `last`; `best`, the most accurate of the exported steps, as `most_accurate` chooses; or an exported
@@ -125,7 +125,7 @@ def model_of(home: Home, run_id: str, checkpoint: str) -> Model:
 
 
 def check_name(repo: str) -> None:
-    """Raises PushError where no repository of a Hub can have the name."""
+    """Raises PushError if the text cannot be the name of a Hub repository."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -136,20 +136,20 @@ def check_name(repo: str) -> None:
 
 
 def send(model: Model, repo: str, *, private: bool) -> Pushed:
-    """Pushes a model in one commit, to a repository that is made where there is none. HF_ENDPOINT names another Hub.
+    """Pushes a model in one commit, and creates the repository if it does not exist. HF_ENDPOINT names another Hub.
 
-    Weights of an earlier push that this one does not replace are deleted in the same commit: a loader would take them.
-    A repository that was made for a commit that failed is deleted again; where it cannot be, the error says so.
+    Weights of an earlier push that this one does not replace are deleted in the same commit: a loader would load them.
+    If the commit fails, a repository that was created for it is deleted again; if that fails, the error says so.
 
     Raises:
-        PushError: there is no token, the Hub denies the repository, or its visibility is the other one.
-        NotSentError: the Hub cannot be reached, or fails. Its repository holds what it held.
+        PushError: no token is set, the Hub denies the repository, or the repository has the other visibility.
+        NotSentError: the Hub is unreachable or fails. The content of the repository is unchanged.
     """
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    disable_progress_bars()  # a terminal is shown spelt out what they write: each state would stand after the last
+    disable_progress_bars()  # they would leave every intermediate state on the terminal
     api = HfApi(library_name="rpg-experiments")
     if get_token() is None:
         raise PushError(f"there is no token for {api.endpoint}: `hf auth login` keeps one, or set HF_TOKEN")
@@ -165,19 +165,20 @@ def send(model: Model, repo: str, *, private: bool) -> Pushed:
         _refused(error, api.endpoint, repo, left)
     except PushError as error:
         raise PushError(f"{error}{left}") from error
-    except Exception as error:  # lost networks come as classes of four libraries
+    except Exception as error:  # four libraries raise their own classes for a lost network
         reasons = ": ".join(_first_line(each) for each in (error, error.__cause__) if each)
         raise NotSentError(f"nothing was pushed to {api.endpoint}: {reasons}{left}") from error
 
 
 def _opened(api: "HfApi", repo: str, *, private: bool) -> tuple[str, bool]:
-    """The whole name of a repository, where the user's own namespace may have been left out, and whether it was made
-    for this push."""
+    """Returns the full name of a repository, in which the user's own namespace may have been left out, and whether it
+    was created for this push.
+    """
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
         return api.create_repo(repo, private=private).repo_id, True
-    except HfHubHTTPError:  # it is there; or it is denied, which this says again
+    except HfHubHTTPError:  # the repository exists; or access is denied, which this call reports again
         return api.create_repo(repo, private=private, exist_ok=True).repo_id, False
 
 
@@ -204,22 +205,22 @@ def _commit(api: "HfApi", model: Model, repo: str, *, private: bool) -> str:
 
 
 def _taken_back(api: "HfApi", repo: str) -> str:
-    """Deletes a repository that was made for a commit that failed. Returns a line on what stays; empty: nothing does.
+    """Deletes a repository that was created for a failed commit. Returns a line on what remains; empty if nothing does.
 
-    An answer that was lost on the way may be that of a commit which has arrived: what holds files is left alone.
+    The commit may have arrived although its response was lost: a repository with files is left alone.
     """
     try:
         files = [file.rfilename for file in api.model_info(repo).siblings or ()]
         if set(files) <= _OF_AN_EMPTY_REPOSITORY:
             api.delete_repo(repo)
             return ""
-    except Exception:  # as what has failed before, by whatever library
+    except Exception:  # any library may raise here, as above
         return f"\n  {repo} was made for it and may be there, empty: `hf repos delete {repo}` removes it"
     return f"\n  {repo} holds files all the same: the commit may have arrived, and its answer not"
 
 
 def _step(home: Home, run_id: str, checkpoint: str, exported: list[int]) -> int:
-    """The exported step that is meant."""
+    """Returns the exported step that `checkpoint` means."""
     if checkpoint == "last":
         return exported[-1]
     if checkpoint == "best":
@@ -237,7 +238,7 @@ def _published(directory: Path) -> list[Path]:
 
 
 def _hub_id(path: str) -> str:
-    """The path where it is an id of a Hub, and no directory; else empty."""
+    """Returns the path if it is the id of a Hub repository and no directory; else empty."""
     return path if _HUB_ID.fullmatch(path) and not Path(path).exists() else ""
 
 
@@ -246,7 +247,7 @@ def _dataset(source: Source) -> str:
 
 
 def _license(home: Home, run_id: str) -> str:
-    """The license that the base model's own card names; empty where it names none, or one of its own."""
+    """Returns the license that the base model's own card names; empty if it names none, or a custom one."""
     from huggingface_hub import ModelCard
 
     fingerprint = read_json(home.run(run_id) / "run.json").get("fingerprints", {}).get("base", "")
@@ -255,7 +256,7 @@ def _license(home: Home, run_id: str) -> str:
         return ""
     try:
         named = ModelCard(card.read_text(encoding="utf-8")).data.get("license")
-    except Exception:  # another's card, whatever is in it
+    except Exception:  # a card by another author may hold anything
         return ""
     return named if isinstance(named, str) and named != "other" else ""
 
@@ -271,10 +272,10 @@ def _other_visibility(repo: str, private: bool) -> str:
 
 
 def _refused(error: Any, endpoint: str, repo: str, left: str) -> NoReturn:
-    """Says what an answer of the Hub means.
+    """Raises the error for a response of the Hub.
 
     Args:
-        left: a line on what stays on the Hub; empty: nothing does.
+        left: a line on what remains on the Hub; empty if nothing does.
     """
     status, reason = error.response.status_code, error.server_message or _first_line(error)
     if status in _DENIED:

@@ -1,4 +1,4 @@
-"""A function of a program or a notebook as a file of its own, with what it uses: imports, functions, constants."""
+"""A function of a program or a notebook as a separate file, with what it uses: imports, functions, constants."""
 
 import ast
 import hashlib
@@ -15,7 +15,7 @@ from specs.machine.files import replacing
 
 
 def write_rewards(rewards: Mapping[str, Callable[..., Any]], home: Home) -> dict[str, dict[str, Any]]:
-    """Writes a file for each function and returns by name what stands in a spec for it. Raises SpecError."""
+    """Writes a file for each function and returns, by name, the spec's entry for it. Raises SpecError."""
     return {name: _write(name, function, home) for name, function in rewards.items()}
 
 
@@ -37,10 +37,10 @@ def _write(name: str, function: Callable[..., Any], home: Home) -> dict[str, Any
 
 
 def source_of(name: str, function: FunctionType) -> str:
-    """The text of a file with the function and what it uses. Raises SpecError where that cannot be written.
+    """Returns the text of a file with the function and what it uses. Raises SpecError if that cannot be written.
 
     Args:
-        name: of the reward, for errors.
+        name: the reward's name, for errors.
     """
     imports: dict[str, str] = {}
     constants: dict[str, str] = {}
@@ -80,7 +80,7 @@ def _text_of(name: str, function: FunctionType) -> str:
 
 
 def _used(function: FunctionType, text: str) -> dict[str, Any]:
-    """The names that a function takes from around it, with their values."""
+    """Returns the names that a function uses from its surroundings, with their values."""
     around = dict(function.__globals__)
     for free, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         around[free] = cell.cell_contents

@@ -1,4 +1,4 @@
-"""A run's spec as a file that `rpg run` takes, or `rpg evaluate` where a model was measured as it is."""
+"""A run's spec as a file for `rpg run`, or for `rpg evaluate` if an existing model was evaluated."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,12 +16,13 @@ from specs.secrets import hide, masked
 
 
 def spec_text(directory: Path) -> str:
-    """YAML of this run alone: its cell of the matrix, its seed; what its author left out is left out here too.
+    """Returns the YAML of this run alone: its cell of the matrix and its seed, without the fields that its author
+    omitted.
 
-    Values of variables that look secret are hidden. Paths are absolute, as the run was given them.
+    Values of variables that look secret are hidden. Paths are absolute, as they were given to the run.
 
     Args:
-        directory: the run's. Where it has no document that this version reads, every field stands there.
+        directory: the run's. If this version cannot read the document there, the YAML has every field.
     """
     run = read_json(directory / "run.json")
     try:
@@ -36,7 +37,7 @@ def spec_text(directory: Path) -> str:
 
 
 def _masked(tree: Any) -> Any:
-    """Plain data without the secrets that earlier versions let stand in an `environment`."""
+    """Returns plain data without the secrets that earlier versions kept in an `environment`."""
     if isinstance(tree, Mapping):
         return {
             key: masked(value) if key == "environment" and _is_variables(value) else _masked(value)

@@ -1,5 +1,5 @@
-"""Garbage for `rpg gc`: artifacts, the published results that several runs share, once no run uses them any more,
-token rows and checkpoints of runs that are to keep them for some days only, and verdicts that were not said for long.
+"""Garbage for `rpg gc`: artifacts (published results that runs share) that no run uses any more, token rows and
+checkpoints that have outlived their run's `keep_days`, and judges' verdicts that no run has used for long.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from storage.catalogue import FREED
 
 _ENDED = ("finished", "failed", "cancelled")
 VERDICT_DAYS = 90
-"""Days for which a judge's verdict is kept after it was said last, to any run."""
+"""Days for which a judge's verdict is kept after its last use by any run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Artifact:
 
 
 def unreferenced(home: Home) -> list[Artifact]:
-    """Artifacts that no run's documents name."""
+    """Returns the artifacts that no run's documents name."""
     used = _used_names(home)
     directories = (path for path in sorted(home.root.glob("artifacts/*/*")) if not path.name.startswith("."))
     return [Artifact(path.parent.name, path, size_of(path)) for path in directories if path.name not in used]
@@ -46,7 +46,7 @@ def remove(home: Home, artifacts: list[Artifact]) -> tuple[list[Artifact], list[
         with contextlib.suppress(_InUseError), lock:
             if artifact.path.name in _used_names(home):
                 raise _InUseError
-            # Renamed first: a directory that is removed in part must not look whole.
+            # Renamed first: a partly removed directory must not look whole.
             aside = artifact.path.with_name(f".{artifact.path.name}.removed")
             artifact.path.rename(aside)
             shutil.rmtree(aside)
@@ -56,7 +56,7 @@ def remove(home: Home, artifacts: list[Artifact]) -> tuple[list[Artifact], list[
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """The token rows of a run, whose time is over."""
+    """The expired token rows of a run."""
 
     run: Path
     """The run's directory."""
@@ -66,23 +66,23 @@ class TokenRows:
 
     @property
     def path(self) -> Path:
-        """Path of the rows."""
+        """Returns the path of the rows."""
         return self.run / "segments" / "tokens"
 
 
 def expired_tokens(home: Home) -> list[TokenRows]:
-    """Token rows of runs that ended more than their `record.keep_days` ago."""
+    """Returns the token rows of runs that ended more than their `record.keep_days` ago."""
     runs = (_expired(run) for run in sorted(home.root.glob("runs/*")))
     return [rows for rows in runs if rows]
 
 
 def free_tokens(home: Home, expired: list[TokenRows]) -> list[TokenRows]:
-    """Deletes token rows. Returns those of runs that have not been begun again meanwhile.
+    """Deletes token rows. Returns those of runs that have not restarted meanwhile.
 
-    What is freed is written down first: a process that is killed here leaves a record that says why rows are missing.
+    The deletion is recorded first: if this process is killed, the record still says why rows are missing.
     """
     freed = []
-    with home.locked("ingest", waiting=lambda: None):  # neither indexed nor compacted meanwhile
+    with home.locked("ingest", waiting=lambda: None):  # no indexing and no compaction meanwhile
         for rows in expired:
             if _expired(rows.run):
                 write_json(rows.run / FREED, {"tokens": {"freed_at": now(), "keep_days": rows.keep_days}})
@@ -105,21 +105,21 @@ def _expired(run: Path) -> TokenRows | None:
 
 @dataclass(frozen=True, slots=True)
 class SavedStates:
-    """The checkpoints of a finished run, whose time is over."""
+    """The expired checkpoints of a finished run."""
 
     path: Path
-    """The directory that they lie in."""
+    """Their directory."""
     num_bytes: int
 
 
 def expired_checkpoints(home: Home) -> list[SavedStates]:
-    """Checkpoints of runs that finished more than their `training.checkpoint.keep_days` ago."""
+    """Returns the checkpoints of runs that finished more than their `training.checkpoint.keep_days` ago."""
     runs = [run for run in sorted(home.root.glob("runs/*")) if _has_expired_checkpoints(run)]
     return [SavedStates(run / "checkpoints", size_of(run / "checkpoints")) for run in runs]
 
 
 def free_checkpoints(expired: list[SavedStates]) -> list[SavedStates]:
-    """Deletes checkpoints. Returns those of runs that have not been begun again meanwhile."""
+    """Deletes checkpoints. Returns those of runs that have not restarted meanwhile."""
     freed = [states for states in expired if _has_expired_checkpoints(states.path.parent)]
     for states in freed:
         aside = states.path.with_name(".checkpoints.removed")
@@ -138,22 +138,22 @@ def _has_expired_checkpoints(run: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """Replies of judges that nobody has asked for in a long time."""
+    """Judges' replies that no run has requested for `VERDICT_DAYS`."""
 
     path: Path
-    """The directory that they lie in."""
+    """Their directory."""
     files: tuple[Path, ...]
     num_bytes: int
 
 
 def old_verdicts(home: Home) -> Verdicts | None:
-    """Verdicts that were said last more than `VERDICT_DAYS` ago; None: there are none."""
+    """Returns the verdicts that were last used more than `VERDICT_DAYS` ago. None if there are none."""
     files = tuple(file for file in sorted(home.verdicts.glob("*/*.json")) if _is_old(file))
     return Verdicts(home.verdicts, files, sum(map(_length, files))) if files else None
 
 
 def free_verdicts(old: Verdicts) -> Verdicts:
-    """Deletes verdicts. Returns those that have not been said again meanwhile."""
+    """Deletes verdicts. Returns those that have not been used again meanwhile."""
     freed = tuple(file for file in old.files if _is_old(file))
     num_bytes = sum(map(_length, freed))
     for file in freed:
@@ -162,7 +162,7 @@ def free_verdicts(old: Verdicts) -> Verdicts:
 
 
 def _is_old(file: Path) -> bool:
-    """Whether a verdict was said long ago: its time of change is renewed whenever it is."""
+    """Returns whether a verdict was last used long ago: each use renews its modification time."""
     try:
         said = datetime.fromtimestamp(file.stat().st_mtime, UTC)
     except OSError:  # deleted meanwhile
@@ -177,21 +177,21 @@ def _length(file: Path) -> int:
 
 
 def unreadable_specs(home: Home) -> Iterator[str]:
-    """Yields the runs whose specs cannot be read, each with the reason. What they have is kept."""
+    """Yields the runs whose specs cannot be read, each with the reason. Their artifacts and rows are kept."""
     for run in sorted(home.root.glob("runs/*")):
         if (run / "run.json").is_file() and (why := unreadable(run)):
             yield f"{run.name}: its spec cannot be read, so its rows and checkpoints are kept: {'; '.join(why)}"
 
 
 def _spec(run: Path) -> Experiment | None:
-    """A run's spec; None where it cannot be read: what the run has is then kept."""
+    """Returns a run's spec. None if it cannot be read: the run's files are then kept."""
     with contextlib.suppress(SpecError):
         return recorded_spec(run)
     return None
 
 
 def _is_over(run: Path, keep_days: float, statuses: Collection[str]) -> bool:
-    """Whether a run ended so, and longer ago. `keep_days`: 0 is no limit."""
+    """Returns whether a run ended with one of the statuses more than `keep_days` ago. `keep_days`: 0 is no limit."""
     state = read_json(run / "state.json")
     if not keep_days or state.get("status") not in statuses or not state.get("ended_at"):
         return False
@@ -207,15 +207,16 @@ def _keep() -> None:
 
 
 def _used_names(home: Home) -> set[str]:
-    """Names of the artifacts that runs use, and of those whose files they link to: a model measured as it is may be
-    another run's base model."""
+    """Returns the names of the artifacts that runs use, and of those whose files these link to: an existing model that
+    was evaluated may be another run's base model.
+    """
     names = set(_names_in_documents(home))
     used = (file for name in names for file in home.root.glob(f"artifacts/base/{name}/*") if file.is_symlink())
     return names | {file.readlink().parent.name for file in used}
 
 
 def _names_in_documents(home: Home) -> Iterator[str]:
-    """Names of the directories of all artifacts that some run's documents name."""
+    """Yields the names of the directories of all artifacts that some run's documents name."""
     for run in home.root.glob("runs/*"):
         for fingerprint in read_json(run / "run.json").get("fingerprints", {}).values():
             yield str(fingerprint)[:16]
@@ -227,9 +228,10 @@ def _names_in_documents(home: Home) -> Iterator[str]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of all files below a directory; what is deleted meanwhile has none.
+    """Returns the bytes of all files below a directory; files deleted meanwhile count 0.
 
-    A file of several names (hard links, as of training that one run takes from another) counts in equal parts at each.
+    A file with several names (hard links, for example of training that one run takes from another) counts in equal
+    parts at each.
     """
     size = 0
     for file in path.rglob("*"):

@@ -1,4 +1,4 @@
-"""Where everything lives, and the locks between processes: the one place that knows the layout under RPG_HOME."""
+"""The home directory and the locks between processes: the only module that knows the layout under RPG_HOME."""
 
 import contextlib
 import os
@@ -14,27 +14,27 @@ from filelock import FileLock, Timeout
 from specs.errors import RpgError
 
 LEAST_FREE = 64 << 20
-"""Bytes that a run's records, its logs and the database take before there is any model."""
+"""Bytes that a run's records, logs and database rows need before there is any model."""
 _FULL_BYTES = 1 << 20
 _ELSEWHERE = "  hint: RPG_HOME names the directory in which everything is kept; without it that is .rpg here"
 STORE = "RPG_STORE"
-"""Environment variable of a worker whose home nobody shares: an object store's URL, as s3://bucket/prefix."""
+"""Environment variable of a worker with a private home: an object store's URL, for example s3://bucket/prefix."""
 _CALL_SECONDS = 0.5
-"""Between two calls of what a process does while it waits for a lock."""
+"""Seconds between two calls of `waiting` while a process waits for a lock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
     """The directory that holds artifacts, runs, the database and the services' state.
 
-    The paths of what has a name lie in it, whatever the name: RpgError for one that leads elsewhere.
+    A path made from a name always lies in it: a name that leads elsewhere raises RpgError.
     """
 
     root: Path
 
     @classmethod
     def from_environment(cls) -> "Home":
-        """RPG_HOME, or `.rpg` in the working directory. RpgError where RPG_HOME can name no directory."""
+        """Returns RPG_HOME, or `.rpg` in the working directory. Raises RpgError if RPG_HOME cannot name a directory."""
         given = os.environ.get("RPG_HOME") or ".rpg"
         if "://" in given:
             raise RpgError(f"RPG_HOME={given}: an address, not a directory of this machine\n{_ELSEWHERE}")
@@ -47,18 +47,20 @@ class Home:
         return cls(root)
 
     def another(self) -> str:
-        """A sentence that names the nearest home in a directory above the working one, where this one is not there and
-        RPG_HOME names none; else empty."""
+        """Returns a sentence that names the nearest home in a directory above the working one, if this home does not
+        exist
+        and RPG_HOME is not set; else empty.
+        """
         if self.root.exists() or os.environ.get("RPG_HOME"):
             return ""
         above = next((folder / ".rpg" for folder in self.root.parent.parents if (folder / ".rpg").is_dir()), None)
         return f"there is no home in this directory, but {above}: call rpg from {above.parent}" if above else ""
 
     def create(self) -> None:
-        """Makes the directory, open to this user alone; one that is there keeps its mode.
+        """Creates the directory with access for this user alone; an existing one keeps its mode.
 
         Raises:
-            RpgError: it cannot be made, or nothing can be written to it.
+            RpgError: the directory cannot be created or is not writable.
         """
         try:
             self.root.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +74,7 @@ class Home:
             raise RpgError(f"{self.root} cannot be written to\n{_ELSEWHERE}")
 
     def check_space(self) -> None:
-        """Raises RpgError where the disk has less room than a run's own files take, the model aside."""
+        """Raises RpgError if the disk has less free space than a run's own files need, without the model."""
         there = next(path for path in (self.root, *self.root.parents) if path.exists())
         free = shutil.disk_usage(there).free
         if free < LEAST_FREE:
@@ -82,69 +84,71 @@ class Home:
             raise RpgError(f"{message}\n  hint: `rpg gc` frees what nothing needs; or set RPG_HOME to another disk")
 
     def is_full(self) -> bool:
-        """Whether hardly anything can be written to the disk now."""
+        """Returns whether hardly anything can be written to the disk now."""
         return shutil.disk_usage(self.root).free < _FULL_BYTES
 
     @property
     def prefect(self) -> Path:
-        """Prefect's own directory: PREFECT_HOME of everything that we start."""
+        """Returns Prefect's own directory: PREFECT_HOME of everything that we start."""
         return self.root / "prefect"
 
     @property
     def services(self) -> Path:
-        """Directory of `rpg up`'s programs: their settings and passwords, PostgreSQL's and Redis' data."""
+        """Returns the directory of `rpg up`'s programs: their settings and passwords, PostgreSQL's and Redis' data."""
         return self.root / "services"
 
     @property
     def logs(self) -> Path:
-        """Logs of the services."""
+        """Returns the directory of the services' logs."""
         return self.root / "logs"
 
     def artifact(self, stage: str, fingerprint: str) -> Path:
-        """The published result of a stage that several runs share: data or base."""
+        """Returns the published result of a stage that several runs share: data or base."""
         return self.root / "artifacts" / _name(stage) / _name(fingerprint[:16])
 
     def run(self, run_id: str) -> Path:
-        """Everything of one run."""
+        """Returns the directory of one run."""
         return self.root / "runs" / _name(run_id)
 
     def experiment(self, name: str) -> Path:
-        """An experiment's record, its frozen spec and its report."""
+        """Returns the directory of an experiment's record, frozen spec and report."""
         return self.root / "experiments" / _name(name)
 
     @property
     def verdicts(self) -> Path:
-        """Replies of judges, which runs share; `rpg.rewards.Place` finds them from a run's directory."""
+        """Returns the directory of judges' replies, which runs share; `rpg.rewards.Place` finds them from a run's
+        directory.
+        """
         return self.root / "verdicts"
 
     def judge(self, digest: str) -> Path:
-        """How far a judge agrees with labels."""
+        """Returns the file with the agreement between a judge and labels."""
         return self.root / "judges" / f"{_name(digest)}.json"
 
     def study(self, name: str) -> Path:
-        """A study's journal, record and report."""
+        """Returns the directory of a study's journal, record and report."""
         return self.root / "studies" / _name(name)
 
     def study_flow(self, name: str, flow_run_id: str) -> Path:
-        """Where a study's flow run on a server has the lease of the process that executes it."""
+        """Returns the directory in which a study's flow run keeps the lease of the process that executes it."""
         return self.study(name) / "flow-runs" / _name(flow_run_id)
 
     def tensorboard(self, run_id: str) -> Path:
-        """A run's event files, where its spec has TensorBoard for a sink."""
+        """Returns the directory of a run's event files, written if its spec has TensorBoard for a sink."""
         return self.root / "tensorboard" / _name(run_id)
 
     @property
     def wandb(self) -> Path:
-        """Where W&B's library keeps its files, those of offline runs too."""
+        """Returns the directory in which W&B's library keeps its files, including those of offline runs."""
         return self.root / "wandb"
 
     def offline_wandb(self, run_id: str) -> list[Path]:
-        """Copies of a run that W&B's library keeps in offline mode: a directory for each session."""
+        """Returns the copies of a run that W&B's library keeps in offline mode: one directory a session."""
         name = re.compile(rf"offline-run-\d+_\d+-{re.escape(run_id)}")
         return [path for path in self.wandb.glob(f"offline-run-*-{_name(run_id)}") if name.fullmatch(path.name)]
 
     def sent_copies(self, run_id: str) -> list[Path]:
-        """Notes of what each sink holds of a run in this home."""
+        """Returns the notes of what each sink holds of a run in this home."""
         return [path for path in (self.tensorboard(run_id), *self.offline_wandb(run_id)) if path.exists()]
 
     @contextlib.contextmanager
@@ -152,8 +156,8 @@ class Home:
         """Holds a lock between processes. If the process that holds it dies, the lock is free.
 
         Args:
-            name: of the work that only one process may do at a time.
-            waiting: called now and then while another process holds the lock; it may raise to give up.
+            name: name of the work that only one process may do at a time.
+            waiting: called repeatedly while another process holds the lock; it may raise to give up.
         """
         self.create()
         path = self.root / "locks" / _name(f"{name}.lock")
@@ -182,7 +186,7 @@ def _unusable(path: str) -> str:
 
 
 def _name(text: str) -> str:
-    """The text, which a user or a server gave, as one part of a path. Raises RpgError where it is none."""
+    """Returns a text from a user or a server as one part of a path. Raises RpgError if it cannot be one."""
     if text in ("", ".", "..") or "/" in text or "\0" in text:
         raise RpgError(f"{text!r} is no name of anything here: names hold no slash")
     return text

@@ -1,4 +1,4 @@
-"""Deleting runs and experiments with all that is on record of them. What others share stays: `rpg gc` frees it."""
+"""Deletion of runs and experiments with all their records. Shared artifacts stay: `rpg gc` frees them."""
 
 import os
 import shutil
@@ -24,16 +24,17 @@ from storage import Store
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Runs and experiment of a name, to be deleted."""
+    """The runs and the experiment of a name that are to be deleted."""
 
     runs: tuple[str, ...]
-    """Ids of those that are on record here."""
+    """Ids of the runs that are recorded here."""
     experiment: str = ""
-    """Its record goes too; empty: runs alone."""
+    """Experiment whose record is deleted too. Empty: only runs are deleted."""
     num_bytes: int = 0
     needed_by: tuple[str, ...] = ()
-    """Ids of runs that stay and whose base model is the weights of one that goes: evaluations measured them, trainings
-    began from them. What they recorded stays too."""
+    """Ids of the remaining runs whose base model is the weights of a deleted run: evaluations of those weights, or
+    trainings that began from them. Their own records stay.
+    """
 
 
 class NotRemovableError(RpgError):
@@ -41,14 +42,14 @@ class NotRemovableError(RpgError):
 
 
 def removal_of(home: Home, name: str) -> Removal:
-    """Removal of what the name stands for; deletes nothing.
+    """Returns the removal for a name; deletes nothing.
 
     Args:
         name: a run; an experiment, all its versions; or NAME@VERSION, the runs that no other version has.
     Raises:
-        NoSuchRunError, NoSuchVersionError: nothing is called so.
-        NotRemovableError: a run is executed, waits on a server, belongs to a study, or to a home that machines share;
-            or no run is the version's alone.
+        NoSuchRunError, NoSuchVersionError: the name matches nothing.
+        NotRemovableError: a run is executing, waits on a server, belongs to a study, or to a home that machines share;
+            or every run of the version belongs to another version too.
     """
     experiment, version = split_name(name)
     if is_study(home, name):
@@ -74,14 +75,14 @@ def removal_of(home: Home, name: str) -> Removal:
 
 
 def remove(home: Home, removal: Removal) -> bool:
-    """Deletes the runs, and their names in the records of experiments. What another call has deleted meanwhile is gone.
+    """Deletes the runs, and their names in the records of experiments. Skips what another call has deleted meanwhile.
 
-    Killed on the way, it leaves whole runs, and rests out of sight that the next call deletes.
+    If the process is killed midway, the remaining runs are whole, and the next call deletes the hidden remains.
 
     Returns:
-        Whether the index knows; not where a full disk takes no new one, say. The next ingest tells it.
+        Whether the index was updated. False if, for example, the disk is full: the next ingest updates it.
     Raises:
-        NotRemovableError: a run has been begun meanwhile; those before it are deleted.
+        NotRemovableError: a run has started meanwhile; those before it are deleted.
     """
     with home.locked("removal", waiting=lambda: None):
         aside = home.root / ".removed"
@@ -101,8 +102,8 @@ def remove(home: Home, removal: Removal) -> bool:
                 store.ingest()
             is_indexed = True
         except (OSError, duckdb.Error):
-            is_indexed = False  # readers pass over what is not there
-        shutil.rmtree(aside)  # last: what fails before it leaves a home that has forgotten the runs
+            is_indexed = False  # readers skip missing runs
+        shutil.rmtree(aside)  # last: if an earlier step fails, the home no longer lists the runs
     return is_indexed
 
 
@@ -121,7 +122,7 @@ def _refusal(home: Home, run_id: str) -> str:
 
 
 def _needing_weights(home: Home, run_ids: Collection[str]) -> Iterator[str]:
-    """The other runs whose model is weights that one of some runs has exported."""
+    """Yields the other runs whose model is the exported weights of one of the given runs."""
     for other in run_ids_in(home):
         try:
             model = recorded_spec(home.run(other)).model
@@ -130,21 +131,21 @@ def _needing_weights(home: Home, run_ids: Collection[str]) -> Iterator[str]:
                 yield f"{other} (perhaps: its spec cannot be read)"
             continue
         match Path(getattr(model, "path", "")).parts:
-            # Under whatever root: the home may have been moved, or the run imported.
+            # Under any root: the home may have been moved, or the run imported.
             case (*_, "runs", run_id, "weights", _) if run_id in run_ids and other not in run_ids:
                 yield other
 
 
 def _move_away(home: Home, run_id: str, aside: Path) -> None:
-    """Takes a run that nobody executes out of the home at once: no reader sees half of it."""
+    """Moves a run that no process executes out of the home in one step: no reader sees half of it."""
     directory, there = home.run(run_id), aside / run_id
     try:
         lease = acquire(directory)
     except RunBusyError as error:
         raise NotRemovableError(str(error)) from None
-    # Given back before the directory goes: its heartbeat would make the directory again.
+    # Released before the directory goes: its heartbeat would create the directory again.
     lease.release()
-    with home.locked("ingest", waiting=lambda: None):  # neither indexed nor compacted meanwhile
+    with home.locked("ingest", waiting=lambda: None):  # no indexing and no compaction meanwhile
         directory.rename(there)
         newest = newest_lease(there)
         if newest is None or newest.number != lease.number:
@@ -159,9 +160,9 @@ def _experiments_of(home: Home, run_ids: Collection[str]) -> Iterator[str]:
 
 
 def _forget(home: Home, name: str, run_ids: Sequence[str]) -> None:
-    """Takes runs out of an experiment's record, and deletes the pages that show them.
+    """Removes runs from an experiment's record, and deletes the pages that show them.
 
-    Versions that have no run left go; the others keep their numbers, and no later one gets a number again.
+    Versions without a remaining run are removed; the others keep their numbers, and no number is used twice.
     """
     with home.locked(f"experiment-{name}", waiting=lambda: None):
         path = home.experiment(name) / "experiment.json"

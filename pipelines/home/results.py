@@ -1,6 +1,6 @@
-"""A stage's result on disk: where its manifest lies, whether the result is whole, and how a new one is published.
+"""A stage's result on disk: the path of its manifest, checks that it is whole, and the publication of a new one.
 
-What has its final name is whole: a result is filled aside, hashed, made durable and renamed.
+A result under its final name is whole: it is filled in a temporary directory, hashed, made durable and renamed.
 """
 
 import contextlib
@@ -18,22 +18,22 @@ from specs.machine.manifests import find_damage, list_files
 
 _PACKAGES = ("rpg-experiments", "torch", "transformers", "datasets", "reasoning-gym", "deepspeed", "vllm")
 _COMPUTING = ("torch", "transformers", "deepspeed", "vllm")
-"""What a result is computed with; another version makes no other fingerprint."""
+"""Packages that compute a result; another version of them does not change the fingerprint."""
 
 
 def manifest_of(stage: str, output: Path) -> Path:
-    """Where the manifest of a stage's result lies. (The report has none.)"""
+    """Returns the path of the manifest of a stage's result. (The report has none.)"""
     return output / ("train.json" if stage == "train" else "manifest.json")
 
 
 def damage_of(manifest: Path, fingerprint: str, *, full: bool = False) -> str:
-    """Damage of a published result, in words; empty where it can be taken as it is.
+    """Returns the damage of a published result, in words; empty if it can be reused unchanged.
 
-    Plan and run ask this same question, so that what a plan calls CACHED is not made again.
+    Plan and run both call this, so that a run never repeats what its plan calls CACHED.
 
     Args:
-        fingerprint: the one that the result should have.
-        full: hash every file; else those that changed in size or time since they were last hashed.
+        fingerprint: the fingerprint that the result should have.
+        full: hash every file; else only those whose size or time changed since they were last hashed.
     """
     recorded = read_json(manifest)
     if recorded.get("fingerprint") != fingerprint:
@@ -47,7 +47,7 @@ def _installed() -> dict[str, str]:
 
 
 def made_with_others(manifest: Path) -> str:
-    """With which other versions of what computes than those here a result was made, in words; empty: with none."""
+    """Returns the computing packages whose version differs from the one that made the result, in words; empty if none."""
     made = read_json(manifest).get("versions", {})
     here = _installed()
     others = [name for name in here if name in made and made[name] != here[name]]
@@ -55,12 +55,12 @@ def made_with_others(manifest: Path) -> str:
 
 
 def is_older(path: Path, since_ns: int) -> bool:
-    """Whether a file or directory was last changed before that time, ns since 1970; of time 0 nothing is."""
+    """Returns whether a file or directory was last changed before a time, in ns since 1970. Always False for time 0."""
     return bool(since_ns) and path.stat().st_mtime_ns < since_ns
 
 
 def is_report_current(state: dict[str, Any], fingerprint: str, inputs: Iterable[str], page: Path) -> bool:
-    """Whether a run's page is of this fingerprint and younger than the results that it shows.
+    """Returns whether a run's page has this fingerprint and is younger than the results that it shows.
 
     Args:
         state: the run's state.json.
@@ -77,7 +77,7 @@ def check_results(home: Home, *, full: bool = False) -> Iterator[str]:
     """Compares published results with their manifests. One line per damaged result, with its path in the home.
 
     Args:
-        full: hash every file; else those that changed in size or time since they were last hashed.
+        full: hash every file; else only those whose size or time changed since they were last hashed.
     """
     shared = home.root.glob("artifacts/*/*/manifest.json")
     of_runs = (path for name in ("train.json", "evaluate/*/manifest.json") for path in home.root.glob(f"runs/*/{name}"))
@@ -91,7 +91,9 @@ def check_results(home: Home, *, full: bool = False) -> Iterator[str]:
 
 @contextlib.contextmanager
 def filling(output: Path) -> Iterator[Path]:
-    """A new directory beside `output` to fill; gone at the end if it was not published. The caller holds a lock."""
+    """Yields a new directory beside `output` to fill, and deletes it at the end if it was not published. The caller
+    holds a lock.
+    """
     output.parent.mkdir(parents=True, exist_ok=True)
     for left_by_a_killed_process in output.parent.glob(f".{output.name}.*"):
         shutil.rmtree(left_by_a_killed_process, ignore_errors=True)
@@ -104,12 +106,12 @@ def filling(output: Path) -> Iterator[Path]:
 
 
 def publish(aside: Path, output: Path, manifest: dict[str, Any]) -> None:
-    """Gives a filled directory its manifest and its name.
+    """Gives a filled directory its manifest and its final name.
 
     Args:
-        aside: what `filling` gave.
-        output: the final name; what stands there (damaged, or the same) is replaced.
-        manifest: stage, fingerprint, identity, inputs, code; files and created_at are added, and versions where it
+        aside: the directory from `filling`.
+        output: the final name; an existing result there (damaged, or the same) is replaced.
+        manifest: stage, fingerprint, identity, inputs, code; `files` and `created_at` are added, and `versions` if it
             has none.
     """
     files = list_files(aside, [str(file.relative_to(aside)) for file in files_under(aside)])

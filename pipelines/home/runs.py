@@ -1,4 +1,4 @@
-"""Finding a run: the one that a user names, how it stands, and its logs."""
+"""Lookup of a run by a user's text, its status, and its logs."""
 
 import difflib
 import os
@@ -13,16 +13,16 @@ from specs.machine.files import read_json
 
 
 class NoSuchRunError(RpgError):
-    """No run, or more than one, goes by that name."""
+    """No run, or more than one, matches that name."""
 
 
 def find_run(home: Home, text: str) -> str:
-    """The id of the run that a user names.
+    """Returns the id of the run that a user names.
 
     Args:
         text: the id, its beginning, or the beginning of its last eight characters.
     Raises:
-        NoSuchRunError: no run fits, or several do; the message lists the nearest.
+        NoSuchRunError: no run matches, or several do; the message lists the nearest.
     """
     if is_run(home, text):
         return text
@@ -45,22 +45,22 @@ def find_run(home: Home, text: str) -> str:
 
 
 def _current_runs(home: Home, text: str) -> list[str]:
-    """The runs of an experiment of that name; none where it cannot be one's."""
+    """Returns the runs of an experiment of that name; empty if the text cannot be such a name."""
     with suppress(RpgError):
         return runs_of(home, text)
     return []
 
 
 def find_runs(home: Home, text: str) -> list[str]:
-    """The ids of the runs that a user names: all that an experiment has now, or one.
+    """Returns the ids of the runs that a user names: the current runs of an experiment, or a single run.
 
-    What is a run's id or an experiment's name means just that, even where other ids begin with it.
+    A text that equals a run's id or an experiment's name means exactly that, even if other ids begin with it.
 
     Args:
-        text: an experiment's name, NAME@VERSION, or what names a run for `find_run`.
+        text: an experiment's name, NAME@VERSION, or any text that `find_run` accepts.
     Raises:
         NoSuchRunError: as for `find_run`.
-        NoSuchVersionError: the experiment has other versions.
+        NoSuchVersionError: the experiment has no such version.
     """
     if is_run(home, text):
         return [text]
@@ -68,7 +68,9 @@ def find_runs(home: Home, text: str) -> list[str]:
 
 
 def study_runs(home: Home, name: str) -> list[str]:
-    """The ids of the runs of a study: of its trials, then of those that confirm; empty where there is no such study."""
+    """Returns the ids of a study's runs: those of its trials, then the confirmation runs; empty if there is no such
+    study.
+    """
     study = read_json(home.study(name) / "study.json")
     arms = (study.get("confirmation") or {}).get("arms", [])
     confirming = [unit["run_id"] for arm in arms for unit in arm["units"] if unit.get("run_id")]
@@ -76,47 +78,49 @@ def study_runs(home: Home, name: str) -> list[str]:
 
 
 def status_of(home: Home, run_id: str) -> str:
-    """pending, running, finished, failed, cancelled, or crashed: recorded as running, and nobody executes it."""
+    """Returns pending, running, finished, failed, cancelled, or crashed: recorded as running, but without a live
+    process.
+    """
     from specs.machine import liveness
 
     return liveness.status_of(home.run(run_id), read_state(home, run_id))
 
 
 def read_state(home: Home, run_id: str) -> Record:
-    """The run's state.json, as it is at this moment."""
+    """Returns the current content of the run's state.json."""
     return read_json(home.run(run_id) / "state.json")
 
 
 def log_files(home: Home, run_id: str) -> list[Path]:
-    """The run's logs, in the order of its stages."""
+    """Returns the run's logs, in the order of its stages."""
     order = {stage: position for position, stage in enumerate(("data", "base", "train", "evaluate", "report"))}
     logs = (home.run(run_id) / "logs").glob("*.log")
     return sorted(logs, key=lambda path: (order.get(log_stage(path), len(order)), path.stem))
 
 
 def log_stage(log: Path) -> str:
-    """The stage that wrote a log. Training on several machines has a log for each: `train-NODE-HOST.log`."""
+    """Returns the stage that wrote a log. Training on several machines has a log for each: `train-NODE-HOST.log`."""
     return log.stem.partition("-")[0]
 
 
 def is_run(home: Home, text: str) -> bool:
-    """Whether a run that was ever begun or submitted has this id. The other runs are not looked at."""
+    """Returns whether a run that was ever started or submitted has this id. Does not read the other runs."""
     try:
         return (home.run(text) / "run.json").is_file()
-    except RpgError:  # no name of anything
+    except RpgError:  # matches no run
         return False
 
 
 def is_study(home: Home, text: str) -> bool:
-    """Whether a study that has ever run has this name."""
+    """Returns whether a study that has ever run has this name."""
     try:
         return (home.study(text) / "study.json").is_file()
-    except RpgError:  # no name of anything
+    except RpgError:  # matches no study
         return False
 
 
 def _directories(home: Home) -> list[str]:
-    """The names of the runs' directories: of 5,000 in a hundredth of the time that a look into each takes."""
+    """Returns the names of the runs' directories. For 5,000 runs this takes a hundredth of the time of opening each."""
     try:
         return os.listdir(home.root / "runs")
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""A run's documents: run.json, what the run is, written once; and state.json, how it stands, replaced at every change.
+"""A run's documents: run.json, its definition, written once; and state.json, its state, replaced at every change.
 
-Only the process that holds the run's lease writes state.json. Anyone may read it at any moment and finds it whole.
+Only the process that holds the run's lease writes state.json. Any process may read it at any moment and finds it whole.
 
 These methods alone change the status of a run:
 
@@ -11,7 +11,7 @@ These methods alone change the status of a run:
 | `work`      | running                    | running      | running: a stage is done again     |
 | `end`       | the ending                 | the ending   | finished, with its own ending      |
 
-So finished work stays finished until a stage of it is done again.
+So a finished run stays finished until one of its stages is done again.
 """
 
 import json
@@ -27,19 +27,19 @@ from specs.secrets import hide
 
 Status = Literal["pending", "running", "finished", "failed", "cancelled"]
 SUBMITTED = "submitted"
-"""Why a run waits for its first worker, or, finished, for one that does what is left of it."""
+"""Reason of a run that waits for its first worker, or of a finished one that waits for a worker to do the rest."""
 _RESERVED_BYTES = 64 << 10
-"""Room for the record of a run's end, where the disk is full by then."""
+"""Bytes reserved for the record of a run's end, in case the disk is full by then."""
 WAITING = "waiting for a worker"
-"""Why a run that somebody had begun is pending: any worker of its pool goes on with it."""
+"""Reason of a pending run that was started before: any worker of its pool resumes it."""
 Record = dict[str, Any]
 
 
 class RunState:
-    """A run's state.json, written through at every change."""
+    """A run's state.json, written to disk at every change."""
 
     def __init__(self, home: Home, run_id: str, fence: Fence | None = None) -> None:
-        """`fence`: of the lease under which this process writes; None: it only reads, or the run was never begun."""
+        """`fence`: fence of the lease under which this process writes. None: it only reads, or the run never started."""
         self._fence = fence
         self.path = home.run(run_id) / "state.json"
         self._reserve = home.run(run_id) / ".state.reserve"
@@ -59,24 +59,24 @@ class RunState:
 
     @property
     def status(self) -> Status:
-        """Status as it is written: that of a run whose process died still says `running`; see `runs.status_of`."""
+        """Returns the recorded status: a run whose process died still says `running`; see `runs.status_of`."""
         status: Status = self.record["status"]
         return status
 
     def stage(self, name: str) -> Record:
-        """The record of a stage; empty where it was never begun."""
+        """Returns the record of a stage; empty if it never started."""
         record: Record = self.record["stages"].get(name, {})
         return record
 
     @property
     def waits(self) -> bool:
-        """Whether a flow run of the run waits for a worker, as far as this home knows."""
+        """Returns whether a flow run of the run waits for a worker, as far as this home knows."""
         asked = self.status == "pending" or (self.status == "finished" and self.record["reason"] == SUBMITTED)
         return asked and self.record["flow_run_id"] is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended and no flow run of it waits: nothing more is to come."""
+        """Returns whether the run has ended and no flow run of it waits: it will not change any more."""
         return self.status in FINAL and not self.waits
 
     def submitted(self, flow_run_id: str, api_url: str) -> None:
@@ -86,14 +86,14 @@ class RunState:
         write_json(self.path, self.record, durable=False)
 
     def begin(self, **fields: Any) -> None:
-        """Records that this process executes the run from now on. One that has finished stays so until `work`."""
+        """Records that this process executes the run from now on. A finished run stays finished until `work`."""
         with explained(self._reserve):
             self._reserve.parent.mkdir(parents=True, exist_ok=True)
             self._reserve.write_bytes(bytes(_RESERVED_BYTES))
         self.update(**(fields if self.status == "finished" else fields | self._running()))
 
     def work(self) -> None:
-        """Records that a stage is done from now on, also of a run that had finished."""
+        """Records that a stage is running from now on, also for a finished run."""
         if self.status == "finished":
             self.update(**self._running())
 
@@ -102,9 +102,9 @@ class RunState:
         return {"status": "running", "reason": "", "cause": None, "started_at": started_at, "ended_at": None}
 
     def update(self, **fields: Any) -> None:
-        """Sets fields of the run and writes the file, without the secrets that an error's words may hold.
+        """Sets fields of the run and writes the file, with secrets removed from error texts.
 
-        Raises SupersededError where the run was taken over.
+        Raises SupersededError if another process has taken over the run.
         """
         self._set(fields)
         write_json(self.path, self.record)
@@ -115,13 +115,14 @@ class RunState:
         self.record |= json.loads(hide(json.dumps(fields)))
 
     def end(self, status: str, reason: str, *, cause: str | None = None) -> None:
-        """Records how the run has ended, or that it is to go on later (pending), and that no process executes it.
+        """Records the run's ending, or that it will resume later (pending), and that no process executes it.
 
-        A run of which nothing was done since it finished keeps that ending. On a full disk the record takes the room
-        that `begin` has reserved.
+        A run that did no work since it finished keeps that ending. On a full disk the record uses the space that
+        `begin`
+        has reserved.
 
         Args:
-            cause: of a failure, by its class.
+            cause: class of the failure.
         """
         ending: Record = {"status": status, "reason": reason, "cause": cause}
         ending["ended_at"] = now() if status in FINAL else None
@@ -134,7 +135,7 @@ class RunState:
         except DiskError:
             if not self._reserve.exists():
                 raise
-            with self._reserve.open("r+b") as file:  # in place, which needs no further room
+            with self._reserve.open("r+b") as file:  # in place, which needs no further space
                 file.write(json.dumps(self.record, indent=1, ensure_ascii=False).encode())
                 file.truncate()
             sync(self._reserve)
@@ -146,11 +147,11 @@ class RunState:
 
 
 def write_once(path: Path, value: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Writes a document unless a whole one is there already."""
+    """Writes a document unless a whole one exists already."""
     if not read_json(path):
         write_json(path, dict(value), durable=durable)
 
 
 def run_ids(home: Home) -> list[str]:
-    """Ids of all runs that were ever begun or submitted, in alphabetical order."""
+    """Returns the ids of all runs that were ever started or submitted, in alphabetical order."""
     return sorted(path.parent.name for path in home.root.glob("runs/*/run.json"))

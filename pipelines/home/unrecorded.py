@@ -1,4 +1,4 @@
-"""Rows of training that a run was told not to record, or that were freed since: why they are not there."""
+"""Missing training rows, which a run was told not to record or which were freed since: the reasons in words."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from storage.catalogue import FREED
 
 
 def why_incomplete(directory: Path, table: str) -> str:
-    """Why rows of `rollouts` or `tokens` are not on record, in words; empty where all of them were to be recorded.
+    """Returns why rows of `rollouts` or `tokens` are missing, in words; empty if all of them were to be recorded.
 
     Args:
         directory: the run's.

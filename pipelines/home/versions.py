@@ -1,7 +1,7 @@
 """The versions of an experiment: each set of resolved cells that was run under its name.
 
-`rpg run FILE --set training.steps=100` gives the cells another resolved spec, so that its runs are a version of their
-own; other seeds of the same cells join the version that has them. NAME means the version that was run last, NAME@2 the
+`rpg run FILE --set training.steps=100` gives the cells another resolved spec, so that its runs are a separate version;
+other seeds of the same cells join the version that has them. NAME means the version that was run last, NAME@2 the
 second one.
 """
 
@@ -23,26 +23,28 @@ class NoSuchVersionError(RpgError):
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One set of cells, with all seeds that it was run with."""
+    """One set of cells, with all seeds that were run for it."""
 
     number: int
     """From 1, in the order in which they were first run."""
     recipes: frozenset[str]
-    """What each cell is trained from, see `RunPlan.recipe`."""
+    """Recipe of each cell, see `RunPlan.recipe`."""
     runs: tuple[str, ...]
-    """Their ids."""
+    """Ids of its runs."""
     looks: tuple[float, ...] = ()
-    """Numbers of seeds at which the experiment's answer was given, the mean over cells with unequal numbers; who asks
-    again has more chances of a false claim."""
+    """Numbers of seeds at which the experiment's answer was reported; the mean over cells if these have unequal
+    numbers.
+    Each repeated report raises the chance of a false claim.
+    """
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data that `versions_in` reads."""
+        """Returns plain data that `versions_in` reads."""
         plain = {"version": self.number, "recipes": sorted(self.recipes), "runs": list(self.runs)}
         return plain | ({"looks": list(self.looks)} if self.looks else {})
 
 
 def versions_in(record: Record) -> list[Version]:
-    """The versions in an experiment's record, the one that was run last at the end."""
+    """Returns the versions in an experiment's record, the one that was run last at the end."""
     return [
         Version(entry["version"], frozenset(entry["recipes"]), tuple(entry["runs"]), tuple(entry.get("looks", ())))
         for entry in record.get("versions", ())
@@ -57,13 +59,13 @@ def with_runs(
     in_addition: bool = False,
     last_number: int = 0,
 ) -> list[Version]:
-    """The versions after runs were executed; theirs is at the end.
+    """Returns the versions after runs were executed, with theirs at the end.
 
     Args:
-        recipes: of the runs' cells.
-        runs: in the order of the experiment's file, which the version takes where it has no others.
+        recipes: recipes of the runs' cells.
+        runs: in the order of the experiment's file, which the version keeps if it has no other runs.
         in_addition: the runs join the last version, whatever their cells are, as a study's trials do.
-        last_number: the highest that a version has had, where such a one was deleted: its number names no other.
+        last_number: the highest number ever used, if that version was deleted: the number is not used again.
     """
     wanted = frozenset(recipes)
     if in_addition and versions:
@@ -78,9 +80,9 @@ def with_runs(
 
 
 def merged_versions(there: Record, here: Record, newer: Record) -> list[Version]:
-    """The versions of an experiment's records in two homes together, that of the `newer` record at the end.
+    """Merges the versions of an experiment's records in two homes, with that of the `newer` record at the end.
 
-    Versions of the same cells are one, numbered as `there`.
+    Versions with the same cells become one, with the number from `there`.
     """
     both = [version for record in (there, here) for version in versions_in(record)]
     if not both:
@@ -102,18 +104,21 @@ def merged_versions(there: Record, here: Record, newer: Record) -> list[Version]
 
 
 def split_name(text: str) -> tuple[str, int]:
-    """`sums@2` as ("sums", 2), `sums` as ("sums", 0). `sums@0` names no version, and is a name that nothing has."""
+    """Splits `sums@2` into ("sums", 2), and `sums` into ("sums", 0). `sums@0` names no version and stays a name without
+    a
+    match.
+    """
     name, _, number = text.rpartition("@")
     return (name, int(number)) if name and number.isdecimal() and int(number) else (text, 0)
 
 
 def runs_of(home: Home, text: str) -> list[str]:
-    """The ids of the runs of an experiment's version, in its order; empty where there is no such experiment.
+    """Returns the ids of the runs of an experiment's version, in its order; empty if there is no such experiment.
 
     Args:
         text: NAME, or NAME@VERSION.
     Raises:
-        NoSuchVersionError: the experiment has other versions.
+        NoSuchVersionError: the experiment has no such version.
     """
     name, number = split_name(text)
     record = read_json(home.experiment(name) / "experiment.json")
@@ -130,7 +135,7 @@ def runs_of(home: Home, text: str) -> list[str]:
 
 
 def looks_of(home: Home, text: str) -> tuple[float, ...]:
-    """Numbers of seeds at which the answer of an experiment's version was given; none where there is no such.
+    """Returns the numbers of seeds at which a version's answer was reported; empty if there is no such version.
 
     Args:
         text: NAME, the version that was run last, or NAME@VERSION.
@@ -141,7 +146,7 @@ def looks_of(home: Home, text: str) -> tuple[float, ...]:
 
 
 def note_look(home: Home, text: str, num_seeds: float) -> None:
-    """Notes that the answer of an experiment's version was given at so many seeds. One seed claims nothing.
+    """Records that the answer of an experiment's version was reported at a number of seeds. One seed claims nothing.
 
     Args:
         text: NAME, the version that was run last, or NAME@VERSION.
@@ -162,12 +167,12 @@ def note_look(home: Home, text: str, num_seeds: float) -> None:
 
 
 def is_experiment(home: Home, text: str) -> bool:
-    """Whether NAME or NAME@VERSION names an experiment."""
+    """Returns whether NAME or NAME@VERSION names an experiment."""
     return (home.experiment(split_name(text)[0]) / "experiment.json").is_file()
 
 
 def names_of_others(home: Home, text: str) -> list[str]:
-    """NAME@VERSION of the experiment's versions beside the one that is named, the last one first."""
+    """Returns NAME@VERSION of the experiment's other versions, the last one first."""
     name, number = split_name(text)
     versions = versions_in(read_json(home.experiment(name) / "experiment.json"))
     shown = number or (versions[-1].number if versions else 0)

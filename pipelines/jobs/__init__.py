@@ -1,4 +1,4 @@
-"""One core under the command line and the Python API: a spec to a plan, a run here, a submission.
+"""The shared core of the command line and the Python API: plans for a spec, runs here, submissions.
 
-Functions return objects and text; `pipelines.cli` parses and prints them, `pipelines.api` hands them over.
+Functions return objects and text; `pipelines.cli` parses and prints them, `pipelines.api` returns them.
 """

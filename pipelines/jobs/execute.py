@@ -1,4 +1,4 @@
-"""Runs and studies executed here, with progress on stderr."""
+"""Execution of runs and studies here, with progress on stderr."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def run_here(
     quiet: bool = False,
     own_process: bool = False,
 ) -> tuple[RunOutcome, ...]:
-    """Runs a document's runs, or one of them, with progress on stderr, and says how they ended. Main thread only.
+    """Runs a document's runs, or one of them, with progress on stderr, and returns how they ended. Main thread only.
 
     Args:
         only: a run's id.
-        parallel: how many runs at a time; auto: as many as this machine has free slots for.
-        quiet: progress is not shown.
-        own_process: this process is the command's and holds nothing of the user's, so that it may be forked.
+        parallel: runs at a time; auto: one for each free slot of this machine.
+        quiet: hides progress.
+        own_process: this process belongs to the command and holds no user objects, so that it may be forked.
     """
     import sys
 
@@ -44,7 +44,7 @@ def run_here(
     if not only:
         refuse_what_a_stage_would(document, plan.runs, home, quiet=quiet, ask=ask)
     home.create()
-    if running_services(home) is None and is_all_done(plan, home):  # no dashboard shows that it was asked for again
+    if running_services(home) is None and is_all_done(plan, home):  # no dashboard shows the repeated request
         shown = Silent() if quiet else ConsoleProgress()
         return execute_plan(plan, home, lambda runs: recall(runs, shown), only=only)
     with Api(home, forks=own_process) as api, api.connected():
@@ -59,10 +59,10 @@ def run_study_here(
 
     Args:
         parallel: trials at a time; 0: as the study says.
-        quiet: progress is not shown.
+        quiet: hides progress.
         own_process: as for `run_here`.
     Raises:
-        StudyInterruptedError: a signal has ended it; the same call goes on from there.
+        StudyInterruptedError: a signal ended it; the same call resumes from there.
     """
     import sys
 
@@ -80,7 +80,8 @@ def run_study_here(
         print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
     progress, others = Silent() if quiet else ConsoleProgress(), (parallel or document.study.parallel) - 1
     with Api(home, forks=own_process) as api:
-        # After the fork, which would lack DuckDB's thread; with what is told at the end, when files may have changed.
+        # Imported after the fork, which would lack DuckDB's thread; the report needs it at the end, when files may have
+        # changed.
         import pipelines.studies.answers.report  # noqa: F401
         from pipelines.studies.workers import StudyStop, more_workers, work
 
@@ -90,7 +91,7 @@ def run_study_here(
 
 
 def _planned(document: Document, home: Home, *, quiet: bool) -> Plan:
-    """The plan; its warnings go to stderr, unless nothing is to be shown."""
+    """Returns the plan; its warnings go to stderr unless `quiet`."""
     import sys
 
     from pipelines.planning.plan import make_plan

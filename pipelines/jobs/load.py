@@ -1,4 +1,4 @@
-"""A spec as it is read in a home: an evaluation names the weights of its runs, a program its own rewards."""
+"""A spec as read in a home: an evaluation names the weights of its runs, a program its own rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of an experiment, a study or an evaluation: as data, as text, and what is wrong with what it names."""
+"""The plan of an experiment, a study or an evaluation: as data, as text, and the errors in its data and models."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from specs.study_document import StudyDocument
 
 MOST_RUNS = 8
-"""So many are shown one by one."""
+"""Largest number of runs that are shown one by one."""
 _MOST_REASONS = 5
-"""Reasons that are named for a stage in the summary of many runs."""
+"""Largest number of reasons that the summary of many runs names for a stage."""
 
 
 def runs_document(document: Document | StudyDocument) -> Document:
-    """Returns the document whose runs are planned: of a study that of its experiment."""
+    """Returns the document whose runs are planned: a study's experiment, or the document itself."""
     from specs.study_document import StudyDocument
 
     return document.experiment if isinstance(document, StudyDocument) else document
@@ -50,7 +50,7 @@ def plan_data(document: Document | StudyDocument, made: Plan, home: Home) -> dic
 def print_plan(
     document: Document | StudyDocument, made: Plan, home: Home, console: Console, *, all_runs: bool = False
 ) -> None:
-    """Prints the plan for a reader. `all_runs`: each run, however many there are."""
+    """Prints the plan for a reader. `all_runs`: shows every run, however many there are."""
     from specs.study_document import StudyDocument
 
     if isinstance(document, StudyDocument):
@@ -62,7 +62,7 @@ def print_plan(
 
 
 def findings(document: Document | StudyDocument, made: Plan) -> tuple[list[Issue], list[Issue]]:
-    """Errors and warnings of a plan, from a look at the data and the models of what is still to run."""
+    """Returns the errors and warnings from a check of the data and the models of unfinished runs."""
     from huggingface_hub import is_offline_mode
 
     from pipelines.jobs.preflight import examined, missing_for, unfinished, unscorable
@@ -93,7 +93,7 @@ def findings(document: Document | StudyDocument, made: Plan) -> tuple[list[Issue
 
 
 def _as_data(made: Plan) -> dict[str, Any]:
-    """The plan as JSON data."""
+    """Returns the plan as JSON data."""
     return {
         "experiment": made.document.experiment.name,
         "runs": [
@@ -137,7 +137,7 @@ def _of_training(experiment: Experiment) -> dict[str, Any]:
 
 
 def _schedules(experiment: Experiment) -> dict[str, str]:
-    """Path -> schedule, in words, of each field that changes over training."""
+    """Returns path -> schedule, in words, of each field that changes over training."""
     from specs.schema.schedule import schedules_in
 
     return {".".join(path): str(schedule) for path, schedule in schedules_in(experiment)}
@@ -201,8 +201,9 @@ def _print_runs(made: Plan, *, each: bool, console: Console) -> None:
 
 
 def _summary(made: Plan) -> Iterator[tuple[str, str, int, str]]:
-    """A line for each fate of a stage over all runs: stage, what happens, in how many runs, why; most frequent
-    first."""
+    """Yields a line for each action of a stage over all runs: stage, action, number of runs, reason; most frequent
+    first.
+    """
     stages = dict.fromkeys(planned.stage for run in made.runs for planned in run.stages)
     for stage in stages:
         counts = Counter(
@@ -215,7 +216,7 @@ def _summary(made: Plan) -> Iterator[tuple[str, str, int, str]]:
 
 
 def _algebra(made: Plan) -> list[str]:
-    """Batch algebra and estimates of the first run, and in how far the other runs differ."""
+    """Returns the batch arithmetic and the estimates of the first run, and how the other runs differ."""
     from pipelines.planning.certificates import certificate_lines
     from pipelines.planning.device import LARGE, device_of
     from pipelines.planning.gpu_hours import SAMPLING_SHARE, gpu_hours
@@ -294,7 +295,7 @@ def _algebra(made: Plan) -> list[str]:
 
 
 def _kernels(experiment: Experiment) -> str:
-    """What computes norms, rotations and gates on a GPU."""
+    """Returns which kernels compute norms, rotations and gates on a GPU."""
     from pipelines.planning.roofline import fuses
 
     whose = "Liger-Kernel" if fuses(experiment) else "PyTorch"
@@ -302,7 +303,7 @@ def _kernels(experiment: Experiment) -> str:
 
 
 def _turns(experiment: Experiment) -> list[str]:
-    """What a response of several turns holds at most; nothing of one that is a single turn."""
+    """Returns the limits of a response with several turns; empty for a single turn."""
     from pipelines.planning.memory import turn_bounds
 
     rollouter, bounds = experiment.rollout.rollouter, turn_bounds(experiment)
@@ -326,7 +327,7 @@ def _teacher_unknown(experiment: Experiment) -> bool:
 
 
 def _asked(experiment: Experiment) -> str:
-    """Samples that an evaluation takes of each model."""
+    """Returns the number of samples that an evaluation takes of each model."""
     evaluation = experiment.evaluation
     sets = ", ".join(evaluation.datasets or (source.name for source in experiment.data.evaluation))
     length = evaluation.max_response_length or experiment.rollout.max_response_length
@@ -337,7 +338,7 @@ def _asked(experiment: Experiment) -> str:
 
 
 def _experts(shape: ModelShape) -> str:
-    """For a mixture of experts: how many experts a token meets, and the router's size."""
+    """Returns, for a mixture of experts, the number of experts a token and the router's size."""
     if not shape.expert_parameters:
         return ""
     parts = f"experts {_count(shape.expert_parameters)}, router {_count(shape.router_parameters)}"
@@ -345,7 +346,7 @@ def _experts(shape: ModelShape) -> str:
 
 
 def _of(device: Device | None) -> str:
-    """Memory that the estimate is held against."""
+    """Returns the memory that the estimate is compared with."""
     return f", of {device.memory_gib:g} GiB ({device.name})," if device else ""
 
 

@@ -1,4 +1,4 @@
-"""The look at data, model and this machine before anything runs, for the verbs that begin something or ask for it."""
+"""The check of data, model and this machine before anything runs, for the verbs that start runs or report on them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _READERS = ("data", "base", "train")
-"""Stages that read what a spec names."""
+"""Stages that read the data and models of a spec."""
 
 
 def refuse_what_a_stage_would(
@@ -37,13 +37,13 @@ def refuse_what_a_stage_would(
     quiet: bool = False,
     ask: AskRoom | None = None,
 ) -> None:
-    """Raises SpecError with what is wrong with the data and the models of runs that are still to train, or where a
-    package is missing that a sink needs; what is odd about data and models goes to stderr. Looking takes seconds.
+    """Raises SpecError for errors in the data and the models of runs that are still to train, or if a package that a
+    sink needs is missing; warnings about data and models go to stderr. The check takes seconds.
 
     Args:
-        home: of the runs, where this machine is to execute them: it must then have what they ask for. None: another
-            one does.
-        quiet: it is not said that looking takes a while.
+        home: home of the runs, if this machine is to execute them: it must then meet their requirements. None: another
+            machine executes them.
+        quiet: hides the notice that the check takes a while.
         ask: as for `missing_for`.
     """
     to_do = unfinished(runs)
@@ -64,12 +64,12 @@ def refuse_what_a_stage_would(
 
 
 def unfinished(runs: Sequence[RunPlan]) -> list[RunPlan]:
-    """The runs whose data, base model or training is still to be made."""
+    """Returns the runs whose data, base model or training is unfinished."""
     return [run for run in runs if any(stage.stage in _READERS and stage.action == "RUN" for stage in run.stages)]
 
 
 def missing_for_sinks(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
-    """Needs of the sinks that this machine lacks, at their place; nothing where nothing is to be done."""
+    """Returns the sinks' requirements that this machine does not meet, at their place; empty if no work is left."""
     from specs.schema.execution import missing_packages
 
     if all(stage.action == "CACHED" for run in runs for stage in run.stages):
@@ -78,14 +78,15 @@ def missing_for_sinks(document: Document, runs: Sequence[RunPlan]) -> list[Issue
 
 
 def missing_for(document: Document, runs: Sequence[RunPlan], ask: AskRoom | None = None) -> list[Issue]:
-    """Needs of a document's runs that the machine which executes them, this one, lacks, each at its place.
+    """Returns the requirements of a document's runs that this machine, which executes them, does not meet, each at its
+    place.
 
     Args:
-        ask: asks the launcher; None: anew.
+        ask: asks the launcher; None: a new query.
     """
     from pipelines.running.gpu_slots import ask_room, asked_of_machines, missing_here
 
-    # Most cells of a matrix ask the same of machines.
+    # Most cells of a matrix have the same machine requirements.
     distinct = {asked_of_machines(run.experiment): run for run in runs}.values()
     return in_file_order(
         document.locate(issue, run.values)
@@ -95,12 +96,12 @@ def missing_for(document: Document, runs: Sequence[RunPlan], ask: AskRoom | None
 
 
 def unscorable(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
-    """Why this machine may not score the runs that are to be executed here, each at its place."""
+    """Returns why this machine may not score the runs that it is to execute, each at its place."""
     from pipelines.launchers import launcher_of
     from rpg.rewards import refusals
 
     here = [run for run in runs if launcher_of(run.experiment).ranks_run_here]
-    # Most cells of a matrix score alike, and a look may begin a sealed process.
+    # Most cells of a matrix score alike, and a check may start a sandboxed process.
     distinct = {repr(([*run.experiment.rewards()], run.experiment.rollout.rollouter)): run for run in here}.values()
     refused = ((issue, run.values) for run in distinct for issue in refusals(run.experiment))
     return in_file_order(document.locate(issue, values) for issue, values in refused)
@@ -109,13 +110,15 @@ def unscorable(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
 def examined(
     document: Document, runs: Sequence[RunPlan], *, forked: bool = False, thorough: bool = False
 ) -> tuple[list[Issue], list[Issue], list[Issue]]:
-    """Findings about the data, models and formulas of a document's runs, each at its place, each once.
+    """Checks the data, models and formulas of a document's runs and returns the findings, each once, at its place.
 
     Args:
-        forked: look in a fork where one may be: it shares its imports with the count before it or the stages after it.
-        thorough: the model is looked at too where the base stage has made it and training asks nothing more of it.
+        forked: check in a fork if one is possible: it shares its imports with the count before it or the stages after
+        it.
+        thorough: check the model even if the base stage has made it and training has no further requirements.
     Returns:
-        errors; what is not on this machine and cannot be fetched, an error where it is to execute the runs; warnings.
+        errors; items that are not on this machine and cannot be fetched, which are errors if it executes the runs;
+        warnings.
     """
     if not runs:
         return [], [], []
@@ -130,7 +133,7 @@ def examined(
 
 
 def _looked_at(experiment: Experiment) -> tuple[Hashable, ...]:
-    """Parts of the experiment that the findings depend on."""
+    """Returns the parts of the experiment that the findings depend on."""
     training, teacher = experiment.training, experiment.reference.teacher
     data, model = experiment.data.model_dump_json(), experiment.model.model_dump_json()
     routing = training.router_aux_loss_coef, experiment.rollout.replay_routing
@@ -139,10 +142,10 @@ def _looked_at(experiment: Experiment) -> tuple[Hashable, ...]:
 
 
 def _known_or_examined(run: RunPlan, forked: bool, thorough: bool) -> tuple[list[Issue], list[Issue], list[Issue]]:
-    """Errors, what is absent, and warnings: of a look at a run's data and model, or of the look before it.
+    """Returns errors, absent items and warnings from a check of a run's data and model, or from the recorded check.
 
-    The look imports transformers. Nothing but warnings came of the same look at the same contents: it would find the
-    same.
+    The check imports transformers. A check of the same contents that found nothing but warnings would find the same
+    again.
     """
     from specs.errors import read_issue
     from specs.machine.files import DiskError, read_json, write_json
@@ -162,7 +165,7 @@ def _known_or_examined(run: RunPlan, forked: bool, thorough: bool) -> tuple[list
     findings = look_in_fork(run.experiment, model=model) if forked else None
     findings = findings or examine(run.experiment, model=model)
     if not findings.errors and not findings.absent:
-        with suppress(OSError, DiskError):  # the next one looks again
+        with suppress(OSError, DiskError):  # the next call checks again
             if note:
                 write_json(note, {"warnings": [asdict(issue) for issue in findings.warnings]})
             if note_of_model and model:
@@ -171,22 +174,26 @@ def _known_or_examined(run: RunPlan, forked: bool, thorough: bool) -> tuple[list
 
 
 def _note_of_look(run: RunPlan, model: bool) -> Path | None:
-    """File of what a look, at the model too or not, has found, by all that it depends on; None where the contents of
-    data or model are not known."""
+    """Returns the file with the findings of a check, with or without the model, named by all that it depends on. None
+    if
+    the contents of data or model are unknown.
+    """
     experiment, stages = run.experiment, [run.stage(name) for name in ("data", "base")]
     read = _are_read_here(experiment), _is_read_here(experiment)
     if not all(here or stage.action == "CACHED" for stage, here in zip(stages, read, strict=True)):
         return None
     rollouter = experiment.rollout.rollouter
-    if any(tool.type == "mcp" for tool in getattr(rollouter, "tools", ())):  # its server says what prompts hold
+    if any(tool.type == "mcp" for tool in getattr(rollouter, "tools", ())):  # its server decides the content of prompts
         return None
     asked = [experiment.rollout.model_dump_json(), experiment.reward.model_dump_json(), str(_looked_at(experiment))]
     return _note(run, [stage.fingerprint for stage in stages], asked, bool(rollouter.lacks()), model)
 
 
 def _note_of_model(run: RunPlan) -> Path | None:
-    """File that is there where a look at the model, and at what training asks of it, has found nothing wrong; None
-    where the model's contents are not known."""
+    """Returns the file that exists if a check of the model, and of training's requirements on it, found no errors. None
+    if
+    the model's contents are unknown.
+    """
     if not _is_read_here(run.experiment):
         return None
     identity = {path: value for path, value in run.stage("base").identity.items() if path.startswith("model.")}
@@ -195,8 +202,9 @@ def _note_of_model(run: RunPlan) -> Path | None:
 
 
 def _note(run: RunPlan, *looked_at: Any) -> Path | None:
-    """A file by what was looked at, and the code that looks, whose words it keeps. None where there is a teacher, which
-    may lie anywhere and is never made."""
+    """Returns a file named by the checked inputs and by the checking code, whose messages it keeps. None if there is a
+    teacher, which may lie anywhere and is never made by a stage.
+    """
     if not run.experiment.trains or run.experiment.reference.teacher:
         return None
     from pipelines.planning.code import ROOT
@@ -210,8 +218,9 @@ def _note(run: RunPlan, *looked_at: Any) -> Path | None:
 
 
 def _are_read_here(experiment: Experiment) -> bool:
-    """Whether the fingerprint of the data has all their contents: they are made up, or lie in files that are here. What
-    the Hub has under a name may change."""
+    """Returns whether the data's fingerprint covers all their contents: generated data, or files on this machine. The
+    content under a Hub name may change.
+    """
     sources = [*experiment.data.train, *experiment.data.evaluation]
     files = [[path for _, _, path in source.paths()] for source in sources]
     return all(
@@ -221,14 +230,15 @@ def _are_read_here(experiment: Experiment) -> bool:
 
 
 def _is_read_here(experiment: Experiment) -> bool:
-    """Whether the fingerprint of the base model has all its contents, as `_are_read_here` of the data."""
+    """Returns whether the base model's fingerprint covers all its contents, as `_are_read_here` does for the data."""
     model = experiment.model
     return model.source == "scratch" or os.path.isdir(model.path)
 
 
 def _asks_of_model(run: RunPlan) -> bool:
-    """Whether the model has to be looked at: it is not made yet, or training asks for what a base model that is there
-    need not have."""
+    """Returns whether the model must be checked: it is not made yet, or training has requirements that an existing base
+    model need not meet.
+    """
     training = run.experiment.training
     routing = training.router_aux_loss_coef is not None or run.experiment.rollout.replay_routing
     asked = training.lora or routing or run.experiment.reference.teacher
@@ -236,5 +246,5 @@ def _asks_of_model(run: RunPlan) -> bool:
 
 
 def _is_made(run: RunPlan) -> bool:
-    """Whether the base model is there: then it could be made."""
+    """Returns whether the base model exists, which proves that it could be made."""
     return run.stage("base").action == "CACHED"

@@ -40,20 +40,20 @@ _NOT_COMPARED = ("attempt", "recorded_at")
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Which steps were trained again, and what differed."""
+    """The steps that were trained again, and the differences."""
 
     run_id: str
     start: int
-    """The step of the checkpoint from which the steps were trained again; 0: from the base model."""
+    """Step of the checkpoint from which training restarted. 0: the base model."""
     end: int
     """The last step that was trained again."""
     compared: tuple[str, ...]
     """What was compared, and how much of it, in words."""
     differences: tuple[str, ...]
-    """In words; empty where everything was the same, bit for bit."""
+    """Differences in words; empty if everything was the same, bit for bit."""
 
     def lines(self) -> list[str]:
-        """The proof in words: a verdict, and a line for each difference."""
+        """Returns the proof in words: a verdict, and a line for each difference."""
         origin = f"the checkpoint of step {self.start}" if self.start else "the base model"
         count = len(self.differences)
         verdict = f"{count} difference{'s' if count > 1 else ''}" if count else "the same in every bit"
@@ -65,9 +65,9 @@ def prove(home: Home, run_id: str, steps: int = 0) -> Proof:
     """Trains steps of a finished or stopped run again, and compares them with its record.
 
     Args:
-        steps: how many steps; 0: those between the last two checkpoints.
+        steps: number of steps; 0: those between the last two checkpoints.
     Raises:
-        SpecError: the run is running, or has not so many steps.
+        SpecError: the run is running, or has fewer steps.
         StageError: training failed.
     """
     if status_of(home, run_id) == "running":
@@ -81,7 +81,7 @@ def prove(home: Home, run_id: str, steps: int = 0) -> Proof:
 
 
 def _span(home: Home, run_id: str, steps: int) -> tuple[int, int]:
-    """The step of the checkpoint to begin with (0: the base model), and the last step to train again."""
+    """Returns the step of the checkpoint to start from (0: the base model), and the last step to train again."""
     last = _last_recorded_step(home, run_id)
     saved = [step for step, path in sorted(_checkpoints(home.run(run_id)).items()) if step <= last and not defect(path)]
     if steps:
@@ -103,28 +103,28 @@ def _last_recorded_step(home: Home, run_id: str) -> int:
 
 
 def _checkpoints(directory: Path) -> dict[int, Path]:
-    """A run's published checkpoints by step."""
+    """Returns a run's published checkpoints by step."""
     return {int(path.name.removeprefix("step-")): path for path in (directory / "checkpoints").glob("step-*")}
 
 
 @contextmanager
 def _scratch(home: Home, run_id: str, start: int, end: int) -> Iterator[Home]:
-    """A home that holds only this run, as it was after step `start`; deleted in the end."""
+    """Yields a home that holds only this run, as it was after step `start`; deletes it at the end."""
     scratch = Home(home.root / "proofs" / run_id)
     shutil.rmtree(scratch.root, ignore_errors=True)
     source, copy = home.run(run_id), scratch.run(run_id)
     try:
         copy.mkdir(parents=True)
         shutil.copyfile(source / "run.json", copy / "run.json")
-        # All rows: those that the run recorded are compared, whatever it left out or `rpg gc` has freed.
+        # All rows: those that the run recorded are compared, although it left some out or `rpg gc` freed them.
         spec = recorded_spec(source).model_copy(update={"record": Record()})
         write_json(copy / "spec.json", spec.model_dump(mode="json"))
         inputs = read_json(source / "inputs.json")
         places = {name: os.path.relpath(source / inputs[name], copy) for name in ("data", "base")}
-        inputs.pop("evaluation", None)  # what is evaluated on the way leaves training as it is
+        inputs.pop("evaluation", None)  # evaluations during training do not change it
         write_json(copy / "inputs.json", inputs | places | {"until": end})
         if start:
-            # Nothing writes into a checkpoint, so a link is as good as a copy.
+            # Checkpoints are never written to, so a link is as good as a copy.
             shutil.copytree(
                 _checkpoints(source)[start], copy / "checkpoints" / f"step-{start:06}", copy_function=os.link
             )
@@ -155,7 +155,7 @@ def _replay(execution: RunExecution, scratch: Home) -> None:
 
 
 def _compare(home: Home, scratch: Home, run_id: str, start: int, end: int) -> tuple[list[str], list[str]]:
-    """Comparison in words: what was compared, and what differs."""
+    """Compares the two records. Returns, in words, what was compared and what differs."""
     compared, differences = [], []
     with Store.open(home.root) as record, Store.open(scratch.root) as retrained:
         for table in _ROWS:
@@ -181,25 +181,25 @@ def _compare(home: Home, scratch: Home, run_id: str, start: int, end: int) -> tu
 
 
 def _rows(store: Store, table: str, run_id: str, start: int, end: int) -> pa.Table:
-    """A table's valid rows of steps start + 1 to end, in order, without metrics and columns that differ anyway."""
+    """Returns a table's valid rows of steps start + 1 to end, in order, without metrics and columns that always differ."""
     query = f"select * from {table} where run_id = ? and step > ? and step <= ?"
     parameters = [run_id, start, end]
     if table == "metrics":
         query, parameters = f"{query} and not list_contains(?, name)", [*parameters, _NOT_REPEATABLE]
     if table == "turns":
-        query += " and rollout_id is not null"  # those of training
+        query += " and rollout_id is not null"  # training's rows
     rows = store.query(f"{query} order by {_ROWS[table]}", parameters).table
     return rows.drop_columns([name for name in _NOT_COMPARED if name in rows.column_names])
 
 
 def _responses(rows: pa.Table) -> np.ndarray:
-    """Index of the response that each row belongs to: one number for step and rollout_id. [N]"""
+    """Returns the index of the response that each row belongs to: one number for step and rollout_id. [N]"""
     steps, numbers = (rows.column(name).to_numpy().astype(np.int64) for name in ("step", "rollout_id"))
     return np.asarray((steps << 32) + numbers)
 
 
 def _row_differences(table: str, before: pa.Table, again: pa.Table) -> list[str]:
-    """For each column that differs a line, with the first row in which it does."""
+    """Returns a line for each column that differs, with the first row in which it does."""
     if len(before) != len(again):
         return [f"{table}: {len(before):,} rows recorded, {len(again):,} replayed"]
     differences = []
@@ -217,15 +217,17 @@ def _row_differences(table: str, before: pa.Table, again: pa.Table) -> list[str]
 
 
 def _bits(column: pa.ChunkedArray) -> np.ndarray:
-    """One value a row. Two are equal exactly if all bits of the column's values are; so are two NULLs, and two NaNs."""
+    """Returns one value a row. Two are equal exactly if all bits of the column's values are; so are two NULLs, and two
+    NaNs.
+    """
     if pa.types.is_floating(column.type):
         values = column.to_numpy()
-        # NULL reads as NaN; the mask tells them apart.
+        # NULL reads as NaN; the mask distinguishes them.
         wide = values.view(np.int32 if values.dtype == np.float32 else np.int64).astype(np.int64)
         return np.where(column.is_null().to_numpy(), np.int64(-1), wide)
     return np.array(column.to_pylist(), dtype=object)
 
 
 def _digests(directory: Path) -> dict[str, str]:
-    """Each file's digest, by path. A checkpoint's manifest is left out: it notes metrics of time."""
+    """Returns each file's digest, by path. A checkpoint's manifest is left out: it has metrics of time."""
     return {str(path.relative_to(directory)): digest(path) for path in files_under(directory) if path.name != MANIFEST}

@@ -1,4 +1,4 @@
-"""The plan of a study, for `rpg plan`: its space, its cost before anything runs, and what is done."""
+"""The plan of a study, for `rpg plan`: its space, its estimated cost, and its progress."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -24,14 +24,14 @@ _COSTS = {
     "gpu_hours": "GPU hours",
 }
 SMALL_GPU_HOURS = 1.0
-"""Below it they are not worth a row: a model that trains on any machine."""
+"""GPU hours below which the cost gets no row: such a model trains on any machine."""
 
 
 def study_plan_data(document: StudyDocument, made: Plan, home: Home) -> dict[str, Any]:
-    """The plan as JSON data.
+    """Returns the plan as JSON data.
 
     Args:
-        made: of the study's experiment; its data and base model serve every trial.
+        made: plan of the study's experiment; its data and base model serve every trial.
     """
     study, cost = document.study, study_cost(document)
     own, outside = document.own_params()
@@ -139,7 +139,7 @@ def _lines(document: StudyDocument, data: dict[str, Any]) -> list[str]:
 
 
 def _done(record: StudyRecord) -> dict[str, Any]:
-    """State of the study, as the record has it."""
+    """Returns the study's progress from its record."""
     states = dict.fromkeys(trial.state for trial in record.trials)
     units = record.confirmation.units if record.confirmation else ()
     ended = sum(unit.state in ("finished", "failed") for unit in units)

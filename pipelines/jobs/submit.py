@@ -1,4 +1,4 @@
-"""Handing a document to the workers of a Prefect server, after the look at what it names."""
+"""Submission of a document to the workers of a Prefect server, after a check of the data and models that it names."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 def submit(
     document: Document, home: Home, profile: str, *, pool: str = "", priority: Priority = "normal"
 ) -> list[Submitted]:
-    """Submits an experiment's or an evaluation's runs; what takes a while is said on stderr.
+    """Submits an experiment's or an evaluation's runs; reports slow steps on stderr.
 
-    Arguments and errors are as of `submit_document`, and SpecError also where a stage would refuse what the document
-    names.
+    Arguments and errors are those of `submit_document`; also raises SpecError if a stage would refuse the document's
+    data or model.
     """
     from pipelines.prefect.flows.submit import submit_document
 
@@ -31,7 +31,7 @@ def submit(
 def schedule(
     document: Document, home: Home, profile: str, cron: str, *, pool: str = "", priority: Priority = "normal"
 ) -> Schedule:
-    """Has the server submit them at the times of a cron expression; see `submit`."""
+    """Schedules the submission on the server at the times of a cron expression; see `submit`."""
     from pipelines.prefect.flows.schedules import schedule_document
 
     _look(document, home, profile)
@@ -39,7 +39,7 @@ def schedule(
 
 
 def submit_study(document: StudyDocument, home: Home, profile: str, *, workers: int = 0, pool: str = "") -> list[str]:
-    """Submits a study and returns the flow runs' pages; see `submit`. `workers`: 0 for as many as the study says."""
+    """Submits a study and returns the flow runs' pages; see `submit`. `workers`: 0 means the study's own number."""
     from pipelines.studies import flow
 
     _look(document.experiment, home, profile)
@@ -52,7 +52,7 @@ def _look(document: Document, home: Home, profile: str) -> None:
     from pipelines.planning.plan import make_plan
     from pipelines.prefect.server.client import api_url
 
-    api_url(home, profile)  # before the look at the data, which takes long
+    api_url(home, profile)  # before the check of the data, which takes long
     refuse_what_a_stage_would(document, make_plan(document, home).runs, None)
 
 
