@@ -1,4 +1,4 @@
-"""Ranks on this machine, under DeepSpeed's launcher where there are several."""
+"""Ranks on this machine; DeepSpeed's launcher starts them if there are several."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ from specs.schema.experiment import Experiment
 
 
 class LocalRanks:
-    """Ranks on this machine, as many as the spec asks for, in one process group."""
+    """Launcher for ranks on this machine, as many as the spec asks for, in one process group."""
 
     ranks_run_here = True
     signal_children = True
@@ -24,9 +24,9 @@ class LocalRanks:
     def command(
         self, run_directory: Path, experiment: Experiment, slots: Sequence[str], *, stage: LaunchedStage = "train"
     ) -> list[str]:
-        """Command that starts the ranks, which meet at a free port of this machine.
+        """Returns the command that starts the ranks, which meet at a free port of this machine.
 
-        A single rank needs neither launcher nor port where there is no GPU to show it: the command is the rank itself.
+        A single rank without a GPU to assign needs neither launcher nor port: the command is the rank itself.
         """
         port, ranks = free_port(), experiment.training.ranks
         write_launch(
@@ -43,15 +43,15 @@ class LocalRanks:
         return local_command(run_directory, ranks, port, slots[:ranks], stage=stage)
 
     def end(self, run_directory: Path) -> None:
-        """Nothing: the ranks end with the command."""
+        """Does nothing: the ranks end with the command."""
 
     def room(self, experiment: "Experiment") -> Room:
-        """Nobody is asked."""
+        """Reports no obstacle; there is nothing to query."""
         del experiment
         return Room()
 
     def examine(self, home: Home, experiment: Experiment | None) -> Iterator[Finding]:
-        """Nothing: it needs what every command here needs."""
+        """Yields nothing: this launcher needs nothing beyond the requirements of every command here."""
         del home, experiment
         yield from ()
 
@@ -62,14 +62,14 @@ LAUNCHER: Launcher = LocalRanks()
 def local_command(
     run_directory: Path, ranks: int, port: int, devices: Sequence[str] = (), *, stage: LaunchedStage = "train"
 ) -> list[str]:
-    """DeepSpeed's launcher on this machine, with one process a rank.
+    """Returns the command line of DeepSpeed's launcher on this machine, with one process a rank.
 
     The launcher exits with a rank's own code when it fails or stops (143 after SIGTERM to the ranks), within a second.
-    Sent a SIGTERM itself, it passes it on, waits at most 30 s, and exits with 1.
+    If it gets a SIGTERM itself, it forwards it, waits at most 30 s, and exits with 1.
 
     Args:
         port: a free TCP port, at which the ranks meet.
-        devices: a rank's GPU each, as CUDA_VISIBLE_DEVICES names it; empty: the first ones.
+        devices: one GPU for each rank, as CUDA_VISIBLE_DEVICES names it; empty: the first ones.
     """
     world = base64.urlsafe_b64encode(json.dumps({"localhost": list(devices) or list(range(ranks))}).encode()).decode()
     return [

@@ -1,5 +1,6 @@
-"""The ranks or engines on one machine of several: their start, their signals, their end, and what it means for the
-run."""
+"""The ranks or engines on one machine of several: their start, their signals, their end, and its consequence for the
+run.
+"""
 
 import contextlib
 import os
@@ -28,53 +29,57 @@ from specs.secrets import resolved
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One machine's share of a run: the ranks that it starts, or the engines, and how they find the others."""
+    """One machine's share of a run: the ranks or engines that it starts, and how they find the others."""
 
     run_dir: str
     world_size: int
     """Ranks of the run."""
     node: int
-    """Which machine of the run it is, from 0; those with engines come after those with ranks."""
+    """Index of the machine in the run, from 0; those with engines come after those with ranks."""
     nodes: int
-    """Machines with ranks."""
+    """Number of machines with ranks."""
     master_address: str
-    """That of this machine alone where all ranks and engines are on one."""
+    """Address at which the ranks meet: this machine's own if all ranks and engines are on one machine."""
     master_port: int
     log: str
-    """The processes' output is appended to it; on the shared file system."""
+    """File on the shared file system to which the processes' output is appended."""
     first_rank: int = 0
     ranks: int = 0
-    """0 on a machine that has engines."""
+    """Number of ranks here. 0 on a machine that has engines."""
     first_engine: int = 0
     engines: int = 0
-    """0 on a machine that has ranks, who start their engines themselves."""
+    """Number of engines here. 0 on a machine that has ranks, which start their engines themselves."""
     address: str = ""
-    """The machine's own, at which ranks reach its engines."""
+    """The machine's own address, at which ranks reach its engines."""
     device: str = "cpu"
-    """The spec's resources.device; where it is not the CPU, GPU slots are leased for the processes."""
+    """The spec's resources.device; for any value other than the CPU, GPU slots are leased for the processes."""
     gpus: int = 0
-    """GPUs of the ranks and their engines, or of the engines alone; 0: one a rank."""
+    """Number of GPUs of the ranks and their engines, or of the engines alone. 0: one a rank."""
     threads: int = 0
     """The spec's resources.threads."""
     interface: str = ""
-    """Network interface over which the ranks meet (gloo); empty: the library's choice. NCCL chooses its own, among
-    them InfiniBand, which is no interface of this kind."""
+    """Network interface over which the ranks meet (gloo). Empty: the library's choice. NCCL chooses its own, for
+    example
+    InfiniBand, which is no interface of this kind.
+    """
     environment: dict[str, str] = field(default_factory=dict)
     """The spec's variables for every rank and engine, secrets as references."""
     stage: LaunchedStage = "train"
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> "Share":
-        """From plain data that may hold more."""
+        """Builds a share from plain data, and ignores unknown keys."""
         return cls(**{name: fields[name] for name in cls.__dataclass_fields__ if name in fields})
 
     @property
     def ended_well(self) -> tuple[int, ...]:
-        """Exit codes that are no failure of its processes. Nothing asks an engine to stop before its rank has ended."""
+        """Returns the exit codes that are no failure of its processes. An engine is not asked to stop before its rank
+        has ended.
+        """
         return ENDED_WELL if self.ranks else (0,)
 
     def commands(self, environment: Mapping[str, str]) -> list[tuple[list[str], dict[str, str]]]:
-        """Module with arguments that each process runs, and its variables beside `environment`."""
+        """Returns the module and arguments that each process runs, with its variables beside `environment`."""
         if self.ranks:
             program = rank_program(Path(self.run_dir), self.stage)
             return [(program, self.rank_environment(local_rank)) for local_rank in range(self.ranks)]
@@ -89,7 +94,7 @@ class Share:
         return f"ranks {self.first_rank} to {self.first_rank + self.ranks - 1}"
 
     def rank_environment(self, local_rank: int) -> dict[str, str]:
-        """Variables that torch.distributed, DeepSpeed and the trainer read."""
+        """Returns the variables that torch.distributed, DeepSpeed and the trainer read."""
         return self._meeting_environment() | {
             "RANK": str(self.first_rank + local_rank),
             "LOCAL_RANK": str(local_rank),
@@ -100,10 +105,12 @@ class Share:
         }
 
     def _engine_environment(self, place: int, environment: Mapping[str, str]) -> dict[str, str]:
-        """The GPUs that are the engine's, in the order of those that this machine gives the run, its threads, and where
-        it shows that it works."""
+        """Returns the engine's GPUs, in the order of those that this machine gives the run, its threads, and the file
+        of its
+        sign of life.
+        """
         known, size = gpus_of_run(environment), self.gpus // self.engines
-        if self.device == "auto" and not known:  # Slurm names none where it does not give GPUs out
+        if self.device == "auto" and not known:  # Slurm lists no GPUs if it does not allocate them
             known = slots_here(environment)
         own = [gpu_at(known, gpu) for gpu in range(place * size, (place + 1) * size)]
         on_gpus = self.device == "cuda" or (self.device == "auto" and known)
@@ -116,7 +123,10 @@ class Share:
         }
 
     def _meeting_environment(self) -> dict[str, str]:
-        """The spec's variables, and how the processes find each other. Those of a single machine stay within it."""
+        """Returns the spec's variables, and those by which the processes find each other. On a single machine the
+        addresses are
+        local.
+        """
         return {
             **({"GLOO_SOCKET_IFNAME": self.interface} if self.interface else {}),
             **self.environment,
@@ -128,16 +138,19 @@ class Share:
 
 
 ENDED_WELL = (0, STOPPED, -signal.SIGTERM)
-"""Exit codes of a rank that is done or was asked to stop; the last one, where the signal met it before it listened or
-when it listened no more."""
+"""Exit codes of a rank that is done or was asked to stop. The last one: the signal arrived before the rank had its
+handler, or after it removed it.
+"""
 
 
 class Processes:
-    """Processes of a share, one a rank or engine, with output in the machine's log. They die with this one, however it
-    ends."""
+    """The processes of a share, one a rank or engine, with output in the machine's log. They die with this process,
+    however
+    it ends.
+    """
 
     def __init__(self, share: Share, slots: Sequence[str] = ()) -> None:
-        """Starts them. Raises SecretError where this machine lacks a secret that the spec's environment refers to."""
+        """Starts them. Raises SecretError if this machine lacks a secret that the spec's environment refers to."""
         self._share = share
         environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": ",".join(slots)} if slots else {})}
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -160,11 +173,11 @@ class Processes:
             self._output = stack.pop_all()
 
     def codes(self) -> list[int | None]:
-        """Exit codes; None while a process runs, negative where a signal ended it."""
+        """Returns the exit codes; None while a process runs, negative if a signal ended it."""
         return [process.poll() for process in self.processes]
 
     def over(self) -> bool:
-        """Whether all have ended, or one has failed, so that the others wait for it in vain."""
+        """Returns whether all have ended, or one has failed, so that the others would wait for it forever."""
         codes = self.codes()
         return None not in codes or any(code not in (None, *self._share.ended_well) for code in codes)
 
@@ -175,10 +188,12 @@ class Processes:
                 process.send_signal(signal.SIGTERM)
 
     def kill(self, *, settle_seconds: float = 0.0) -> list[int | None]:
-        """Ends what still runs, and all it started. Returns the codes of those that had ended by themselves, else None.
+        """Kills the remaining processes and everything that they started. Returns the exit codes of those that had
+        ended by
+        themselves, None for the others.
 
         Args:
-            settle_seconds: how long a process may yet end by itself, so that its own code is seen.
+            settle_seconds: time in which a process may still end by itself, so that its own code is seen.
         """
         deadline = time.monotonic() + settle_seconds
         while None in self.codes() and time.monotonic() < deadline:
@@ -199,12 +214,12 @@ class Processes:
 
 
 def verdict(codes: Sequence[int | None]) -> int:
-    """One exit code for many, as a shell has it: the first that tells of a failure, 143 if any was stopped, else 0.
+    """Returns one exit code for many, as a shell has it: the first failure, else 143 if any was stopped, else 0.
 
-    None is no code: the process was killed because of another's end.
+    None is ignored: that process was killed because another one ended.
     """
     failures = [code for code in codes if code is not None and code not in ENDED_WELL]
-    # A process that a signal ended is the cause of its peers' complaints.
+    # A process that a signal ended is the cause of its peers' errors.
     if killed := [code for code in failures if code < 0]:
         return 128 - killed[0]
     if failures:
@@ -214,14 +229,14 @@ def verdict(codes: Sequence[int | None]) -> int:
 
 @dataclass
 class Losses:
-    """How often in a row a machine or a rank was lost without a checkpoint between."""
+    """Counter of consecutive losses of a machine or a rank without a new checkpoint between them."""
 
     losses: int = 0
     stood_at: str = ""
-    """The last checkpoint when it last happened; empty: there was none."""
+    """The last checkpoint at the last loss. Empty if there was no checkpoint."""
 
     def add(self, run_dir: Path, most: int) -> bool:
-        """Counts one more. Whether the run is worth another launch; says so where it is not.
+        """Counts one more loss. Returns whether the run is worth another launch, and prints the reason if it is not.
 
         Args:
             most: launcher.restarts.
@@ -236,11 +251,11 @@ class Losses:
 
 
 def number_range(first: int, count: int) -> str:
-    """The first and the last of a machine's ranks or engines, for launch.json: `4-7`."""
+    """Returns the first and the last of a machine's ranks or engines, for launch.json: `4-7`."""
     return f"{first}-{first + count - 1}"
 
 
 def log_of(run_dir: Path, stage: LaunchedStage, node: int, host: str) -> Path:
-    """Where the ranks or engines of a machine write: a file that `rpg logs` shows."""
+    """Returns the log file of a machine's ranks or engines, which `rpg logs` shows."""
     name = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in host)
     return run_dir / "logs" / f"{stage}-{node}-{name}.log"

@@ -7,17 +7,18 @@ from specs.machine.parent import before_torch
 
 
 def main() -> None:
-    """Starts the ranks and waits for them. They meet on this machine alone, by a key that they inherit.
+    """Starts the ranks and waits for them. They meet only on this machine, with a key that they inherit.
 
-    Where torch sees no GPU they compute on the CPU, which DeepSpeed is told: else it would look for an accelerator and
-    warn in the log that there is none.
+    If torch sees no GPU, they compute on the CPU, and DeepSpeed is told so: otherwise it would search for an
+    accelerator
+    and log a warning that there is none.
     """
     before_torch()
     import torch
 
     os.environ.update(ON_LOOPBACK, **{KEY: new_key()})
     if not torch.cuda.is_available():
-        os.environ["DS_ACCELERATOR"] = "cpu"  # read where DeepSpeed is imported
+        os.environ["DS_ACCELERATOR"] = "cpu"  # read when DeepSpeed is imported
     from deepspeed.launcher import launch
 
     launch.main()

@@ -1,4 +1,4 @@
-"""Trainings that begin alike: with values that change over the steps, two specs may be one up to a step."""
+"""Trainings with the same first steps: with values that change over the steps, two specs may be equal up to a step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,12 +8,13 @@ from specs.schema.schedule import ValueSchedule, largest, schedulable_field
 
 
 def shared_steps(one: Identity, other: Identity, steps: int) -> int:
-    """Number of steps, from the first on, that two trainings of so many steps have in common.
+    """Returns the number of steps, from the first on, that two trainings with this many steps have in common.
 
-    They may differ in fields that have a schedule in both. What has one in one of them alone is on record at each step
-    there, and not in the other, so that such runs share none.
+    They may differ in fields that have a schedule in both. A field with a schedule in only one of them is recorded at
+    each
+    step there, and not in the other, so that such runs share no step.
 
-    Example: the second one parts from the first after two steps.
+    Example: the second one differs from the first after two steps.
         >>> field = "objective.kl_coef"
         >>> first = {f"{field}.schedule.0.0": 1, f"{field}.schedule.0.1": 0.1, f"{field}.between": "step"}
         >>> second = first | {f"{field}.schedule.1.0": 3, f"{field}.schedule.1.1": 0.2}
@@ -36,12 +37,12 @@ def shared_steps(one: Identity, other: Identity, steps: int) -> int:
 
 
 def _acts(value: ValueSchedule) -> bool:
-    """Whether the value is ever above 0: then a reference policy is held from the first step on."""
+    """Returns whether the value is ever above 0: then a reference policy is kept from the first step on."""
     return largest(value) > 0
 
 
 def _schedule(identity: Mapping[str, Any], field: str) -> ValueSchedule | None:
-    """The schedule that a field has in a flat identity; None where it has none."""
+    """Returns the schedule of a field in a flat identity. None if it has none."""
     points: dict[int, dict[str, Any]] = {}
     for path, value in identity.items():
         if path.startswith(f"{field}.schedule."):

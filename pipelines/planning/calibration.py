@@ -1,4 +1,4 @@
-"""How far judges agree with labels, as `rpg judge calibrate` has measured it: kept in the home by what a judge is."""
+"""Agreement between judges and labels, as measured by `rpg judge calibrate`: kept in the home by the judge's settings."""
 
 import hashlib
 import json
@@ -11,22 +11,23 @@ from pipelines.planning.fingerprint import by_content
 from specs.machine.files import read_json, write_json
 from specs.schema.experiment import Experiment
 
-if TYPE_CHECKING:  # a report does not reach the code that asks judges
+if TYPE_CHECKING:  # a report does not reach the code that queries judges
     from rpg.rewards.functions.judge import Judge
 
 
 def keep(home: Home, judge: "Judge", record: Mapping[str, Any]) -> None:
-    """Keeps what was measured of a judge, in the place of what was measured before."""
+    """Stores the measurement of a judge, and replaces the previous one."""
     write_json(home.judge(_digest(judge)), dict(record), allow_nan=True)
 
 
 def kept(home: Home, judge: "Judge") -> dict[str, Any]:
-    """What was measured of a judge with these words, scale and sampling; empty: nothing was."""
+    """Returns the measurement of a judge with this wording, scale and sampling; empty if there is none."""
     return read_json(home.judge(_digest(judge)))
 
 
 def trust_in(home: Home, specs: Iterable[Experiment]) -> str:
-    """How far the judges can be trusted by which runs were trained or measured, in sentences; empty: there is none.
+    """Returns, in sentences, how far the judges that trained or evaluated runs can be trusted; empty if there are no
+    judges.
 
     Args:
         specs: the resolved specs of the runs.

@@ -1,4 +1,4 @@
-"""Certificates of the formulas of specs, before anything trains: enumerated once, then known by their content."""
+"""Certificates of the formulas of specs, before training: enumerated once, then found by the formula's content."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 
 _CODE = tuple(f"rpg.certificate.{name}" for name in ("certificate", "finite", "reading"))
-"""Modules in which an enumeration and its description begin."""
+"""Entry modules of an enumeration and its description."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certified:
-    """What the enumeration of a spec's objective has found."""
+    """The result of enumerating a spec's objective."""
 
     lines: tuple[str, ...]
-    """A line a certificate: the objective's, or one for each step at which schedules change it."""
+    """One line a certificate: the objective's, or one for each step at which schedules change it."""
     issues: tuple[Issue, ...]
-    """A false claim, or a formula that is not finite; paths lead into the spec."""
+    """False claims, or a formula that is not finite; paths lead into the spec."""
 
 
 def certified(experiment: Experiment) -> Certified:
-    """Returns the certificate of an objective that is a formula or a package's; nothing of another one.
+    """Returns the certificate of an objective that is a formula or from a package; empty for other objectives.
 
-    The first look imports torch. It is kept by the formula and the code that enumerates it.
+    The first call imports torch. The result is kept by the formula and the code that enumerates it.
     """
     from specs.machine.files import DiskError, read_json, write_json
 
@@ -45,14 +45,14 @@ def certified(experiment: Experiment) -> Certified:
     if note and (known := read_json(note)):
         return Certified(tuple(known["lines"]), tuple(map(read_issue, known["issues"])))
     found = _enumerated(experiment)
-    with suppress(OSError, DiskError):  # the next one enumerates again
+    with suppress(OSError, DiskError):  # the next call enumerates again
         if note:
             write_json(note, {"lines": found.lines, "issues": [asdict(issue) for issue in found.issues]})
     return found
 
 
 def _note(experiment: Experiment) -> Path | None:
-    """File of the certificate, by all that it follows from."""
+    """Returns the file of the certificate, named by everything that it follows from."""
     from importlib.metadata import version
 
     from pipelines.planning.code import Code
@@ -92,7 +92,7 @@ def certified_runs(runs: Iterable[RunPlan]) -> list[tuple[RunPlan, Certified]]:
 
 
 def certificate_lines(runs: Iterable[RunPlan]) -> list[str]:
-    """Returns a line for each certificate of the runs' formulas, with the name of the run where there are several."""
+    """Returns a line for each certificate of the runs' formulas, with the name of the run if there are several."""
     found = [(run, line) for run, certificate in certified_runs(runs) for line in certificate.lines]
     several = len({run.run_id for run, _ in found}) > 1
     return [f"{run.name}: {line}" if several else line for run, line in found]

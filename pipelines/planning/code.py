@@ -1,9 +1,10 @@
 """The code that makes a stage's result.
 
-It is what the stage's entry imports inside `rpg`, with the modules of `specs` that compute values, and with the sampler
-and the open sections that the spec names. Imports are read and never executed. `release.json` has what the last release
-gave: a results number for each stage, and a digest for each stage and each part that a spec may name. Code whose digest
-is the release's does not count beside the number; `tools/write_release.py` writes the file for a release.
+It consists of the modules that the stage's entry imports inside `rpg`, the modules of `specs` that compute values, and
+the sampler and the open sections that the spec names. Imports are read and never executed. `release.json` has the
+values of the last release: a results number for each stage, and a digest for each stage and each part that a spec may
+name. Code whose digest equals the release's does not count beside the number; `tools/write_release.py` writes the file
+for a release.
 """
 
 import importlib.util
@@ -27,11 +28,11 @@ ENTRIES = {
     "train": "rpg.train",
     "evaluate": "rpg.evaluation.stage",
 }
-"""The module in which the work of each stage begins. A page is no result of code: `--fresh report` writes it again."""
+"""Module in which the work of each stage begins. A page is no result of code: `--fresh report` writes it again."""
 COMPUTING = ("specs.schema.formula", "specs.schema.schedule")
-"""Modules of `specs` that compute values. The others check and hold what the fingerprint has already."""
+"""Modules of `specs` that compute values. The others check and hold values that the fingerprint has already."""
 ROOT = Path(__file__).parents[2]
-"""Where the product's packages lie."""
+"""Directory of the product's packages."""
 RELEASE = Path(__file__).with_name("release.json")
 OURS = "rpg"
 """Key of the product's own code."""
@@ -46,24 +47,24 @@ class Release:
 
     version: str
     results: dict[str, int]
-    """Stage -> its number, raised with a change after which the same spec gives another result."""
+    """Stage -> its number, raised by each change after which the same spec gives another result."""
     libraries: dict[str, str]
     """Version of each library that decides a score."""
     code: dict[str, str]
-    """Digest of what each entry, sampler and module of an open section reaches."""
+    """Digest of the code that each entry, sampler and module of an open section reaches."""
 
 
 @lru_cache(maxsize=1)
 def release() -> Release:
-    """The release that this code is, or was edited from."""
+    """Returns the release that this code is, or was edited from."""
     return Release(**json.loads(RELEASE.read_text(encoding="utf-8")))
 
 
 class Code:
-    """The code on this machine, each file as it is when it is first asked for.
+    """The code on this machine; each file is read once, on first use.
 
     Args:
-        root: where the product's packages lie; None: where this one does.
+        root: directory of the product's packages; None: that of this package.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -74,26 +75,26 @@ class Code:
         self._notes = Notes()
 
     def of_stage(self, stage: str, experiment: Experiment) -> Differences:
-        """Differences from the release in a stage's code, and in the libraries that score.
+        """Returns the differences from the release in a stage's code, and in the libraries that score.
 
-        An installed package that the spec names always counts: no release knows it.
+        An installed package that the spec names always counts: no release has its digest.
         """
         return self._differences(stage, sections_of(stage, experiment), experiment)
 
     def of_training_data(self, experiment: Experiment) -> Differences:
-        """Differences of the data stage, see `of_stage`, as far as training depends on it."""
+        """Returns the differences of the data stage, see `of_stage`, in the parts on which training depends."""
         data = experiment.data
         sources = [*data.train, *(data.evaluation if data.overlap == "drop" else ())]
         return self._differences("data", open_sections(sources), experiment)
 
     def digest(self, *entries: str) -> str:
-        """Digest of the product's modules that these import, directly or not, with themselves."""
+        """Returns the digest of these modules and of the product's modules that they import, directly or not."""
         if entries not in self._digests:
             self._digests[entries] = self._digest_of(name for name in self.reach(*entries) if _top(name) in PRODUCT)
         return self._digests[entries]
 
     def reach(self, *entries: str) -> set[str]:
-        """Names of the modules that count among those which these import, directly or not, with themselves."""
+        """Returns the names of these modules and of those that they import, directly or not, as far as they count."""
         own = {OURS, *map(_top, entries)}
         reached: set[str] = set()
         waiting = list(entries)
@@ -124,7 +125,7 @@ class Code:
         return found | {name: it for name, it in sorted(libraries.items()) if it and it != known.libraries.get(name)}
 
     def _digest_of(self, names: Iterable[str]) -> str:
-        """Digest of modules, whatever they are called: an import counts by the tree of what it imports."""
+        """Returns the digest of modules, whatever their names: an import counts by the tree of the imported module."""
         return digest_of(json.dumps(sorted(map(self._content, names))).encode())
 
     def _content(self, name: str) -> list[Any]:
@@ -145,13 +146,13 @@ class Code:
         return self._modules[name]
 
     def _longest_known(self, name: str) -> str:
-        """The longest beginning of a dotted name that is a module; empty where none is."""
+        """Returns the longest beginning of a dotted name that is a module; empty if there is none."""
         while name and not self._file(name):
             name = name.rpartition(".")[0]
         return name
 
     def _file(self, name: str) -> Path | None:
-        """Where a module lies; None where there is none, or it is not written in Python."""
+        """Returns the file of a module. None if there is no such module, or it is not written in Python."""
         if name not in self._files:
             top, *rest = name.split(".")
             places = [self._root / top] if top in PRODUCT else _places(top)
@@ -162,7 +163,7 @@ class Code:
 
 
 def sections_of(stage: str, experiment: Experiment) -> Iterator[OpenSection]:
-    """The sections with code of their own whose work a stage does."""
+    """Yields the sections with their own code whose work a stage does."""
     data = experiment.data
     scoring = list(open_sections([experiment.rollout, experiment.reward]))
     measures = bool(experiment.evaluation.every_steps)
@@ -176,7 +177,7 @@ def sections_of(stage: str, experiment: Experiment) -> Iterator[OpenSection]:
 
 
 def open_sections(value: Any) -> Iterator[OpenSection]:
-    """The sections with code of their own in a spec, or in any part of it."""
+    """Yields the sections with their own code in a spec, or in any part of it."""
     if isinstance(value, OpenSection):
         yield value
     if isinstance(value, Spec):
@@ -189,19 +190,19 @@ def open_sections(value: Any) -> Iterator[OpenSection]:
 
 
 def _without_rewards(sources: Iterable[Source]) -> Iterator[OpenSection]:
-    """Sections that make the sources' problems. What scores them is the affair of later stages."""
+    """Yields the sections that make the sources' problems. Later stages do the scoring."""
     for source in sources:
         yield from open_sections(source.model_copy(update={"reward": None}))
 
 
 def _without_sources(sources: Iterable[Source]) -> Iterator[OpenSection]:
-    """Sections that score the sources' problems. What makes the problems is the data stage's."""
+    """Yields the sections that score the sources' problems. The data stage makes the problems."""
     return (section for section in open_sections(sources) if not isinstance(section, Source))
 
 
 @lru_cache
 def installed(library: str) -> str:
-    """The version of an installed library, of `python` that of the interpreter; empty where there is none."""
+    """Returns the version of an installed library, for `python` that of the interpreter; empty if it is not installed."""
     if library == "python":
         return ".".join(map(str, sys.version_info[:2]))
     return versions_of(library).get(library, "")
@@ -209,7 +210,7 @@ def installed(library: str) -> str:
 
 @lru_cache
 def _places(package: str) -> tuple[Path, ...]:
-    """Where an installed top-level package lies, or a module without its suffix. It is not imported."""
+    """Returns the paths of an installed top-level package, or of a module without its suffix. Does not import it."""
     try:
         found = importlib.util.find_spec(package)
     except (ImportError, ValueError):

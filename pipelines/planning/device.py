@@ -1,4 +1,4 @@
-"""The device that a memory estimate is held against: what the spec names, else this machine's GPU, else an H100."""
+"""The device that a memory estimate is compared with: the spec's GPU, else this machine's, else an H100."""
 
 import shutil
 import subprocess
@@ -11,30 +11,30 @@ from specs.machine.cards import CARDS, H100
 from specs.schema.experiment import Experiment
 
 LARGE = 50_000_000
-"""Parameters from which a model is taken to be trained on a GPU, though this machine may have none."""
+"""Number of parameters from which a model is assumed to be trained on a GPU, even if this machine has none."""
 NAMED_BY_SPEC = "resources.memory_gib"
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Device that a rank computes on."""
+    """A device that a rank computes on."""
 
     name: str
-    """The GPU's; NAMED_BY_SPEC where the spec says the memory alone."""
+    """The GPU's name; NAMED_BY_SPEC if the spec gives only the memory."""
     memory_gib: float
-    """All that a process can have, as the driver reports it."""
+    """All memory that a process can have, as the driver reports it."""
 
 
 KNOWN_GPUS = tuple(
     Device(card.name, card.memory_gib) for card in CARDS if card.name not in ("an L40", "an H100 on PCIe")
 )
-"""From the smallest on; of equal memory one."""
+"""In increasing order of memory, one for each size."""
 ASSUMED = Device(H100.name, H100.memory_gib)
-"""Where nothing says which GPU it will be; the estimate of GPU hours assumes the same."""
+"""The GPU if nothing names one; the estimate of GPU hours assumes the same."""
 
 
 def device_of(experiment: Experiment, shape: ModelShape) -> Device | None:
-    """Device of the experiment's ranks; None for a CPU, and for small models where no GPU is known."""
+    """Returns the device of the experiment's ranks. None for a CPU, and for small models if no GPU is known."""
     resources = experiment.resources
     if resources.memory_gib:
         return Device(NAMED_BY_SPEC, resources.memory_gib)
@@ -46,7 +46,9 @@ def device_of(experiment: Experiment, shape: ModelShape) -> Device | None:
 
 
 def on_device(experiment: Experiment, device: Device | None) -> Experiment:
-    """The experiment with the device's memory as its `resources.memory_gib`, of which an engine takes its fraction."""
+    """Returns the experiment with the device's memory as its `resources.memory_gib`, of which an engine takes its
+    fraction.
+    """
     if device is None:
         return experiment
     resources = experiment.resources.model_copy(update={"memory_gib": device.memory_gib})
@@ -55,7 +57,7 @@ def on_device(experiment: Experiment, device: Device | None) -> Experiment:
 
 @cache
 def smallest_gpu() -> Device | None:
-    """Memory of this machine's smallest GPU, by nvidia-smi; None where it has none."""
+    """Returns the memory of this machine's smallest GPU, by nvidia-smi. None if it has no GPU."""
     program = shutil.which("nvidia-smi")
     if not program:
         return None

@@ -1,8 +1,8 @@
-"""Identity of a stage's result: flat data, hashed with the fingerprints of what the stage reads.
+"""Identity of a stage's result: flat data, hashed with the fingerprints of the stages that it reads.
 
 Identity and execution are separate: a field declared with `execution` (ranks, ZeRO stage, retries, ...) never
-enters. A file enters by its content, not by its name. Code enters by its results number, and by its digest if it is not
-as released.
+enters. A file enters by its content, not by its name. Code enters by its results number, and by its digest if it
+differs from the release.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ Identity = dict[str, Any]
 def fingerprint(
     stage: str, identity: Identity, inputs: dict[str, str], code: Differences | None = None, *, results: int = 0
 ) -> str:
-    """SHA-256, hexadecimal, of what makes a stage's result.
+    """Returns the SHA-256, hexadecimal, of everything that makes a stage's result.
 
     Args:
         inputs: fingerprints of the stages that it reads.
-        code: how its code differs from the release; it does not enter if it does not differ.
+        code: differences between its code and the release; omitted from the hash if there are none.
         results: the results number of its code; 0: that of this release.
     """
     number = results or release().results[stage]
@@ -38,7 +38,7 @@ def fingerprint(
 
 
 def train_data_identity(experiment: Experiment) -> Identity:
-    """Identity of the training problems: with evaluation sets only where problems that they share are dropped."""
+    """Returns the identity of the training problems. It includes evaluation sets only if shared problems are dropped."""
     data = experiment.data
     parts: dict[str, Any] = {
         "train": [by_content(source) for source in data.train],
@@ -53,20 +53,20 @@ def train_data_identity(experiment: Experiment) -> Identity:
 
 
 def data_identity(experiment: Experiment) -> Identity:
-    """Identity of the training and evaluation problems."""
+    """Returns the identity of the training and evaluation problems."""
     sets = [by_content(source) for source in experiment.data.evaluation]
     return train_data_identity(experiment) | flatten({"data": {"evaluation": sets, "overlap": experiment.data.overlap}})
 
 
 def of_training_data(identity: Identity) -> Identity:
-    """The part of a `data_identity` that is the `train_data_identity`."""
+    """Returns the part of a `data_identity` that is the `train_data_identity`."""
     if identity.get("data.overlap") == "drop":
         return identity
     return {path: value for path, value in identity.items() if not path.startswith(("data.evaluation", "data.overlap"))}
 
 
 def base_identity(experiment: Experiment) -> Identity:
-    """Identity of the policy before training."""
+    """Returns the identity of the policy before training."""
     model = experiment.model.identity()
     if isinstance(experiment.model, PretrainedModel) and Path(experiment.model.path).is_dir():
         model = {"source": "pretrained", "content": directory_digest(Path(experiment.model.path))}
@@ -75,7 +75,7 @@ def base_identity(experiment: Experiment) -> Identity:
 
 
 def base_reads_data(experiment: Experiment) -> bool:
-    """Whether the base model is made with the help of the training problems."""
+    """Returns whether the base model is made with the help of the training problems."""
     model = experiment.model
     return experiment.warm_up is not None or (
         isinstance(model, ScratchModel) and isinstance(model.tokenizer, TrainedTokenizer)
@@ -83,7 +83,7 @@ def base_reads_data(experiment: Experiment) -> bool:
 
 
 def train_identity(experiment: Experiment) -> Identity:
-    """Identity of a run's training, beside its data and its base model."""
+    """Returns the identity of a run's training, beside its data and its base model."""
     sections = ("rollout", "objective", "advantage", "reference", "training")
     parts: dict[str, Any] = {name: getattr(experiment, name).identity() for name in sections}
     parts["reward"] = by_content(experiment.reward)
@@ -93,7 +93,7 @@ def train_identity(experiment: Experiment) -> Identity:
     if order := experiment.data.identity().get("order"):
         parts["data"] = {"order": order}
     if every_steps := experiment.evaluation.every_steps:
-        # What training measures on its way is part of its result, and comes of training alone.
+        # Measurements during training are part of its result, and come from training alone.
         parts["evaluation"] = {"every_steps": every_steps}
     measures = ("data.train.", "data.evaluation.") if every_steps else ("data.train.",)
     parts |= {place: own for place, own in _own_rewards(experiment).items() if place.startswith(measures)}
@@ -101,12 +101,12 @@ def train_identity(experiment: Experiment) -> Identity:
 
 
 def without_seed(identity: Identity) -> Identity:
-    """The identity of a run's training but for its seed: runs that share the rest are seeds of one cell."""
+    """Returns the identity of a run's training without its seed: runs that share it are seeds of one cell."""
     return {path: value for path, value in identity.items() if path.partition(".")[0] != "seeds"}
 
 
 def evaluate_identity(experiment: Experiment) -> Identity:
-    """Identity of a run's evaluation, beside its data and its weights."""
+    """Returns the identity of a run's evaluation, beside its data and its weights."""
     evaluation, rollout = experiment.evaluation.identity(), _rollout(experiment)
     evaluation.pop("every_steps", None)
     if not experiment.evaluation.max_response_length:
@@ -122,24 +122,24 @@ def evaluate_identity(experiment: Experiment) -> Identity:
 
 
 def _rollout(experiment: Experiment) -> dict[str, Any]:
-    """The identity of how responses come about, the files of the environment by their content."""
+    """Returns the identity of the way responses are sampled, with the environment's files by their content."""
     rollout = experiment.rollout.identity()
     own = {"rollouter": by_content(experiment.rollout.rollouter)} if "rollouter" in rollout else {}
     return rollout | own
 
 
 def _own_rewards(experiment: Experiment) -> dict[str, Any]:
-    """What each set's own reward is, by its place, such as `data.train.0.reward`; nothing where no set has one."""
+    """Returns the own reward of each set, by its place, such as `data.train.0.reward`; empty if no set has one."""
     return {f"{place}.reward": by_content(reward) for place, reward in experiment.own_rewards.items()}
 
 
 def report_identity(experiment: Experiment) -> Identity:
-    """Identity of a run's page, beside its results."""
+    """Returns the identity of a run's page, beside its results."""
     return {"name": experiment.name, "question": experiment.question}
 
 
 def flatten(value: Any, prefix: str = "") -> Identity:
-    """Nested data as {"objective.clip.low": 0.2, "data.train.0.task": ...}; an empty container stands as itself."""
+    """Flattens nested data to {"objective.clip.low": 0.2, "data.train.0.task": ...}; an empty container stays as it is."""
     if isinstance(value, dict) and value:
         items = [(str(key), item) for key, item in value.items()]
     elif isinstance(value, (list, tuple)) and value:
@@ -153,7 +153,7 @@ def flatten(value: Any, prefix: str = "") -> Identity:
 
 
 def by_content(section: OpenSection) -> dict[str, Any]:
-    """The identity of a source or a reward: what it names on this machine enters by its content."""
+    """Returns the identity of a source or a reward: files that it names on this machine enter by their content."""
     plain = section.identity()
     for where, _, path in section.paths():
         if Path(path).is_file():

@@ -1,4 +1,4 @@
-"""About how many GPU hours a run will take, from a roofline of training and the memory traffic of sampling."""
+"""Estimated GPU hours of a run, from a roofline of training and the memory traffic of sampling."""
 
 from dataclasses import dataclass
 
@@ -20,24 +20,26 @@ SAMPLING_SHARE = 0.6
 
 @dataclass(frozen=True, slots=True)
 class GpuHours:
-    """GPU hours of one run, every response at its full length. GPUs that wait for others of the run count too."""
+    """GPU hours of one run, with every response at its full length. GPUs that wait for others of the run count too."""
 
     sampling: float
-    """Every group that dynamic sampling may throw away and sample again counted."""
+    """Includes every group that dynamic sampling may discard and sample again."""
     training: float
     share_of_peak: float
-    """What the updates are expected to reach of the GPU's bfloat16 peak, see the metric `mfu`."""
+    """Expected share of the GPU's bfloat16 peak that the updates reach, see the metric `mfu`."""
     evaluation: float | None
-    """Hours of all checkpoints; None where the size of an evaluation set is not known before it is read."""
+    """Hours of all checkpoints. None if the size of an evaluation set is unknown before it is read."""
 
     @property
     def total(self) -> float:
-        """Sampling, training and evaluation take turns; an evaluation of unknown size is left out."""
+        """Returns the sum of sampling, training and evaluation, which take turns; an evaluation of unknown size is left
+        out.
+        """
         return self.sampling + self.training + (self.evaluation or 0)
 
 
 def gpu_hours(experiment: Experiment, shape: ModelShape) -> GpuHours:
-    """The hours on H100s. Loading is not counted."""
+    """Returns the hours on H100s. Loading is not counted."""
     training, rollout = experiment.training, experiment.rollout
     responses = training.prompts_per_step * training.group_size
     rounds = rollout.dynamic_sampling.max_batches if rollout.dynamic_sampling else 1
@@ -52,7 +54,7 @@ def gpu_hours(experiment: Experiment, shape: ModelShape) -> GpuHours:
 
 
 def evaluation_hours(experiment: Experiment, shape: ModelShape) -> float | None:
-    """GPU hours to evaluate one checkpoint, on the GPUs that train; None where the size of a set is not known."""
+    """Returns the GPU hours to evaluate one checkpoint, on the GPUs that train. None if the size of a set is unknown."""
     problems, evaluation = evaluation_problems(experiment), experiment.evaluation
     if problems is None:
         return None
@@ -62,7 +64,7 @@ def evaluation_hours(experiment: Experiment, shape: ModelShape) -> float | None:
 
 
 def precision_warnings(experiment: Experiment) -> list[Issue]:
-    """A warning where a GPU will train in float32: one that the spec asks for, or with `auto` one of this machine."""
+    """Warns if a GPU will train in float32: one that the spec asks for, or with `auto` one of this machine."""
     device, here = experiment.resources.device, experiment.launcher.type == "local"
     on_gpu = device == "cuda" or (device == "auto" and here and bool(slots_here()))
     if not on_gpu or experiment.training.precision != "float32":
@@ -79,10 +81,11 @@ def precision_warnings(experiment: Experiment) -> list[Issue]:
 
 
 def _sampling_seconds(experiment: Experiment, shape: ModelShape, responses: int, bounds: TurnBounds) -> float:
-    """Seconds in which the samplers together sample as many responses, each at its full length.
+    """Returns the seconds in which all samplers together sample this many responses, each at its full length.
 
-    For every sampled token the weights are read once for all responses in flight, and the cache of each response. What
-    a response is given is read once, as arithmetic; an engine keeps the cache of earlier turns. A sampler of several
+    For every sampled token the weights are read once for all responses in flight, and the cache of each response.
+    Tokens
+    from the environment are read once, as arithmetic; an engine keeps the cache of earlier turns. A sampler of several
     GPUs has the bandwidth of all of them. Waiting for tools is not counted: other responses are sampled meanwhile.
     """
     training, rollout = experiment.training, experiment.rollout
@@ -97,5 +100,5 @@ def _sampling_seconds(experiment: Experiment, shape: ModelShape, responses: int,
     traffic = (shape.read_parameters * size + in_flight * cache) / (H100.bandwidth * SAMPLING_SHARE)
     forward = 2 * shape.matrix_parameters / (H100.flops * PRODUCTS)
     sampling = bounds.sampled * max(traffic / in_flight, forward)
-    # A sampled token takes longer than a given one: as many as can be are sampled.
+    # A sampled token takes longer than a given one: this counts as many sampled tokens as possible.
     return responses * (sampling + (bounds.length - bounds.sampled) * forward) / gpus

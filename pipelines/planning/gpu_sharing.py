@@ -1,8 +1,9 @@
-"""Sharing of a GPU's memory by learner and sampler, chosen where the spec leaves it open.
+"""The learner's and the sampler's shares of a GPU's memory, chosen if the spec leaves them open.
 
 The keys are `rollout.sleep` and `rollout.memory_fraction` of a colocated vLLM engine, and
-`training.offload.while_sampling`. Sampling is fast where the cache of all responses under way fits. The fewest moves by
-which it does are taken: both side by side; else they take turns; else what only updates need leaves the GPU as well.
+`training.offload.while_sampling`. Sampling is fast if the cache of all responses in flight fits. The choice with the
+fewest moves that achieves this wins: both side by side; else they take turns; else the memory that only updates need
+leaves the GPU as well.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,9 +17,9 @@ from specs.schema.experiment import Experiment
 from specs.schema.rollout import VllmRollout
 
 USABLE = 0.92
-"""Share of a GPU's memory that is given away. Estimates are known to a tenth, and CUDA takes about 1 GiB."""
+"""Share of a GPU's memory that is allocated. Estimates are accurate to a tenth, and CUDA takes about 1 GiB."""
 ENGINE_WORK = 2 * GIB
-"""Memory of an engine beside weights and cache: for its passes and CUDA's graphs."""
+"""Memory of an engine beside weights and cache: for its passes and CUDA graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,11 @@ class GpuSharing:
     """One choice of the keys that the spec leaves open."""
 
     keys: Mapping[str, bool | float]
-    """By their names in `rollout` and `training.offload`."""
+    """Values by their names in `rollout` and `training.offload`."""
     reason: str
 
     def __str__(self) -> str:
-        """Keys and reason in one line."""
+        """Returns keys and reason in one line."""
         places = {"while_sampling": "training.offload.while_sampling"}
         given = {places.get(key, f"rollout.{key}"): value for key, value in self.keys.items()}
         chosen = ", ".join(
@@ -50,23 +51,23 @@ class _Turns:
 
 
 def planned_on(experiment: Experiment, shape: ModelShape, device: Device | None) -> Experiment:
-    """The experiment as it runs on a device: with its memory, and what is chosen by that."""
+    """Returns the experiment as it runs on a device: with its memory, and the choices that follow from it."""
     sharing = gpu_sharing(experiment, shape, device)
     return on_device(experiment.sharing_memory(sharing.keys) if sharing else experiment, device)
 
 
 def sharing_inputs(experiment: Experiment) -> dict[str, Mapping[str, bool | float]]:
-    """The choice as an input of the trainer; empty where nothing is chosen."""
+    """Returns the choice as an input of the trainer; empty if the spec leaves nothing open."""
     shape = model_shape(experiment) if knows_gpu(experiment) else None
     sharing = gpu_sharing(experiment, shape, device_of(experiment, shape)) if shape else None
     return {"sharing": sharing.keys} if sharing else {}
 
 
 def knows_gpu(experiment: Experiment) -> bool:
-    """Whether the run has a GPU whose memory is known.
+    """Returns whether the run has a GPU whose memory is known.
 
-    It computes on one by what the spec says, whose memory the spec names too; or on this machine's, whose memory the
-    spec may name.
+    Either the spec asks for a GPU and gives its memory, or the run uses this machine's GPU, whose memory the spec may
+    give.
     """
     resources = experiment.resources
     if resources.device == "cuda" and resources.memory_gib:
@@ -75,7 +76,7 @@ def knows_gpu(experiment: Experiment) -> bool:
 
 
 def gpu_sharing(experiment: Experiment, shape: ModelShape, device: Device | None) -> GpuSharing | None:
-    """The choice of what is open; None where nothing is, or the run does not fit in any way."""
+    """Returns the choice of the open keys. None if no key is open, or the run does not fit in any way."""
     rollout = experiment.rollout
     if (
         device is None
@@ -92,7 +93,7 @@ def gpu_sharing(experiment: Experiment, shape: ModelShape, device: Device | None
 
 
 def _of_transformers(experiment: Experiment, shape: ModelShape, device: Device) -> GpuSharing | None:
-    """A sampler in the trainer's process takes turns with it in any case."""
+    """Returns the choice for a sampler in the trainer's process, which takes turns with it in any case."""
     stays, leaves = (
         memory_estimate(on_device(experiment.sharing_memory({"while_sampling": away}), device), shape).total
         for away in (False, True)
@@ -126,7 +127,9 @@ def _of_engine(experiment: Experiment, rollout: VllmRollout, shape: ModelShape, 
 
 
 def _ways(experiment: Experiment, rollout: VllmRollout, estimate: MemoryEstimate, usable: float) -> Iterator[_Turns]:
-    """The ways that the spec leaves open, from the fewest moves on, in which an update has its memory."""
+    """Yields the ways that the spec leaves open and in which an update has its memory, those with the fewest moves
+    first.
+    """
     resident = estimate.weights + estimate.only_for_updates + estimate.reference + estimate.scoring
     learner = resident + estimate.gathered + estimate.activations + estimate.logits
     leaving = experiment.training.offload.while_sampling
@@ -143,7 +146,10 @@ def _ways(experiment: Experiment, rollout: VllmRollout, estimate: MemoryEstimate
 
 
 def _may_leave(experiment: Experiment) -> bool:
-    """Whether the plan may move what only updates need: it is open, and is not in host memory anyhow."""
+    """Returns whether the plan may move the memory that only updates need: the key is open, and that memory is not on
+    the
+    host anyhow.
+    """
     offload = experiment.training.offload
     return offload.while_sampling == "auto" and not offload.optimizer and not offload.parameters
 

@@ -1,4 +1,4 @@
-"""What the models that score will be asked, and what that takes: calls, tokens, money, memory."""
+"""Work of the models that score: calls, tokens, money, memory."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,22 +16,23 @@ _OWN_WORDS = 200
 
 @dataclass(frozen=True, slots=True)
 class Judging:
-    """What one judge is asked in a run, at most."""
+    """The work of one judge in a run, at most."""
 
     judge: str
     calls: int
-    """Calls of training. Verdicts that are kept cost none; evaluations come on top: their sets' sizes are not known."""
+    """Calls during training. Cached verdicts cost none; evaluations are extra, because their sets' sizes are unknown.
+    """
     question_tokens: int
-    """About: the policy's tokens stand for the judge's."""
+    """Approximate: tokens of the policy are counted as tokens of the judge."""
     reply_tokens: int
     money: float | None
-    """In the currency of the price; None where the spec has none."""
+    """Cost in the currency of the price. None if the spec gives no price."""
     bound: str
-    """The budget, in words; empty: there is none."""
+    """The budget, in words. Empty if there is none."""
 
 
 def judging(experiment: Experiment) -> list[Judging]:
-    """One entry for each judge that scores training."""
+    """Returns one entry for each judge that scores training."""
     asked: list[Judging] = []
     for at, reward in experiment.rewards():
         if "evaluation" not in at:
@@ -40,7 +41,7 @@ def judging(experiment: Experiment) -> list[Judging]:
 
 
 def scoring_memory(experiment: Experiment) -> int:
-    """Bytes of a rank's device that its models which score take; of a CPU none is counted."""
+    """Returns the bytes of a rank's device that its scoring models take; those on a CPU are not counted."""
     if experiment.resources.device == "cpu":
         return 0
     distinct = {repr(part.identity()): part for _, reward in experiment.rewards() for part in reward.parts()}
@@ -70,7 +71,7 @@ def _of(judge: Judge, experiment: Experiment) -> Judging:
 
 
 def _memory(part: Reward, experiment: Experiment) -> int:
-    """A share of the GPU for vLLM, else the size of the weights."""
+    """Returns a share of the GPU for vLLM, else the size of the weights."""
     if isinstance(part, Judge) and not part.endpoint:
         gpu = int(experiment.resources.memory_gib * 2**30)
         if part.engine_here("cuda") == "vllm" and gpu:
@@ -84,7 +85,7 @@ def _weights(directory: str) -> int:
 
 
 def sentences(asked: list[Judging], count: Any) -> list[str]:
-    """A line of the plan for each judge; `count` writes a number of tokens."""
+    """Returns a line of the plan for each judge; `count` formats a number of tokens."""
     lines = []
     for each in asked:
         money = "" if each.money is None else f", at most {each.money:,.2f} in the currency of its price"

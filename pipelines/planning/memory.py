@@ -1,6 +1,6 @@
-"""Needs of a run, estimated before it starts: its batch algebra, its tokens, and the memory of one rank.
+"""Needs of a run, estimated before it starts: its batch arithmetic, its tokens, and the memory of one rank.
 
-From the spec alone; nothing is loaded. Counts of tokens are upper bounds, memory is known to a tenth.
+Computed from the spec alone; nothing is loaded. Counts of tokens are upper bounds, memory is accurate to a tenth.
 Sizes are in bytes unless a name says otherwise.
 """
 
@@ -15,22 +15,25 @@ from specs.schema.training import Lora, Training
 
 GIB = 2**30
 LOGITS = 2**26
-"""Logits that the learner holds at once, of as many response tokens as that makes; in float32."""
+"""Logits that the learner holds at once, in float32; this limits the response tokens in a chunk."""
 LIVE_PARAMETERS = 10**9
-"""Most weights that DeepSpeed holds whole at ZeRO 3, by its default (stage3_max_live_parameters)."""
+"""Largest number of weights that DeepSpeed holds whole at ZeRO 3, by its default (stage3_max_live_parameters)."""
 TOKENS_ON_GPU = 2048
-"""On a GPU the logits of so many tokens at least."""
+"""Smallest number of tokens whose logits are held at once on a GPU."""
 REDUCED_PARAMETERS = 5 * 10**8
-"""Gradients that ZeRO adds up over the ranks at once, by its default (reduce_bucket_size); room for all is taken at the
-start."""
+"""Gradients that ZeRO reduces over the ranks at once, by its default (reduce_bucket_size); memory for all is allocated
+at
+the start.
+"""
 PREFETCHED_PARAMETERS = 5 * 10**7
-"""Most weights that ZeRO 3 gathers ahead at once, by its default (stage3_prefetch_bucket_size), into a buffer of their
-own."""
+"""Largest number of weights that ZeRO 3 gathers ahead at once, by its default (stage3_prefetch_bucket_size), into a
+separate buffer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchAlgebra:
-    """How a step's rollouts become optimizer updates."""
+    """The way a step's rollouts become optimizer updates."""
 
     prompts_per_step: int
     group_size: int
@@ -40,38 +43,40 @@ class BatchAlgebra:
     updates_per_step: int
     updates: int
     tokens_to_sample: int
-    """Most response tokens of the whole run's training: every response at its full length, every group that may be
-    thrown away and sampled again counted."""
+    """Largest number of response tokens of the whole run's training: every response at its full length, including every
+    group that may be discarded and sampled again.
+    """
     tokens_given: int
-    """Most tokens that the environment gives in the same responses. Both together are bounded by the responses'
-    length."""
+    """Largest number of tokens that the environment gives in the same responses. Both together are bounded by the
+    responses' length.
+    """
     tokens_to_train: int
-    """Most prompt and response tokens of all forward-backward passes."""
+    """Largest number of prompt and response tokens of all forward-backward passes."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes on one rank's device where they are most, to a tenth, by what they hold."""
+    """Bytes at the peak of one rank's device, accurate to a tenth, by content."""
 
     weights: int
     gradients: int
     buckets: int
-    """Room in which ZeRO adds gradients up over the ranks; twice where the backward pass goes on meanwhile. With the
-    optimizer on the host also room for the largest weight's gradient on its way there."""
+    """Buffers in which ZeRO reduces gradients over the ranks; two if the backward pass overlaps the reduction. With the
+    optimizer on the host also the buffer for the largest weight's gradient on its way there.
+    """
     optimizer: int
     reference: int
     sampler: int
-    """The sampler's own model, whole on every rank; 0 where it reads the learner's, or has it in `kv_cache`."""
+    """The sampler's own model, whole on every rank. 0 if it reads the learner's, or has it in `kv_cache`."""
     gathered: int
-    """Weights that ZeRO 3 gathers for the layers that compute and for the next ones."""
+    """Weights that ZeRO 3 gathers for the current layers and the next ones."""
     activations: int
     logits: int
-    """Logits of a chunk of tokens, and the gradient of the output head, which is added up over the chunks in
-    float32."""
+    """Logits of a chunk of tokens, and the gradient of the output head, which is summed over the chunks in float32."""
     kv_cache: int
-    """For an engine that takes a share of a known memory, the share, its weights included. 0 on GPUs of its own."""
+    """For an engine that takes a share of a known memory, the share, its weights included. 0 if it has its own GPUs."""
     cache_stays: bool = False
-    """Whether `kv_cache` is held while training too: by an engine that does not sleep, or that samples meanwhile."""
+    """Whether `kv_cache` is held during training too: by an engine that does not sleep, or that samples meanwhile."""
     scoring: int = 0
     """Models that score on the rank's GPU: a judge, a classifier."""
     away: int = 0
@@ -79,7 +84,7 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """Sum of the parts; where sampling and training take turns, that of the turn which needs more."""
+        """Returns the sum of the parts; if sampling and training take turns, the larger of the two turns."""
         fixed = (
             self.weights + self.gradients + self.buckets + self.optimizer + self.reference + self.sampler + self.scoring
         )
@@ -88,12 +93,12 @@ class MemoryEstimate:
 
     @property
     def only_for_updates(self) -> int:
-        """Memory that `training.offload.while_sampling` moves to the host, or DeepSpeed frees by then."""
+        """Returns the memory that `training.offload.while_sampling` moves to the host, or DeepSpeed frees by then."""
         return self.gradients + self.buckets + self.optimizer
 
 
 def turn_bounds(experiment: Experiment, max_response_length: int = 0) -> TurnBounds:
-    """Most that a response holds. Of an environment that does not say so, any token of it may be sampled or given.
+    """Returns the largest content of a response. If an environment sets no bounds, any token may be sampled or given.
 
     Args:
         max_response_length: of a response; 0: that of training.
@@ -104,12 +109,12 @@ def turn_bounds(experiment: Experiment, max_response_length: int = 0) -> TurnBou
 
 
 def longest_sequence(experiment: Experiment) -> int:
-    """Most tokens of a prompt and its response."""
+    """Returns the largest number of tokens of a prompt and its response."""
     return experiment.data.max_prompt_length + turn_bounds(experiment).length
 
 
 def batch_algebra(experiment: Experiment) -> BatchAlgebra:
-    """The counts of one run."""
+    """Returns the counts of one run."""
     training = experiment.training
     rollouts = training.prompts_per_step * training.group_size
     updates_per_step = training.minibatches * training.epochs
@@ -130,7 +135,7 @@ def batch_algebra(experiment: Experiment) -> BatchAlgebra:
 
 
 def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate:
-    """One rank's device memory; weights, gradients and optimizer state are divided as the ZeRO stage says."""
+    """Returns one rank's device memory; weights, gradients and optimizer state are partitioned as the ZeRO stage says."""
     training, rollout = experiment.training, experiment.rollout
     low_precision = training.precision == "bfloat16"
     size = 2 if low_precision else 4
@@ -140,13 +145,13 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     # Either optimizer keeps two float32 values a weight, and ZeRO a float32 master copy of the weights as well.
     optimizer = trained * (12 if stage else 8)
     weights = (shape.parameters + adapters) * size
-    # A snapshot keeps the trained weights; with adapters the initial policy is the model with these off. A teacher is a
-    # model of its own.
+    # A snapshot keeps the trained weights; with adapters the initial policy is the model without them. A teacher is a
+    # separate model.
     teacher = teacher_shape(experiment)
     of_teacher = teacher.parameters if teacher else 0
     kept = {"behaviour": 0, "initial": 0 if adapters else trained, "snapshot": trained, "model": of_teacher}
     update = experiment.reference.update
-    # An average is kept in float32; a copy in the training precision is lent to the learner.
+    # An average is kept in float32; the learner uses a copy in the training precision.
     averages = low_precision and update is not None and update.ema_decay > 0
     reference = kept[experiment.reference.source] * (4 + size if averages else size)
     tokens = _largest_microbatch(experiment)
@@ -157,7 +162,7 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     elsewhere = experiment.gpus > training.ranks
     estimate = MemoryEstimate(
         weights=0 if training.offload.parameters else _shard(weights, training, 3),
-        # Gradients are added up in float32; from stage 2 on a rank keeps its share of them.
+        # Gradients are summed in float32; from stage 2 on a rank keeps its share of them.
         gradients=trained * 4 // (training.ranks if stage > 1 else 1),
         buckets=_buckets(trained, experiment, size) + _staged(shape, training) * size if stage else 0,
         optimizer=0 if training.offload.optimizer else optimizer // (training.ranks if stage else 1),
@@ -175,25 +180,27 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
 
 
 def in_flight(experiment: Experiment) -> int:
-    """Responses that a sampler has under way at once, at most."""
+    """Returns the largest number of responses that a sampler has in flight at once."""
     training = experiment.training
     of_sampler = -(-training.prompts_per_step * training.group_size // experiment.samplers)
     return min(experiment.rollout.max_concurrent, of_sampler)
 
 
 def wanted_cache(experiment: Experiment, shape: ModelShape) -> int:
-    """Bytes of the KV cache of all responses that are under way at once, each at its full length."""
+    """Returns the bytes of the KV cache of all responses that are in flight at once, each at its full length."""
     size = experiment.rollout.cache_bytes or (2 if experiment.training.precision == "bfloat16" else 4)
     return in_flight(experiment) * longest_sequence(experiment) * shape.layers * 2 * shape.key_value_size * size
 
 
 def engine_memory(experiment: Experiment) -> int:
-    """Bytes of a GPU that the sampler takes for weights and cache together; 0: as much as these need, or unknown."""
+    """Returns the bytes of a GPU that the sampler takes for weights and cache together. 0: as much as these need, or
+    unknown.
+    """
     return int(experiment.rollout.memory_share * experiment.resources.memory_gib * GIB)
 
 
 def adapter_parameters(shape: ModelShape, lora: Lora) -> int:
-    """Weights of the adapters: rank x (inputs + outputs) of each adapted module."""
+    """Returns the number of the adapters' weights: rank x (inputs + outputs) of each adapted module."""
     widths = shape.linear_widths
     return lora.rank * sum(widths.get(name, 0) for name in lora.target_modules or widths)
 
@@ -202,15 +209,16 @@ def _buckets(trained: int, experiment: Experiment, size: int) -> int:
     training = experiment.training
     if training.gradient_reduction == "float32":
         size = 4
-    if experiment.resources.device == "cpu":  # where memory that is not written to takes no room
+    if experiment.resources.device == "cpu":  # untouched memory takes no space there
         return min(trained, REDUCED_PARAMETERS) * size
     overlaps = training.ranks > 1 and training.deepspeed_stage == 2 and not training.lora
     return REDUCED_PARAMETERS * size * (2 if overlaps else 1)
 
 
 def _staged(shape: ModelShape, training: Training) -> int:
-    """Elements of the buffer through which gradients go to an optimizer on the host: the largest trained weight's. At
-    ZeRO 3 there is none."""
+    """Returns the elements of the buffer through which gradients go to an optimizer on the host: those of the largest
+    trained weight. 0 at ZeRO 3, which has no such buffer.
+    """
     if not training.offload.optimizer or training.deepspeed_stage == 3:
         return 0
     if training.lora:
@@ -223,29 +231,34 @@ def _shard(size: int, training: Training, from_stage: int) -> int:
 
 
 def _gathered(parameters: int, training: Training) -> int:
-    """Most weights that are whole at once. A single rank gathers none, unless they come from the host."""
+    """Returns the largest number of weights that are whole at once. A single rank gathers none, unless they come from
+    the
+    host.
+    """
     if training.zero_stage < 3 or (training.ranks == 1 and not training.offload.parameters):
         return 0
     return min(parameters, LIVE_PARAMETERS) + min(parameters, PREFETCHED_PARAMETERS)
 
 
 def _largest_microbatch(experiment: Experiment) -> int:
-    """Tokens of a rank's part of it, where ranks share their rows."""
+    """Returns the tokens of a rank's part of the largest microbatch, if ranks share their rows."""
     longest, training = longest_sequence(experiment), experiment.training
     per_update = training.prompts_per_step * training.group_size // training.minibatches * longest
-    # A single response that is longer than the budget still is one microbatch.
+    # A single response above the budget is still one microbatch.
     groups = training.ranks // training.sequence_parallel_size
     row = max(min(training.microbatch_tokens, -(-per_update // groups)), longest)
     return -(-row // training.sequence_parallel_size)
 
 
 def _activations(shape: ModelShape, training: Training, tokens: int, size: int, logits: int) -> int:
-    """Activations kept for the backward pass, and the work on one layer in it, for which the logits' room is free by
-    then.
+    """Returns the bytes of activations kept for the backward pass, and of the work on one layer in it, for which the
+    logits'
+    memory is free by then.
 
-    Recomputation keeps each layer's input, and works on the whole of one layer, or on what it did not keep of it.
+    Recomputation keeps each layer's input, and works on the whole of one layer, or on the parts of it that were not
+    kept.
     """
-    fused = training.kernels == "liger"  # with auto that is known where it trains; without it memory is more
+    fused = training.kernels == "liger"  # `auto` is decided on the training machine; without Liger, memory is higher
     layer, kept, recomputed = _layer_activations(shape, size, fused=fused), shape.hidden_size * size, 0
     match training.gradient_checkpointing:
         case False:
@@ -261,24 +274,29 @@ def _activations(shape: ModelShape, training: Training, tokens: int, size: int, 
 
 
 def _layer_activations(shape: ModelShape, size: int, *, fused: bool) -> int:
-    """Bytes of one layer and token that autograd saves in transformers' modules, or with `fused` in Liger's kernels."""
+    """Returns the bytes of one layer and token that autograd saves in transformers' modules, or with `fused` in Liger's
+    kernels.
+    """
     width, keys = shape.attention_size, shape.key_value_size
     norms = 2 * _norm_activations(shape, size, fused=fused)
-    if shape.norms_queries:  # what comes out of them is turned before it is kept, as the attention's own input
+    if shape.norms_queries:  # their output is rotated before it is kept as the attention's own input
         norms += (size if fused else 4 + size) * (width + keys)
-    # Queries, keys, values, what the attention gives, and that in the order in which the next product takes it.
+    # Queries, keys, values, the attention's result, and its copy in the layout that the next product needs.
     attention = size * (width + 2 * keys + 2 * width)
-    # With a gate: both products, the gate's activation (not if fused) and what is made of the two. Else GELU, in steps.
+    # With a gate: both products, the gate's activation (not if fused) and the product of the two. Else GELU, in steps.
     mlp = (4 - fused if shape.is_gated else 5) * shape.intermediate_size * size
-    # What enters each of a token's experts, and what comes out, which is weighted.
+    # The input of each of a token's experts, and its output, which is weighted.
     experts = shape.experts_per_token * shape.hidden_size * (4 + size)
     return norms + attention + mlp + experts
 
 
 def _product_activations(shape: ModelShape, size: int, *, fused: bool) -> tuple[int, int]:
-    """Bytes of one layer and token that the results of its matrix products and attention take; of these the bytes that
-    autograd saves as they are: values, the attention's result, what enters the MLP's activation, and what a norm of
-    queries and keys takes, unless it has to be converted first."""
+    """Returns the bytes of one layer and token that the results of its matrix products and attention take, and how many
+    of
+    them autograd saves unchanged: values, the attention's result, the input of the MLP's activation, and the input of a
+    norm
+    of queries and keys, unless it must be converted first.
+    """
     inner = (2 if shape.is_gated else 1) * shape.intermediate_size
     turned = shape.attention_size + shape.key_value_size
     saved = shape.key_value_size + shape.attention_size + inner
@@ -289,14 +307,18 @@ def _product_activations(shape: ModelShape, size: int, *, fused: bool) -> tuple[
 
 
 def _norm_activations(shape: ModelShape, size: int, *, fused: bool) -> int:
-    """An RMS norm keeps its input in float32, and what it normalised before and after its weight; if fused, and as
-    GPT-2's LayerNorm does, its input and its output."""
+    """Returns the bytes of a norm. An RMS norm keeps its input in float32, and its normalised values before and after
+    its
+    weight; if fused, and as GPT-2's LayerNorm does, its input and its output.
+    """
     return shape.hidden_size * (4 + 2 * size if shape.is_gated and not fused else 2 * size)
 
 
 def _logits(shape: ModelShape, chunk: int, size: int, *, has_gradient: bool) -> int:
-    """Two blocks of a chunk; with the head's gradient, that in float32 and, where the weights are of another type, in
-    theirs."""
+    """Returns the bytes of two blocks of a chunk; with the head's gradient, also that in float32 and, if the weights
+    have
+    another type, in theirs.
+    """
     blocks = chunk * shape.vocab_size * 4 * 2
     head = shape.vocab_size * shape.hidden_size * (4 + (size if size < 4 else 0))
     return blocks + (head if has_gradient else 0)

@@ -1,4 +1,4 @@
-"""Warnings of a run that does not fit its device, with what helps."""
+"""Warnings for a run that does not fit its device, with remedies."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from specs.schema.rollout import Rollout
 
 
 def memory_warnings(experiment: Experiment) -> list[Issue]:
-    """A warning where the estimate exceeds the device's memory, see `device_of`."""
+    """Warns if the estimate exceeds the device's memory, see `device_of`."""
     shape = model_shape(experiment)
     device = device_of(experiment, shape) if shape else None
     if shape is None or device is None or _fits(experiment, shape, device):
@@ -61,7 +61,7 @@ def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:
 
 
 def _gain_while_sampling(estimate: MemoryEstimate, experiment: Experiment) -> str:
-    """A further remedy where sampling needs more than training; empty where it gains next to nothing."""
+    """Returns a further remedy if sampling needs more than training; empty if it gains almost nothing."""
     gain = estimate.total - replace(estimate, away=estimate.only_for_updates).total
     offload = experiment.training.offload
     if gain < GIB / 10 or offload.optimizer or offload.parameters or experiment.resources.device == "cpu":

@@ -1,7 +1,7 @@
-"""The figures of a decoder that memory and time depend on: transformers builds the model without values.
+"""Figures of a decoder that determine memory and time: transformers builds the model without values.
 
-It does so in a child, unless torch is imported already. What was found is kept by the configuration's digest in the
-user's own cache, so that planning itself goes on without torch and a configuration is counted once.
+It does so in a child process, unless torch is imported already. The result is kept by the configuration's digest in the
+user's own cache, so that planning does not need torch and a configuration is counted once.
 """
 
 import hashlib
@@ -26,16 +26,18 @@ from specs.schema.experiment import Experiment
 from specs.schema.model import Model, PretrainedModel, ScratchModel
 
 _COUNT_SECONDS = 300
-"""Most that counting may take. Where it is done in a fork, the imports before it are not counted."""
+"""Largest number of seconds for counting. In a fork, the imports before it are not counted."""
 
 
 def model_shape(experiment: Experiment) -> ModelShape | None:
-    """The shape of the experiment's model; None where it has no settings, or transformers builds none of them."""
+    """Returns the shape of the experiment's model. None if it has no settings, or transformers cannot build a model
+    from them.
+    """
     return _shape_of(experiment.model)
 
 
 def teacher_shape(experiment: Experiment) -> ModelShape | None:
-    """The shape of the model that is the reference; None where there is none, or as above."""
+    """Returns the shape of the reference model. None if there is no reference, or as above."""
     return _shape_of(experiment.reference.teacher) if experiment.reference.teacher else None
 
 
@@ -45,8 +47,10 @@ def _shape_of(model: Model) -> ModelShape | None:
 
 
 def settings_of(model: Model) -> dict[str, Any] | None:
-    """The model's settings: of the spec's own architecture, the config.json of a local or cached model, or CONFIGS;
-    None where there is none of these."""
+    """Returns the model's settings: the spec's own architecture, the config.json of a local or cached model, or
+    CONFIGS.
+    None if there is none of these.
+    """
     if isinstance(model, ScratchModel):
         tokenizer = model.tokenizer
         vocab_size = tokenizer.vocab_size if tokenizer.type == "bpe" else 258
@@ -54,13 +58,13 @@ def settings_of(model: Model) -> dict[str, Any] | None:
     config = _config_file(model)
     try:
         fields = json.loads(config.read_text(encoding="utf-8")) if config else CONFIGS.get(model.path)
-    except (OSError, ValueError):  # whoever opens the model names what is wrong with it
+    except (OSError, ValueError):  # the stage that opens the model reports its errors
         return None
     return fields if isinstance(fields, dict) else None
 
 
 def shape_of_settings(settings: dict[str, Any]) -> ModelShape | None:
-    """The shape of the model that transformers makes of the settings of a config.json; None where it makes none."""
+    """Returns the shape of the model that transformers builds from a config.json. None if it cannot build one."""
     return _kept_or_counted(json.dumps(settings, sort_keys=True))
 
 
@@ -80,7 +84,7 @@ def _kept_or_counted(settings: str) -> ModelShape | None:
 
 
 def _place(settings: str) -> Path | None:
-    """The file of a configuration's figures, by all that they depend on; None where none can be kept."""
+    """Returns the file of a configuration's figures, named by everything that they depend on. None if none can be kept."""
     with suppress(OSError):
         code = [Path(str(module.__file__)).read_bytes() for module in (shape, traffic, pretrained)]
         digest = hashlib.sha256(b"\0".join([settings.encode(), version("transformers").encode(), *code])).hexdigest()
@@ -89,10 +93,12 @@ def _place(settings: str) -> Path | None:
 
 
 def _count(settings: str) -> dict[str, Any] | None:
-    """The figures, in a child unless torch is here already; None where transformers makes no model of the settings."""
+    """Returns the figures, from a child process unless torch is here already. None if transformers cannot build the
+    model.
+    """
     if "torch" in sys.modules:
         return _count_here(settings)
-    # What is wrong with the settings is said by the look at the model.
+    # The check of the model reports errors in the settings.
     with suppress(OSError, DiskError, StageError), tempfile.TemporaryDirectory() as name:
         given, figures = (Path(name) / file for file in ("settings.json", "figures.json"))
         given.write_text(settings, encoding="utf-8")
@@ -111,14 +117,14 @@ def _count(settings: str) -> dict[str, Any] | None:
 
 
 def _count_here(settings: str) -> dict[str, Any] | None:
-    """Figures counted in this process, without the limit of time that a child has."""
+    """Counts the figures in this process, without the time limit of a child."""
     from transformers.utils import logging as transformers_logging
 
     told = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.ERROR)
     try:
         figures: dict[str, Any] = json.loads(json.dumps(asdict(shape.counted(json.loads(settings)))))
-    except Exception:  # an architecture's own; the look at the model says what is wrong
+    except Exception:  # from the architecture's own code; the check of the model reports errors
         return None
     finally:
         transformers_logging.set_verbosity(told)
@@ -136,7 +142,7 @@ def _config_file(model: PretrainedModel) -> Path | None:
         return None
     try:
         cached = try_to_load_from_cache(model.path, "config.json", revision=model.revision)
-    except HFValidationError:  # a directory that is not there
+    except HFValidationError:  # a directory that does not exist
         return None
     return Path(cached) if isinstance(cached, str) else None
 

@@ -1,6 +1,6 @@
-"""Spec -> plan: the runs, the stages of each, what is done already, what will run, and why.
+"""From a spec to a plan: the runs, the stages of each, what is done already, what will run, and why.
 
-Planning reads. All it may write is notes of digests that it had to compute (specs/machine/manifests.py).
+Planning reads. It writes only notes of digests that it had to compute (specs/machine/manifests.py).
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,20 +41,22 @@ class StagePlan:
     """Fingerprints of the stages that it reads."""
     action: Action
     reason: str
-    """Why, down to the spec's line where a field changed."""
+    """Reason for the action, down to the spec's line if a field changed."""
     output: Path
     taken_from: str = ""
     """For a train or evaluate stage, the id of the run that has done it, under another name or with fewer steps,
-    and whose result it takes or goes on from; empty: none."""
+    and whose result it reuses or resumes from. Empty if there is no such run.
+    """
     taken_step: int = 0
-    """The step of that run from which it goes on, where the two part after it; 0: it takes all steps."""
+    """The step of that run from which it resumes, if the two differ after it. 0: it reuses all steps."""
     code: Differences = field(default_factory=dict)
-    """How its code differs from the release."""
+    """Differences between its code and the release."""
     results: int = 0
     """The results number of its code."""
     accepted: str = ""
-    """How the code differs that has made the result, which is taken all the same as the user has asked for; empty: it
-    does not."""
+    """Differences in the code that made the result, which is reused at the user's request. Empty if the code is the
+    same.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +65,23 @@ class RunPlan:
 
     run_id: str
     name: str
-    """Readable: what varies, and the seed."""
+    """Readable name: the varying values and the seed."""
     seed: int
     values: dict[str, Any]
     """The matrix fields' values in this run."""
     label: str
-    """What the matrix calls the cell; empty where it gives no labels."""
+    """The matrix's label of the cell. Empty if it gives no labels."""
     experiment: Experiment
     """The run's spec."""
     stages: tuple[StagePlan, ...]
 
     def stage(self, name: str) -> StagePlan:
-        """The stage of that name."""
+        """Returns the stage of that name."""
         return next(stage for stage in self.stages if stage.stage == name)
 
     @property
     def recipe(self) -> str:
-        """A digest of what the run's id is made from, the seed left out: of two runs of a cell it is the same."""
+        """Returns a digest of the inputs of the run's id, without the seed: it is the same for all runs of a cell."""
         if not self.experiment.trains:
             return self.stage("evaluate").fingerprint[:16]
         train = self.stage("train")
@@ -87,7 +89,7 @@ class RunPlan:
         return fp.fingerprint("train", without_seed, train.inputs, train.code, results=train.results)[:16]
 
     def record(self) -> dict[str, Any]:
-        """Record that a later plan compares itself with; kept as the run's plan.json."""
+        """Returns the record that later plans compare with; kept as the run's plan.json."""
         stages = {
             stage.stage: stage_record(stage.fingerprint, stage.identity, stage.inputs, stage.code, stage.results)
             for stage in self.stages
@@ -104,7 +106,9 @@ class Plan:
 
     @property
     def in_turn(self) -> list[RunPlan]:
-        """The runs seed by seed over all cells, as they are executed: what ends early has cells to compare."""
+        """Returns the runs in execution order, seed by seed over all cells: if they end early, cells can still be
+        compared.
+        """
         seeds = list(dict.fromkeys(run.seed for run in self.runs))
         return sorted(self.runs, key=lambda run: seeds.index(run.seed))
 
@@ -112,19 +116,19 @@ class Plan:
 def stage_record(
     fingerprint: str, identity: fp.Identity, inputs: dict[str, str], code: Differences, results: int
 ) -> dict[str, Any]:
-    """Record of a stage's identity."""
+    """Returns the record of a stage's identity."""
     record = {"fingerprint": fingerprint, "identity": identity, "inputs": inputs, "results": results}
     return record | ({"code": code} if code else {})
 
 
 def make_plan(document: "Document", home: Home) -> Plan:
-    """Resolves a document into runs and stages and decides, stage by stage, whether its result is there already."""
+    """Resolves a document into runs and stages and decides, stage by stage, whether its result exists already."""
     planner = _Planner(document, home)
     return Plan(document, tuple(planner.plan(run) for run in planner.runs))
 
 
 def plan_run(document: "Document", run_id: str, home: Home) -> RunPlan:
-    """The plan of one of a document's runs. Raises SpecError where the document gives no such run."""
+    """Returns the plan of one of a document's runs. Raises SpecError if the document has no such run."""
     planner = _Planner(document, home)
     runs = {run.run_id: run for run in planner.runs}
     if run_id not in runs:
@@ -144,22 +148,22 @@ class _StageIdentity:
     """See StagePlan."""
 
     def record(self) -> dict[str, Any]:
-        """See `stage_record`."""
+        """Returns the record, see `stage_record`."""
         return stage_record(self.fingerprint, self.identity, self.inputs, self.code, self.results)
 
 
 @dataclass(frozen=True, slots=True)
 class _RunIdentity:
-    """A cell and what its stages are hashed from, before anything is looked up on the disk."""
+    """A cell and the inputs of its stages' hashes, before any lookup on the disk."""
 
     run_id: str
     cell: "Cell"
     stages: dict[str, _StageIdentity]
-    """Stages by name, in the order they run."""
+    """Stages by name, in execution order."""
 
 
 class _Planner:
-    """Plans runs of one document in one home."""
+    """The planner for the runs of one document in one home."""
 
     def __init__(self, document: "Document", home: Home) -> None:
         from specs.document import expand
@@ -179,16 +183,17 @@ class _Planner:
         return _identify(cell, self._code, run_id, accepted) if accepted else identified
 
     def _accepted(self, run: _RunIdentity) -> tuple[str, dict[str, Any]]:
-        """The newest recorded run that has most of this one's stages whole, whatever code made them, and those stages.
+        """Returns the newest recorded run with the most whole stages of this one, whatever code made them, and those
+        stages.
 
-        Of training it is the run itself; where it has data or base model alone, any run of the experiment.
+        For training this is the run itself; for data or base model alone, any run of the experiment.
         """
         found = [(plan["run_id"], dict(self._same_but_for_code(run, plan))) for plan in reversed(self._earlier_plans)]
         run_id, accepted = max(found, key=lambda each: len(each[1]), default=("", {}))
         return run_id, accepted
 
     def _same_but_for_code(self, run: _RunIdentity, plan: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The stages in the record of a run whose results are whole and of the same spec."""
+        """Yields the stages in a run's record whose results are whole and come from the same spec."""
         experiment, found = run.cell.experiment, set[str]()
         trains_on = fp.train_data_identity(experiment) == fp.of_training_data(plan["stages"]["data"]["identity"])
         needs = {"base": set[str](), "train": {"base"}, "evaluate": {"data", "train" if experiment.trains else "base"}}
@@ -209,7 +214,7 @@ class _Planner:
                 yield name, recorded
 
     def _refuse_same_weights(self) -> None:
-        """Raises SpecError where two models of an evaluation lie in different places and are the same."""
+        """Raises SpecError if two models of an evaluation have different paths and the same weights."""
         labels: dict[str, str] = {}
         for run in self.runs:
             first = labels.setdefault(run.run_id, run.cell.label)
@@ -219,12 +224,12 @@ class _Planner:
 
     @cached_property
     def _earlier_plans(self) -> list[dict[str, Any]]:
-        """The last plan of every run that the experiment ever had, oldest run first."""
+        """Returns the last plan of every run that the experiment ever had, oldest run first."""
         listed = read_json(self._home.experiment(self._document.experiment.name) / "experiment.json").get("runs", [])
         return [record for run_id in listed if (record := read_json(self._home.run(run_id) / "plan.json"))]
 
     def plan(self, run: _RunIdentity) -> RunPlan:
-        """Decides for each stage of a run what is to do."""
+        """Decides the action for each stage of a run."""
         stages: list[StagePlan] = []
         for name, stage in run.stages.items():
             output = self._output(run.run_id, name, stage.fingerprint)
@@ -256,7 +261,9 @@ class _Planner:
     def _decide(
         self, run_id: str, name: str, stage: _StageIdentity, output: Path, unfinished: list[str]
     ) -> tuple[Action, str]:
-        """The action, and the reason where it lies in what is on the disk; `results.damage_of` says what is whole."""
+        """Returns the action, and the reason if it lies in the state of the disk; `results.damage_of` decides what is
+        whole.
+        """
         run, since = self._home.run(run_id), self._document.reuse.since_of(name)
         if name == "report":
             state = read_json(run / "state.json")
@@ -280,10 +287,11 @@ class _Planner:
         return "RUN", ""
 
     def _trained_by_another(self, run: _RunIdentity) -> tuple[Action, str, str]:
-        """The action for training that this run has not begun, its reason, and the run that has trained the same.
+        """Returns the action for training that this run has not started, its reason, and the run that has trained the
+        same.
 
-        The end of a run's id is of what is trained, whatever the experiment's name. Of fewer steps it takes a run of
-        the experiment whose every step is one of this run's too.
+        The end of a run's id depends on the training alone, not on the experiment's name. From runs with fewer steps it
+        takes one of the experiment whose every step is one of this run's too.
         """
         stage = run.stages["train"]
         for directory in sorted(self._home.root.glob(f"runs/*-{run.run_id.rpartition('-')[2]}")):
@@ -300,15 +308,17 @@ class _Planner:
         return "RESUME", f"goes on from step {_steps(longest)} of {source}", source
 
     def _begun_by_another(self, run: _RunIdentity) -> tuple[int, str]:
-        """The latest step up to which a run of the experiment was trained by the same values and has its state, and
-        that run; 0 and nothing: there is none."""
+        """Returns the latest step up to which a run of the experiment was trained with the same values and has its
+        state,
+        and that run; (0, "") if there is none.
+        """
         if run.cell.experiment.rollout.max_staleness:  # batches are sampled ahead, some under other values
             return 0, ""
         found = ((self._shared_step(plan, run), str(plan["run_id"])) for plan in self._earlier_plans)
         return max((each for each in found if each[0]), default=(0, ""))
 
     def _shared_step(self, plan: dict[str, Any], run: _RunIdentity) -> int:
-        """The last saved step of an earlier run up to which this one is the same; 0: none."""
+        """Returns the last saved step of an earlier run up to which this one is the same; 0 if there is none."""
         before, now = plan["stages"].get("train"), run.stages["train"]
         if not before or before["inputs"] != now.inputs or plan["run_id"] == run.run_id:
             return 0
@@ -324,7 +334,7 @@ class _Planner:
             not shared
             or before["fingerprint"] != same_code
             or (run.cell.experiment.evaluation.every_steps and not is_measured_alike)
-            or (directory / "guards.json").exists()  # rolled back: from there its learning rate is another
+            or (directory / "guards.json").exists()  # rolled back: its learning rate differs from there on
         ):
             return 0
         saved = [
@@ -333,7 +343,7 @@ class _Planner:
         return max((step for step in saved if step <= shared), default=0)
 
     def _evaluated_by_another(self, run: _RunIdentity) -> str:
-        """The run, under another name, that has evaluated the same; empty: none."""
+        """Returns the run, under another name, that has evaluated the same; empty if there is none."""
         fingerprint = run.stages["evaluate"].fingerprint
         for directory in sorted(self._home.root.glob(f"runs/*-{run.run_id.rpartition('-')[2]}")):
             manifest = manifest_of("evaluate", self._output(directory.name, "evaluate", fingerprint))
@@ -342,7 +352,9 @@ class _Planner:
         return ""
 
     def _is_beginning(self, plan: dict[str, Any], run: _RunIdentity) -> bool:
-        """Whether an earlier run was trained to its end, on the same but for fewer steps, and has its last state."""
+        """Returns whether an earlier run was trained to its end, with the same spec but fewer steps, and has its last
+        state.
+        """
         before, now = plan["stages"].get("train"), run.stages["train"]
         if not before or before["inputs"] != now.inputs:
             return False
@@ -356,8 +368,10 @@ class _Planner:
         return saved.is_file() and not damage_of(directory / "train.json", same_code)
 
     def _predecessor(self, run: _RunIdentity) -> dict[str, Any] | None:
-        """The last plan of the run that this one replaces: the same run, else one of the same cell, of the same seed if
-        there is, else one of the seed, else any."""
+        """Returns the last plan of the run that this one replaces: the same run, else one of the same cell (with the
+        same
+        seed if possible), else one with the same seed, else any.
+        """
         values, seed = run.cell.values, run.cell.seed
         for is_like in (
             lambda record: record["run_id"] == run.run_id,
@@ -371,7 +385,7 @@ class _Planner:
         return None
 
     def _changes(self, name: str, stage: _StageIdentity, unfinished: list[str], run: _RunIdentity) -> str:
-        """Why a stage runs whose result is not there: what differs from the plan before."""
+        """Returns why a stage runs whose result is missing: the differences from the previous plan."""
         predecessor = self._predecessor(run)
         before = predecessor["stages"].get(name) if predecessor else None
         if before is None:
@@ -381,7 +395,9 @@ class _Planner:
         return found or (f"{' and '.join(unfinished)} will run" if unfinished else "not finished before")
 
     def _place(self, path: str, values: Mapping[str, Any]) -> str:
-        """Where the spec gives a field: ` (FILE:LINE)`, ` (--set)`, or nothing for a default. `values`: the cell's."""
+        """Returns where the spec gives a field: ` (FILE:LINE)`, ` (--set)`, or empty for a default. `values`: the
+        cell's.
+        """
         parts = tuple(int(part) if part.isdigit() else part for part in path.split("."))
         located = self._document.locate(Issue("", path=parts), values)
         if located.line:
@@ -390,12 +406,12 @@ class _Planner:
 
 
 def _steps(plan: dict[str, Any]) -> int:
-    """Training steps of a run's recorded plan."""
+    """Returns the training steps of a run's recorded plan."""
     return int(plan["stages"]["train"]["identity"][_STEPS])
 
 
 def _why_anew(experiment: Experiment, measured: dict[str, Any], evaluate: _StageIdentity) -> str:
-    """Why training cannot go on from the end of a run with fewer steps; empty where it can.
+    """Returns why training cannot resume from the end of a run with fewer steps; empty if it can.
 
     Args:
         measured: the evaluate stage in that run's recorded plan.
@@ -412,11 +428,11 @@ def _why_anew(experiment: Experiment, measured: dict[str, Any], evaluate: _Stage
 
 
 def _identify(cell: "Cell", code: Code, run_id: str = "", accepted: dict[str, Any] | None = None) -> _RunIdentity:
-    """Stages of a cell's run.
+    """Identifies the stages of a cell's run.
 
     Args:
         run_id: of the run whose stages are accepted.
-        accepted: stage -> its record, of those whose results are taken whatever code has made them.
+        accepted: stage -> its record, for stages whose results are reused whatever code made them.
     """
     experiment = cell.experiment
     stages: dict[str, _StageIdentity] = {}
@@ -442,7 +458,7 @@ def _identify(cell: "Cell", code: Code, run_id: str = "", accepted: dict[str, An
         is_recorded = bool(stages["evaluate"].accepted)
         return _RunIdentity(run_id if is_recorded else f"{experiment.name}-{evaluate[:8]}", cell, stages)
     add("data", fp.data_identity(experiment), {})
-    # What is trained depends on the training problems alone: another evaluation set must not train again.
+    # Training depends on the training problems alone: another evaluation set must not train again.
     data = stages["data"]
     train_code = data.code if data.accepted else code.of_training_data(experiment)
     train_data = fp.fingerprint("data", fp.train_data_identity(experiment), {}, train_code, results=data.results)
@@ -460,7 +476,10 @@ def _run_id(cell: "Cell", train_fingerprint: str) -> str:
 
 
 def _measured(values: dict[str, Any]) -> dict[str, Any]:
-    """A change of the evaluation section measures the same run again; cells that differ in it alone are still apart."""
+    """Returns the values of the evaluation section: changing it evaluates the same run again, but cells that differ
+    only in
+    it stay separate runs.
+    """
     return {path: value for path, value in values.items() if path.startswith(("evaluation", "data.evaluation"))}
 
 

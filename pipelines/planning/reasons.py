@@ -1,4 +1,4 @@
-"""Why a stage runs: what differs from an earlier plan, down to the spec's line."""
+"""Reasons why a stage runs: the differences from an earlier plan, down to the spec's line."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from pipelines.planning.code import OURS, release
 
 _SHOWN_CHANGES = 3
 _SEED = "seeds.0"
-"""Path of a run's only seed. It differs where no run of the cell had this seed, so that the old one says nothing."""
+"""Path of a run's only seed. It differs if no run of the cell had this seed, so the old value is meaningless."""
 
 
 def changes(
@@ -18,11 +18,11 @@ def changes(
     varied: Collection[str],
     place_of: Callable[[str], str],
 ) -> str:
-    """Differences between a stage's record in an earlier plan and its record now; empty where there are none.
+    """Returns the differences between a stage's record in an earlier plan and its record now; empty if there are none.
 
     Args:
-        varied: paths of the matrix: what differs in them is named first.
-        place_of: where the spec gives a field, as it is to be shown behind it.
+        varied: paths of the matrix: differences in them are named first.
+        place_of: returns where the spec gives a field, as text to append to it.
     """
     old, new = before["identity"], now["identity"]
     differing = [path for path in new.keys() | old.keys() if new.get(path, ...) != old.get(path, ...)]
@@ -59,7 +59,7 @@ def _code_changes(stage: str, before: Mapping[str, Any], now: Mapping[str, Any])
 
 
 def short(value: Any) -> str:
-    """A spec's value in a few characters."""
+    """Returns a spec's value in a few characters."""
     if isinstance(value, dict):
         return "/".join(short(item) for item in value.values())
     return f"{value:g}" if isinstance(value, float) else str(value) or '""'

@@ -1,4 +1,4 @@
-"""Seconds of a training pass on a GPU: what limits each of its parts, products, attention, or the memory's bandwidth.
+"""Seconds of a training pass on a GPU, and the limit of each of its parts: products, attention, or memory bandwidth.
 
 The work is counted by `rpg.base.traffic`; the rates are those that kernels sustain, not the data sheets'.
 """
@@ -22,25 +22,27 @@ ATTENTION = (0.226, 0.203)
 """Share of the peak in torch's attention for packed rows, forward and backward: 224 and 201 TFLOP/s on an H200."""
 BANDWIDTH = 0.58
 """Share of the memory's bandwidth that all other operations of a pass reach, measured as above. A sum of two large
-tensors reaches 0.88; these work on smaller ones, and add up gradients."""
+tensors reaches 0.88; these work on smaller ones, and accumulate gradients.
+"""
 BACKWARD_PAIRS = 2.5
 """Arithmetic of attention in a backward pass over that in a forward pass."""
 PASS_BYTES = 16
-"""Moved for each trained weight in a pass: its gradient goes to a bucket, and is added up in float32."""
+"""Bytes moved for each trained weight in a pass: its gradient goes to a bucket, and is accumulated in float32."""
 UPDATE_BYTES = 30
-"""Moved for each trained weight in an update: master weight, two moments, gradient, and the weight in bfloat16."""
+"""Bytes moved for each trained weight in an update: master weight, two moments, gradient, and the weight in bfloat16.
+"""
 UNCOUNTED_SHARE = 0.25
-"""Share of the peak that is assumed of models that do not run on meta tensors."""
+"""Share of the peak that is assumed for models that do not run on meta tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Which of a pass's operations are one kernel each."""
+    """The operations of a pass that are one kernel each."""
 
     fused: bool = False
-    """Norms, rotations and gates."""
+    """Whether norms, rotations and gates are."""
     head: bool = False
-    """Logprob and entropy of a token's logits."""
+    """Whether logprob and entropy of a token's logits are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +52,13 @@ class TokenSeconds:
     forward: float
     backward: float
     recompute_all: float
-    """Added where layers keep their input alone."""
+    """Added if layers keep only their input."""
     recompute_some: float
-    """Added where they keep the results of products and attention too."""
+    """Added if they keep the results of products and attention too."""
 
 
 def fuses(experiment: Experiment) -> bool:
-    """Whether Liger's kernels will be used on a GPU, by the spec, the model's settings and what is installed here."""
+    """Returns whether a run will use Liger's kernels on a GPU, by the spec, the model's settings and the packages here."""
     match experiment.training.kernels:
         case "torch":
             return False
@@ -70,14 +72,14 @@ def fuses(experiment: Experiment) -> bool:
 
 
 def kernels_of(experiment: Experiment) -> Kernels:
-    """The kernels that a run's passes have on a GPU, where torch brings Triton along."""
+    """Returns the kernels of a run's passes on a GPU, if torch includes Triton."""
     return Kernels(fused=fuses(experiment), head=True)
 
 
 def token_seconds(
     shape: ModelShape, *, length: float, responses: float, kernels: Kernels = Kernels(), card: Card = H100
 ) -> TokenSeconds:
-    """Seconds of a pass in bfloat16 for each of its tokens.
+    """Returns the seconds of a pass in bfloat16 for each of its tokens.
 
     Args:
         length: tokens of a sequence.
@@ -109,11 +111,11 @@ class StepSeconds:
     """Old and reference logprobs."""
     updates: float
     share_of_peak: float
-    """Expected value of the metric `mfu`: what the updates reach of the card's peak, recomputation not counted."""
+    """Expected value of the metric `mfu`: share of the card's peak that the updates reach, without recomputation."""
 
 
 def step_seconds(experiment: Experiment, shape: ModelShape, *, card: Card = H100) -> StepSeconds:
-    """Seconds of a run's training step."""
+    """Returns the seconds of a run's training step."""
     training = experiment.training
     length, response = longest_sequence(experiment), turn_bounds(experiment).sampled
     sequences = training.prompts_per_step * training.group_size

@@ -1,8 +1,8 @@
-"""Digest of a module's syntax tree, without what changes no result.
+"""Digest of a module's syntax tree, without the parts that cannot change a result.
 
 Left out are comments, layout, docstrings, the messages of assertions, issues, and the text of errors and log messages:
-literals in what is raised, printed or logged, in calls that make an error, and in values that only these read. An
-error's text stays where the policy reads it.
+literals that are raised, printed or logged, in calls that make an error, and in values that only these read. An
+error's text stays if the policy reads it.
 """
 
 import ast
@@ -28,13 +28,14 @@ _MOST_NOTES = 5000
 
 
 class Syntax(NamedTuple):
-    """What a module's source says of its results."""
+    """The parts of a module's source that decide its results."""
 
     tree: str
     """Digest of the tree, without imports from the product and the module's own package."""
     imports: list[tuple[str, str]]
-    """Dotted paths that it imports of these, inside functions too, or starts with `python -m`; each with the name that
-    `as` gives it."""
+    """Dotted paths of these that it imports, inside functions too, or starts with `python -m`; each with its name after
+    `as`.
+    """
 
 
 class Notes:
@@ -52,7 +53,7 @@ class Notes:
 
         Args:
             name: the module's.
-            package: the one from which its relative imports start.
+            package: the package from which its relative imports start.
         """
         key = digest_of(f"{name} {package} ".encode() + source)
         if key not in Notes._read:
@@ -60,7 +61,7 @@ class Notes:
         return Notes._read[key]
 
     def keep(self) -> None:
-        """Keeps what was parsed since. Nothing depends on it."""
+        """Saves the results parsed since. Nothing depends on it."""
         if Notes._are_new and (path := self._path()):
             newest = dict(list(Notes._read.items())[-_MOST_NOTES:])
             with suppress(OSError, DiskError):
@@ -69,12 +70,12 @@ class Notes:
 
     @staticmethod
     def _path() -> Path | None:
-        """The notes of this version of the code; None where there can be none."""
+        """Returns the file of the notes for this version of the code. None if there can be none."""
         return place_to_save_time("planning", "code", f"{digest_of(Path(__file__).read_bytes())}.json")
 
 
 def read(source: bytes, name: str, package: str) -> Syntax:
-    """Returns the syntax of a module, see `Notes.read`. Texts are left out of the product's code alone."""
+    """Returns the syntax of a module, see `Notes.read`. Texts are left out only in the product's code."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):  # the import reports it
@@ -86,12 +87,12 @@ def read(source: bytes, name: str, package: str) -> Syntax:
 
 
 def digest_of(content: bytes) -> str:
-    """The first 64 bits of SHA-256, hexadecimal."""
+    """Returns the first 64 bits of SHA-256, hexadecimal."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _imports(tree: ast.AST, package: str) -> Iterator[tuple[str, str]]:
-    """Yields what a module imports. Imports for type checkers alone are none."""
+    """Yields the imports of a module, without those for type checkers."""
     for child in ast.iter_child_nodes(tree):
         match child:
             case ast.If(test=ast.Name(id="TYPE_CHECKING")):
@@ -114,7 +115,7 @@ def _canonical(node: Any, top: str, texts: Collection[int]) -> str:
     """Returns a syntax tree as text, the same in all versions of Python.
 
     Args:
-        top: top-level package whose imports are left out, as those of the product are: `Syntax.imports` has them.
+        top: top-level package whose imports are left out, like those of the product: `Syntax.imports` has them.
         texts: ids of the nodes that are texts for people.
     """
     if isinstance(node, list):
@@ -130,7 +131,7 @@ def _canonical(node: Any, top: str, texts: Collection[int]) -> str:
 
 
 def _is_text(node: Any) -> bool:
-    """Returns whether a statement only holds a text, as a docstring does."""
+    """Returns whether a statement is only a text, for example a docstring."""
     return isinstance(node, ast.Expr) and _is_literal(node.value)
 
 
@@ -146,7 +147,7 @@ def _is_ours(node: Any, top: str) -> bool:
 
 
 class _Texts:
-    """Search for the texts for people in a module.
+    """A search for the texts for people in a module.
 
     Args:
         in_tools: errors may be answers to the policy.
@@ -169,8 +170,8 @@ class _Texts:
         """Searches a function or module.
 
         Args:
-            nodes: all that it consists of.
-            statements: where values are assigned that only errors and log messages may read.
+            nodes: all nodes in it.
+            statements: those that assign values which only errors and log messages may read.
         """
         inside = [below for node in nodes for part in self._for_people(node) for below in ast.walk(part)]
         if not inside:
@@ -225,6 +226,6 @@ def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _name_of(node: ast.expr) -> str:
-    """Returns the last part of the name of what an expression calls, or is."""
+    """Returns the last part of the name that an expression is, or calls."""
     called = node.func if isinstance(node, ast.Call) else node
     return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""

@@ -1,4 +1,4 @@
-"""The weights that a run has exported, for an evaluation that measures them: by step, the last, the best."""
+"""The weights that a run has exported, for an evaluation of them: by step, the last, the best."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -20,7 +20,7 @@ _MOST_ACCURATE = """
 
 
 def weights_in(home: Home) -> WeightsOf:
-    """Finds weights in a home. What it raises names the field `run` or `checkpoint` of the model."""
+    """Finds weights in a home. Its errors name the field `run` or `checkpoint` of the model."""
 
     def weights_of(model: EvaluatedRun) -> str:
         return str(_directory(home, model).absolute())
@@ -29,9 +29,11 @@ def weights_in(home: Home) -> WeightsOf:
 
 
 def most_accurate(home: Home, run_id: str, steps: Collection[int]) -> int | None:
-    """The step with the highest accuracy among some steps of a run, of equal ones the latest; None: none was evaluated.
+    """Returns the step with the highest accuracy among some steps of a run, the latest of equal ones. None if none was
+    evaluated.
 
-    On the set that `training.checkpoint.keep_best.accuracy_on` of its spec names, else in the mean over its sets.
+    The accuracy is that on the set in `training.checkpoint.keep_best.accuracy_on` of its spec, else the mean over its
+    sets.
     """
     from storage import Store
 
@@ -65,7 +67,7 @@ def _directory(home: Home, model: EvaluatedRun) -> Path:
 
 
 def _run(home: Home, text: str) -> str:
-    """The one run that a text names: by its id, or as the only run of an experiment."""
+    """Returns the one run that a text names: by its id, or as the only run of an experiment."""
     try:
         run_ids = find_runs(home, text)
     except RpgError as error:

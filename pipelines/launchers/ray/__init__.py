@@ -1,8 +1,8 @@
 """Ranks on the nodes of a Ray cluster, in one placement group a launch.
 
-`head` runs where `rpg run` does, as a driver of Ray's: it asks for the placement group and has an actor of `carrier` in
-each bundle, which starts the program `node` and carries what it says: a `connection` to each. Nothing outside imports
-from this folder.
+`head` runs where `rpg run` does, as a Ray driver: it requests the placement group and has an actor of `carrier` in
+each bundle, which starts the program `node` and carries its messages: a `connection` to each. No module outside this
+folder imports from it.
 """
 
 import subprocess
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from specs.schema.experiment import Experiment
 
 _ASK_SECONDS = 120.0
-"""Patience with a cluster that is asked for room: one that answers on a busy machine does so in a quarter of it."""
+"""Seconds to wait for a cluster's answer about its capacity: one on a busy machine answers in a quarter of that."""
 
 
 class RayRanks:
-    """A process here is the driver; placement group, actors and ranks end with it."""
+    """Launcher for a Ray cluster. A process here is the driver; placement group, actors and ranks end with it."""
 
     ranks_run_here = False
     signal_children = False
@@ -31,16 +31,21 @@ class RayRanks:
     def command(
         self, run_directory: Path, experiment: "Experiment", slots: Sequence[str], *, stage: LaunchedStage = "train"
     ) -> list[str]:
-        """Command that asks Ray for room, starts the ranks there, and stays until they have ended. Ray gives GPUs."""
+        """Returns the command that requests resources from Ray, starts the ranks there, and waits until they have
+        ended. Ray
+        allocates GPUs.
+        """
         del experiment, slots
         return [sys.executable, "-P", "-m", "pipelines.launchers.ray.head", str(run_directory.absolute()), stage]
 
     def end(self, run_directory: Path) -> None:
-        """Nothing: Ray ends actors and placement groups with the driver, and their ranks with them."""
+        """Does nothing: Ray ends actors and placement groups with the driver, and their ranks with them."""
 
     def room(self, experiment: "Experiment") -> Room:
-        """Resources of the cluster, held against the run's. A process of its own asks: a driver of Ray's takes signals
-        over for good."""
+        """Compares the cluster's resources with those that the run needs. A separate process does this: a Ray driver
+        takes over
+        signals for good.
+        """
         import json
 
         from specs.errors import Issue, read_issue
@@ -64,8 +69,10 @@ class RayRanks:
         return Room(tuple(map(read_issue, answer["obstacles"])), answer["launches"])
 
     def examine(self, home: "Home", experiment: "Experiment | None") -> Iterator[Finding]:
-        """Whether the spec's cluster answers and can ever hold its run, and whether its nodes see this home and have
-        this code; without a spec, whether Ray is installed."""
+        """Checks whether the spec's cluster answers and can ever hold its run, and whether its nodes see this home and
+        have
+        this code; without a spec, whether Ray is installed.
+        """
         from pipelines.launchers.ray.examination import examine_cluster, examine_installation
 
         yield from examine_installation() if experiment is None else examine_cluster(home, experiment)

@@ -1,6 +1,7 @@
 """Actor in a bundle of the placement group: it starts the node program there, and carries bytes to and from it.
 
-Ray sends this module by value: a worker of Ray's needs nothing of ours to run it. The standard library and Ray alone.
+Ray sends this module by value: a Ray worker needs nothing of ours to run it. It imports only the standard library and
+Ray.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import ray
 
 
 class Carrier:
-    """Holds the node program, which ends with this process: its orders end then."""
+    """The owner of a node program, which ends with this process: its orders end then."""
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str], address: str) -> None:
         """Starts the program.
@@ -21,9 +22,9 @@ class Carrier:
         Args:
             command: its command line.
             variables: of its environment, beside this process's.
-            address: the variable that takes this node's address.
+            address: the variable that is set to this node's address.
         """
-        # Ray sets a number of threads by the CPUs that it counts.
+        # Ray sets the number of threads by its own count of CPUs.
         here = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         here[address] = ray.util.get_node_ip_address()
         self._program = subprocess.Popen(
@@ -31,7 +32,7 @@ class Carrier:
         )
 
     def node(self) -> str:
-        """The node's id in the cluster."""
+        """Returns the node's id in the cluster."""
         return str(ray.get_runtime_context().get_node_id())
 
     def send(self, data: bytes) -> None:
@@ -42,7 +43,7 @@ class Carrier:
             self._program.stdin.flush()
 
     def receive(self) -> bytes:
-        """What the program says, after a second at most; nothing more comes where it is None."""
+        """Returns the program's output, after a second at most. None: the output has ended."""
         assert self._program.stdout is not None
         output = self._program.stdout.fileno()
         if not select.select([output], [], [], 1.0)[0]:
@@ -51,4 +52,4 @@ class Carrier:
 
 
 END = b"\0end"
-"""Stands for the end of what the program says."""
+"""Marks the end of the program's output."""

@@ -1,4 +1,4 @@
-"""A Ray cluster as a launch sees it: room in a placement group, a channel into each bundle, nodes that are to go."""
+"""A Ray cluster as a launch sees it: capacity in a placement group, a channel into each bundle, nodes that will leave."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from specs.schema.experiment import Experiment
 from specs.schema.launchers import RayLauncher
 
 Resources = dict[str, float]
-"""Name of a resource of Ray's -> how much of it."""
+"""Name of a Ray resource -> its amount."""
 
 
 _CONNECT_SECONDS = 10.0
@@ -31,9 +31,9 @@ class ClusterError(Exception):
 
 @contextmanager
 def connected(launcher: RayLauncher) -> Iterator[Any]:
-    """The `ray` module, connected to the spec's cluster. Raises ClusterError."""
+    """Yields the `ray` module, connected to the spec's cluster. Raises ClusterError."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of bundles without a GPU
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # otherwise it warns of bundles without a GPU
     try:
         import ray
     except ImportError:
@@ -42,7 +42,7 @@ def connected(launcher: RayLauncher) -> Iterator[Any]:
 
     address = _address(launcher)
     try:
-        if address != "auto":  # Ray would try for two minutes
+        if address != "auto":  # Ray would retry for two minutes
             host, _, port = address.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -57,7 +57,7 @@ def connected(launcher: RayLauncher) -> Iterator[Any]:
 
 
 def _address(launcher: RayLauncher) -> str:
-    """Address of the cluster; for `auto` the one in RAY_ADDRESS, which Ray would take. Raises ClusterError."""
+    """Returns the address of the cluster; for `auto` the one in RAY_ADDRESS, which Ray would use. Raises ClusterError."""
     address = launcher.address if launcher.address != "auto" else os.environ.get("RAY_ADDRESS") or "auto"
     if address == "auto":
         _refuse_anothers()
@@ -68,7 +68,8 @@ def _address(launcher: RayLauncher) -> str:
 
 def _refuse_anothers() -> None:
     """Raises ClusterError if Ray's own search may find a cluster of another user, who could run code as this one: it
-    takes what a file in a shared directory says, or any local process of Ray's."""
+    trusts a file in a shared directory, and any local Ray process.
+    """
     shared = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     found = [Path(shared, "ray", "ray_current_cluster")]
     found += [
@@ -85,7 +86,7 @@ def _refuse_anothers() -> None:
 
 
 def bundles(experiment: Experiment, nodes: int, *, gpus: bool) -> list[Resources]:
-    """What a launch on so many nodes asks for: a bundle a node with ranks, then one a node with engines.
+    """Returns the bundles of a launch on a number of nodes: a bundle a node with ranks, then one a node with engines.
 
     Args:
         gpus: whether ranks and engines compute on GPUs.
@@ -106,15 +107,15 @@ def bundles(experiment: Experiment, nodes: int, *, gpus: bool) -> list[Resources
 
 
 def on_gpus(ray: Any, experiment: Experiment) -> bool:
-    """Whether ranks compute on GPUs: as the spec says, or where the cluster has any."""
+    """Returns whether ranks compute on GPUs: as the spec says, or if the cluster has any."""
     device = experiment.resources.device
     return device == "cuda" or (device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
 
 
 def lacking(ray: Any, wanted: Sequence[Resources]) -> str:
-    """Why the cluster as it stands can never hold these bundles, in words; empty where it may.
+    """Returns why the cluster in its current size can never hold these bundles, in words; empty if it may.
 
-    Each bundle lies on one node, so it must fit into what one node has in all.
+    Each bundle lies on one node, so it must fit into the total of one node.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     for bundle in wanted:
@@ -127,25 +128,25 @@ def lacking(ray: Any, wanted: Sequence[Resources]) -> str:
 
 
 def launches(ray: Any, wanted: Sequence[Resources]) -> int:
-    """Runs of these bundles that find room in what the cluster has free, were it one node."""
+    """Returns the number of runs with these bundles that fit into the cluster's free resources, counted as one node."""
     free = ray.available_resources()
     return int(min(free.get(name, 0) // amount for name, amount in total(wanted).items() if amount))
 
 
 def total(wanted: Sequence[Resources]) -> Resources:
-    """Sums over bundles."""
+    """Returns the sums over bundles."""
     names = {name for bundle in wanted for name in bundle}
     return {name: sum(bundle.get(name, 0) for bundle in wanted) for name in names}
 
 
 def in_words(resources: Mapping[str, float]) -> str:
-    """Resources as messages name them: `8 GPU, 16 CPU`. What Ray names for itself is left out."""
+    """Returns resources as messages name them: `8 GPU, 16 CPU`. Ray's internal resource names are left out."""
     shown = {name: amount for name, amount in resources.items() if not _OF_RAY.search(name)}
     return ", ".join(f"{amount:g} {name}" for name, amount in sorted(shown.items(), reverse=True)) or "nothing"
 
 
 class RayChannel:
-    """The node program in one bundle."""
+    """A channel to the node program in one bundle."""
 
     def __init__(self, ray: Any, python: str, **options: Any) -> None:
         """Starts an actor, which starts the program.
@@ -158,7 +159,7 @@ class RayChannel:
 
         ray.cloudpickle.register_pickle_by_value(carrier)
         path = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        # Two groups: an order may not wait until the program has said something.
+        # Two groups: an order must not wait until the program has written something.
         actor = ray.remote(concurrency_groups={"orders": 1, "reports": 1}, **options)(carrier.Carrier)
         command = [python or sys.executable, "-P", "-u", "-m", NODE]
         self._ray, self._end = ray, carrier.END
@@ -169,7 +170,7 @@ class RayChannel:
 
     @classmethod
     def in_bundle(cls, ray: Any, group: Any, bundle: int, resources: Resources, python: str) -> "RayChannel":
-        """In a bundle of a placement group, of which it has all."""
+        """Opens a channel in a bundle of a placement group, and uses all of its resources."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         return cls(
@@ -183,13 +184,13 @@ class RayChannel:
 
     @classmethod
     def on_node(cls, ray: Any, node: str, python: str) -> "RayChannel":
-        """On a node, of which it has nothing."""
+        """Opens a channel on a node, and uses none of its resources."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         return cls(ray, python, num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
 
     def node(self) -> str:
-        """Id of the actor's node; empty where the actor is gone."""
+        """Returns the id of the actor's node; empty if the actor has ended."""
         try:
             return str(self._ray.get(self._node))
         except self._ray.exceptions.RayError:
@@ -201,7 +202,7 @@ class RayChannel:
             self._actor.send.options(concurrency_group="orders").remote(data)
 
     def receive(self) -> bytes:
-        """What has come."""
+        """Returns the bytes that have arrived."""
         if self.closed or not self._ray.wait([self._report], timeout=0)[0]:
             return b""
         try:
@@ -226,7 +227,9 @@ class RayChannel:
 
 
 def draining(ray: Any) -> set[str]:
-    """Ids of the nodes that the cluster is about to take away. Ray promises no such question; a test asks it."""
+    """Returns the ids of the nodes that the cluster will remove soon. Ray does not document this query; a test checks
+    it.
+    """
     return set(ray._private.state.state.get_draining_nodes())
 
 

@@ -1,4 +1,4 @@
-"""One machine at the other end of a channel, where `pipelines.launchers.ray.node` runs, and what it reports."""
+"""One machine at the other end of a channel, where `pipelines.launchers.ray.node` runs, and its reports."""
 
 import json
 import secrets
@@ -15,25 +15,25 @@ from pipelines.processes.supervisor import log_size
 from specs.schema.launchers import RayLauncher
 
 PROJECT = Path(__file__).parents[3]
-"""This checkout, or the directory of installed packages: where the other machine finds the same code."""
+"""This checkout, or the directory of installed packages: the other machine finds the same code at this path."""
 NODE = "pipelines.launchers.ray.node"
 """The module that runs there."""
 POLL_SECONDS = 0.05
-"""Between two looks at what the hosts have said."""
+"""Seconds between two reads of the hosts' reports."""
 
 
 class Channel(Protocol):
-    """Bytes to and from the program on another machine. Neither way waits."""
+    """Bytes to and from the program on another machine. Neither direction waits."""
 
     closed: bool
-    """Whether nothing will come any more."""
+    """Whether the other end will send nothing more."""
 
     def send(self, data: bytes) -> None:
-        """Sends; what the other end does not take is lost."""
+        """Sends; bytes that the other end does not read are lost."""
         ...
 
     def receive(self) -> bytes:
-        """What has come since the last call."""
+        """Returns the bytes that have arrived since the last call."""
         ...
 
     def close(self) -> None:
@@ -42,7 +42,7 @@ class Channel(Protocol):
 
 
 class Connection:
-    """A host that takes our orders. Its reports come in only when `receive` is called: call it many times a second."""
+    """A host that follows our orders. Its reports arrive only when `receive` is called: call it many times a second."""
 
     def __init__(
         self,
@@ -53,34 +53,36 @@ class Connection:
         token: str,
         secret: Mapping[str, str] = {},
     ) -> None:
-        """Introduces itself.
+        """Sends the first message.
 
         Args:
-            name: what messages call the machine.
+            name: name of the machine in messages.
             channel: to the program there.
             launcher: the spec's section.
-            run_directory: which the machine is to see as well.
+            run_directory: the directory that the machine must see too.
             token: the word in it.
-            secret: variables for all that runs there, which are never written down.
+            secret: variables for all processes there, which are never written to disk.
         """
         self.name = name
         self.heard_at = self._beaten_at = time.monotonic()
         self.lost = False
-        """Whether the head has given the host up; it stays so, whatever the host reports once it is back."""
+        """Whether the head has given up on the host; final, whatever the host reports once it is back."""
         self.hello: dict[str, Any] = {}
-        """The host's first report, about itself; empty until it has come."""
+        """The host's first report, about itself; empty until it has arrived."""
         self.ended: dict[str, Any] = {}
-        """The report of its processes' end: their codes, None for one that was killed because of another's end."""
+        """The report that its processes have ended: their codes, None for one that was killed because another one
+        ended.
+        """
         self.refused = ""
-        """Why the host will not take part; empty where it has not said so."""
+        """Reason why the host refuses to take part; empty if it has not refused."""
         self.waiting = ""
-        """What the host waits for, as last reported."""
+        """The host's last report of what it waits for."""
         self.ranks = self.engines = range(0)
-        """The numbers of those that are to run there."""
+        """The numbers of the ranks and engines that are to run there."""
         self.share: Share | None = None
-        """What it was ordered to start."""
+        """The share that it was ordered to start."""
         self.log_began = 0
-        """So many bytes of the share's log are from earlier launches."""
+        """Number of bytes in the share's log from earlier launches."""
         self._buffer = b""
         self._channel = channel
         settings = {
@@ -93,11 +95,11 @@ class Connection:
         self._send(settings)
 
     def order(self, order: str, **fields: Any) -> None:
-        """Sends an order; what a host does not take shows as its silence."""
+        """Sends an order; if the host does not receive it, the host's silence shows that."""
         self._send({"order": order, **fields})
 
     def receive(self) -> None:
-        """Takes in what the host has reported since the last call, and lets it know that we are there."""
+        """Reads the host's reports since the last call, and sends a sign of life."""
         if self.hello and time.monotonic() - self._beaten_at >= BEAT_SECONDS:
             self._beaten_at = time.monotonic()
             self.order("beat")
@@ -109,20 +111,20 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing will come any more."""
+        """Returns whether the host will send nothing more."""
         return self._channel.closed
 
     @property
     def answered(self) -> bool:
-        """Whether the host has said hello, or will not."""
+        """Returns whether the host has said hello, or will not."""
         return bool(self.hello or self.closed or self.refused)
 
     def silent_seconds(self) -> float:
-        """Since anything came."""
+        """Returns the seconds since the last message."""
         return time.monotonic() - self.heard_at
 
     def codes(self) -> list[int]:
-        """Exit codes of its processes that ended by themselves."""
+        """Returns the exit codes of its processes that ended by themselves."""
         return [code for code in self.ended.get("codes", []) if code is not None]
 
     def start(self, share: Share) -> None:
@@ -132,11 +134,11 @@ class Connection:
 
     @property
     def failures(self) -> list[int]:
-        """Exit codes that are a failure."""
+        """Returns the exit codes that are a failure."""
         return [code for code in self.codes() if self.share and code not in self.share.ended_well]
 
     def close(self) -> None:
-        """Ends the connection, and with it what runs there."""
+        """Ends the connection, and with it everything that runs there."""
         self._channel.close()
 
     def _take(self, line: bytes) -> None:
@@ -144,7 +146,7 @@ class Connection:
             report = json.loads(line)
             kind = report["report"]
         except (ValueError, TypeError, KeyError):
-            # Something else that writes to the node's output.
+            # Output of another program on the node.
             print(f"{self.name}: {line.decode(errors='replace')}", flush=True)
             return
         if kind == "hello":
@@ -162,19 +164,19 @@ class Connection:
 
 
 def leave_token(run_directory: Path) -> str:
-    """Writes a word into the directory by which a host can tell that it sees the same one. Returns the word."""
+    """Writes a word into the directory by which a host can check that it sees the same one. Returns the word."""
     token = secrets.token_hex(8)
     (run_directory / TOKEN_FILE).write_text(token, encoding="utf-8")
     return token
 
 
 def await_answers(connections: Sequence[Connection], seconds: float) -> None:
-    """Returns when every host has answered, or after so many seconds."""
+    """Returns when every host has answered, or after this many seconds."""
     receive_until(lambda: all(connection.answered for connection in connections), connections, seconds)
 
 
 def receive_until(done: Callable[[], bool], connections: Sequence[Connection], seconds: float) -> None:
-    """Takes in what the hosts report until it is `done`, or for so many seconds."""
+    """Reads the hosts' reports until `done` is true, or for this many seconds."""
     deadline = time.monotonic() + seconds
     while not done() and time.monotonic() < deadline:
         for connection in connections:
@@ -183,13 +185,13 @@ def receive_until(done: Callable[[], bool], connections: Sequence[Connection], s
 
 
 def version_differences(here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """Where a host's versions differ from those here, in words."""
+    """Returns how a host's versions differ from those here, in words."""
     differing = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
     return "; ".join(f"{name} {there.get(name, 'missing')}, here {here.get(name, 'missing')}" for name in differing)
 
 
 def examine(connection: Connection) -> Finding:
-    """Returns what `rpg doctor` says of a machine that has had time to answer."""
+    """Returns the finding of `rpg doctor` about a machine that has had time to answer."""
     name = f"host {connection.name}"
     if not connection.hello:
         return Finding(name, "broken", connection.refused or "does not answer; Ray starts no actor there")

@@ -1,5 +1,6 @@
-"""A look at Ray and a spec's cluster: for `rpg doctor`, and as a program for who asks before a run is begun,
-`python -m pipelines.launchers.ray.examination`; the spec comes in on stdin, obstacles and room go out on stdout.
+"""Checks of Ray and a spec's cluster: for `rpg doctor`, and as a program that runs before a run starts,
+`python -m pipelines.launchers.ray.examination`; it reads the spec on stdin, and writes obstacles and capacity to
+stdout.
 """
 
 import json
@@ -32,7 +33,7 @@ OPEN_PORTS = "Ray's ports run code for whoever reaches them: keep them behind a 
 
 
 def examine_installation() -> Iterator[Finding]:
-    """Whether Ray is here."""
+    """Checks whether Ray is installed here."""
     if find_spec("ray") is None:
         yield Finding("launcher ray", "note", "no ray here")
     else:
@@ -40,7 +41,7 @@ def examine_installation() -> Iterator[Finding]:
 
 
 def examine_cluster(home: Home, experiment: Experiment) -> Iterator[Finding]:
-    """The cluster answers, can hold the run, and its nodes see this home and have this code."""
+    """Checks that the cluster answers and can hold the run, and that its nodes see this home and have this code."""
     launcher = experiment.launcher
     assert isinstance(launcher, RayLauncher)
     try:
@@ -58,7 +59,7 @@ def examine_cluster(home: Home, experiment: Experiment) -> Iterator[Finding]:
 
 
 def _nodes(ray: object, home: Home, launcher: RayLauncher) -> Iterator[Finding]:
-    """A finding for each node of the cluster, asked by an actor that takes none of its resources."""
+    """Yields a finding for each node of the cluster, from an actor that uses none of its resources."""
     home.create()
     with tempfile.TemporaryDirectory(dir=home.root, prefix=".doctor-") as directory:
         token = leave_token(Path(directory))
@@ -83,7 +84,7 @@ def _nodes(ray: object, home: Home, launcher: RayLauncher) -> Iterator[Finding]:
 
 
 def _room(experiment: Experiment) -> tuple[list[Issue], int]:
-    """Obstacles, and how many such runs there is room for now."""
+    """Returns the obstacles, and the number of such runs for which there is capacity now."""
     launcher = experiment.launcher
     assert isinstance(launcher, RayLauncher)
     try:

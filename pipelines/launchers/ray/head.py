@@ -1,11 +1,11 @@
-"""Holds a run on a Ray cluster together: `python -m pipelines.launchers.ray.head RUN_DIR [STAGE]`, started by the
+"""The head of a run on a Ray cluster: `python -m pipelines.launchers.ray.head RUN_DIR [STAGE]`, started by the
 supervisor.
 
-It is a driver of Ray's. The placement group, its actors and what they have started end with it, however it ends.
+It is a Ray driver. The placement group, its actors and everything that they started end with it, however it ends.
 
-A lost node, or a rank or engine that a signal killed, brings training back from its last checkpoint, and evaluation
-from its beginning, on what the cluster gives next. Exit codes are the ranks': 0, 1, 2, 143 when stopped; 128 + the
-signal's number where one killed a rank or an engine.
+After the loss of a node, or of a rank or engine killed by a signal, training restarts from its last checkpoint, and
+evaluation from its beginning, on the nodes that the cluster gives next. Exit codes are the ranks': 0, 1, 2, 143 when
+stopped; 128 + the signal's number if a signal killed a rank or an engine.
 """
 
 import signal
@@ -49,7 +49,7 @@ from specs.schema.experiment import Experiment
 from specs.schema.launchers import RayLauncher
 
 _LOOK_SECONDS = 2.0
-"""Between two looks at which nodes are about to go."""
+"""Seconds between two checks for nodes that will leave soon."""
 _PATH = ("launcher",)
 _RESUME = "the run saves its state and ends: `rpg resume {}` goes on from another node"
 
@@ -60,15 +60,15 @@ class LaunchEnding:
 
     code: int
     lost: bool = False
-    """A host, a rank or an engine went away: worth another launch, once `fence_seconds` have passed."""
+    """Whether a host, a rank or an engine was lost: worth another launch, once `fence_seconds` have passed."""
     fence_seconds: float = 0.0
-    """After these even a host that hears nothing has ended what runs there."""
+    """Seconds after which even an unreachable host has ended its processes."""
 
 
 class RayHead:
     """The process that holds one run's connections: it launches the ranks until they are done, fail, or are lost.
 
-    It takes what the cluster gives next, a placement group a launch.
+    Each launch has its own placement group, on the nodes that the cluster gives next.
     """
 
     def __init__(self, run_directory: Path, stage: LaunchedStage, spec: Experiment, ray: Any) -> None:
@@ -84,12 +84,12 @@ class RayHead:
         self._nodes: dict[str, str] = {}
         """Id of a node of the launch -> its name."""
         self._own = ray.get_runtime_context().get_node_id()
-        """Id of the node that this driver is on, without which it cannot speak to the cluster."""
+        """Id of the node of this driver, without which it cannot reach the cluster."""
         self._looked_at = 0.0
         signal.signal(signal.SIGTERM, self._stop)
 
     def run(self) -> int:
-        """Launches until the stage is done, fails, or too much was lost. Returns the exit code."""
+        """Launches until the stage is done, fails, or has lost too much. Returns the exit code."""
         losses, number = Losses(), 1
         while True:
             ending = self._launch(number)
@@ -104,7 +104,7 @@ class RayHead:
             number += 1
 
     def _launch(self, number: int) -> LaunchEnding:
-        """One launch, from connecting to the hosts to the end of what runs there."""
+        """Does one launch, from connecting to the hosts to the end of their processes."""
         connections: list[Connection] = []
         secret = {KEY: new_key(), **({ENGINES_ELSEWHERE: "1"} if self.launcher.engines_key else {})}
         try:
@@ -123,9 +123,9 @@ class RayHead:
                 connection.close()
 
     def connect(self, secret: Mapping[str, str], *, patience: float) -> list[Connection]:
-        """A channel into each bundle of a placement group that holds all ranks and their engines.
+        """Opens a channel into each bundle of a placement group that holds all ranks and their engines.
 
-        At the first launch the group is waited for without end: others may have the room, or the cluster grows.
+        The first launch waits for the group without limit: others may use the resources, or the cluster grows.
         """
         self.close()
         gpus, nodes = on_gpus(self._ray, self.spec), self.launcher.nodes
@@ -146,8 +146,10 @@ class RayHead:
         return []
 
     def leaving(self) -> str:
-        """The nodes of the launch that the cluster drains, as before it preempts them. Where this driver's own is among
-        them, or is drained without a rank on it, the run ends as one that is stopped."""
+        """Returns the nodes of the launch that the cluster drains, for example before it preempts them. If this
+        driver's own
+        node is among them, or is drained without a rank on it, the run ends as a stopped one.
+        """
         if time.monotonic() - self._looked_at < _LOOK_SECONDS:
             return ""
         self._looked_at = time.monotonic()
@@ -158,7 +160,7 @@ class RayHead:
         return "" if self.stopping else ", ".join(self._nodes[node] for node in nodes if node in self._nodes)
 
     def _granted(self, wanted: list[Resources], deadline: float) -> bool:
-        """Asks for a group of these bundles and waits for it, until the deadline but a second at least."""
+        """Requests a group of these bundles and waits for it until the deadline, but at least a second."""
         from ray.util import placement_group, remove_placement_group
 
         group = placement_group(wanted, strategy="SPREAD", name=self.directory.name)
@@ -167,7 +169,7 @@ class RayHead:
             if group.wait(timeout_seconds=1):
                 self._group = group
                 return True
-            self.leaving()  # this driver's own node
+            self.leaving()  # checks this driver's own node
             if time.monotonic() >= deadline:
                 break
             if not said:
@@ -205,7 +207,7 @@ class RayHead:
         return connections
 
     def close(self) -> None:
-        """Gives the placement group back."""
+        """Releases the placement group."""
         if self._group is not None:
             from ray.util import remove_placement_group
 
@@ -213,7 +215,7 @@ class RayHead:
             self._group = None
 
     def _unfit(self, connections: Sequence[Connection]) -> list[Issue]:
-        """Obstacles that keep these nodes from training together."""
+        """Returns the obstacles that keep these nodes from training together."""
         here, issues = machine_versions(), list[Issue]()
         for connection in connections:
             name, hello = connection.name, connection.hello
@@ -230,7 +232,7 @@ class RayHead:
         return issues
 
     def _start(self, connections: Sequence[Connection], number: int) -> None:
-        """Orders every host to start its share, and records what was chosen."""
+        """Orders every host to start its share, and records the choices."""
         first, with_ranks = connections[0].hello, [each for each in connections if each.ranks]
         world_size = sum(len(each.ranks) for each in connections)
         meeting = first["address"] if len(connections) > 1 else LOOPBACK
@@ -278,8 +280,10 @@ class RayHead:
         say(f"{places}; they meet at {rendezvous}")
 
     def _watch(self, connections: Sequence[Connection]) -> LaunchEnding:
-        """Until all ranks have ended; a failure or a loss on one host ends the others. How engines end that no rank
-        needs any more is of no account."""
+        """Waits until all ranks have ended; a failure or a loss on one host ends the others. The exit codes of engines
+        that no
+        rank needs any more do not count.
+        """
         asked_to_stop, going, with_ranks = False, "", [each for each in connections if each.ranks]
         while not all(map(self._over, with_ranks)):
             if not asked_to_stop and (self.stopping or (going := self.leaving())):
@@ -301,7 +305,7 @@ class RayHead:
         return bool(connection.ended or connection.refused or self._lost(connection))
 
     def _lost(self, connection: Connection) -> bool:
-        """Whether the host went away, be it for a while: when it is back, its ranks have been ended."""
+        """Returns whether the host was lost, even temporarily: when it is back, its ranks have been ended."""
         silent = connection.silent_seconds() > self.launcher.lost_after_seconds
         if not connection.ended and not connection.refused and (connection.closed or silent):
             connection.lost = True
@@ -335,7 +339,7 @@ class RayHead:
 
 
 def _ended_well(connection: Connection) -> bool:
-    """Whether all its processes are done, or ended as they were asked to."""
+    """Returns whether all its processes are done, or ended as requested."""
     return bool(connection.ended) and not connection.failures and None not in connection.ended["codes"]
 
 
@@ -344,12 +348,12 @@ def _names(connections: Sequence[Connection]) -> str:
 
 
 def say(text: str) -> None:
-    """Prints for the log of the run."""
+    """Prints a line to the run's log."""
     print(text, flush=True)
 
 
 def main(run_directory: Path, stage: LaunchedStage) -> int:
-    """The program; returns the exit code."""
+    """Runs the program; returns the exit code."""
     from specs.reading.recorded import recorded_spec
 
     experiment = recorded_spec(run_directory)

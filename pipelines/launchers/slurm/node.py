@@ -1,6 +1,6 @@
 """One machine's share of a Slurm job: `python -m pipelines.launchers.slurm.node RUN_DIR STRETCH`.
 
-srun starts it as a task, one a node. What to start, and how the ranks ended, stand in files: see `job_files`.
+srun starts it as a task, one a node. Its orders and the ranks' exit codes are in files: see `job_files`.
 """
 
 import json
@@ -36,7 +36,7 @@ def main(run_dir: Path, stretch: str) -> int:
         leave_issues(problems_file(run_dir, share.stage), [Issue(str(error), ("launcher", "environment"))])
         write_json(files.report(stretch, node), {"host": socket.gethostname(), "codes": [USER_ERROR]}, durable=False)
         return USER_ERROR
-    # Slurm sends a signal to all that runs here, ranks included; srun passes on one that the batch script got.
+    # Slurm sends a signal to every process here, ranks included; srun forwards those that the batch script got.
     signal.signal(signal.SIGTERM, lambda *_: processes.stop())
     while not processes.over() and not (share.engines and _ranks_over(files.codes(stretch, share.nodes), share.nodes)):
         time.sleep(_POLL_SECONDS)
@@ -46,12 +46,14 @@ def main(run_dir: Path, stretch: str) -> int:
 
 
 def _ranks_over(codes: Mapping[int, Sequence[int | None]], nodes: int) -> bool:
-    """Whether the ranks of all nodes have ended, or one has failed, by what the nodes have reported."""
+    """Returns whether, by the nodes' reports, the ranks of all nodes have ended or one has failed."""
     return len(codes) == nodes or any(code not in ENDED_WELL for of_node in codes.values() for code in of_node)
 
 
 def _share(run_dir: Path, job: dict[str, Any], node: int) -> Share:
-    """This node's part of what the job wrote for all of them. Raises ValueError for an interface that is not here."""
+    """Returns this node's part of the job's settings for all nodes. Raises ValueError if this machine lacks the
+    interface.
+    """
     if interface := job["interface"]:
         address_of(interface)
     log = log_of(run_dir, job["stage"], node, os.environ.get("SLURMD_NODENAME", socket.gethostname()))

@@ -1,4 +1,4 @@
-"""Requests to Slurm: whether it would take a run's job, to take it, how it stands, to end it."""
+"""Requests to Slurm: whether it would accept a run's job, submission, state, cancellation."""
 
 import os
 import re
@@ -19,16 +19,16 @@ from specs.schema.launchers import VARIABLE_NAME, SlurmLauncher
 from specs.secrets import is_reference
 
 JOB_MODULE = "pipelines.launchers.slurm.job"
-"""What the batch script starts."""
+"""Module that the batch script starts."""
 ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD")
-"""States of a job that runs or will."""
+"""States of a job that runs or will run."""
 _PROJECT = Path(__file__).parents[3]
 _GPU_OPTIONS = ("--gres", "--gpu", "-G", "--tres-per")
 _COMMAND_SECONDS = 60.0
 
 
 def slurm(*command: str, given: str = "") -> "subprocess.CompletedProcess[str]":
-    """Runs one of Slurm's commands; one that cannot be run or does not answer has failed with exit code 1.
+    """Runs one of Slurm's commands; if it cannot be run or does not answer, the exit code is 1.
 
     Args:
         given: its input.
@@ -40,15 +40,17 @@ def slurm(*command: str, given: str = "") -> "subprocess.CompletedProcess[str]":
 
 
 def submitted_job(run_directory: Path) -> str:
-    """The number of the job that was last submitted for a run; empty where there is none."""
+    """Returns the number of the job that was last submitted for a run; empty if there is none."""
     files = JobFiles.of(run_directory)
     submitted = read_json(files.submitted)
-    # A copy of the run's directory has the number of a job that is not its own.
+    # A copy of the run's directory has the number of another run's job.
     return str(submitted.get("job", "")) if is_place(str(submitted.get("place", "")), files.directory) else ""
 
 
 def job_state(job: str) -> str:
-    """State of a job in squeue's words; GONE where squeue knows the job no more, UNKNOWN where nobody answers."""
+    """Returns the state of a job in squeue's words; GONE if squeue no longer knows the job, UNKNOWN if Slurm does not
+    answer.
+    """
     answer = slurm("squeue", "--noheader", "--jobs", job, "--format=%T")
     if answer.returncode == 0:
         return answer.stdout.strip() or "GONE"
@@ -60,7 +62,7 @@ def end_job(run_directory: Path) -> None:
     files, job = JobFiles.of(run_directory), submitted_job(run_directory)
     if job and not files.ended.exists() and job_state(job) in ALIVE:
         files.stop.touch()
-        # A plain scancel leaves the ranks KillWait, 30 s by default.
+        # A plain scancel gives the ranks KillWait, 30 s by default.
         slurm("scancel", "--signal=KILL", "--full", job)
         slurm("scancel", job)
 
@@ -68,7 +70,7 @@ def end_job(run_directory: Path) -> None:
 def sbatch(
     experiment: Experiment, run_directory: Path, stage: LaunchedStage, *options: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Hands the run's job to Slurm; what it prints is the job's number, with `;` and the cluster's name behind it.
+    """Submits the run's job to Slurm; the output is the job's number, followed by `;` and the cluster's name.
 
     Args:
         options: of sbatch, before those of the job.
@@ -78,7 +80,7 @@ def sbatch(
 
 
 def examine_queue(home: Home, experiment: Experiment) -> Iterator[Finding]:
-    """Whether Slurm would take the job of a run of this spec; nothing is submitted."""
+    """Checks whether Slurm would accept the job of a run of this spec; submits nothing."""
     if not shutil.which("sbatch"):
         yield Finding("launcher slurm", "broken", "no sbatch here")
         return
@@ -89,7 +91,9 @@ def examine_queue(home: Home, experiment: Experiment) -> Iterator[Finding]:
 
 
 def batch_options(experiment: Experiment, run_directory: Path, stage: LaunchedStage) -> list[str]:
-    """Options of sbatch for one task a node, which starts the node's ranks or engines; the spec's own options last."""
+    """Returns the options of sbatch for one task a node, which starts the node's ranks or engines; the spec's own come
+    last.
+    """
     launcher = experiment.launcher
     assert isinstance(launcher, SlurmLauncher)
     per_node = experiment.training.ranks // launcher.nodes
@@ -114,7 +118,7 @@ def batch_options(experiment: Experiment, run_directory: Path, stage: LaunchedSt
 
 
 def _partition_has_gpus(partition: str) -> bool:
-    """Whether Slurm knows of GPUs on the nodes of a partition; empty: of the default one, whose name it marks."""
+    """Returns whether Slurm knows of GPUs on the nodes of a partition; empty: the default one, whose name Slurm marks."""
     listed = slurm("sinfo", "--noheader", "--format=%P %G").stdout.splitlines()
     lines = [line.partition(" ") for line in listed]
     chosen = [gres for name, _, gres in lines if (name.rstrip("*") == partition if partition else name.endswith("*"))]
@@ -122,11 +126,11 @@ def _partition_has_gpus(partition: str) -> bool:
 
 
 def batch_script(experiment: Experiment, run_directory: Path) -> str:
-    """Starts the job's program with this process's interpreter and code."""
+    """Returns a script that starts the job's program with this process's interpreter and code."""
     launcher = experiment.launcher
     assert isinstance(launcher, SlurmLauncher)
     path = os.pathsep.join([str(_PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # Slurm keeps the script: a reference to a secret is resolved on the node, by what starts the ranks.
+    # Slurm keeps the script: the process that starts the ranks resolves references to secrets on the node.
     plain = {name: value for name, value in launcher.environment.items() if not is_reference(value)}
     variables = plain | {"PYTHONPATH": path}
     if unfit := [name for name in variables if not re.fullmatch(VARIABLE_NAME, name)]:
@@ -138,5 +142,5 @@ def batch_script(experiment: Experiment, run_directory: Path) -> str:
 
 
 def batch_log(run_directory: Path, stage: LaunchedStage) -> Path:
-    """Output of the script and srun."""
+    """Returns the file with the output of the script and srun."""
     return run_directory / "logs" / f"{stage}-slurm.log"
