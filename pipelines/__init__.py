@@ -30,9 +30,7 @@ def _leave_working_directory() -> None:
     with contextlib.suppress(FileNotFoundError):  # the working directory was deleted
         here = os.getcwd()
         if here in sys.path and here not in map(os.path.abspath, named):
-            del sys.path[
-                len(sys.path) - 1 - sys.path[::-1].index(here)
-            ]  # the last: a script's own directory comes first
+            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(here)]  # the last: a script's own directory is first
 
 
 _leave_working_directory()

@@ -1,6 +1,6 @@
-"""The command line `rpg`: one module a verb in `verbs`, and here what several of them share.
+"""The command line `rpg`: one module a verb in `verbs`, and here the code that several of them share.
 
-What is heavy is imported inside the verb that needs it, so that `rpg --help` and `rpg validate` answer at once.
+Slow imports are inside the verb that needs them, so that `rpg --help` and `rpg validate` answer at once.
 """
 
 import errno
@@ -31,7 +31,7 @@ for _panel, _verbs in verbs.PANELS.items():
         if hasattr(_module, "group"):
             app.add_typer(_module.group, name=_verb, rich_help_panel=_panel)
         else:
-            _name = _verb.rstrip("_")  # `import` is a word of Python
+            _name = _verb.rstrip("_")  # `import` is a Python keyword
             app.command(_name, rich_help_panel=_panel)(getattr(_module, _verb))
 
 
@@ -53,11 +53,11 @@ def _of_all_verbs(
 
 
 _OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
-"""What a disk answers that is full, broken, or not this user's to write: no fault of the program, so no traceback."""
+"""Errors of a disk that is full, broken, or not writable for this user: no bug in the program, so no traceback."""
 
 
 def main() -> None:
-    """Runs the command line: exit 0 done, 1 failed, 2 the user's mistake, 130 interrupted."""
+    """Runs the command line. Exit codes: 0 done, 1 failed, 2 a user error, 130 interrupted."""
     collect_rarely()
     open_streams()
     with shown_safely():
@@ -68,14 +68,16 @@ def main() -> None:
             if limits := sys.modules.get("storage.statements.limits"):
                 limits.exit_if_stuck(_exit_code(end))
             raise
-        except Exception:  # a fault of ours: what it quotes is stripped too
+        except Exception:  # a bug of ours: the texts that it quotes are stripped too
             traceback.print_exc()
             sys.exit(1)
 
 
 def _have_home() -> None:
-    """Gives libraries RPG_HOME for their files, and a name, where this user has neither HOME nor an account, as in many
-    containers: Python raises otherwise, and a directory called `~` appears here."""
+    """Gives libraries RPG_HOME for their files, and a user name, if this user has neither HOME nor an account, as in
+    many
+    containers: otherwise Python raises an error, and creates a directory called `~` here.
+    """
     try:
         Path.home()
     except RuntimeError:
@@ -84,7 +86,7 @@ def _have_home() -> None:
 
 
 def _exit_code(end: SystemExit) -> int:
-    """The exit code that Python would end with. A message in its place is printed here, and is then no longer there."""
+    """Returns the exit code that Python would end with. Prints a message given instead of a code, and removes it."""
     if not isinstance(end.code, int | None):
         print(end.code, file=sys.stderr)
         end.code = 1
@@ -99,7 +101,7 @@ def _run() -> None:
         try:
             app(prog_name="rpg")
         finally:
-            sys.stdout.flush()  # what stdout does not take is said below, not by the interpreter at its end
+            sys.stdout.flush()  # errors of stdout are reported below, not by the interpreter at its end
     except SpecError as error:
         from specs.errors import render
 
@@ -114,10 +116,10 @@ def _run() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except SystemExit as end:
-        if not isinstance(end.__context__, BrokenPipeError):  # which typer makes an exit of
+        if not isinstance(end.__context__, BrokenPipeError):  # which typer turns into an exit
             raise
         _close_stdout()
-        sys.exit(0)  # the reader had enough
+        sys.exit(0)  # the reader has closed the pipe
     except BrokenPipeError:
         _close_stdout()
         sys.exit(0)
@@ -135,9 +137,9 @@ def _run() -> None:
 
 
 def _trouble_of_prefect(error: Exception) -> str:
-    """Returns which file or variable Prefect cannot take its settings from; empty for any other error.
+    """Returns the file or variable from which Prefect cannot read its settings; empty for any other error.
 
-    Prefect reads them when it is imported, also from files of the working directory that are not about it.
+    Prefect reads them on import, also from files of the working directory that are not meant for it.
     """
     trace = traceback.walk_tb(error.__traceback__)
     if not any(frame.f_globals.get("__name__", "").startswith("prefect.settings") for frame, _ in trace):
@@ -150,7 +152,7 @@ def _trouble_of_prefect(error: Exception) -> str:
 
 
 def _is_read(path: Path) -> bool:
-    """Whether a file is what its name says, as far as Prefect minds."""
+    """Returns whether Prefect can parse a file as the type that its name gives."""
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".toml":
@@ -161,5 +163,5 @@ def _is_read(path: Path) -> bool:
 
 
 def _close_stdout() -> None:
-    """Sends what stdout still holds nowhere: the interpreter would try to write it again."""
+    """Discards the remaining content of stdout: the interpreter would try to write it again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

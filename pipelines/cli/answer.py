@@ -1,4 +1,4 @@
-"""The end of `rpg run`: accuracy before and after with intervals, where the report lies, what to try next."""
+"""The final output of `rpg run`: accuracy before and after with intervals, the path of the report, and next commands."""
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from specs.loader import Document
 
 _LONGEST_COMMAND = 80
-"""Characters of a command that others are lined up with."""
+"""Characters of the longest command that still counts for the alignment."""
 
 
 def answer_lines(document: "Document", home: Home) -> list[str]:
-    """The answer of an experiment, from all its runs that were evaluated, seeds pooled."""
+    """Returns the answer of an experiment, from all its evaluated runs, pooled over seeds."""
     from pipelines.report.answer import outcomes_of
     from pipelines.report.answer.whole import answered
     from pipelines.report.evidence import experiment_groups
@@ -39,7 +39,7 @@ def answer_lines(document: "Document", home: Home) -> list[str]:
 
 
 def answer_data(document: "Document", outcomes: Sequence[RunOutcome], home: Home) -> dict[str, Any]:
-    """The printed answer as plain data, with how each run ended."""
+    """Returns the printed answer as plain data, with each run's ending."""
     from pipelines.report.compare import compare
 
     name = document.experiment.name
@@ -58,7 +58,7 @@ def answer_data(document: "Document", outcomes: Sequence[RunOutcome], home: Home
 
 
 def outcome_line(outcome: "Outcome", *, several: bool) -> str:
-    """`held_out  before 0.464 [0.42, 0.51]  after 0.802 [0.76, 0.84]  gain +0.338 [+0.29, +0.38]  (...)`."""
+    """Formats `held_out  before 0.464 [0.42, 0.51]  after 0.802 [0.76, 0.84]  gain +0.338 [+0.29, +0.38]  (...)`."""
     parts = [f"{outcome.label}  {outcome.dataset}" if several else outcome.dataset]
     if outcome.before is not None:
         parts.append(f"before {_interval(outcome.before)}")
@@ -84,11 +84,11 @@ def _interval(interval: "Interval", sign: str = "") -> str:
 def next_lines(
     document: "Document", outcomes: Sequence[RunOutcome], overrides: Sequence[str] = (), *, single: bool = False
 ) -> list[str]:
-    """Three things worth typing now, in view of how it went; ready for any shell.
+    """Returns three useful next commands, given the outcomes; quoted for any shell.
 
     Args:
-        overrides: the `--set` of this call, which hold for a command with the same file.
-        single: one run of several was asked for.
+        overrides: the `--set` of this call, which commands with the same file need too.
+        single: the call was for one run of several.
     """
     file = partial(_with_settings, _file(document), overrides)
     name = document.experiment.name
@@ -110,13 +110,13 @@ def next_lines(
     elif finished:
         varies = any(outcome.run.experiment.evaluation.temperature for outcome in outcomes)
         commands += _after_measuring(name, file, finished, several=len(settings) > 1, varies=varies)
-    # A query over many runs is longer than a line: the others are not set apart for it.
+    # A query over many runs is longer than a line: it does not widen the column.
     width = max((len(command) for command, _ in commands[:3] if len(command) <= _LONGEST_COMMAND), default=0)
     return ["", "next", *(f"  {command:<{width}}  {why}" for command, why in commands[:3])]
 
 
 def _with_settings(file: str, overrides: Sequence[str], setting: str = "") -> str:
-    """The file's name with its `--set` options, one for each field: the last, or the further one."""
+    """Returns the file's name with its `--set` options, one for each field: the last one, or the additional setting."""
     given = {each.partition("=")[0].strip(): each for each in overrides}
     if setting:
         field = setting.partition("=")[0]
@@ -141,7 +141,7 @@ def _after_training(
 
 
 def _are(run_ids: Sequence[str]) -> str:
-    """A condition of SQL: other runs of the experiment may have been run with other values."""
+    """Returns a condition of SQL: other runs of the experiment may have been run with other values."""
     listed = ", ".join(f"'{run_id}'" for run_id in run_ids)
     return f"run_id = {listed}" if len(run_ids) == 1 else f"run_id in ({listed})"
 
@@ -149,7 +149,7 @@ def _are(run_ids: Sequence[str]) -> str:
 def _after_measuring(
     name: str, file: Callable[..., str], finished: Sequence[str], *, several: bool, varies: bool
 ) -> Iterator[tuple[str, str]]:
-    """Commands after an evaluation. `varies`: responses to a problem differ, as greedy ones do not."""
+    """Yields commands after an evaluation. `varies`: responses to a problem differ, unlike greedy ones."""
     if several:
         yield f"rpg compare {name}", "every measure of the models side by side"
     query = f"select run, dataset, accuracy from accuracy_curves where {_are(finished)}"

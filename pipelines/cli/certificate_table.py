@@ -1,4 +1,4 @@
-"""Certificates as a table that a person reads, in 100 columns."""
+"""Certificates as a table for readers, in 100 columns."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ Row = tuple[str, Certificate]
 
 
 def catalogue_table(certificates: Mapping[str, Sequence[Row]]) -> str:
-    """Heading -> (name, certificate): headings, rows and a last line that says whether all claims hold."""
+    """Formats heading -> (name, certificate) as headings, rows and a last line that says whether all claims hold."""
     everything = [certificate for rows in certificates.values() for _, certificate in rows]
     lines = [PREAMBLE.format(cases=everything[0].num_cases, tolerance=everything[0].tolerance)]
     lines += [TURNS[turns] for turns in dict.fromkeys(each.turns for each in everything) if turns != "one"]
@@ -65,7 +65,7 @@ def catalogue_table(certificates: Mapping[str, Sequence[Row]]) -> str:
 
 
 def weight_page(title: str, certificates: Mapping[str, Sequence[Row]]) -> str:
-    """A page with a chart for each objective: its weight over the ratio, for an advantage of 1 and of -1."""
+    """Returns a page with a chart for each objective: its weight over the ratio, for advantages of 1 and -1."""
     from pipelines.report.charts import line, line_chart
     from pipelines.report.page import render
     from rpg.certificate.certificate import weight_curves
@@ -84,7 +84,7 @@ def weight_page(title: str, certificates: Mapping[str, Sequence[Row]]) -> str:
 
 
 def by_kind(heading: str, objectives: Sequence[Objective]) -> dict[str, list[tuple[str, Objective]]]:
-    """A heading of the catalogue cut by what all rows under it share, so that a row's name is short."""
+    """Splits a heading of the catalogue by the properties that all rows under it share, so that a row's name is short."""
     kinds: dict[str, list[tuple[str, Objective]]] = {}
     for shared, items in groupby(objectives, key=_shared):
         full = ", ".join([heading, *shared])
@@ -93,13 +93,13 @@ def by_kind(heading: str, objectives: Sequence[Objective]) -> dict[str, list[tup
 
 
 def by_step(name: str, certificates: Mapping[int, Certificate]) -> list[Row]:
-    """The rows of one objective; where it changes over training, a row for each step that it was certified at."""
+    """Returns the rows of one objective; if it changes over training, one row for each certified step."""
     many = len(certificates) > 1
     return [(f"{name} at step {step}" if many else name, each) for step, each in certificates.items()]
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Lines of at most 100 columns."""
+    """Returns lines of at most 100 columns."""
     return [_line(COLUMNS), *(line for name, certificate in rows for line in _lines(name, certificate))]
 
 
@@ -134,7 +134,7 @@ def _error(error: float, tolerance: float) -> str:
 
 
 def _parts(on_policy: GradientFinding, off_policy: GradientFinding) -> str:
-    """Gradient of which the divergence's part is one; once where it is the same on policy and off it."""
+    """Formats a gradient that includes the divergence's; once if it is the same on policy and off policy."""
     if not on_policy.divergence_error:
         return ""
     parts = [SHORT[finding.divergence_gradient_of] for finding in (on_policy, off_policy)]

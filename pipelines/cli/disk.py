@@ -1,4 +1,4 @@
-"""`rpg runs --disk`: what each run takes on the disk, and what is shared."""
+"""`rpg runs --disk`: disk space of each run and of shared results."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,17 +8,17 @@ from pipelines.home.garbage import size_of
 from pipelines.home.home import Home
 
 PARTS = ("weights", "checkpoints", "segments")
-"""Directories of a run that grow with training; of the rest the page and the evaluations are most."""
+"""Directories of a run that grow with training; the page and the evaluations are most of the rest."""
 
 
 def disk_rows(home: Home, run_ids: list[str]) -> tuple[list[str], list[list[Any]]]:
-    """Bytes of each run by what they are, and of the results that runs share; the largest last."""
+    """Returns the bytes of each run by content, and of the results that runs share; the largest last."""
     rows = [_of_run(home.run(run_id)) for run_id in run_ids]
     return ["run", "weights", "checkpoints", "rows", "bytes"], sorted(rows, key=lambda row: row[-1])
 
 
 def shared_bytes(home: Home) -> int:
-    """Bytes of the results that several runs share, which `rpg gc` frees once no run needs them."""
+    """Returns the bytes of the results that several runs share, which `rpg gc` frees once no run needs them."""
     return size_of(home.root / "artifacts")
 
 
@@ -28,11 +28,11 @@ def _of_run(directory: Path) -> list[Any]:
 
 
 def in_words(rows: list[list[Any]]) -> Iterator[list[Any]]:
-    """The rows with sizes as people read them."""
+    """Yields the rows with readable sizes."""
     for name, *sizes in rows:
         yield [name, *(size_text(size) for size in sizes)]
 
 
 def size_text(size: int) -> str:
-    """`3.2 GiB`, `18.0 MiB`."""
+    """Formats a size: `3.2 GiB`, `18.0 MiB`."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

@@ -1,4 +1,4 @@
-"""The end of the verbs that run a document here: the answer on stdout, and the exit code."""
+"""The last part of the verbs that run a document here: the answer on stdout, and the exit code."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 def execute(
     document: Document, only: str = "", *, parallel: str = "1", overrides: Sequence[str] = (), as_json: bool = False
 ) -> None:
-    """Runs a document's runs, or one of them, and prints the answer. Exits 1 where one failed, 130 if interrupted.
+    """Runs a document's runs, or one of them, and prints the answer. Exits 1 if a run failed, 130 if interrupted.
 
     Args:
         only: a run's id.
-        overrides: the `--set` that the document was read with, for the commands that are proposed next.
-        parallel: how many runs at a time; auto: as many as this machine has free slots for.
+        overrides: the `--set` with which the document was read, for the suggested next commands.
+        parallel: runs at a time; auto: one for each free slot of this machine.
         as_json: print the answer as JSON.
     """
     from pipelines.home.home import Home
@@ -41,7 +41,7 @@ def _finish(
     single: bool,
     as_json: bool,
 ) -> None:
-    """Prints the answer, or why there is none, and exits. `single`: one run of the experiment was asked for."""
+    """Prints the answer, or why there is no answer, and exits. `single`: the call was for one run of the experiment."""
     import sys
 
     from pipelines.cli.answer import answer_data, answer_lines, next_lines

@@ -1,4 +1,4 @@
-"""Runs under way: their logs and their progress, read from the runs' directories as they grow."""
+"""Live logs and progress of runs, read from the runs' directories as they grow."""
 
 import sys
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def print_logs(reading: Reading, run_ids: Sequence[str], *, stage: str | None, f
     if follow:
         print_waiting_elsewhere(reading, run_ids)
     while True:
-        # Asked before reading: what a run writes last is read too.
+        # Checked before reading, so that a run's last lines are read too.
         live = follow and any(status_of(home, run_id) in _LIVE for run_id in run_ids)
         files = {path: run_id for run_id in run_ids for path in _chosen(home, run_id, stage)}
         if not files and not live:
@@ -69,10 +69,12 @@ def _chosen(home: Home, run_id: str, stage: str | None) -> list[Path]:
 
 
 def _print_new(path: Path, offsets: dict[Path, int], last: Path | None, *, heading: str) -> Path | None:
-    """Writes what a log has gained, under its heading if it has one; a shorter file was begun again.
+    """Writes the new content of a log, under its heading if it has one; a log that is shorter than before is read from
+    the
+    start.
 
     Returns:
-        The file that was written from last.
+        The log that was written last.
     """
     with open(path, "rb") as file:
         size = file.seek(0, 2)
@@ -96,7 +98,7 @@ def _no_log(home: Home, run_id: str, stage: str | None) -> str:
 
 
 def _progress(home: Home, run_id: str, status: str) -> str:
-    """One line: the status, the stage under way, and the step or the last line of its log."""
+    """Returns one line: the status, the current stage, and the step or the last line of its log."""
     state = read_state(home, run_id)
     running = [name for name, stage in (state.get("stages") or {}).items() if stage.get("status") == "running"]
     parts = [status, *running] if status in _LIVE else [status]

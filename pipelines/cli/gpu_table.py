@@ -1,4 +1,4 @@
-"""The results of `rpg doctor --gpu` as a table: a line for each check, and for each rank where it failed."""
+"""The results of `rpg doctor --gpu` as a table: a line for each check, and for each rank on which it failed."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -11,7 +11,7 @@ _REMEDIES = {check.name: check.remedy for check in CHECKS}
 
 
 def lines(results: Sequence[Result]) -> Iterator[str]:
-    """Check by check; figures are those of all ranks that made it, from the least to the largest."""
+    """Yields the lines check by check; figures are ranges over all ranks of a check."""
     for name, group in groupby(results, key=lambda result: result.check):
         of_check = list(group)
         failed = [result for result in of_check if result.status == "failed"]
@@ -29,7 +29,7 @@ def lines(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _ranges(figures: Sequence[Figures]) -> str:
-    """Each figure by its name, and its range over the ranks."""
+    """Returns each figure with its name and its range over the ranks."""
     texts = []
     for name in figures[0]:
         values = [each[name] for each in figures if name in each]

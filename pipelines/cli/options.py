@@ -1,4 +1,4 @@
-"""The arguments and options that several verbs share."""
+"""Arguments and options that several verbs share."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ SpecFile = Annotated[
 
 
 def _recorded(*folders: str) -> Callable[[str], list[str]]:
-    """Completes names of what the home records in these of its folders."""
+    """Returns a completer of the names that the home records in these folders."""
 
     def complete(incomplete: str) -> list[str]:
         from pipelines.home.home import Home

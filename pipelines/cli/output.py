@@ -1,4 +1,4 @@
-"""How results leave a command: as a table to look at, or as JSON, CSV or Parquet to go on with."""
+"""Output of a command's results: a table for readers, or JSON, CSV or Parquet for programs."""
 
 import contextlib
 import csv
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 _Date = TypeVar("_Date", date, datetime)
 MOST_TABLE_ROWS = 1000
-"""A table is to be looked at; whoever wants more takes another format."""
+"""Largest number of rows in a table for readers; other formats have no limit."""
 _LEAST_WIDTH = 24
-"""Characters down to which a column is cut before the last ones are left out: a run's id is whole."""
+"""Characters down to which a column is cut before the last ones are left out: a run's id is never cut."""
 _GAP = 3
-"""Between columns."""
+"""Characters between columns."""
 _ON_ONE_LINE = {9: "\\t", 10: "\\n"}
 
 
 class Format(StrEnum):
-    """How rows are written."""
+    """Output format of rows."""
 
     table = "table"
     csv = "csv"
@@ -48,7 +48,7 @@ class Format(StrEnum):
 
 
 class TableFormat(StrEnum):
-    """How a verb's table is written."""
+    """Output format of a verb's table."""
 
     table = "table"
     latex = "latex"
@@ -58,9 +58,9 @@ class TableFormat(StrEnum):
 
 
 def write_stream(stream: "Stream", kind: Format, output: Path | None, *, safe: bool = False) -> None:
-    """A query's answer, to a file or to stdout.
+    """Writes a query's result to a file or to stdout.
 
-    Warnings go to stderr. Rows are written as they come; of a table only those that are shown are held.
+    Warnings go to stderr. Rows are written as they arrive; a table holds only the rows that it shows.
 
     Args:
         safe: as for `csv_text`.
@@ -76,7 +76,7 @@ def write_stream(stream: "Stream", kind: Format, output: Path | None, *, safe: b
 
 
 def _texts(stream: "Stream", kind: Format, *, width: int | None, safe: bool) -> Iterator[str]:
-    """The answer in pieces."""
+    """Yields the result in pieces."""
     columns, written = stream.columns, stream.texts()
     if kind is Format.table:
         shown: list[tuple[Any, ...]] = []
@@ -108,12 +108,14 @@ def _lines(lines: Sequence[str]) -> str:
 
 
 def _object_text(row: dict[str, Any]) -> str:
-    """A row as an item of a list of objects."""
+    """Returns a row as an item of a list of objects."""
     return "\n " + json_text(row).rstrip("\n").replace("\n", "\n ")
 
 
 def form_of(kind: Format, *, safe: bool = False) -> "Form":
-    """The form in which rows are read for a format. `safe`: as for `csv_text`, which then writes the cells itself."""
+    """Returns the form in which rows are read for a format. `safe`: as for `csv_text`, which then formats the cells
+    itself.
+    """
     forms: dict[Format, Form] = {Format.csv: "csv", Format.json: "json", Format.parquet: "parquet"}
     return "table" if safe and kind is Format.csv else forms.get(kind, "table")
 
@@ -127,12 +129,12 @@ def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json
 
 
 def print_json(value: Any) -> None:
-    """One JSON document."""
+    """Prints one JSON document."""
     write_bytes(_encoded(json_text(value)), None)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table, as wide as the terminal."""
+    """Prints a table as wide as the terminal."""
     with _destination(None, is_stripped=True) as file:
         file.write(_encoded(table_text(columns, rows)))
 
@@ -140,11 +142,11 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 def table_text(
     columns: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int | None = None, num_rows: int = 0
 ) -> str:
-    """The rows as a table: numbers to the right, one line each.
+    """Formats the rows as a table: numbers to the right, one line each.
 
     Args:
-        num_rows: how many there are, where these are only the first.
-        width: characters a line may have; None: the terminal's, without limit where stdout is none; 0: without limit.
+        num_rows: total number of rows, if these are only the first.
+        width: characters of a line; None: the terminal's, or no limit if stdout is no terminal; 0: no limit.
     """
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len
@@ -175,7 +177,7 @@ def table_text(
 
 
 def _fitting(widths: Sequence[int], room: int) -> list[int]:
-    """The widths of as many columns, from the first on, as a line has room for; the widest give way first.
+    """Returns the widths of the first columns that fit on a line; the widest are cut first.
 
     >>> _fitting([22, 6, 8, 14, 19], room=80), _fitting([22, 107], room=60)
     ([22, 6, 8, 14], [22, 35])
@@ -189,7 +191,7 @@ def _fitting(widths: Sequence[int], room: int) -> list[int]:
 
 
 def cell_text(value: Any) -> str:
-    """A value on one line, without control characters, which recorded text may hold."""
+    """Returns a value on one line, without control characters, which recorded text may contain."""
     if value is None:
         return "NULL"
     if isinstance(value, bool):
@@ -208,7 +210,8 @@ def cell_text(value: Any) -> str:
 def table_for_papers(
     columns: Sequence[str], rows: Sequence[Sequence[str]], kind: TableFormat, *, safe: bool = False
 ) -> str:
-    """Rows of texts as a LaTeX table (package booktabs), as Markdown or as CSV. A line break in a cell is a space.
+    """Formats rows of texts as a LaTeX table (package booktabs), as Markdown or as CSV. A line break in a cell is a
+    space.
 
     Args:
         safe: as for `csv_text`.
@@ -238,19 +241,19 @@ _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasci
 
 
 def _latex(text: str) -> str:
-    """A text as LaTeX sets it; a star that marks a difference is raised."""
+    """Escapes a text for LaTeX; a star that marks a difference is raised."""
     escaped = "".join(_LATEX.get(sign, sign) for sign in text)
     return f"{escaped[:-2]}$^{{*}}$" if escaped.endswith(" *") else escaped
 
 
 def csv_text(rows: Iterable[Sequence[Any]], *, safe: bool = False) -> str:
-    """RFC 4180; NULL is an empty field, times are ISO-8601, lists and structs are JSON.
+    """Formats rows as RFC 4180; NULL is an empty field, times are ISO-8601, lists and structs are JSON.
 
     Args:
-        safe: no text is a spreadsheet's formula.
+        safe: texts are escaped so that no spreadsheet reads one as a formula.
     """
     lines: list[str] = []
-    # The csv module quotes a carriage return in a value only if it ends lines by one.
+    # The csv module quotes a carriage return in a value only if its lines end with one.
     writer = csv.writer(SimpleNamespace(write=lambda line: lines.append(f"{line[:-2]}\n")), lineterminator="\r\n")
     for row in rows:
         fields = (_csv_field(value) for value in row)
@@ -259,12 +262,12 @@ def csv_text(rows: Iterable[Sequence[Any]], *, safe: bool = False) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Indented JSON; NaN and infinities, which JSON lacks, are null."""
+    """Returns indented JSON; NaN and infinities, which JSON lacks, are null."""
     return json.dumps(plain(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def as_objects(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
-    """One object a row. A column whose name another one has before it gets a number behind its name."""
+    """Returns one object a row. A column with the name of an earlier one gets a number after its name."""
     from storage.statements.texts import distinct
 
     names = distinct(columns)
@@ -272,7 +275,7 @@ def as_objects(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[di
 
 
 def plain(value: Any) -> Any:
-    """A value in the terms of JSON."""
+    """Converts a value to JSON types."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Decimal):
@@ -297,7 +300,10 @@ def _csv_field(value: Any) -> Any:
 
 
 def _finite(value: _Date) -> _Date:
-    """The date or time. Raises RpgError for the first and the last, which DuckDB's infinite ones become in Python."""
+    """Returns the date or time. Raises RpgError for the first and the last one, to which Python converts DuckDB's
+    infinite
+    ones.
+    """
     plain_value = value.replace(tzinfo=None) if isinstance(value, datetime) else value
     if plain_value in (type(plain_value).min, type(plain_value).max):
         raise RpgError(f"{value} may stand for an infinite time\n  hint: cast the column: `::VARCHAR`")
@@ -309,7 +315,7 @@ def _is_number(value: Any) -> bool:
 
 
 def format_of(output: Path | None) -> Format:
-    """The format that a file's name says; a table where there is no file."""
+    """Returns the format that a file's suffix names; a table without a file."""
     if output is None:
         return Format.table
     suffix = output.suffix.lstrip(".")
@@ -326,7 +332,7 @@ def _write_parquet(stream: "Stream", file: BinaryIO) -> None:
 
     if file.isatty():
         raise RpgError("Parquet is not for a terminal; give -o FILE")
-    # DuckDB's sums of integers are decimals of 38 digits, which few programs take for integers.
+    # DuckDB's sums of integers are decimals of 38 digits, which few programs read as integers.
     sums = pa.decimal128(38, 0)
     given, batches = stream.batches()
     names = distinct(given.names)
@@ -345,17 +351,17 @@ def _encoded(text: str) -> bytes:
 
 
 def write_bytes(content: bytes, output: Path | None) -> None:
-    """Content that is whole, to a file or to stdout."""
+    """Writes complete content to a file or to stdout."""
     with _destination(output) as file:
         file.write(content)
 
 
 @contextlib.contextmanager
 def _destination(output: Path | None, *, is_stripped: bool = False) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `output` once it is whole; or stdout, whose reader may leave early.
+    """Yields a new file that replaces `output` once it is complete; or stdout, whose reader may leave early.
 
     Args:
-        is_stripped: whether nothing is left in the text that a terminal would obey but the styles.
+        is_stripped: the text holds no terminal commands except styles.
     """
     if output is None:
         try:
@@ -378,5 +384,5 @@ def _destination(output: Path | None, *, is_stripped: bool = False) -> Iterator[
     except OSError as error:
         raise RpgError(f"{output} cannot be written: {error.strerror or error}") from error
     finally:
-        with contextlib.suppress(OSError):  # renamed, or never made
+        with contextlib.suppress(OSError):  # renamed, or never created
             aside.unlink()

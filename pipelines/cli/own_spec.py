@@ -1,4 +1,4 @@
-"""A spec about a user's own file of problems and model, for `rpg init --data`."""
+"""A spec for a user's own problem file and model, for `rpg init --data`."""
 
 import ast
 import csv
@@ -18,9 +18,9 @@ from specs.machine.foreign.tables import allowed_memory, lines_of, require_parqu
 _PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "prompts")
 _ANSWERS = ("answer", "reward_model.ground_truth", "ground_truth", "solution", "gold", "target", "label", "output")
 _HELD_OUT = 100
-"""Problems to measure by, or half of a small file."""
+"""Number of held-out problems; half of a small file."""
 _READ = 5000
-"""Rows of the file that are looked at."""
+"""Number of the file's rows that are read."""
 _TEXT = """\
 # `rpg plan experiment.yaml` shows what would run, `rpg run experiment.yaml` runs it.
 name: {name}
@@ -88,13 +88,13 @@ warm_up:                     # supervised steps first: a model that never answer
 
 
 def own_spec(data: Path, model: str, reward: str, directory: Path) -> str:
-    """The text of a spec that lies in `directory`.
+    """Returns the text of a spec that lies in `directory`.
 
     Args:
-        model: a directory or a Hub id; empty: a small one that is made on the spot.
+        model: a directory or a Hub id; empty: a small model that is made on the spot.
         reward: a reward's name, or a Python file with one.
     Raises:
-        SpecError: the file's columns do not say what is what, or there is no such reward or model directory.
+        SpecError: the file's column names are ambiguous, or there is no such reward or model directory.
     """
     from specs.extensions import variants
     from specs.schema.fields import nearest
@@ -138,13 +138,16 @@ def own_spec(data: Path, model: str, reward: str, directory: Path) -> str:
 
 
 def _power_of_two(rows: Sequence[dict[str, Any]], column: str, *, least: int, most: int) -> int:
-    """Tokens that a column's texts in these rows need, if each byte is one and another ends them; within bounds."""
+    """Returns the tokens that a column's texts in these rows need, with one for each byte and one at the end, as a
+    power of
+    two within bounds.
+    """
     longest = max((len(str(row.get(column, "")).encode()) for row in rows), default=0) + 1
     return min(max(least, 1 << longest.bit_length()), most)
 
 
 def _function(reward: Path) -> str:
-    """What the spec says of a reward file's function, where that is not `score`."""
+    """Returns the spec's entry for a reward file's function, if that is not `score`."""
     try:
         tree = ast.parse(reward.read_text(encoding="utf-8"))
     except OSError as error:
@@ -160,7 +163,7 @@ def _function(reward: Path) -> str:
 
 
 def _read(data: Path) -> tuple[str, list[dict[str, Any]]]:
-    """Kind of source that reads the file, and its first rows, columns inside structs with dots."""
+    """Returns the kind of source that reads the file, and its first rows, with dots for columns inside structs."""
     from rpg.data.columns import names
 
     kinds = {".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
@@ -192,7 +195,7 @@ def _read(data: Path) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _column(role: str, usual: Sequence[str], columns: Sequence[str], data: Path) -> str:
-    """The column that holds the prompts or the answers, by the names that it usually has."""
+    """Returns the column of the prompts or the answers, found by its usual names."""
     by_name = {column.lower(): column for column in columns}
     if found := next((by_name[name] for name in usual if name in by_name), ""):
         return found
@@ -201,7 +204,7 @@ def _column(role: str, usual: Sequence[str], columns: Sequence[str], data: Path)
 
 
 def _beside(path: Path, directory: Path) -> str:
-    """The path as a spec in the directory names it."""
+    """Returns the path as a spec in the directory names it."""
     relative = os.path.relpath(path, directory)
     return relative if relative.startswith(".") else f"./{relative}"
 

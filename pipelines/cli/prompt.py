@@ -1,4 +1,4 @@
-"""The interactive SQL prompt: lines up to a `;`, with a history that stays."""
+"""The interactive SQL prompt: lines up to a `;`, with a persistent history."""
 
 import contextlib
 import sys
@@ -18,7 +18,7 @@ _HELP = """A statement ends with `;` and may go over several lines.
 
 
 def run_prompt(store: "Store", kind: Format, *, safe: bool = False) -> None:
-    """Reads statements from stdin and answers each. A wrong one is explained; from a pipe it ends the command.
+    """Reads statements from stdin and answers each. Explains an invalid one; if stdin is a pipe, that ends the command.
 
     Args:
         safe: as for `csv_text`.
@@ -55,7 +55,7 @@ def _answer(store: "Store", statement: str, kind: Format, *, safe: bool) -> None
 
 
 def _print_columns(store: "Store", name: str, kind: Format) -> None:
-    """The columns of a table or view; with no name those of all."""
+    """Prints the columns of a table or view; without a name, those of all."""
     names = [name] if name else [str(table) for (table,) in store.query("SHOW TABLES").rows]
     rows = []
     for table in names:
@@ -66,7 +66,7 @@ def _print_columns(store: "Store", name: str, kind: Format) -> None:
 
 
 def _statements(interactive: bool) -> Iterator[str]:
-    """Whole statements and dot commands, until the end of input."""
+    """Yields complete statements and dot commands, until the end of input."""
     lines: list[str] = []
     while True:
         try:
@@ -94,7 +94,7 @@ def _statements(interactive: bool) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _history(store: "Store", *, wanted: bool) -> Iterator[None]:
-    """Line editing, completion of names, and the history file."""
+    """Provides line editing, completion of names, and the history file."""
     if not wanted:
         yield
         return

@@ -1,4 +1,4 @@
-"""The home that a reading verb looks at: that of this machine, or with `--profile` the mirror of a server's record."""
+"""The home that a reading verb uses: this machine's, or with `--profile` the mirror of a server's record."""
 
 import contextlib
 import sys
@@ -20,19 +20,19 @@ _SERVER_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A home to read, and how it is kept up to date while a command follows a run."""
+    """A home to read, which is kept up to date while a command follows a run."""
 
     home: Home
     record: "ServerRecord | None" = None
-    """The record that the home mirrors, if it is a mirror."""
+    """The record that the home mirrors. None if it is no mirror."""
 
     def refresh(self, tables: Collection[str] | None = None, *, logs: bool = False, only: Collection[str] = ()) -> None:
-        """Brings a mirror up to the server's record; a home of this machine is what it is.
+        """Updates a mirror from the server's record; does nothing for a home of this machine.
 
         Args:
-            tables: whose rows are needed; None: all but the two large ones.
+            tables: tables whose rows are needed; None: all but the two large ones.
             logs: whether the runs' logs are needed.
-            only: units that are needed, as `runs/RUN`; empty: all.
+            only: units that are needed, such as `runs/RUN`; empty: all.
         Raises:
             RpgError: the server or its record cannot be read.
         """
@@ -43,14 +43,16 @@ class Reading:
         self.record.refresh(SMALL if tables is None else tables, logs=logs, only=only)
 
     def note_looks(self, names: Sequence[str]) -> None:
-        """Notes that answers of experiments were shown. A mirror is not written: its server's record is another's."""
+        """Records that answers of experiments were shown. Does nothing for a mirror: its server's record belongs to
+        others.
+        """
         if self.record is None:
             from pipelines.report.answer import note_looks
 
             note_looks(self.home, names)
 
     def wait(self, run_ids: Sequence[str]) -> None:
-        """Waits a moment, and has what runs have recorded since. While the server does not answer, nothing is new."""
+        """Waits a moment, and reads the runs' new records. While the server does not answer, there are none."""
         if self.record is None:
             time.sleep(_LOCAL_SECONDS)
             return
@@ -61,7 +63,7 @@ class Reading:
 
 @contextlib.contextmanager
 def reading(profile: str) -> Iterator[Reading]:
-    """The home of this machine, or of the server that a profile names; see `ServerRecord` for the errors."""
+    """Yields this machine's home, or that of the server that a profile names; see `ServerRecord` for the errors."""
     if not profile:
         home = Home.from_environment()
         yield Reading(home)
@@ -76,19 +78,19 @@ def reading(profile: str) -> Iterator[Reading]:
 
 
 def open_server(profile: str) -> "ServerRecord":
-    """The record of the server that a profile names; see `ServerRecord` for the errors."""
+    """Returns the record of the server that a profile names; see `ServerRecord` for the errors."""
     from pipelines.cli.server_record import ServerRecord
     from pipelines.remote.mirror import mirror_home
 
     home = Home.from_environment()
     if not home.root.exists():
-        home = mirror_home(profile)  # Prefect needs a directory, and what only reads makes no home
+        home = mirror_home(profile)  # Prefect needs a directory, and a reading command creates no home
         home.prefect.mkdir(parents=True, exist_ok=True)
     return ServerRecord(home, profile)
 
 
 def print_waiting_elsewhere(reading: Reading, run_ids: Sequence[str]) -> None:
-    """Says on stderr of runs that were submitted to another server that this home may never see them begin."""
+    """Warns on stderr about runs that were submitted to another server: this home may never see them start."""
     from pipelines.prefect.server.api import running_services
 
     services = running_services(reading.home)

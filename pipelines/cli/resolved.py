@@ -1,4 +1,4 @@
-"""`rpg plan --resolved`: each cell's full spec, and where each value of it comes from."""
+"""`rpg plan --resolved`: each cell's full spec, with the origin of each value."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from specs.schema.fields import item_at
 
 
 def resolved_cells(document: Document) -> list[dict[str, Any]]:
-    """The cells in the matrix's order: their values, and of each field its path, value, origin, file and line.
+    """Returns the cells in the matrix's order: their values, and path, value, origin, file and line of each field.
 
     The seeds of a cell share its spec, which names them all.
     """
@@ -27,7 +27,7 @@ def resolved_cells(document: Document) -> list[dict[str, Any]]:
 
 
 def print_resolved(document: Document, *, as_json: bool) -> None:
-    """The cells as JSON, or as a table each."""
+    """Prints the cells as JSON, or as a table each."""
     cells = resolved_cells(document)
     if as_json:
         print_json(cells)
@@ -55,7 +55,7 @@ def _field(origin: Origin, value: Any) -> dict[str, Any]:
 
 
 def _place(field: dict[str, Any]) -> str:
-    """`spec.yaml:14`, with what the line is where it is the matrix's; `--set`, `published`, `default`."""
+    """Returns `spec.yaml:14`, with a note if the line is in the matrix; `--set`, `published`, `default`."""
     if "line" not in field:
         return "--set" if field["origin"] == "set" else str(field["origin"])
     return f"{field['file']}:{field['line']}" + (" (matrix)" if field["origin"] == "matrix" else "")

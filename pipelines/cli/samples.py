@@ -1,4 +1,4 @@
-"""Responses of a run's training or evaluation as a terminal shows them: prompt, turns, and who speaks in each."""
+"""Responses of a run's training or evaluation for a terminal: prompt, turns, and the speaker of each."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from pipelines.report.tokens import TURN_COLUMNS, conversation
 from specs.errors import RpgError
 
 _LAST_STEP = "SELECT max(step) AS step FROM rollouts WHERE run_id = $run"
-# The texts come apart, of the chosen alone: those of a step may be gigabytes.
+# Texts are read separately, and only those of the selected responses: those of a step may be gigabytes.
 _CHOSEN = """
     SELECT rollout_id FROM rollouts WHERE run_id = $run AND step = $step
     AND ($response IS NULL OR rollout_id = $response)
@@ -48,16 +48,16 @@ _EVALUATED_TURNS = f"""
     ORDER BY turn
 """
 _BEFORE = "    │ "
-"""Stands before each line of recorded text, so that none is taken for a line of ours."""
+"""Prefix of each line of recorded text, which distinguishes it from the program's own output."""
 
 
 def sampled_responses(home: Home, run_id: str, step: int | None, response: int | None) -> list[dict[str, Any]]:
-    """One response of a step, or that with its highest and that with its lowest reward, as plain data.
+    """Returns one response of a step, or those with the highest and the lowest reward, as plain data.
 
     Args:
         home: with the run.
         run_id: the run's id.
-        step: of training; None: the last one that is recorded.
+        step: step of training; None: the last recorded one.
         response: place in the step's batch; None: the best and the worst.
     Raises:
         RpgError: no such response is recorded.
@@ -88,13 +88,13 @@ def sampled_responses(home: Home, run_id: str, step: int | None, response: int |
 def evaluated_responses(
     home: Home, run_id: str, dataset: str, step: int | None, response: int | None
 ) -> list[dict[str, Any]]:
-    """One response of an evaluation, or that with its highest and that with its lowest score, as plain data.
+    """Returns one response of an evaluation, or those with the highest and the lowest score, as plain data.
 
     Args:
         home: with the run.
         run_id: the run's id.
         dataset: name of the evaluation set.
-        step: of training, 0 the base model; None: the last one that is measured.
+        step: step of training, 0 for the base model; None: the last evaluated one.
         response: its place among the set's responses; None: the best and the worst.
     Raises:
         RpgError: no such response is recorded.
@@ -126,7 +126,7 @@ def evaluated_responses(
 
 
 def print_responses(responses: Sequence[Mapping[str, Any]]) -> None:
-    """Prints them for a reader, with what was given to the policy apart from what it sampled."""
+    """Prints them for a reader, and distinguishes the policy's input from its samples."""
     for place, row in enumerate(responses):
         ended = "cut off" if row["finish_reason"] == "length" else row["finish_reason"]
         if "dataset" in row:

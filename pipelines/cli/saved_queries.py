@@ -20,7 +20,7 @@ class SavedQuery:
 
     @property
     def text(self) -> str:
-        """The statement, with its comments."""
+        """Returns the statement, with its comments."""
         try:
             return self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -28,15 +28,17 @@ class SavedQuery:
 
     @property
     def description(self) -> str:
-        """The comment that the file begins with, on one line."""
+        """Returns the comment at the beginning of the file, on one line."""
         comment = re.match(r"(?:\s*--[^\n]*\n?)*", self.text)
         assert comment
         return " ".join(line.strip().removeprefix("--").strip() for line in comment[0].splitlines()).strip()
 
 
 def saved_queries(home: Home) -> dict[str, SavedQuery]:
-    """Saved queries by name: those in `queries/` of the working directory, then those of the home, then those that come
-    with rpg."""
+    """Returns the saved queries by name: those in `queries/` of the working directory, then those of the home, then
+    those
+    that come with rpg.
+    """
     places = (Path("queries"), home.root / "queries", Path(specs.__file__).parent / "queries")
     queries: dict[str, SavedQuery] = {}
     for path in (path for place in places for path in sorted(place.glob("*.sql"))):
@@ -45,7 +47,7 @@ def saved_queries(home: Home) -> dict[str, SavedQuery]:
 
 
 def find_query(home: Home, name: str) -> SavedQuery:
-    """The saved query of this name. Raises RpgError where there is none."""
+    """Returns the saved query of this name. Raises RpgError if it does not exist."""
     queries = saved_queries(home)
     if name in queries:
         return queries[name]
@@ -55,9 +57,9 @@ def find_query(home: Home, name: str) -> SavedQuery:
 
 
 def parse_params(given: list[str]) -> list[object] | dict[str, object]:
-    """The values that `--param` gives: NAME=VALUE for `$NAME`, else VALUE for each `?` in turn.
+    """Parses the values of `--param`: NAME=VALUE for `$NAME`, else one VALUE for each `?`, in order.
 
-    A value that is JSON counts as such (10, 0.5, true, null, "text"), any other as text.
+    A value that is JSON is read as JSON (10, 0.5, true, null, "text"), any other as text.
     """
     named = [re.fullmatch(r"(?s)([A-Za-z_]\w*)=(.*)", text) for text in given]
     if not any(named):

@@ -1,4 +1,4 @@
-"""The record of a Prefect server's workers, read from here: where it is, and the runs that only the server knows of."""
+"""The record of a Prefect server's workers, read from here: its location, and the runs that only the server has."""
 
 import contextlib
 import shutil
@@ -22,20 +22,20 @@ from specs.errors import Issue, SpecError
 from specs.machine.files import write_json
 
 _SECONDS = 20.0
-"""Patience with the server's answer to where the record is."""
+"""Seconds to wait for the server's answer with the location of the record."""
 
 
 class ServerRecord:
-    """A server's record as a home on this machine: a mirror, and in it the runs that no worker has begun yet."""
+    """A server's record as a home on this machine: a mirror, with the runs that no worker has started yet."""
 
     def __init__(self, home: Home, profile: str) -> None:
-        """Looks up where the record is. Nothing is read yet: call `refresh`.
+        """Looks up the location of the record. Reads nothing yet: call `refresh`.
 
         Args:
-            home: of this command; it may know how to sign in at the server.
+            home: of this command; it may have the login for the server.
             profile: the URL of the server or of its record, or the name of a Prefect profile.
         Raises:
-            SpecError: no server answers, it refuses, or it does not say where its record is.
+            SpecError: no server answers, it refuses, or it does not publish the location of its record.
         """
         self._own, self._url, self._place = home, "", profile.rstrip("/")
         self._source = _record_at(home, profile) or self._open_source(profile)
@@ -44,22 +44,22 @@ class ServerRecord:
 
     @property
     def root(self) -> Path:
-        """Root directory of `home`."""
+        """Returns the root directory of `home`."""
         return self.home.root
 
     def close(self) -> None:
-        """Lets go of connections."""
+        """Closes the connections."""
         self._source.close()
 
     def refresh(self, tables: Collection[str] = SMALL, *, logs: bool = False, only: Collection[str] = ()) -> None:
-        """Brings `home` up to what the record and the server say now.
+        """Updates `home` to the present state of the record and the server.
 
         Args:
             tables, logs, only: as for `Mirror.pull`.
         Raises:
             RpgError: the record or the server cannot be read.
         """
-        # Asked first: what a worker begins meanwhile is in the record by then.
+        # Read first: runs that a worker starts meanwhile are in the record by then.
         waiting = self._waiting()
         self._mirror.pull(tables, logs=logs, only=only)
         self._show_waiting(waiting)
@@ -67,7 +67,7 @@ class ServerRecord:
             _ingest(self.home)
 
     def _open_source(self, profile: str) -> Source:
-        """The source that the server names. `_url` and `_place` are the server's and the source's from then on."""
+        """Returns the source that the server names, and sets `_url` and `_place` to the server's and the source's."""
         self._url = api_url(self._own, profile)
         shown = auth_string_for(self._own, self._url)
         named = _named_to_readers(self._url, shown) or self._variable()
@@ -77,18 +77,18 @@ class ServerRecord:
             )
             raise SpecError(Issue(f"the server at {self._url} does not say where its workers' record is", hint=hint))
         self._place = named
-        # What this home's processes show is for servers of this home, and the server may name any place.
+        # The credentials of this home's processes are for servers of this home, and the server may name any location.
         of_place = auth_string_for(self._own, named)
         return open_source(named, of_place or (auth_string(self._own) if shown else ""))
 
     def _variable(self) -> Any:
-        """Value of the server's variable for the record's place; None where there is none."""
+        """Returns the value of the server's variable for the record's location. None if it is not set."""
         with prefect_client(self._own, self._url) as client:
             variable = client.read_variable_by_name(RECORD_VARIABLE)
         return None if variable is None else variable.value
 
     def _waiting(self) -> list[WaitingRun]:
-        """The runs that wait for a worker. Where the record's own server does not know them, its API is asked."""
+        """Returns the runs that wait for a worker, from the server's API if the record's own server does not know them."""
         served = self._source.waiting()
         if served is None and self._url:
             with prefect_client(self._own, self._url) as client:
@@ -99,7 +99,7 @@ class ServerRecord:
             raise SourceError(f"what answers for the record is none: {error}") from error
 
     def _show_waiting(self, waiting: Sequence[WaitingRun]) -> None:
-        """Gives each run that waits and has no record yet a directory, and removes those of earlier looks."""
+        """Gives each waiting run without a record a directory, and removes those from earlier calls."""
         recorded = self._mirror.units()
         units = {f"runs/{run.run_id}": run for run in waiting}
         shown = {unit for unit in units if unit not in recorded and is_recorded(f"{unit}/run.json")}
@@ -112,7 +112,7 @@ class ServerRecord:
 
 
 def _record_at(home: Home, profile: str) -> WebSource | None:
-    """The source of the record, where the address is that of its web application."""
+    """Returns the source of the record if the address is that of its web application."""
     if not profile.startswith(("http://", "https://")):
         return None
     source = WebSource(profile, auth_string_for(home, profile.rstrip("/")))
@@ -123,7 +123,9 @@ def _record_at(home: Home, profile: str) -> WebSource | None:
 
 
 def _named_to_readers(url: str, shown: str) -> str | None:
-    """The place of the record as a server of ours tells also who may only read; None where this server does not."""
+    """Returns the location of the record, which servers of ours also tell clients that may only read. None for other
+    servers.
+    """
     user, _, password = shown.partition(":")
     auth = (user, password) if shown else None
     with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
@@ -133,7 +135,7 @@ def _named_to_readers(url: str, shown: str) -> str | None:
 
 
 def _ingest(home: Home) -> None:
-    """Brings the mirror's database up to date, unless another command does so just now."""
+    """Updates the mirror's database, unless another command is doing so."""
     from filelock import Timeout
 
     from storage.ingest import ingest

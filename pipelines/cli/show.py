@@ -1,4 +1,4 @@
-"""Runs as rows of a list, and one run whole."""
+"""Runs as rows of a list, and a full description of one run."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -36,7 +36,8 @@ _WHERE = {
            OR s.run_id IN (SELECT run_id FROM confirmations WHERE study = $experiment))""",
     "status": "s.status = $status",
 }
-"""What an option of the list asks of a run. Without one nothing is bound, so that DuckDB need not import pandas."""
+"""Conditions of the list's options on a run. Without one no parameter is bound, so that DuckDB need not import pandas.
+"""
 _LAST_METRICS = """
     SELECT name, arg_max(value, step) AS value, max(step) AS step
     FROM metrics WHERE run_id = ? GROUP BY name ORDER BY name
@@ -48,18 +49,18 @@ _EVALUATIONS = """
 """
 _STAGES = "SELECT stage, status, cached, started_at, ended_at, reason, output, fingerprint FROM stages WHERE run_id = ?"
 _LEARNING = ("objective.", "advantage.", "reference.", "training.")
-"""Sections of a spec that say how a policy learns."""
+"""Sections of a spec that define how a policy learns."""
 _SEVERAL = 8
-"""Values, the first ones, that one screen names."""
+"""Largest number of values (the first ones) on one screen."""
 _FEW = 3
-"""Troubles, the last ones, that one screen names."""
+"""Largest number of problems (the last ones) on one screen."""
 _EVENTS = "SELECT step, kind, message, recorded_at FROM events WHERE run_id = ? ORDER BY recorded_at DESC LIMIT 10"
 
 
 def list_runs(
     home: Home, *, experiment: str | None, status: str | None, plain: bool
 ) -> tuple[list[str], list[list[Any]]]:
-    """The runs, oldest first: every column (`plain`), or what a terminal shows."""
+    """Returns the runs, oldest first: every column (`plain`), or those that a terminal shows."""
     from storage import Store
 
     options = {"experiment": experiment, "status": status}
@@ -78,7 +79,7 @@ def list_runs(
 
 
 def describe_run(home: Home, run_id: str) -> dict[str, Any]:
-    """Everything that `rpg show` says, as plain data."""
+    """Returns the output of `rpg show` as plain data."""
     from storage import Store
 
     directory = home.run(run_id)
@@ -116,7 +117,7 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
 
 
 def _answer_and_diagnosis(home: Home, store: "Store", run: Run) -> tuple[str, list[dict[str, Any]]]:
-    """The run's answer, empty where nothing was evaluated, and what is wrong with it."""
+    """Returns the run's answer, empty if nothing was evaluated, and the diagnosis of its problems."""
     groups = [Group(run.name, (run,))]
     curves, failed = metric_curves(store, [run.run_id], DIAGNOSED), not_scored(store, groups)
     found = answers_of(home, store, groups, [])
@@ -146,7 +147,7 @@ def print_run(run: dict[str, Any], *, whole: bool = False) -> None:
 
 
 def _print_short(run: dict[str, Any]) -> None:
-    """How it was to learn, the last step, what went wrong last, and what to ask next."""
+    """Prints the learning settings, the last step, the last problems, and next commands."""
     from specs.metrics import progress_text
 
     learning = [f"{path} {show(value)}" for path, value in run["spec"].items() if path.startswith(_LEARNING)]
@@ -164,7 +165,7 @@ def _print_short(run: dict[str, Any]) -> None:
 
 
 def _next(run: dict[str, Any]) -> dict[str, str]:
-    """Commands worth typing now, and what for."""
+    """Returns useful next commands, and their purposes."""
     run_id = run["run_id"]
     commands = {f"rpg show {run_id} --all": "spec, stages, metrics, evaluations, certificate, files"}
     match run["status"]:
@@ -188,12 +189,12 @@ def _next(run: dict[str, Any]) -> dict[str, str]:
 
 
 def _print_whole(run: dict[str, Any]) -> None:
-    """All that is recorded of a run."""
+    """Prints everything that is recorded of a run."""
     from rpg.certificate.reading import in_words
     from rpg.statistics import THESE_WEIGHTS
 
     _section("Spec, where it differs from the defaults", run["spec"])
-    # As JSON, what was never launched is {"": {}}: programs may have come to rely on it.
+    # In JSON, a run that was never launched has {"": {}}: programs may have come to rely on it.
     _section("Launch", {path: value for path, value in run["launch"].items() if path})
     _table("Stages", run["stages"], ("stage", "status", "cached", "started_at", "ended_at", "reason"))
     _table("Metrics at the last step", run["metrics"], ("name", "value", "step"))
@@ -214,7 +215,7 @@ def _print_whole(run: dict[str, Any]) -> None:
 
 
 def _last_or_best(evaluation: Mapping[str, Any]) -> str:
-    """Whether an evaluation is of the run's last checkpoint, of the most accurate one, or of both."""
+    """Returns whether an evaluation is of the run's last checkpoint, of the most accurate one, or of both."""
     from rpg.statistics.wording import CHOSEN
 
     best = f"best ({CHOSEN})" if not evaluation["is_last"] else "best"
@@ -222,7 +223,7 @@ def _last_or_best(evaluation: Mapping[str, Any]) -> str:
 
 
 def _certificate(certificate: Mapping[str, Any], when: str) -> None:
-    """How the objective's gradient compares with the exact one. `when`: at which step, of an objective that changes."""
+    """Prints how the objective's gradient compares with the exact one. `when`: the step, for an objective that changes."""
     findings = [
         {
             "policy": finding["policy"].replace("_", " "),
@@ -244,7 +245,7 @@ def _certificate(certificate: Mapping[str, Any], when: str) -> None:
 
 
 def _standing(run: dict[str, Any]) -> list[str]:
-    """When it ran and how far it is."""
+    """Returns when the run was executed and its progress."""
     times = [(name, run[f"{name}_at"]) for name in ("started", "ended")]
     parts = [f"{name} {str(at)[:19].replace('T', ' ')} UTC" for name, at in times if at]
     step, steps = run["progress"]["step"], run["progress"]["steps"]
@@ -252,12 +253,14 @@ def _standing(run: dict[str, Any]) -> list[str]:
 
 
 def spec_differences(spec: "Experiment") -> dict[str, Any]:
-    """The fields of a run's spec that are not at their defaults, by path."""
+    """Returns the fields of a run's spec that are not at their defaults, by path."""
     return dict(_leaves(_set_fields(spec), ""))
 
 
 def _set_fields(section: "BaseModel") -> dict[str, Any]:
-    """A section's fields that are not at their defaults, as plain data; a default may be given as plain data too."""
+    """Returns a section's fields that are not at their defaults, as plain data; a default may be given as plain data
+    too.
+    """
     kept = section.model_dump(mode="json", exclude_defaults=True)
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
@@ -271,7 +274,7 @@ def _set_fields(section: "BaseModel") -> dict[str, Any]:
 
 
 def _without_secrets(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """The values by path, variables that look secret left out: earlier versions recorded them."""
+    """Returns the values by path, without variables that look secret: earlier versions recorded them."""
     return {
         path: HIDDEN if "environment." in path and looks_secret(path.rpartition(".")[2], str(value)) else value
         for path, value in leaves.items()
@@ -279,7 +282,7 @@ def _without_secrets(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _leaf(tree: Any, *path: str) -> Any:
-    """Value at a path of nested mappings; None where there is no such path."""
+    """Returns the value at a path of nested mappings. None if there is no such path."""
     for name in path:
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree
@@ -297,7 +300,7 @@ def _objects(store: "Store", query: str, run_id: str) -> list[dict[str, Any]]:
 
 
 def _files(home: Home, run: Run, evaluations: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Paths of what the run left."""
+    """Returns the paths of the run's files."""
     directory = run.path
     weights = sorted(directory.glob("weights/step-*"))
     checkpoints = sorted(directory.glob("checkpoints/step-*"))
@@ -331,7 +334,7 @@ def _short(run: dict[str, Any]) -> list[Any]:
 
 
 def _measured(run: Mapping[str, Any]) -> str:
-    """The accuracy before and after training; of a graded reward the score, in the reward's own units."""
+    """Returns the accuracy before and after training; for a graded reward the score, in the reward's own units."""
     kind = "accuracy" if run["accuracy_after"] is not None else "score"
     text = _change(run[f"{kind}_before"] if run["evaluated_step"] else None, run[f"{kind}_after"])
     return f"score {text}" if text and kind == "score" else text

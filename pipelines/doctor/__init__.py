@@ -1,5 +1,5 @@
-"""`rpg doctor`: what is installed, what answers and what is misconfigured, and real work on GPUs.
+"""`rpg doctor`: reports what is installed, reachable and misconfigured, and tests GPUs with real work.
 
-`installation` examines this machine and what a spec's launcher reaches, `gpu_checks` trains and samples for minutes.
-Imports running, the launchers and services; the command line imports it.
+`installation` examines this machine and the services that a spec's launcher reaches, `gpu_checks` trains and samples
+for minutes. Imports running, the launchers and services; the command line imports it.
 """

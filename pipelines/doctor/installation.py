@@ -1,4 +1,4 @@
-"""Findings of `rpg doctor`: what is installed, what answers, what is misconfigured."""
+"""Findings of `rpg doctor`: what is installed, reachable and misconfigured."""
 
 import os
 import shutil
@@ -29,13 +29,14 @@ OPTIONAL = {
     **{each.package.distributions: f"rollout.engine: {engine_of(each)}" for each in SAMPLERS if each.package},
     ("optuna-dashboard",): "a study's dashboard",
 }
-"""Distributions of which any one is enough -> what for."""
+"""Distributions of which any one is enough -> their purpose."""
 _LOW_DISK_GIB = 2.0
 _ANSWER_SECONDS = 10.0
 
 
 def examine(home: Home, experiment: Experiment | None = None) -> list[Finding]:
-    """Everything, in a fixed order: this machine, then what a spec's launcher reaches, or what every launcher needs.
+    """Returns all findings, in a fixed order: this machine, then what a spec's launcher reaches, or what every launcher
+    needs.
 
     An examination that fails is a finding too.
     """
@@ -102,7 +103,7 @@ def _sandbox(experiment: Experiment | None) -> Iterator[Finding]:
         return lack is not None and lack.reason in issue.message
 
     found = refusals(experiment) if experiment else []
-    # What else an environment lacks, its own line says.
+    # Other problems of an environment have their own line.
     refused = next((issue for issue in found if sealing(issue) or "rollouter" not in issue.path), None)
     if experiment and refused:
         what = next((name for name in ("tool", "program") if {name, f"{name}s"} & {*refused.path}), "reward.type")
@@ -119,7 +120,7 @@ def _sandbox(experiment: Experiment | None) -> Iterator[Finding]:
 
 
 def _judges(experiment: Experiment | None) -> Iterator[Finding]:
-    """Whether the endpoints of the spec's judges answer, from this machine."""
+    """Checks whether the endpoints of the spec's judges answer, from this machine."""
     parts = [(at, part) for at, reward in experiment.rewards() for part in reward.parts()] if experiment else []
     judges = {part.endpoint: (at, part) for at, part in parts if isinstance(part, Judge) and part.endpoint}
     for url, (at, judge) in judges.items():
@@ -128,7 +129,7 @@ def _judges(experiment: Experiment | None) -> Iterator[Finding]:
 
 
 def _environment(experiment: Experiment | None) -> Iterator[Finding]:
-    """Whether the tools and users of the spec's rollouter answer."""
+    """Checks whether the tools and users of the spec's rollouter answer."""
     if experiment:
         broken: Literal["broken", "note"] = "broken" if launcher_of(experiment).ranks_run_here else "note"
         for kind, name, trouble in experiment.rollout.rollouter.answering(_ANSWER_SECONDS):
@@ -144,7 +145,7 @@ def _home(home: Home) -> Iterator[Finding]:
     low = free < _LOW_DISK_GIB
     yield Finding("home", "note" if low else "ok", f"{home.root}, {free:.1f} GiB free")
     mode = stat.S_IMODE(home.root.stat().st_mode) if home.root.exists() else 0
-    # Its group may pass through, where PostgreSQL has to run as a user of its own.
+    # Its group may enter, if PostgreSQL must run as a separate user.
     if mode & 0o067:
         message = f"other users can get at {home.root}: `chmod 700` keeps them out ({mode:o})"
         yield Finding("home's mode", "note", message)
@@ -198,7 +199,7 @@ def _services(home: Home) -> Iterator[Finding]:
 
 
 def _program(home: Home, services: Services, processes: list[ProcessState]) -> Finding:
-    """Whether a program's processes run, and where it is to be seen, or else its log."""
+    """Returns whether a program's processes run, with its address, or else its log."""
     name = processes[0].program
     addresses = {"studies": services.studies_url, "record": services.record_url}
     if all(process.state == "RUNNING" for process in processes):

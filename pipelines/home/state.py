@@ -39,7 +39,11 @@ class RunState:
     """A run's state.json, written to disk at every change."""
 
     def __init__(self, home: Home, run_id: str, fence: Fence | None = None) -> None:
-        """`fence`: fence of the lease under which this process writes. None: it only reads, or the run never started."""
+        """Reads the state.
+
+        Args:
+            fence: of the lease under which this process writes; None: it only reads, or the run never started.
+        """
         self._fence = fence
         self.path = home.run(run_id) / "state.json"
         self._reserve = home.run(run_id) / ".state.reserve"

@@ -1,6 +1,6 @@
-"""Sinks: what a run records, sent to the trackers that its spec names under `sinks`.
+"""Sinks: the record of a run, sent to the trackers that its spec names under `sinks`.
 
-The record is the truth, and a tracker a copy of it. A process beside the run, one for each sink, reads the record's
-rows and sends what is new; training knows nothing of it, and a sink that fails costs nobody else anything. `rpg sync`
-sends later what was missed.
+The record is authoritative, and a tracker has a copy of it. For each sink, a process beside the run reads the record's
+rows and sends new ones; training does not depend on it, and a failing sink affects nothing else. `rpg sync` sends
+missing rows later.
 """

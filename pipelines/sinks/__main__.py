@@ -1,6 +1,6 @@
-"""`python -m pipelines.sinks RUN SINK`: sends what a run records until it ends, in a process beside it.
+"""`python -m pipelines.sinks RUN SINK`: sends a run's records until it ends, in a process beside it.
 
-SINK is a sink of the spec, as JSON. Exits 1 where the sink fails, with the reason noted in the run's directory.
+SINK is a sink of the spec, as JSON. Exits 1 if the sink fails, with the reason noted in the run's directory.
 """
 
 import os
@@ -14,7 +14,7 @@ from specs.machine.parent import die_with_parent
 from specs.schema.execution import Sink
 
 _NICENESS = 10
-"""Training goes before."""
+"""Training has priority."""
 
 if __name__ == "__main__":
     die_with_parent()

@@ -1,6 +1,6 @@
 """MLflow: a run of ours is an MLflow run, found again by its tag `rpg.run_id`.
 
-MLflow takes no value back, so that it gets settled steps alone; which it has, it is asked when a session begins.
+MLflow cannot delete values, so it gets only settled steps; each session begins by asking it which ones it has.
 """
 
 import json
@@ -20,9 +20,9 @@ from specs.schema.execution import MlflowSink
 
 _RUN_ID = "rpg.run_id"
 _AT_ONCE = 1000
-"""Metrics in one request at most; parameters: a tenth as many."""
+"""Largest number of metrics in one request; a tenth of it for parameters."""
 _LONGEST = 6000
-"""Characters of a parameter's value."""
+"""Largest number of characters of a parameter's value."""
 _STATUSES = {"finished": "FINISHED", "running": "RUNNING", "pending": "SCHEDULED", "cancelled": "KILLED"}
 
 
@@ -33,7 +33,7 @@ class MlflowSession:
 
     def __init__(self, sink: MlflowSink, run: SentRun, home: Home) -> None:
         default = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{quote(str(home.root / 'mlflow.db'))}"
-        # Two sessions that begin at once would both make the database, or the experiment.
+        # Two sessions that begin at once would both create the database, or the experiment.
         with home.locked("mlflow", waiting=lambda: None):
             self._client = MlflowClient(sink.tracking_uri or default)
             self._run = _find_run(self._client, _experiment_id(self._client, sink.experiment or run.experiment), run)
@@ -42,7 +42,7 @@ class MlflowSession:
         self._send_params(run)
 
     def held(self) -> tuple[set[int], set[int]]:
-        """The steps of all metrics that the run has."""
+        """Returns the steps of all metrics that the run has."""
         metrics: set[int] = set()
         evaluations: set[int] = set()
         for name in self._run.data.metrics:
@@ -51,7 +51,7 @@ class MlflowSession:
         return metrics, evaluations
 
     def send(self, metrics: Sequence[Point], evaluations: Sequence[Point]) -> None:
-        """Sends the points; a step's figures go in one request, so that it arrives whole or not at all."""
+        """Sends the points; the figures of a step go in one request, so that they arrive together or not at all."""
         batch: list[Metric] = []
         for point in [*metrics, *evaluations]:
             at = int(point.at.timestamp() * 1000)
@@ -70,7 +70,7 @@ class MlflowSession:
         self._client.set_terminated(self._id, _STATUSES.get(ending.status, "FAILED"))
 
     def _send_params(self, run: SentRun) -> None:
-        """Sends the resolved spec, of which MLflow takes each value once."""
+        """Sends the resolved spec, of which MLflow accepts each value once."""
         known = self._run.data.params
         values = flatten({**run.spec, "seed": run.seed}).items()
         params = [Param(name, _text(value)[:_LONGEST]) for name, value in values if name not in known]
@@ -87,7 +87,7 @@ def _experiment_id(client: MlflowClient, name: str) -> str:
 
 
 def _find_run(client: MlflowClient, experiment_id: str, run: SentRun) -> Run:
-    """The run that an earlier session made, or a new one."""
+    """Returns the run that an earlier session created, or a new one."""
     earlier = client.search_runs([experiment_id], filter_string=f"tags.`{_RUN_ID}` = '{run.run_id}'")
     if earlier:
         return earlier[0]
@@ -97,7 +97,7 @@ def _find_run(client: MlflowClient, experiment_id: str, run: SentRun) -> Run:
 
 
 def _metric_name(name: str) -> str:
-    """The name with no character that MLflow refuses: `mean@4` is `mean_at_4`."""
+    """Replaces the characters that MLflow refuses: `mean@4` becomes `mean_at_4`."""
     return name.replace("@", "_at_")
 
 

@@ -1,4 +1,4 @@
-"""A sink's share of the record: what it says of one run, in the words that every tracker has."""
+"""The record of one run for a sink, in terms that every tracker has."""
 
 import json
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from storage import Store
 
 EVALUATION = "evaluation/"
-"""The beginning of the names of what was evaluated."""
+"""Prefix of the names of evaluation figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentRun:
-    """A run as a sink knows it. Nothing of it changes while it is executed."""
+    """A run as a sink sees it. It does not change during execution."""
 
     run_id: str
     experiment: str
@@ -31,63 +31,67 @@ class SentRun:
     """The objective's type."""
     seed: int
     cell: dict[str, Any]
-    """Path in the spec -> the value that this run has of those that vary."""
+    """Path in the spec -> this run's value, for each varying field."""
     spec: dict[str, Any]
     """The resolved spec, without secrets."""
 
     @property
     def title(self) -> str:
-        """Title of the run in a tracker, as on the dashboard."""
+        """Returns the title of the run in a tracker, as on the dashboard."""
         return f"{self.experiment}: {self.name}"
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Tags to filter runs by."""
+        """Returns tags to filter runs by."""
         return self.objective, f"seed:{self.seed}"
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Figures of one step of training."""
+    """The figures of one step of training."""
 
     step: int
     at: datetime
-    """When they were recorded."""
+    """Time of recording."""
     values: dict[str, float]
-    """Name -> value. Of what was evaluated `evaluation/SET/METRIC`, and its interval's ends with `/low` and `/high`."""
+    """Name -> value. Evaluations are `evaluation/SET/METRIC`, with `/low` and `/high` for the ends of the interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """News of a run: the record beyond some step, at one moment."""
+    """New records of a run: those after some step, at one moment."""
 
     metrics: list[Point]
     """Metric values of the later steps, in order."""
     evaluations: list[Point]
     """Evaluations of all steps, in order."""
     attempt: int
-    """Number of the trainer's last start; 0: it has not begun."""
+    """Number of the trainer's last start. 0: it has not started."""
     resumed_from: int | None
-    """The earliest step that a start since the one asked about went back to; None: there was no such start."""
+    """The earliest step to which a start after the given one went back. None if there was no such start."""
     settled: int | None
-    """The newest checkpoint's step: no earlier one is trained again, unless a guard rolls back behind it. None:
-    training is done, and nothing is."""
+    """The newest checkpoint's step: no earlier one is trained again, unless a guard rolls back beyond it. None:
+    training is
+    done, and no step will be trained again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run stands."""
+    """The present state of a run."""
 
     status: str
     """finished, failed, cancelled, crashed, pending or running."""
     reason: str = ""
     summary: dict[str, Any] = field(default_factory=dict)
-    """The run's results by name: `accuracy_before`, `accuracy_after`, of a graded reward `score_before`, `score_after`,
-    and `answer`, the experiment's so far."""
+    """The run's results by name: `accuracy_before`, `accuracy_after`, for a graded reward `score_before`,
+    `score_after`,
+    and `answer`, the experiment's so far.
+    """
 
 
 def describe(home: Home, run_id: str) -> SentRun:
-    """Description of a run, from its documents."""
+    """Returns the description of a run, from its documents."""
     directory = home.run(run_id)
     record = read_json(directory / "run.json")
     spec = recorded_spec(directory)
@@ -104,11 +108,11 @@ def describe(home: Home, run_id: str) -> SentRun:
 
 
 def read_news(store: "Store", run_id: str, *, after: int, attempt: int) -> News:
-    """News of a run, as the store sees it now.
+    """Returns the new records of a run, as the store has them now.
 
     Args:
         after: metrics of later steps are read.
-        attempt: number of a start of the trainer; later ones are looked at for `resumed_from`. 0: none is.
+        attempt: number of a start of the trainer; later ones are used for `resumed_from`. 0: none is.
     """
     ((newest, resumed_from),) = store.query(
         "select coalesce(max(attempt), 0), min(resumed_from_step) filter (attempt > $attempt and $attempt > 0)"
@@ -152,7 +156,7 @@ def _evaluations(store: "Store", run_id: str) -> list[Point]:
 
 
 def read_ending(home: Home, store: "Store", run: SentRun) -> Ending:
-    """How the run stands now, and what it has come to."""
+    """Returns the run's present state and its results."""
     state = read_state(home, run.run_id)
     names = ("accuracy_before", "accuracy_after", "score_before", "score_after")
     query = f"select {', '.join(names)} from run_summary where run_id = ?"
@@ -163,7 +167,7 @@ def read_ending(home: Home, store: "Store", run: SentRun) -> Ending:
 
 
 def _answer(home: Home, store: "Store", experiment: str) -> str:
-    """The experiment's answer so far, in a few sentences; empty where nothing was evaluated."""
+    """Returns the experiment's answer so far, in a few sentences; empty if nothing was evaluated."""
     from pipelines.report.answer.whole import answered
     from pipelines.report.evidence import experiment_groups
 

@@ -1,4 +1,4 @@
-"""Sending a run's record to a sink, whole or as it grows while the run is executed; and what is noted of it."""
+"""Sending of a run's record to a sink, at once or as it grows during execution; and notes of what was sent."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -16,59 +16,62 @@ from specs.schema.execution import Sink, not_installed
 from specs.secrets import hide
 
 _LOOK_SECONDS = 10.0
-"""Between two looks at the record of a run that is executed."""
+"""Seconds between two reads of a running run's record."""
 _STATUS_SECONDS = 0.5
-"""Between two looks at whether it still is."""
+"""Seconds between two checks whether it still runs."""
 
 
 class SinkError(RpgError):
-    """A sink did not get all that the run recorded."""
+    """A sink did not get all records of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A sink's copy of a run, as it was last noted in the run's directory."""
+    """A sink's copy of a run, as last noted in the run's directory."""
 
     steps: int = 0
-    """Steps whose metrics it has."""
+    """Number of steps whose metrics it has."""
     evaluated: int = 0
-    """Steps whose evaluations it has."""
+    """Number of steps whose evaluations it has."""
     ended_at: str = ""
-    """When the run ended, where it was sent to the end; empty: there may be more."""
+    """Time of the run's end, if it was sent to the end. Empty: there may be more."""
     error: str = ""
-    """Why the last attempt failed; empty: it did not."""
+    """Error of the last attempt. Empty if it succeeded."""
     at: str = ""
-    """When this was noted."""
+    """Time of this note."""
 
 
 def noted(home: Home, run_id: str, sink: Sink) -> Sent:
-    """Note of a sink's copy of a run."""
+    """Returns the note of a sink's copy of a run."""
     note = read_json(_file(home, run_id, sink))
     return Sent(**note) if note else Sent()
 
 
 def is_behind(home: Home, run_id: str, sink: Sink) -> bool:
-    """Whether a sink lacks something of a run that has ended."""
+    """Returns whether a sink lacks records of a run that has ended."""
     ended_at = read_state(home, run_id).get("ended_at")
     return bool(ended_at) and noted(home, run_id, sink).ended_at != ended_at
 
 
 def sinks_of(home: Home, run_id: str) -> tuple[Sink, ...]:
-    """The sinks that a run's experiment has, as its file was when it was last run; those of the run's own spec where
-    the experiment has no record."""
+    """Returns the sinks of a run's experiment, from its file at the last run; those of the run's own spec if the
+    experiment
+    has no record.
+    """
     experiment = read_json(home.run(run_id) / "run.json").get("experiment", "")
     frozen = home.experiment(experiment)
     return recorded_spec(frozen if (frozen / "spec.json").exists() else home.run(run_id)).sinks
 
 
 def send(home: Home, run_id: str, sink: Sink, *, follow: bool = False) -> Sent:
-    """Sends what a run has recorded, and how it stands.
+    """Sends a run's records and its state.
 
     Args:
-        follow: goes on sending until the run is no longer executed.
+        follow: keep sending until the run is no longer executed.
     Raises:
-        SinkError: the sink's package is missing, or the tracker fails. What has arrived stays; a later call adds the
-            rest.
+        SinkError: the sink's package is missing, or the tracker fails. Points that have arrived stay; a later call
+        sends
+            the rest.
     """
     if missing := not_installed(sink):
         raise SinkError(missing)
@@ -76,7 +79,7 @@ def send(home: Home, run_id: str, sink: Sink, *, follow: bool = False) -> Sent:
     try:
         while not sending.session(follow=follow):
             continue
-    except Exception as error:  # whatever a tracker's library raises
+    except Exception as error:  # any error of a tracker's library
         message = hide(str(error)).strip() or type(error).__name__
         sending.note(error=message)
         raise SinkError(f"{sink.type}: {message}") from error
@@ -91,12 +94,14 @@ class _Sending:
         self._run = describe(home, run_id)
         self._steps: set[int] = set()
         self._evaluations: dict[int, Point | None] = {}
-        """Step -> what was sent of it; None where an earlier session sent it."""
+        """Step -> the point that was sent for it. None if an earlier session sent it."""
         self._attempt = 0
-        """Number of the trainer's last start that was looked at."""
+        """Number of the trainer's last start that was read."""
 
     def session(self, *, follow: bool) -> bool:
-        """One session. Returns False where another has to begin, because the record took back what was sent."""
+        """Runs one session. Returns False if another must begin, because the record has withdrawn points that were
+        sent.
+        """
         from storage import Store
 
         session = open_session(self._sink, self._run, self._home)
@@ -104,7 +109,7 @@ class _Sending:
         self._steps, self._evaluations, self._attempt = steps, dict.fromkeys(evaluated), 0
         with Store.open(self._home.root) as store:
             while True:
-                # The status first: of a run that has ended by now, the record is whole.
+                # The status first: if the run has ended by now, the record is complete.
                 executed = self._is_executed()
                 store.refresh()
                 news = read_news(store, self._run_id, after=max(self._steps, default=0), attempt=self._attempt)
@@ -127,12 +132,12 @@ class _Sending:
         return sent
 
     def _is_overtaken(self, news: News) -> bool:
-        """Whether the record has something else in the place of what was sent."""
+        """Returns whether the record has replaced points that were sent."""
         changed = any(self._evaluations.get(point.step, point) != point for point in news.evaluations)
         return changed or (news.resumed_from is not None and news.resumed_from < max(self._steps, default=0))
 
     def _send(self, session: Session, news: News) -> None:
-        """Sends what the session has not: all of it, or the settled steps."""
+        """Sends the points that the session lacks: all of them, or the settled steps."""
 
         def due(point: Point) -> bool:
             return session.replaces or news.settled is None or point.step <= news.settled
@@ -145,14 +150,16 @@ class _Sending:
         self._attempt = news.attempt
 
     def _wait(self) -> None:
-        """Until the next look at the record, or the run's end."""
+        """Waits until the next read of the record, or the run's end."""
         deadline = time.monotonic() + _LOOK_SECONDS
         while time.monotonic() < deadline and self._is_executed():
             time.sleep(_STATUS_SECONDS)
 
     def _is_executed(self) -> bool:
-        """Whether a process executes the run, and has not recorded its end. One that had finished is called so until a
-        stage of it is done anew."""
+        """Returns whether a process executes the run, and has not recorded its end. A finished run counts as finished
+        until one
+        of its stages is done again.
+        """
         state = read_state(self._home, self._run_id)
         return state.get("pid") is not None and is_executed(self._home.run(self._run_id), state)
 

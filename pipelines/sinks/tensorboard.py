@@ -21,7 +21,7 @@ from pipelines.sinks.record import Ending, Point, SentRun
 class TensorboardSession:
     """An event file that holds the whole run; those of earlier sessions are emptied when it is on disk.
 
-    It begins with a session log of step 0, at which a TensorBoard that is open drops what it has read of the run.
+    It begins with a session log of step 0, at which an open TensorBoard discards what it has read of the run.
     """
 
     replaces: ClassVar[bool] = True
@@ -34,11 +34,11 @@ class TensorboardSession:
         self._begin(run)
 
     def held(self) -> tuple[set[int], set[int]]:
-        """None: the file is new."""
+        """Returns no steps: the file is new."""
         return set(), set()
 
     def send(self, metrics: Sequence[Point], evaluations: Sequence[Point]) -> None:
-        """Writes and flushes scalars, at the times at which they were recorded."""
+        """Writes and flushes scalars, with their times of recording."""
         for point in [*metrics, *evaluations]:
             scalars = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in point.values.items()])
             self._writer.add_event(Event(wall_time=point.at.timestamp(), step=point.step, summary=scalars))
@@ -52,7 +52,7 @@ class TensorboardSession:
         self._writer.close()
 
     def _empty_earlier(self) -> None:
-        """Empties the files of earlier sessions. One that is gone would keep an open TensorBoard from reading on."""
+        """Empties the files of earlier sessions. If one were deleted, an open TensorBoard would stop reading."""
         while self._earlier:
             file = self._earlier.pop()
             if file.stat().st_size:
@@ -61,7 +61,7 @@ class TensorboardSession:
                 file.unlink()
 
     def _begin(self, run: SentRun) -> None:
-        """Writes what the run is: its cell and seed for the page HParams, its question and spec as texts."""
+        """Writes the run's description: its cell and seed for the page HParams, its question and spec as texts."""
         start = SessionStartInfo(group_name=run.title)
         for path, value in {**run.cell, "seed": run.seed}.items():
             if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Sessions with a tracker, in which a run's copy there is brought up to the record."""
+"""Sessions with a tracker, which update a run's copy there from the record."""
 
 import os
 from collections.abc import Sequence
@@ -15,24 +15,26 @@ class Session(Protocol):
     """A run's copy at one tracker, while it is being written."""
 
     replaces: ClassVar[bool]
-    """Whether a session begins the copy anew, so that what the record has taken back is gone from it. Else the copy
-    goes on, and gets settled steps alone."""
+    """Whether a session rewrites the copy, so that withdrawn records disappear from it. Else it extends the copy, and
+    gets
+    only settled steps.
+    """
 
     def send(self, metrics: Sequence[Point], evaluations: Sequence[Point]) -> None:
-        """Adds points that the copy does not have, and waits until they are kept or in the hands of the library."""
+        """Adds points that the copy lacks, and waits until they are stored or passed to the library."""
         ...
 
     def close(self, ending: Ending) -> None:
-        """Says how the run stands, and returns when everything has arrived."""
+        """Sends the run's state, and returns when everything has arrived."""
         ...
 
     def held(self) -> tuple[set[int], set[int]]:
-        """The steps whose metrics and those whose evaluations the copy has, when the session begins."""
+        """Returns the steps whose metrics and those whose evaluations the copy has, when the session begins."""
         ...
 
 
 def open_session(sink: Sink, run: SentRun, home: Home) -> Session:
-    """Begins a session. Raises what the tracker's library does, and RpgError where another user of this machine listens
+    """Opens a session. Raises the errors of the tracker's library, and RpgError if another user of this machine listens
     at its address.
     """
     if why := foreign_listener(_address(sink)):
@@ -55,7 +57,7 @@ def open_session(sink: Sink, run: SentRun, home: Home) -> Session:
 
 
 def _address(sink: Sink) -> str:
-    """Returns the address that the tracker's password or key is sent to; empty if it gets none."""
+    """Returns the address that the tracker's password or key is sent to; empty if it has neither."""
     match sink:
         case MlflowSink() if {"MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"} & {*os.environ}:
             return sink.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")

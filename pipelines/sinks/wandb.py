@@ -1,8 +1,8 @@
 """Weights & Biases: a run of ours is a W&B run of the same id, written whole in each session.
 
-An offline run cannot be gone on with: W&B gives each session a directory, and of those with one id the last that is
-synced replaces the others. So a session writes the whole run, and the directories of earlier ones go. The same holds
-online, where a run that begins with the id of another takes its place: so what the record took back is gone there too.
+An offline run cannot be continued: W&B gives each session a directory, and the last synced one of those with the same
+id replaces the others. So a session writes the whole run, and deletes the directories of earlier ones. Online too, a
+run that begins with the id of another replaces it: so withdrawn records disappear there too.
 """
 
 import shutil
@@ -16,7 +16,7 @@ from pipelines.sinks.record import Ending, Point, SentRun
 from specs.schema.execution import WandbSink
 
 _STEP = "step"
-"""The axis of every figure. W&B's own counts rows, and takes none that comes after a later one."""
+"""Name of the x-axis of every figure. W&B's own step counts rows, and rejects a row with an earlier step."""
 _EXIT_CODES = {"finished": 0, "running": 0, "pending": 0, "cancelled": 255}
 """Exit codes by which W&B shows a run as finished or killed; any other as failed."""
 
@@ -40,8 +40,8 @@ class WandbSession:
             config={**run.spec, "run_id": run.run_id, "seed": run.seed, "cell": run.cell},
             dir=str(home.root),
             reinit="create_new",
-            mode="offline" if sink.mode == "offline" else None,  # else WANDB_MODE may say so
-            # What W&B would gather by itself is about this process, not about training.
+            mode="offline" if sink.mode == "offline" else None,  # otherwise WANDB_MODE may decide
+            # Data that W&B would collect by itself are about this process, not about training.
             settings=wandb.Settings(
                 console="off",
                 silent=True,
@@ -56,16 +56,16 @@ class WandbSession:
         self._run.define_metric("*", step_metric=_STEP)
 
     def held(self) -> tuple[set[int], set[int]]:
-        """None: the run is written anew."""
+        """Returns no steps: the run is rewritten."""
         return set(), set()
 
     def send(self, metrics: Sequence[Point], evaluations: Sequence[Point]) -> None:
-        """Gives the points to W&B, which sends them from a process of its own."""
+        """Passes the points to W&B, which sends them from a separate process."""
         for point in [*metrics, *evaluations]:
             self._run.log({_STEP: point.step, "_timestamp": point.at.timestamp(), **point.values})
 
     def close(self, ending: Ending) -> None:
-        """Writes status and results into the run's summary, and waits until all is sent."""
+        """Writes status and results into the run's summary, and waits until everything is sent."""
         self._run.summary.update({"status": ending.status, "reason": ending.reason, **ending.summary})
         self._run.finish(exit_code=_EXIT_CODES.get(ending.status, 1))
         for directory in self._earlier:

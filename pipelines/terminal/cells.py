@@ -1,9 +1,11 @@
-"""Recorded text in a cell of a table that another program shows: a spreadsheet, or whatever draws Markdown."""
+"""Recorded text for a table cell in another program: a spreadsheet, or a Markdown renderer."""
 
 import re
 
 _FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
-"""Beginning of a text that a spreadsheet may take for a formula; the last four are the wide forms of the first."""
+"""First characters that may make a spreadsheet read a text as a formula; the last four are wide forms of the first
+four.
+"""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -17,7 +19,7 @@ def spreadsheet_cell(text: str) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """Returns the text as Markdown for one cell: no HTML, no further cell, no line of its own.
+    """Returns the text as Markdown for one cell: no HTML, no further cell, no line break.
 
     >>> markdown_cell("a | <b>")
     'a \\\\| &lt;b&gt;'

@@ -1,7 +1,7 @@
-"""Standard streams on a terminal, without what a terminal would obey.
+"""Standard streams on a terminal, without the commands that a terminal would obey.
 
-Run names, logs and responses come from elsewhere: in them a terminal's commands may write the clipboard, or over what
-was shown before. What goes to a pipe or a file is left as it is.
+Run names, logs and responses come from elsewhere: terminal commands in them may write the clipboard, or overwrite
+earlier output. Output to a pipe or a file is unchanged.
 """
 
 import codecs
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 _OBEYED = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 """Characters that command a terminal (all control characters but tab and line feed), or turn the direction of text."""
 _STYLES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-"""Colours and movements, whose letters would be left."""
+"""Colours and movements, whose letters would otherwise remain."""
 
 
 def stripped(text: str) -> str:
-    """Returns the text without what a terminal would obey.
+    """Returns the text without the commands that a terminal would obey.
 
     >>> stripped("\\x1b[31ma\\x1b]52;c;cm0=\\x07\\r\\nb\\rc")
     'a]52;c;cm0=\\nbc'
@@ -32,7 +32,7 @@ def stripped(text: str) -> str:
 
 
 class _Bytes(io.RawIOBase):
-    """Bytes for a terminal, stripped on their way. A character's bytes may come in two parts."""
+    """A stream of bytes to a terminal, which strips them. A character's bytes may arrive in two parts."""
 
     def __init__(self, beneath: BinaryIO, encoding: str) -> None:
         self._beneath = beneath
@@ -56,27 +56,27 @@ class _Bytes(io.RawIOBase):
 
 
 class _Shown(io.TextIOWrapper):
-    """In the place of `sys.stdout` or `sys.stderr` where that is a terminal."""
+    """A replacement of `sys.stdout` or `sys.stderr` for a terminal."""
 
     def __init__(self, beneath: TextIO) -> None:
         bytes_out = cast("BinaryIO", _Bytes(beneath.buffer, beneath.encoding))
         super().__init__(bytes_out, beneath.encoding, beneath.errors, line_buffering=True)
         self.rich_proxied_file = beneath
-        """What rich's consoles write to: theirs are the styles, and `SafeConsole` strips the texts."""
+        """The stream that Rich's consoles write to: their output has styles, and `SafeConsole` strips the texts."""
 
 
 def beneath(stream: TextIO) -> TextIO:
-    """The terminal itself, for text that has been stripped and styled. A live line of rich's is one layer more."""
+    """Returns the terminal itself, for text that has been stripped and styled. Rich's live display adds one more layer."""
     while proxied := getattr(stream, "rich_proxied_file", None):
         stream = proxied
     return stream
 
 
 def open_streams() -> None:
-    """Gives this process standard streams that take all it prints.
+    """Gives this process standard streams that accept everything it prints.
 
-    /dev/null stands for a stream that the shell has closed (`>&-`): the next file would get its number. A terminal with
-    few characters shows others as escapes; what goes to a file or a pipe is UTF-8 in every locale.
+    /dev/null replaces a stream that the shell has closed (`>&-`): the next file would get its number. A terminal with
+    few characters shows others as escapes; output to a file or a pipe is UTF-8 in every locale.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
@@ -90,7 +90,7 @@ def open_streams() -> None:
 
 @contextlib.contextmanager
 def shown_safely() -> Iterator[None]:
-    """Within the block whatever this process prints to a terminal is stripped."""
+    """Strips this process's output to a terminal inside the block."""
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     shown = {name: _Shown(stream) for name, stream in before.items() if stream is not None and stream.isatty()}
     for name, stream in shown.items():

@@ -1,4 +1,4 @@
-"""The web application: who may ask, and what each address answers with."""
+"""The web application: authentication, and the responses of each address."""
 
 import contextlib
 import hmac
@@ -38,7 +38,7 @@ from pipelines.web.tokens import Wanted, response_page, responses_page
 from specs.errors import RpgError
 
 _HEADERS = {
-    # The pages carry their style and script inside, and fetch nothing.
+    # The pages contain their style and script, and fetch nothing.
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
     "x-content-type-options": "nosniff",
@@ -47,20 +47,20 @@ _HEADERS = {
 }
 _TYPES = {".json": "application/json", ".log": "text/plain; charset=utf-8"}
 _MOST_KNOWN = 64 * 2**20
-"""Bytes of a request for what has changed: a mirror names what it has, some 80 bytes a run."""
+"""Largest number of bytes of a request for changes: a mirror lists its units, some 80 bytes a run."""
 _CHUNK = 2**18
 _SERVER_SECONDS = 20.0
-"""Patience with the Prefect server."""
+"""Seconds to wait for the Prefect server."""
 
 
 def make_app(home: Home, accepts: Accepts, *, token: str = "", origins: Collection[str] | None = None) -> Starlette:
-    """The application over one home.
+    """Returns the application for one home.
 
     Args:
-        accepts: which passwords open; every request has to carry one (HTTP basic authentication).
-        token: opens too, as `?token=` of an address, which leaves it as a cookie; empty: there is none.
-        origins: of its own pages. A page of another origin, and one whose name was made to lead to this address, are
-            turned away, see `objection`. None: it may be asked under any name.
+        accepts: decides which passwords are valid; every request must carry one (HTTP basic authentication).
+        token: also valid, as `?token=` of an address, which then becomes a cookie; empty: there is no token.
+        origins: of its own pages. A page from another origin, and one whose name was made to point to this address, are
+            rejected, see `objection`. None: requests may use any name.
     """
     pages = Pages(home)
 
@@ -85,7 +85,7 @@ def make_app(home: Home, accepts: Accepts, *, token: str = "", origins: Collecti
 
 
 class _Guard:
-    """Asks for the password, which only `/ready` goes without, and adds the headers that confine a page."""
+    """Middleware that requires the password, except for `/ready`, and adds the headers that confine a page."""
 
     def __init__(self, app: ASGIApp, accepts: Accepts, token: str, origins: Collection[str] | None) -> None:
         self._app = app
@@ -108,7 +108,7 @@ class _Guard:
         await answer(scope, receive, send_confined)
 
     def _turned_away(self, request: Request) -> Response | None:
-        """The answer to a request that gets no page; None: it gets one."""
+        """Returns the response to a rejected request. None if it is accepted."""
         asked = request.headers.get("host", ""), request.headers.get("origin", "")
         if self._origins is not None and (reason := objection(*asked, self._origins)):
             return PlainTextResponse(reason, 403)
@@ -116,7 +116,7 @@ class _Guard:
             return None
         words = "not authenticated"
         if self._token:
-            # A browser sends a host's cookies to each of its ports: the name tells several servers apart.
+            # A browser sends a host's cookies to each of its ports: the name distinguishes several servers.
             cookie = f"rpg-{request.url.port or 80}"
             if self._is_token(request.cookies.get(cookie, "")):
                 return None
@@ -167,8 +167,10 @@ def _response(home: Home, request: Request) -> Response:
 
 
 async def _changes(home: Home, request: Request) -> Response:
-    """The listings of the units that differ from those that a mirror knows, and the units that are gone; of all units,
-    or of those that it asks about."""
+    """Returns the listings of the units that differ from the mirror's, and the deleted units; of all units, or of those
+    in
+    the request.
+    """
     body = b""
     async for chunk in request.stream():
         body += chunk
@@ -184,7 +186,7 @@ async def _changes(home: Home, request: Request) -> Response:
 
 
 def _asked(body: bytes) -> tuple[dict[str, str], list[str]]:
-    """The digests of the units that a mirror knows, and the units that it asks about."""
+    """Returns the digests of the units that a mirror has, and the units that it requests."""
     asked = json.loads(body)
     known, only = dict(asked["known"]), list(asked.get("only", ()))
     for text in (*known, *known.values(), *only):
@@ -194,7 +196,7 @@ def _asked(body: bytes) -> tuple[dict[str, str], list[str]]:
 
 
 def _file(home: Home, request: Request) -> Response:
-    """A file of the record, whole or from a byte on (`Range: bytes=N-`); 304 where the asker has this version."""
+    """Returns a file of the record, whole or from a byte on (`Range: bytes=N-`); 304 if the client has this version."""
     path = request.path_params["path"]
     try:
         file = open_recorded(home.root, path)
@@ -215,13 +217,13 @@ def _file(home: Home, request: Request) -> Response:
 
 
 def _start(wanted: str, size: int) -> int:
-    """The first byte that a Range header asks for; 0, the whole file, for what is not understood or not there."""
+    """Returns the first byte that a Range header requests; 0, the whole file, if the header is invalid or missing."""
     first = wanted.removeprefix("bytes=").removesuffix("-")
     return int(first) if wanted == f"bytes={first}-" and first.isdecimal() and int(first) < size else 0
 
 
 def _content(file: int, start: int, end: int) -> Iterator[bytes]:
-    """The bytes of an open file from `start` to `end`, which a file that grows meanwhile may lie behind."""
+    """Yields the bytes of an open file from `start` to `end`; stops there even if the file grows meanwhile."""
     with os.fdopen(file, "rb") as opened:
         opened.seek(start)
         while start < end and (chunk := opened.read(min(_CHUNK, end - start))):
@@ -230,7 +232,7 @@ def _content(file: int, start: int, end: int) -> Iterator[bytes]:
 
 
 def _waiting(home: Home, _request: Request) -> Response:
-    """The runs that wait for a worker; null where this process knows no server, or it does not answer."""
+    """Returns the runs that wait for a worker; null if this process knows no server, or it does not answer."""
     if server := server_of(home):
         url, auth_string = server
         headers = {"authorization": header_with(auth_string)}

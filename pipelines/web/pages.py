@@ -1,4 +1,4 @@
-"""The pages: the table of experiments, studies and runs, and each one's report, rendered again when it has changed."""
+"""The pages: the table of experiments, studies and runs, and the report of each, rendered again after a change."""
 
 import threading
 from collections.abc import Callable
@@ -34,24 +34,24 @@ KINDS: dict[str, Callable[[Home, str, Path], Path]] = {
     "experiments": write_experiment_report,
     "studies": write_study_report,
 }
-"""What has a page, and what writes it."""
+"""Kinds of units that have a page, each with the function that writes it."""
 _UNSEEN = ("leases", "logs")
-"""Directories of a run that its report shows nothing of."""
+"""Directories of a run that its report does not use."""
 
 
 class UnknownPageError(Exception):
-    """Nothing recorded has that name."""
+    """There is no record of that name."""
 
 
 class Pages:
-    """Renders the pages of a home. Threads may share it; one page is rendered at a time."""
+    """Renderer of a home's pages. Threads may share it; one page is rendered at a time."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._scratch = Scratch(home.root, "pages")
         self._cache = self._scratch.path
         self._versions: dict[str, str] = {}
-        """Digest of what each unit's page in the cache was rendered from."""
+        """Digest of the input from which each unit's page in the cache was rendered."""
         self._turn = threading.Lock()
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class Pages:
         self._scratch.remove()
 
     def index(self) -> str:
-        """The table of everything recorded."""
+        """Returns the table of everything recorded."""
         with Store.open(self._home.root) as store:
             tables = {
                 name: _rows(store, query)
@@ -71,13 +71,13 @@ class Pages:
         return render("record.html", home=self._home.root.name, **tables)
 
     def report(self, kind: str, name: str) -> str:
-        """The report page of a run, an experiment or a study, as what is recorded now has it.
+        """Returns the report page of a run, an experiment or a study, from the present record.
 
         Args:
             kind: one of `KINDS`.
         Raises:
-            UnknownPageError: there is none of that name.
-            RpgError: there is nothing to show yet; the message says what is missing.
+            UnknownPageError: there is no record of that name.
+            RpgError: there is nothing to show yet; the message names the missing part.
         """
         unit = f"{kind}/{name}"
         with self._turn:
@@ -91,7 +91,7 @@ class Pages:
             return page.read_text(encoding="utf-8")
 
     def _version(self, unit: str) -> str:
-        """A digest of what a unit's page shows. Raises UnknownPageError where the home has no such unit."""
+        """Returns a digest of the input of a unit's page. Raises UnknownPageError if the home has no such unit."""
         kind, _, name = unit.partition("/")
         shown = [unit]
         if kind == "experiments":

@@ -1,4 +1,4 @@
-"""Serving the web application, in this process and until it is ended."""
+"""A server for the web application, in this process until it is ended."""
 
 import ipaddress
 import secrets
@@ -14,8 +14,8 @@ DEFAULT_PORT = 4202
 def serve(home: Home, host: str, port: int) -> None:
     """Prints the address and serves the home's record until SIGINT or SIGTERM.
 
-    Where the environment names no password, the address has a token of this process that opens it, and the home's
-    passwords open too.
+    If the environment names no password, the address has a token of this process that opens it, and the home's
+    passwords open it too.
 
     Raises:
         SpecError: other machines could reach it and no password is set.

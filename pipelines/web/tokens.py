@@ -1,4 +1,4 @@
-"""The token browser: the responses of a step in a table that can be narrowed down, and one response token by token."""
+"""The token browser: a filterable table of a step's responses, and one response token by token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,9 +22,9 @@ from storage import Store
 RESPONSES_A_PAGE = 50
 TOKENS_A_PAGE = 1000
 _BEFORE = 16
-"""Tokens before a page's first, which are decoded with it: a character may begin in them."""
+"""Number of tokens before a page's first that are decoded with it: a character may begin in them."""
 _MOST_CHARACTERS = 20_000
-"""That are shown of a prompt."""
+"""Largest number of characters of a prompt that are shown."""
 ORDERS = {
     "place in the batch": "rollout_id",
     "highest reward": "reward DESC, rollout_id",
@@ -72,14 +72,14 @@ _TURNS = f"""
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which responses of which step the table shows, as an address says it."""
+    """The table's selection of responses, as an address gives it."""
 
     step: int | None = None
-    """None: the last one."""
+    """Step of the responses. None: the last one."""
     clipped: bool = False
-    """Only those with a token on which the clip acted."""
+    """Whether to show only responses with a token on which the clip acted."""
     ratio: float | None = None
-    """Only those with a token whose ratio is at least this, or at most its inverse. At least 1."""
+    """Shows only responses with a token whose ratio is at least this, or at most its inverse. At least 1."""
     reward_from: float | None = None
     reward_to: float | None = None
     order: str = next(iter(ORDERS))
@@ -88,10 +88,10 @@ class Wanted:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> "Wanted":
-        """From the fields of the form; an empty one is as if it were not there.
+        """Reads the selection from the fields of the form; an empty field counts as missing.
 
         Raises:
-            ValueError: a field holds what it cannot; the message names it.
+            ValueError: a field has an invalid value; the message names it.
         """
         given = {name: text for name, text in query.items() if text}
         try:
@@ -113,13 +113,13 @@ class Wanted:
         return wanted
 
     def query(self, **changes: Any) -> str:
-        """The address's query for this, with changes."""
+        """Returns the address's query for this selection, with changes."""
         fields = asdict(replace(self, **changes)) | ({"clipped": "on"} if self.clipped else {"clipped": None})
         return urlencode({name: value for name, value in fields.items() if value is not None})
 
 
 def responses_page(home: Home, run_id: str, wanted: Wanted) -> str:
-    """The table of a step's responses.
+    """Returns the table of a step's responses.
 
     Raises:
         UnknownPageError: the home has no such run.
@@ -147,7 +147,7 @@ def responses_page(home: Home, run_id: str, wanted: Wanted) -> str:
 
 
 def response_page(home: Home, run_id: str, step: int, rollout_id: int, start: int = 0) -> str:
-    """One response with its tokens from position `start` on.
+    """Returns one response with its tokens from position `start` on.
 
     Raises:
         UnknownPageError: no such response is recorded.

@@ -1,8 +1,7 @@
-"""The verbs of the command line: a module each, found by its name.
+"""The verbs of the command line: one module for each, found by its name.
 
-NAME.py holds the function NAME that is the verb, or a `group` of further verbs. A new verb is a new module here and its
-name in PANELS, the groups of `rpg --help`. What several verbs share stands in the folder above; what is heavy is
-imported inside the verb.
+NAME.py holds the function NAME that is the verb, or a `group` of further verbs. To add a verb, add a module here and
+its name in PANELS, the groups of `rpg --help`. Shared code is in the folder above; slow imports are inside the verb.
 """
 
 PANELS = {
@@ -13,4 +12,4 @@ PANELS = {
     "Server": ("up", "down", "worker", "schedules"),
     "Keep": ("export", "import_", "push", "sync", "rm", "gc", "db"),
 }
-"""Group -> modules of its verbs, in the order in which they are needed."""
+"""Group -> modules of its verbs, in the usual order of use."""

@@ -1,4 +1,4 @@
-"""`rpg cancel`: a run stops after the step under way."""
+"""`rpg cancel`: stops a run after the current step."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def cancel(
         typer.Option(help="On a server, whoever has submitted it: a Prefect API's URL or a Prefect profile's name."),
     ] = "",
 ) -> None:
-    """Stops a run after the step under way or after --grace seconds, whichever is first; a study as `rpg study cancel`.
+    """Stops a run after the current step or after --grace seconds, whichever is first; a study as `rpg study cancel`.
 
-    One that was submitted is stopped wherever a worker executes it. Exits 1 where it has not stopped in the end."""
+    A submitted run is stopped wherever a worker executes it. Exits 1 if it has not stopped in the end.
+    """
     import sys
 
     from pipelines.home.home import Home

@@ -1,4 +1,4 @@
-"""rpg certify: what every objective's gradient is, by enumeration."""
+"""rpg certify: the gradient of every objective, by enumeration."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,10 +24,10 @@ def certify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hold the gradient of every objective (or of the spec's) against the exact one, by enumeration.
+    """Compares the gradient of every objective (or of the spec's) with the exact one, by enumeration.
 
-    Beside a formula stand the built-in objectives that claim the same, with their bias and variance. Exit code 1 where
-    an objective that claims to be exact is not, 2 where that is a formula.
+    A formula is listed beside the built-in objectives that make the same claim, with their bias and variance. Exit code
+    1 if an objective that claims to be exact is not, 2 if that is a formula.
     """
     if file is None and overrides:
         raise typer.BadParameter("it overrides a field of a spec: name the file", param_hint="--set")
@@ -59,7 +59,7 @@ def certify(
 
 
 def _catalogue() -> "dict[str, list[Named]]":
-    """Heading -> (name, certificates) of every objective there is."""
+    """Returns heading -> (name, certificates) of every objective."""
     from pipelines.cli.certificate_table import by_kind
     from rpg.certificate.catalogue import catalogue
     from rpg.certificate.certificate import certify_over_training
@@ -72,8 +72,10 @@ def _catalogue() -> "dict[str, list[Named]]":
 
 
 def _of_spec(file: Path, overrides: list[str]) -> "dict[str, list[Named]]":
-    """Heading -> certificates: those of a spec's runs, each once, by the name of the first cell that has it; then of
-    the built-in objectives that claim what its formulas do."""
+    """Returns heading -> certificates: those of a spec's runs, each once, by the name of the first cell that has it;
+    then
+    those of the built-in objectives with the same claims as its formulas.
+    """
     import json
 
     from pipelines.report.evidence import cell_labels

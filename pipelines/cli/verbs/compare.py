@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pipelines.report.statistics import Interval
 
 _MOST_FIELDS, _MOST_ROWS = 6, 10
-"""Fields that differ and rows of results, the first ones, that fit on one screen."""
+"""Largest numbers of differing fields and of rows of results (the first ones) on one screen."""
 _SURE = "accuracy or score that is told from it below (of so many other figures some intervals exclude 0 by chance)"
 
 
@@ -37,10 +37,10 @@ def compare(
     as_json: AsJson = False,
     safe_csv: SafeCsv = False,
 ) -> None:
-    """Puts runs or groups of seeds side by side: what may be said of them, where specs differ, what came out.
+    """Compares runs or groups of seeds: the supported conclusions, the differences between specs, the results.
 
-    It is one screen, with --all everything. With --format latex, markdown or csv it is the table of results alone;
-    LaTeX needs the package booktabs.
+    The output is one screen, with --all everything. With --format latex, markdown or csv it is only the table of
+    results; LaTeX needs the package booktabs.
     """
     from pipelines.cli.output import print_json
     from pipelines.cli.reading import reading
@@ -59,7 +59,7 @@ def compare(
 
 
 def result_text(comparison: RunComparison, kind: TableFormat, *, safe: bool) -> str:
-    """The table of results as text for a paper; `safe` as for `csv_text`."""
+    """Returns the table of results as text for a paper; `safe` as for `csv_text`."""
     from pipelines.cli.output import table_for_papers
 
     columns, rows = _results(comparison)
@@ -94,7 +94,7 @@ def _print(comparison: RunComparison, names: Sequence[str], *, whole: bool) -> N
 
 
 def _on_one_screen(comparison: RunComparison, row: str) -> bool:
-    """Whether a row of results is among those that are looked at first: not pass@k, and not every metric."""
+    """Returns whether a row of results is shown on one screen: not pass@k, and not every metric."""
     from specs.metrics import BY_NAME
 
     others = {f"{outcome.measure} {outcome.dataset}" for outcome in comparison.other_measures}
@@ -118,7 +118,7 @@ def _result_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Tabl
 
 
 def _results(comparison: RunComparison) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows, one a figure; every group but the first also shows its difference from the first."""
+    """Returns columns and rows, one a figure; every group but the first also shows its difference from the first."""
     from rpg.statistics.wording import CHOSEN
 
     labels = [group.label for group in comparison.groups]
@@ -147,20 +147,22 @@ def _results(comparison: RunComparison) -> tuple[list[str], list[list[str]]]:
         listed.append(["seeds", *(each or "-" for each in seeds)])
     listed.append(["states", *(_states(group) for group in comparison.groups)])
     steps = {outcome.label: outcome.step for outcome in comparison.outcomes}
-    if len(set(steps.values())) > 1:  # a run that paused or ended early is not what it would be at the end
+    if len(set(steps.values())) > 1:  # a run that paused or ended early differs from its final state
         listed.append(["evaluated at step", *(str(steps.get(label, "-")) for label in labels)])
     listed += [[name, *(cells.get(label, "-") for label in labels)] for name, cells in rows.items()]
     return ["result", *labels], listed
 
 
 def _states(group: Group) -> str:
-    """`finished`, or how many runs are in which state."""
+    """Returns `finished`, or the number of runs in each state."""
     counts = Counter(run.status for run in group.runs)
     return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
 def _cell(value: Interval, against: Interval | None, seeds: Sequence[float] = (), *, mark: str = "") -> str:
-    """A figure with its interval, or else with that of each seed; below it the difference from the first column."""
+    """Returns a figure with its interval, or else with that of each seed; below it the difference from the first
+    column.
+    """
     text = _interval(value, "")
     if not value.known and len(seeds) > 1:
         text += f" ({', '.join(f'{seed:.4g}' for seed in seeds)})"
@@ -186,7 +188,7 @@ def _table(*columns: str) -> Table:
 
 
 def _add(table: Table, *cells: str) -> None:
-    """A row of plain text: brackets in names and values are no markup."""
+    """Adds a row of plain text: brackets in names and values are no markup."""
     from rich.text import Text
 
     table.add_row(*map(Text, cells))

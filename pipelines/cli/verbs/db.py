@@ -1,4 +1,4 @@
-"""`rpg db`: the DuckDB file made again or checked, and segments merged."""
+"""`rpg db`: rebuilds or checks the DuckDB file, and merges segments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ group = typer.Typer(help="The record: made again, checked, compacted.", no_args_
 
 @group.command()
 def rebuild() -> None:
-    """Makes the DuckDB file again from the run directories; queries go on meanwhile."""
+    """Rebuilds the DuckDB file from the run directories; queries work meanwhile."""
     from pipelines.home.home import Home
     from storage import rebuild as rebuild_store
 
@@ -29,7 +29,8 @@ def compact(
 ) -> None:
     """Merges the segments of runs that have ended into one file a table and run, so that queries open few files.
 
-    Runs do so themselves at their end; this is for those that were killed before, and frees at once what was merged."""
+    Runs do this themselves at their end; this command does it for killed runs, and frees merged segments at once.
+    """
     from pipelines.home.home import Home
     from pipelines.home.runs import find_runs
     from storage import compact as compact_store
@@ -47,8 +48,10 @@ def check(
     full: Annotated[bool, typer.Option(help="Read every file, and not those alone that changed.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Says what is wrong with the DuckDB file, the files it is made from or published results, and what it means for
-    answers; exit code 1 if anything is."""
+    """Reports what is wrong with the DuckDB file, its source files or published results, and the consequences for
+    answers.
+    Exit code 1 if anything is wrong.
+    """
     from pipelines.cli.output import print_json
     from pipelines.home.home import Home
     from pipelines.home.results import check_results

@@ -1,4 +1,4 @@
-"""`rpg doctor`: what is installed, reachable, misconfigured; with `--gpu`, whether GPUs do what training needs."""
+"""`rpg doctor`: reports what is installed, reachable, misconfigured; with `--gpu`, whether GPUs meet training's needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def doctor(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Says what is installed, reachable and misconfigured. Exits 1 where something that is needed is broken."""
+    """Reports what is installed, reachable and misconfigured. Exits 1 if a required part is broken."""
     if file is None and overrides:
         raise typer.BadParameter("it overrides a field of a spec: name the file", param_hint="--set")
     from specs.loader import load_experiment
@@ -33,7 +33,7 @@ def doctor(
 
 
 def _examine(experiment: Experiment | None, as_json: bool) -> bool:
-    """Prints what `rpg doctor` finds. Returns whether all that is needed works."""
+    """Prints the findings of `rpg doctor`. Returns whether every required part works."""
     import json
     from dataclasses import asdict
 
@@ -51,7 +51,7 @@ def _examine(experiment: Experiment | None, as_json: bool) -> bool:
 
 
 def _check_gpus(experiment: Experiment | None, as_json: bool) -> bool:
-    """Prints what `rpg doctor --gpu` finds. Returns whether no check failed."""
+    """Prints the results of `rpg doctor --gpu`. Returns whether no check failed."""
     import json
     import sys
     from dataclasses import asdict

@@ -1,10 +1,10 @@
-"""`rpg down`: the end of what `rpg up` started."""
+"""`rpg down`: ends the services that `rpg up` started."""
 
 from __future__ import annotations
 
 
 def down() -> None:
-    """Ends what `rpg up` started, the databases too; a run that its worker executes is cancelled."""
+    """Ends the services that `rpg up` started, the databases too; cancels the run that its worker executes."""
     import sys
 
     from pipelines.home.home import Home

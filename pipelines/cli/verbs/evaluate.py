@@ -1,4 +1,4 @@
-"""`rpg evaluate`: models as they are, measured on evaluation sets."""
+"""`rpg evaluate`: evaluates existing models on evaluation sets."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def evaluate(
     parallel: Parallel = "1",
     as_json: AsJson = False,
 ) -> None:
-    """Measures models as they are (Hub ids, directories, checkpoints of runs), each with each sampling setting.
+    """Evaluates existing models (Hub ids, directories, checkpoints of runs), each with each sampling setting.
 
-    Each is a run on record: `rpg runs`, `rpg compare`, `rpg report` and `rpg sql` know it, and what is measured already
-    is not measured again.
+    Each evaluation is a recorded run: `rpg runs`, `rpg compare`, `rpg report` and `rpg sql` include it, and finished
+    evaluations are not repeated.
     """
     from pipelines.cli.execute import execute
     from pipelines.home.home import Home

@@ -1,4 +1,4 @@
-"""`rpg export`: a run as files that need nothing of this platform."""
+"""`rpg export`: writes a run as files that need no part of this platform."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def export(
     name: RunsName,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty directory.")],
 ) -> None:
-    """A run as Parquet files, spec, weights and README, for use without this platform and for `rpg import`.
+    """Writes a run as Parquet files, spec, weights and README, for use without this platform and for `rpg import`.
 
-    Of an experiment each run goes to a directory of its own in DIR.
+    Each run of an experiment gets its own directory in DIR.
     """
     from pipelines.exchange.export import write_export
     from pipelines.home.home import Home

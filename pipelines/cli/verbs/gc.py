@@ -1,4 +1,4 @@
-"""`rpg gc`: frees artifacts that nothing refers to, and token rows, checkpoints and verdicts whose time is over."""
+"""`rpg gc`: frees artifacts without references, and expired token rows, checkpoints and verdicts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def gc(yes: Yes = False, as_json: AsJson = False) -> None:
-    """Frees artifacts that no run refers to, token rows that `record.keep_days` keeps no longer, checkpoints that
-    `training.checkpoint.keep_days` does not, and judges' verdicts that no run has used for 90 days.
+    """Frees artifacts that no run refers to, token rows beyond `record.keep_days`, checkpoints beyond
+    `training.checkpoint.keep_days`, and judges' verdicts that no run has used for 90 days.
 
     Lists them and asks first.
     """

@@ -1,4 +1,4 @@
-"""`rpg import`: an exported run into this home."""
+"""`rpg import`: imports an exported run into this home."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import typer
 def import_(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="What `rpg export` has written.")],
 ) -> None:
-    """Takes an exported run, or an experiment's, into this home: every verb then knows it as if it had run here.
+    """Imports an exported run, or an experiment's, into this home: every verb then treats it as if it had run here.
 
-    The export is checked file by file first. Exits 1, and changes nothing, where one is damaged, or where the home has
-    another run of that id. Data and base model are not part of an export: what needs them makes them again.
+    The export is checked file by file first. Exits 1, and changes nothing, if a file is damaged, or if the home has
+    another run with that id. Data and base model are not part of an export: stages that need them make them again.
     """
     import sys
 

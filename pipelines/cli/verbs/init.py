@@ -1,4 +1,4 @@
-"""`rpg init`: a commented spec to start from."""
+"""`rpg init`: writes a commented spec to start from."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def init(
         str, typer.Option(metavar="NAME", help="With --data: the reward, by name or as a .py file; else exact_match.")
     ] = "",
 ) -> None:
-    """Writes a commented spec to start from, the schema by which editors complete it, and a .gitignore.
+    """Writes a commented spec to start from, the schema with which editors complete it, and a .gitignore.
 
-    Overwrites nothing. With --data the spec is about one's own problems.
+    Overwrites nothing. With --data the spec uses your own problems.
     """
     import json
     import shlex

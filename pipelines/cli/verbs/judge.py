@@ -1,4 +1,4 @@
-"""`rpg judge`: judges against labels."""
+"""`rpg judge`: compares judges with labels."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def _of_all() -> None:
 
 @group.command()
 def calibrate(file: SpecFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Holds the spec's judges against labels: agreement, kappa, biases, with intervals over problems.
+    """Compares the spec's judges with labels: agreement, kappa, biases, with intervals over problems.
 
-    Each judge names its labels: `labels: FILE` of JSON lines with prompt, response, label, perhaps answer and author.
-    What is measured stands in the home, and reports say it next to what the judge has scored.
+    Each judge names its labels: `labels: FILE` of JSON lines with prompt, response, label, and optionally answer and
+    author. The measurement is kept in the home, and reports show it next to the judge's scores.
     """
     import json
     from dataclasses import asdict
@@ -62,7 +62,9 @@ def calibrate(file: SpecFile, overrides: Overrides = None, as_json: AsJson = Fal
 
 
 def _judges(document: Document) -> list[Judge]:
-    """The spec's judges that name labels. SpecError where none does, or where one lacks what it needs here."""
+    """Returns the spec's judges that name labels. Raises SpecError if no judge does, or if a judge's requirements are
+    not met.
+    """
     from rpg.rewards.functions.judge import Judge
     from specs.errors import Issue, SpecError
 

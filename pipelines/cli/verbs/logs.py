@@ -1,4 +1,4 @@
-"""`rpg logs`: what the stages of runs wrote."""
+"""`rpg logs`: prints the logs of runs' stages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def logs(
     stage: Annotated[str | None, typer.Option(help="Only this stage's log.")] = None,
     profile: ServerRecord = "",
 ) -> None:
-    """Logs of a run's stages, or those of all runs that an experiment has now."""
+    """Prints the logs of a run's stages, or those of all current runs of an experiment."""
     from pipelines.cli.follow import print_logs
     from pipelines.cli.reading import reading
     from pipelines.home.runs import find_runs

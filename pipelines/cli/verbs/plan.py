@@ -1,4 +1,4 @@
-"""`rpg plan`: what would run, what is done, and why."""
+"""`rpg plan`: shows the stages to run, the finished ones, and why."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def plan(
     resolved: Annotated[bool, typer.Option("--resolved", help=_RESOLVED)] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Shows the resolved runs and stages, the batch algebra, and estimates of memory and tokens. Changes nothing.
+    """Shows the resolved runs and stages, the batch arithmetic, and estimates of memory and tokens. Changes nothing.
 
-    It looks at the data and the model of what is still to run, as `rpg validate --deep` does: exit code 2 if anything
-    is wrong with them, if HF_HUB_OFFLINE forbids to fetch what is not here, or if this machine is to score and may not:
-    the reward needs bubblewrap. What else it lacks is a warning. Many runs are summed up.
+    It checks the data and the model of unfinished runs, as `rpg validate --deep` does: exit code 2 if anything is wrong
+    with them, if HF_HUB_OFFLINE forbids a necessary download, or if this machine is to score but may not: the reward
+    needs bubblewrap. Other missing requirements are warnings. Many runs are summarized.
 
-    Of a study: the search space, what the search and its confirmation cost at best and at worst, and what is done.
+    For a study: the search space, the lowest and highest cost of the search and its confirmation, and the progress.
     """
     import json
     import sys

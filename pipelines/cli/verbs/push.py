@@ -1,4 +1,4 @@
-"""`rpg push`: a run's model to a Hub."""
+"""`rpg push`: pushes a run's model to a Hub."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def push(
 ) -> None:
     """Pushes a run's model to a Hub, in one commit, with a card that holds spec, certificate, answer and lineage.
 
-    The Hub is the one that HF_ENDPOINT names, with the token of `hf auth login` or HF_TOKEN. A model that was trained
-    as an adapter goes merged, with the adapter beside it. Exits 1 where the Hub was not reached; it has nothing then,
-    and a repository that was made for the push is deleted again.
+    HF_ENDPOINT names the Hub; the token is that of `hf auth login` or HF_TOKEN. A model trained as an adapter is pushed
+    merged, with the adapter beside it. Exits 1 if the Hub was unreachable; it then has no part of the model, and a
+    repository that was created for the push is deleted again.
     """
     import sys
 

@@ -58,11 +58,11 @@ def replay(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Recompute the loss and its gradient weights on recorded rollouts under other objectives.
+    """Recomputes the loss and its gradient weights on recorded rollouts under other objectives.
 
-    No model is run but for `--gradients`. Logprobs, rewards and the reference are those on record; advantages are
-    computed anew from the rewards: as a spec file says, else as the run's own where the objective is of the run's type,
-    else as the objective was published. Each token counts at the policy of the update that last trained on it.
+    No model is run except for `--gradients`. Logprobs, rewards and the reference come from the record; advantages are
+    recomputed from the rewards: as a spec file says, else as in the run if the objective has the run's type, else as
+    the objective was published. Each token counts at the policy of the update that last trained on it.
     """
     import sys
 
@@ -125,7 +125,7 @@ def _print_heading(replayed: "RunReplay") -> None:
 
 
 def _print_table(replays: Sequence["RunReplay"]) -> None:
-    """A row an objective."""
+    """Prints one row an objective."""
     from pipelines.cli.output import print_table
     from pipelines.replay.page import FIGURES, table
 
@@ -138,7 +138,7 @@ def _print_table(replays: Sequence["RunReplay"]) -> None:
 
 
 def _print(replayed: "RunReplay") -> None:
-    """Two objectives side by side."""
+    """Prints two objectives side by side."""
     from pipelines.cli.output import print_table
 
     _print_heading(replayed)

@@ -1,4 +1,4 @@
-"""`rpg report`: one self-contained page, or all of them in a browser."""
+"""`rpg report`: writes one self-contained page, or serves all of them to a browser."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def report(
     host: Annotated[str, typer.Option(help="With --serve: the address to serve at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="With --serve; 0: 4202, or a free one if that is taken.")] = 0,
 ) -> None:
-    """Writes one self-contained HTML page with plots and prints where it lies.
+    """Writes one self-contained HTML page with plots and prints its path.
 
     With --serve it shows every experiment, study and run in a table to filter and sort, each with its page. It prints a
-    link, which opens it; who does not have the link is asked for a password of the home, as of `rpg up`.
+    link that opens it; without the link, the browser asks for a password of the home, as for `rpg up`.
     """
     from pipelines.home.home import Home
 

@@ -1,4 +1,4 @@
-"""`rpg resume`: a run goes on from its last checkpoint, or proves that it would."""
+"""`rpg resume`: resumes a run from its last checkpoint, or proves that this works."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def resume(
         int, typer.Option(min=0, help="With --prove: how many; 0: from the last checkpoint but one to the last.")
     ] = 0,
 ) -> None:
-    """Goes on from the run's last checkpoint, with the spec it was started with.
+    """Resumes a run from its last checkpoint, with the spec it was started with.
 
-    Of an experiment it goes on with the runs that have not finished and that nobody executes, one after another.
+    For an experiment it resumes the unfinished runs that no process executes, one after another.
 
-    With --prove it changes nothing: steps of the run are trained again from a checkpoint in a copy, and their metrics,
-    rollouts, tokens and state compared with what was recorded. Exits 1 where any bit differs, times and memory aside.
+    With --prove it changes nothing: a copy of the run trains some steps again from a checkpoint, and their metrics,
+    rollouts, tokens and state are compared with the record. Exits 1 if any bit differs, except in times and memory.
     """
     from pipelines.cli.execute import execute
     from pipelines.home.home import Home
@@ -46,7 +46,7 @@ def resume(
 
 
 def _resume_experiment(home: Home, name: str, run_ids: list[str]) -> None:
-    """Goes on with runs that neither have finished nor are executed. Exits with the code of the last that fails."""
+    """Resumes runs that have not finished and are not executed. Exits with the code of the last one that fails."""
     import sys
 
     from pipelines.cli.execute import execute
@@ -74,8 +74,10 @@ def _resume_experiment(home: Home, name: str, run_ids: list[str]) -> None:
 
 
 def _document_of_all(home: Home, name: str, run_ids: list[str]) -> Document | None:
-    """The document that all these runs were last executed from, where its plan today is just them: then they go on as
-    one command, with one answer. Not of an earlier version, which would become the current one."""
+    """Returns the document that all these runs were last executed from, if its plan today has exactly these runs: then
+    one
+    command with one answer resumes them. None for an earlier version, which would become the current one.
+    """
     from pipelines.planning.plan import make_plan
     from pipelines.prefect.flows.cancel import frozen_document
     from specs.errors import SpecError
@@ -87,7 +89,7 @@ def _document_of_all(home: Home, name: str, run_ids: list[str]) -> Document | No
         if any(document.to_json() != documents[0].to_json() for document in documents):
             return None
         planned = {run.run_id for run in make_plan(documents[0], home).runs}
-    except SpecError:  # what is wrong with which run is told as each goes on
+    except SpecError:  # each run's own resumption reports its errors
         return None
     return documents[0] if planned == {*run_ids} else None
 

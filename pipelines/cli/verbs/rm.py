@@ -17,8 +17,9 @@ _LISTED = 10
 def rm(name: RunsName, yes: Yes = False) -> None:
     """Deletes a run, or an experiment with all its runs: weights, checkpoints, rows and report.
 
-    Lists them, names the evaluations that measured their weights, and asks first. Results that runs share stay;
-    `rpg gc` frees those that none needs any more.
+    Lists them, names the evaluations of their weights, and asks first. Shared results stay; `rpg gc` frees those that
+    no
+    run needs any more.
     """
     import sys
 
@@ -47,7 +48,7 @@ def rm(name: RunsName, yes: Yes = False) -> None:
 
 
 def _still_needed(by: Sequence[str]) -> str:
-    """Warning about the runs that need the model which goes."""
+    """Returns the warning about the runs that need the deleted model."""
     lines = [
         f"{_count(len(by))} measured these weights or began from them; what was recorded then stays, but the weights"
         " cannot be measured again:",

@@ -25,13 +25,13 @@ def run(
         bool, typer.Option("--accept-code", help="Take what is done as it is, though the code differs by now.")
     ] = False,
 ) -> None:
-    """Runs the experiment here, with progress on stderr. What is done already is reused.
+    """Runs the experiment here, with progress on stderr. Finished work is reused.
 
-    Called in several shells, they share the runs, and each waits for what another is at. Reports to the server that
-    `rpg up` started, else to one of its own for the call, which is not started where nothing is left to do.
+    Calls in several shells share the runs, and each waits for work that another holds. Reports to the server that
+    `rpg up` started, else to a temporary one, which is not started if everything is finished.
 
-    What the same spec has given before, by code that differs from the code here, is not reused unless --accept-code
-    is given; the run's record then says so of each such stage. Stages that are still to run are run by the code here.
+    Results of the same spec from code that differs from the code here are not reused unless --accept-code is given; the
+    run's record then says so of each such stage. The code here runs the stages that are still to run.
     """
     import time
     from dataclasses import replace

@@ -22,7 +22,7 @@ def runs(
     profile: ServerRecord = "",
     as_json: AsJson = False,
 ) -> None:
-    """Lists the runs, newest last. The reward is its mean over the last ten steps."""
+    """Lists the runs, newest last. The reward is the mean over the last ten steps."""
     from pipelines.cli.disk import disk_rows, in_words, shared_bytes, size_text
     from pipelines.cli.output import print_rows
     from pipelines.cli.reading import reading

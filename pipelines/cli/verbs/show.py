@@ -1,4 +1,4 @@
-"""`rpg show`: one run, on one screen or whole."""
+"""`rpg show`: describes one run, on one screen or in full."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ def show(
     profile: ServerRecord = "",
     as_json: AsJson = False,
 ) -> None:
-    """One run on one screen: how it stands, its answer, a diagnosis, its last step, what to do next.
+    """Shows one run on one screen: its state, its answer, a diagnosis, its last step, next commands.
 
-    With --all also its spec, stages, metrics, evaluations, certificate and files. With --sample what the policy was
-    asked and said, turn by turn.
+    With --all also its spec, stages, metrics, evaluations, certificate and files. With --sample the policy's prompts
+    and
+    responses, turn by turn.
     """
 
     from pipelines.cli.output import print_json, print_rows

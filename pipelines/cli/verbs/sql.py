@@ -40,7 +40,7 @@ def sql(
     profile: ServerRecord = "",
     safe_csv: SafeCsv = False,
 ) -> None:
-    """SQL over everything recorded, while training runs too."""
+    """Runs SQL over everything recorded, also while training runs."""
     import sys
     import time
 
@@ -84,7 +84,7 @@ def sql(
 
 @contextlib.contextmanager
 def _unlogged() -> Iterator[None]:
-    """Keeps the store's log silent: each answer brings the same warnings."""
+    """Silences the store's log: each query repeats the same warnings."""
     import logging
 
     log = logging.getLogger("storage")

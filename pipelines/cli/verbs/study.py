@@ -27,9 +27,10 @@ def run(
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Runs the trials that are still wanted, then those that confirm; called again, goes on where it stopped.
+    """Runs the missing trials, then the confirmation runs; a repeated call continues where it stopped.
 
-    Called in several shells, they share the work."""
+    Calls in several shells share the work.
+    """
     from pipelines.cli.output import print_json
     from pipelines.home.home import Home
     from pipelines.jobs.execute import run_study_here
@@ -68,7 +69,7 @@ def submit(
     pool: Pool = "",
     profile: Profile = "",
 ) -> None:
-    """Hands the frozen study to the Prefect server of --profile, or the one `rpg up` started, and prints its links."""
+    """Submits the frozen study to the Prefect server of --profile, or the one `rpg up` started, and prints its links."""
     from pipelines.home.home import Home
     from pipelines.jobs.submit import submit_study
     from specs.loader import load_study_document
@@ -87,8 +88,9 @@ def cancel(
         typer.Option(help="On a server, whoever has submitted it: a Prefect API's URL or a Prefect profile's name."),
     ] = "",
 ) -> None:
-    """Stops a study, begun or not, wherever its workers are: what they train is saved, and the study goes on when it is
-    run or submitted again. Exits 1 where it has not stopped in the end."""
+    """Stops a study, started or not, wherever its workers are: the state of its training is saved, and the next run or
+    submission continues the study. Exits 1 if it has not stopped in the end.
+    """
     from pipelines.home.home import Home
     from pipelines.prefect.flows.stop import NotStoppedError
     from pipelines.studies.workers import cancel_study
@@ -102,8 +104,10 @@ def cancel(
 
 @group.command()
 def show(name: Name) -> None:
-    """A study on one screen: its answer so far, and a table of the arms on fresh seeds, or of the trials while there
-    are none."""
+    """Shows a study on one screen: its answer so far, and a table of the arms on fresh seeds, or of the trials until
+    there
+    are such arms.
+    """
     from pipelines.cli.output import print_table
     from pipelines.home.home import Home
     from pipelines.studies.answers.answer import answer
@@ -123,7 +127,7 @@ def show(name: Name) -> None:
 
 
 def _say_next(record: StudyRecord) -> None:
-    """Prints the command that writes the best spec, where there is one."""
+    """Prints the command that writes the best spec, if there is one."""
     from pipelines.studies.answers.results import best_of, pareto_front
 
     has_best = best_of(record) is not None
@@ -142,9 +146,9 @@ def report(
     ] = None,
     safe_csv: SafeCsv = False,
 ) -> None:
-    """Writes the study's page: history, importances, slices, the best values; prints where it lies.
+    """Writes the study's page: history, importances, slices, the best values; prints its path.
 
-    With --format it prints the arms on fresh seeds with their intervals, before there are any the trials.
+    With --format it prints the arms on fresh seeds with their intervals, or the trials until there are such arms.
     """
     from pipelines.home.home import Home
     from pipelines.studies.answers.report import write_study_report
@@ -178,7 +182,9 @@ def best(
     trial: Annotated[int | None, typer.Option("--trial", metavar="N", help="This trial instead of the best.")] = None,
     output: Output = None,
 ) -> None:
-    """Prints the best spec as YAML, ready for `rpg run`: the best that fresh seeds confirm, else the best candidate."""
+    """Prints the best spec as YAML, ready for `rpg run`: the best one confirmed on fresh seeds, else the best
+    candidate.
+    """
     from pipelines.home.home import Home
     from pipelines.studies.answers.best import best_spec
     from pipelines.studies.answers.results import read_study
@@ -198,7 +204,7 @@ def best(
 
 @group.command("list")
 def list_studies(as_json: AsJson = False) -> None:
-    """Lists the studies: how far they are, what they cost, and the best value, a candidate or confirmed."""
+    """Lists the studies: their progress, their cost, and the best value, a candidate or confirmed."""
     from pipelines.cli.output import print_json
     from pipelines.home.home import Home
     from pipelines.studies.answers.results import StudyRecord
@@ -242,13 +248,13 @@ def _row(home: Home, record: StudyRecord) -> tuple[str, ...]:
 
 
 def _counts(record: StudyRecord) -> str:
-    """Trials that have ended of those wanted, and how."""
+    """Returns the number of ended trials, out of all, by ending."""
     others = [f"{number} {state}" for state in ("pruned", "failed") if (number := record.count(state))]
     return ", ".join([f"{record.num_ended}/{record.trials_wanted}", *others])
 
 
 def _name(name: str) -> str:
-    """A study's name, from itself or from its file."""
+    """Returns a study's name, from itself or from its file."""
     if name.endswith((".yaml", ".yml")):
         from specs.loader import load_study
 

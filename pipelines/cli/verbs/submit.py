@@ -1,4 +1,4 @@
-"""`rpg submit`: an experiment for the workers of a Prefect server."""
+"""`rpg submit`: submits an experiment to the workers of a Prefect server."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def submit(
     profile: Profile = "",
     as_json: AsJson = False,
 ) -> None:
-    """Hands the frozen experiment to the Prefect server of --profile, or to that of `rpg up`, and prints the links.
+    """Submits the frozen experiment to the Prefect server of --profile, or to that of `rpg up`, and prints the links.
 
-    With --cron the server's workers do so at those times. Only what is left to do then is submitted: something, where a
-    file or a model that the spec names has changed, or a run has failed."""
+    With --cron the server's workers submit it at those times, but only unfinished work: a file or a model that the
+    spec names has changed, or a run has failed.
+    """
     import json
 
     from pipelines.home.home import Home

@@ -1,4 +1,4 @@
-"""`rpg sync`: sends to the spec's sinks what they lack."""
+"""`rpg sync`: sends missing records to the spec's sinks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def sync(
     name: RunsName,
     again: Annotated[bool, typer.Option("--all", help="Send what they have, too.")] = False,
 ) -> None:
-    """Sends to TensorBoard, Weights & Biases and MLflow what they lack, as the experiment's `sinks` say.
+    """Sends missing records to TensorBoard, Weights & Biases and MLflow, as the experiment's `sinks` say.
 
-    A run that is executed is left to the command that executes it. Exits 1 where a sink fails.
+    Skips a running run, because the command that executes it sends its records. Exits 1 if a sink fails.
     """
     import sys
 

@@ -1,4 +1,4 @@
-"""`rpg up`: a Prefect server, workers and the pages of studies and of the record on this machine."""
+"""`rpg up`: starts a Prefect server, workers and the pages of studies and of the record on this machine."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def up(
 ) -> None:
     """Starts a Prefect server, workers and optuna-dashboard here and prints the addresses of the dashboards.
 
-    They run until `rpg down`; what dies is started again. optuna-dashboard shows the newest
-    study, or all of a database, and changes none. Where it is not installed (`pip install
+    They run until `rpg down`; a process that dies is restarted. optuna-dashboard shows the newest
+    study, or all of a database, and changes none. If it is not installed (`pip install
     "rpg-experiments[dashboard]"`) the others start without it.
 
-    Who asks logs in with the string that is made at the first start in services/secrets/auth under RPG_HOME; other
-    commands of this home need none. That of services/secrets/reader opens what only shows: the pages of studies and of
-    the record, and `--profile`. --new-password changes both while runs train: those of this home go on as they are,
-    workers elsewhere are started again with the new one. What the home's processes show each other
-    (services/secrets/own) stays while any server of the home is up; where none is, it is new too.
+    Clients log in with the string that is made at the first start in services/secrets/auth under RPG_HOME; other
+    commands of this home need no login. The string of services/secrets/reader opens read-only access: the pages of
+    studies and of the record, and `--profile`. --new-password changes both while runs train: those of this home
+    continue, workers elsewhere are restarted with the new one. The secret that the home's processes show each other
+    (services/secrets/own) stays while any server of the home is up; otherwise it is new too.
 
     --profile server is for a team: PostgreSQL and Redis (from the system's packages), two processes for the API, one
     for Prefect's background services, a page of all reports.
 
-    --foreground stays. SIGTERM and Ctrl-C end what is up: runs save and go back to the queue. After `rpg down` it exits
-    with 0, and with 1 where supervisord was killed.
+    --foreground stays in the foreground. SIGTERM and Ctrl-C end all services: runs save and return to the queue. After
+    `rpg down` it exits with 0, and with 1 if supervisord was killed.
     """
     import signal
     import sys
@@ -61,7 +61,7 @@ def up(
     if foreground:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     if new_password:
-        renew_passwords(home)  # first: it takes effect where a program does not come up, too
+        renew_passwords(home)  # first: it takes effect even if a program does not start
     try:
         services = start_services(home, wanted, say=lambda line: print(line, file=sys.stderr))
     except ServiceError as error:

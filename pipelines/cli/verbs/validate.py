@@ -1,4 +1,4 @@
-"""`rpg validate`: checks spec files. Without --deep nothing here needs torch, Prefect or DuckDB."""
+"""`rpg validate`: checks spec files. Without --deep it needs no torch, Prefect or DuckDB."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ def validate(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Checks spec files and says what each describes. Exit code 2 if anything is wrong with one.
+    """Checks spec files and describes each. Exit code 2 if anything is wrong with one.
 
-    Where a file is right, --deep also names what a stage would stumble over: columns, tasks of reasoning_gym and their
-    settings, architectures, prompts that are too long. `rpg plan` and whatever runs it look so too.
+    For a valid file, --deep also reports the problems that a stage would meet: columns, tasks of reasoning_gym and
+    their
+    settings, architectures, prompts that are too long. `rpg plan` and the verbs that run it make the same check.
     """
     import json
     import sys
@@ -64,9 +65,9 @@ def validate(
 
 
 def _looked_at(document: Document | StudyDocument) -> list[Issue]:
-    """Warnings about the data and the models of the file's runs. SpecError with what is wrong with them.
+    """Returns the warnings about the data and the models of the file's runs. Raises SpecError with their errors.
 
-    The runs are planned, so that what this home has made, and such a look has found right, is not looked at again.
+    The runs are planned, so that inputs that this home has made, or has checked before, are not checked again.
     """
     from pipelines.home.home import Home
     from pipelines.jobs.preflight import examined
@@ -98,7 +99,7 @@ def _finding(
 
 
 def _described(document: Document | StudyDocument) -> dict[str, Any]:
-    """Description of the file, for people (`summary`) and programs."""
+    """Returns a description of the file, for people (`summary`) and programs."""
     from specs.cells import cell_label, combinations
     from specs.document import Document
 

@@ -1,4 +1,4 @@
-"""`rpg watch`: the live progress of runs."""
+"""`rpg watch`: shows the live progress of runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipelines.cli.options import RunsName, ServerRecord
 
 
 def watch(name: RunsName, profile: ServerRecord = "") -> None:
-    """The live progress of a run, or of all runs that an experiment has now. Exits 0 where all have finished."""
+    """Shows the live progress of a run, or of all current runs of an experiment. Exits 0 if all have finished."""
     from pipelines.cli.follow import watch_runs
     from pipelines.cli.reading import reading
     from pipelines.home.runs import find_runs

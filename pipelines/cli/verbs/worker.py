@@ -1,4 +1,4 @@
-"""`rpg worker`: work for a pool, in the foreground."""
+"""`rpg worker`: executes submitted runs of a pool, in the foreground."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def worker(
 ) -> None:
     """Takes submitted runs from a pool and executes them here until it is interrupted.
 
-    A run's stages lease the GPU slots that they need. Where --limit lets more runs begin than there are slots for, they
-    wait."""
+    A run's stages lease the GPU slots that they need. If --limit allows more runs than there are slots for, they wait.
+    """
     from pipelines.home.home import Home
     from pipelines.prefect.flows.workers.worker import run_worker
     from pipelines.prefect.server.client import api_url

@@ -1,4 +1,4 @@
-"""The checks, in the order in which they are made: what the later ones build on comes first."""
+"""The checks, in execution order: those that later ones depend on come first."""
 
 from pipelines.doctor.gpu_checks.check import Check
 

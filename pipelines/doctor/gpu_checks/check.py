@@ -1,4 +1,4 @@
-"""One check: what it needs, where it computes, and what came of it. No torch here."""
+"""One check: its requirements, its device, and its result. No torch here."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 Status = Literal["ok", "failed", "skipped"]
 Figures = dict[str, float | str]
-"""What a check measured; units are in the names."""
+"""Measurements of a check; units are in the names."""
 Scope = Literal["gpu", "host", "all"]
 """gpu: every rank alone, on its own GPU. host: the first rank of each host, which sees the host's GPUs. all: the ranks
 together, in one process group."""
@@ -21,48 +21,50 @@ _ENGINE_SECONDS = 1800.0
 
 
 class CheckFailedError(Exception):
-    """The measured value is not as it should be."""
+    """The measured value is outside its accepted range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Device and directory that a check computes on."""
+    """The device and the directory of a check."""
 
     device: "torch.device"
     directory: Path
-    """Empty at first, and deleted afterwards. Ranks that check together share it."""
+    """Empty at first, and deleted afterwards. Ranks that run a check together share it."""
 
     @property
     def precision(self) -> Literal["float32", "bfloat16"]:
-        """That in which this device trains by default."""
+        """Returns the precision in which this device trains by default."""
         return "bfloat16" if self.device.type == "cuda" else "float32"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check by name."""
+    """A check and its requirements."""
 
     name: str
     function: str
     """`MODULE.FUNCTION` in this folder; it takes a Bench, returns figures, and raises CheckFailedError."""
     about: str
-    """What works where it passes."""
+    """The feature that works if it passes."""
     remedy: str
-    """What to do where it fails."""
+    """What to do if it fails."""
     scope: Scope = "gpu"
     ranks: int = 1
-    """It needs so many."""
+    """Number of ranks that it needs."""
     gpus: int = 0
-    """It needs so many GPUs on the host; 0: a CPU will do."""
+    """Number of GPUs that it needs on the host. 0: a CPU is enough."""
     package: Literal["", "vllm"] = ""
-    """It needs this optional package."""
+    """Optional package that it needs. Empty if it needs none."""
     limit_seconds: float = 180.0
-    """After these it is killed and has failed. A check of vLLM: after these without progress."""
+    """Seconds after which it is killed and has failed. For a check of vLLM: seconds without progress."""
 
     @property
     def most_seconds(self) -> float:
-        """Seconds that it may take in all. An engine's first start compiles, which may take minutes; its log grows
-        then, or its processes compute."""
+        """Returns the largest number of seconds that it may take in all. An engine's first start compiles, which may
+        take
+        minutes; its log grows then, or its processes compute.
+        """
         return _ENGINE_SECONDS if self.package == "vllm" else self.limit_seconds
 
     def load(self) -> Callable[[Bench], Figures]:
@@ -79,7 +81,7 @@ class Result:
     check: str
     status: Status
     message: str = ""
-    """Why it failed or was skipped."""
+    """Reason why it failed or was skipped."""
     figures: Figures = field(default_factory=dict)
     seconds: float = 0.0
     rank: int = 0

@@ -1,7 +1,7 @@
-"""One check in a process of its own.
+"""One check in its own process.
 
 `python -m pipelines.doctor.gpu_checks.child CHECK DEVICE DIRECTORY OUT [together]`: DEVICE is cpu or cuda. OUT gets the
-Result. together: all ranks make the check, and meet in the store that the first one keeps.
+Result. together: all ranks run the check, and meet in the store of the first one.
 """
 
 import os
@@ -19,11 +19,11 @@ from specs.machine.parent import before_torch, die_with_parent
 
 
 def main(name: str, device_type: str, directory: Path, out: Path, *, together: bool) -> None:
-    """Makes the check and writes its result."""
+    """Runs the check and writes its result."""
     die_with_parent()
     before_torch()
     check = next(check for check in CHECKS if check.name == name)
-    rank = int(os.environ.get("RANK", "0"))  # before it becomes the only one of a group of its own
+    rank = int(os.environ.get("RANK", "0"))  # before it becomes the only rank of its own group
     start, figures = time.monotonic(), Figures()
     try:
         figures = _made(check, device_type, directory, together=together)
@@ -46,9 +46,9 @@ def main(name: str, device_type: str, directory: Path, out: Path, *, together: b
 
 
 def _made(check: Check, device_type: str, directory: Path, *, together: bool) -> Figures:
-    """Figures of the check."""
+    """Returns the figures of the check."""
     if device_type == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"  # which DeepSpeed reads as it is imported
+        os.environ["DS_ACCELERATOR"] = "cpu"  # which DeepSpeed reads on import
     import torch
     from torch.distributed.distributed_c10d import PrefixStore
 

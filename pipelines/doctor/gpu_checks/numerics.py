@@ -1,4 +1,4 @@
-"""Gradients as the trainer takes them, against those of plain PyTorch in float32, one response at a time."""
+"""The trainer's gradients against those of plain PyTorch in float32, one response at a time."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,9 @@ TOLERANCE = 0.05
 
 
 def gradients_at_every_stage(bench: Bench) -> Figures:
-    """A tiny training step in bfloat16 at each ZeRO stage: the gradient, its norm, and an update that moves weights."""
+    """Runs a tiny training step in bfloat16 at each ZeRO stage: the gradient, its norm, and an update that changes
+    weights.
+    """
     figures: Figures = {}
     step = random_step(TINY["vocab_size"], _SHAPE)
     weights_dir = bench.directory
@@ -54,7 +56,7 @@ def gradients_at_every_stage(bench: Bench) -> Figures:
 
 
 def training(precision: str, *, zero_stage: int = 0, packing: bool = True, shape: BatchShape = _SHAPE) -> Training:
-    """One update of all responses."""
+    """Returns settings for one update of all responses."""
     return Training.model_validate(
         {
             **{"steps": 1, "prompts_per_step": shape.prompts, "group_size": shape.group_size},
@@ -66,7 +68,7 @@ def training(precision: str, *, zero_stage: int = 0, packing: bool = True, shape
 
 
 def loss_of(logprobs: Tensor, batch: Microbatch, step: StepRollouts) -> Tensor:
-    """A pass's part of the loss: the mean over all tokens of their logprobs, each times a fixed random weight."""
+    """Returns a pass's part of the loss: the mean over all tokens of their logprobs, each times a fixed random weight."""
     generator = torch.Generator().manual_seed(1)
     weights = batch.look_up(torch.randn(len(step.rollout_logprobs), generator=generator))
     return (weights * logprobs).sum() / len(step.rollout_logprobs)
@@ -79,7 +81,7 @@ def add_gradient(learner: Learner, passes: Sequence[Microbatch], step: StepRollo
 
 
 def exact_gradients(weights_dir: Path, step: StepRollouts, device: torch.device) -> Gradients:
-    """Gradients of all responses in float32, without packing and without DeepSpeed."""
+    """Returns the gradients of all responses in float32, without packing and without DeepSpeed."""
     settings = training("float32", packing=False)
     policy = Policy(load_model(weights_dir, settings), temperature=1.0).to(device)
     plan = plan_step(step, settings)
@@ -92,7 +94,7 @@ def exact_gradients(weights_dir: Path, step: StepRollouts, device: torch.device)
 
 
 def whole_gradients(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Whole gradients, as DeepSpeed has added them up over passes and ranks. All ranks call it, before the update."""
+    """Yields whole gradients, as DeepSpeed has summed them over passes and ranks. All ranks call it, before the update."""
     from deepspeed.utils import safe_get_full_grad
 
     for name, parameter in policy.named_parameters():
@@ -103,7 +105,7 @@ def whole_gradients(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def relative_error(found: Gradients, expected: Gradients) -> float:
-    """Norm of the difference over the norm of what is expected, over all parameters."""
+    """Returns the norm of the difference over the norm of the expected gradients, over all parameters."""
     if found.keys() != expected.keys():
         raise CheckFailedError(f"gradients of {len(found)} parameters for {len(expected)}")
     difference = sum(float((found[name] - expected[name]).square().sum()) for name in expected)

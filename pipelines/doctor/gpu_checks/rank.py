@@ -1,10 +1,10 @@
-"""One rank of the checks, started by a launcher as a run's ranks are.
+"""One rank of the checks, started by a launcher like a run's ranks.
 
 `python -m pipelines.doctor.gpu_checks.rank JOB.json`
 
 JOB: {device: cpu|cuda, checks: names, out: directory of the results, scratch: directory that all ranks see}. The rank
-starts a process for each check and gives it its time. Ranks begin a check together: the first one's store, at the
-address that the launcher chose, is where they meet and where those of a check that is made together find each other.
+starts a process for each check, with a time limit. Ranks begin a check together: they meet in the store of the first
+one, at the address that the launcher chose, and so do the processes of a check that all ranks run together.
 """
 
 import contextlib
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 5.0
 _COMPUTES = 0.02
-"""CPU seconds a second in which a process counts as computing."""
+"""CPU seconds a second above which a process counts as computing."""
 _LATE_SECONDS = 60.0
-"""How much later than this rank another may come to the end of a check."""
+"""Seconds by which another rank may finish a check after this one."""
 
 
 class CheckingRank:
-    """Makes the checks that are this rank's, in step with the other ranks."""
+    """A rank that runs its checks in step with the other ranks."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._device: str = job["device"]
@@ -56,7 +56,7 @@ class CheckingRank:
             self._store = launch_store(keeps=self._rank == 0)
 
     def run(self) -> None:
-        """Leaves a result for every check."""
+        """Writes a result for every check."""
         for check in self._checks:
             reason = self._reason_to_skip(check)
             result = self._skipped(check, reason) if reason else self._make(check)
@@ -81,7 +81,7 @@ class CheckingRank:
         return ""
 
     def _gpus(self) -> list[str]:
-        """The GPUs that this rank sees, as CUDA_VISIBLE_DEVICES names them."""
+        """Returns the GPUs that this rank sees, as CUDA_VISIBLE_DEVICES names them."""
         if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
             return visible.split(",")
         import torch
@@ -92,7 +92,7 @@ class CheckingRank:
         return Result(check.name, "skipped", reason, rank=self._rank, host=socket.gethostname())
 
     def _make(self, check: Check) -> Result | None:
-        """Runs the check's process. It leaves its result itself; else the cause of its end is one."""
+        """Runs the check's process. It normally writes its own result; otherwise returns one with the cause of its end."""
         directory = self._scratch / check.name / ("all" if check.scope == "all" else str(self._rank))
         directory.mkdir(parents=True, exist_ok=True)
         log = self._out / f"{check.name}-{self._rank:05}.log"
@@ -138,14 +138,14 @@ class CheckingRank:
         return Result(check.name, "failed", message, seconds=seconds, rank=self._rank, host=socket.gethostname())
 
     def _alone(self, check: Check) -> dict[str, str]:
-        """The environment of a rank without others, on its own GPU or with those of its host."""
+        """Returns the environment of a rank without others, on its own GPU or with those of its host."""
         gpus = self._gpus() if self._device == "cuda" else []
         visible = ",".join(gpus if check.scope == "host" else gpus[self._local_rank : self._local_rank + 1])
         alone = {"WORLD_SIZE": "1", "LOCAL_SIZE": "1", "LOCAL_RANK": "0"}
         return alone | ({"CUDA_VISIBLE_DEVICES": visible, "RPG_GPUS": visible} if gpus else {})
 
     def _meet(self, check: Check) -> None:
-        """Waits until all ranks are done with the check."""
+        """Waits until all ranks have finished the check."""
         if self._store is None:
             return
         if self._store.add(f"{check.name} done", 1) == self._world:
@@ -157,8 +157,9 @@ def ended(process: "subprocess.Popen[bytes]", log: Path, *, stands_still: float,
     """Waits for the process. Returns its exit code.
 
     Raises:
-        subprocess.TimeoutExpired: it took longer than `most` seconds in all. Or, where that is more than stands_still,
-            so long its log did not grow, and it and its children computed nothing. Its command says which.
+        subprocess.TimeoutExpired: it took longer than `most` seconds in all; or, if `most` exceeds `stands_still`, its
+            log did not grow for `stands_still` seconds, and it and its children computed nothing. Its command says
+            which.
     """
     start = last = time.monotonic()
     before = log.stat().st_size, 0.0
@@ -168,7 +169,7 @@ def ended(process: "subprocess.Popen[bytes]", log: Path, *, stands_still: float,
             return process.wait(poll)
         now = time.monotonic()
         work = log.stat().st_size, _cpu_seconds(process.pid)
-        # Where a child has ended, its time is gone from the sum.
+        # When a child ends, the sum loses its time.
         if work[0] > before[0] or work[1] > before[1] + _COMPUTES * poll or work[1] < before[1]:
             last = now
         before = work
@@ -179,7 +180,7 @@ def ended(process: "subprocess.Popen[bytes]", log: Path, *, stands_still: float,
 
 
 def _cpu_seconds(pid: int) -> float:
-    """CPU time of a process and its descendants, as far as these are there."""
+    """Returns the CPU time of a process and its living descendants."""
     total = 0.0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)

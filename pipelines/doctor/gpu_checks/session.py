@@ -1,4 +1,4 @@
-"""All checks once: launches the ranks, waits for them, and gathers what they found."""
+"""One session of all checks: launches the ranks, waits for them, and collects their results."""
 
 import shutil
 import tempfile
@@ -21,7 +21,7 @@ ALL = tuple(check.name for check in CHECKS)
 
 
 class NoGpuError(Exception):
-    """There is nothing to check, or it is taken."""
+    """There is nothing to check, or all GPUs are leased."""
 
 
 def check_gpus(
@@ -31,13 +31,14 @@ def check_gpus(
     names: Collection[str] = ALL,
     on_result: Callable[[Result], None],
 ) -> list[Result]:
-    """Makes the checks on this machine's GPUs, or where a spec's launcher starts its ranks and engines.
+    """Runs the checks on this machine's GPUs, or on the machines on which a spec's launcher starts its ranks and
+    engines.
 
-    A spec with `resources: {device: cpu}` has them made on CPUs.
+    A spec with `resources: {device: cpu}` has them run on CPUs.
 
     Args:
         names: of the checks.
-        on_result: called with each result as it comes in, in this thread.
+        on_result: called with each result as it arrives, in this thread.
     Returns:
         A result for every check and rank, check by check.
     Raises:
@@ -85,7 +86,7 @@ def check_gpus(
 
 
 def _on_all(gpus: int) -> Experiment:
-    """A spec with as many local ranks; of the rest of it the checks take nothing."""
+    """Returns a spec with this many local ranks; the checks ignore the rest of it."""
     return Experiment.model_validate(
         {
             "name": "gpu-checks",
@@ -102,7 +103,7 @@ def _on_all(gpus: int) -> Experiment:
 
 @contextmanager
 def _directory(home: Home) -> Iterator[Path]:
-    """A directory that all hosts see, as a run has one. What failed leaves its logs there; else it is deleted."""
+    """Yields a directory that all hosts see, like a run's. Failed checks leave their logs there; else it is deleted."""
     home.create()
     place = home.root / "gpu-checks"
     place.mkdir(exist_ok=True)

@@ -24,23 +24,24 @@ from specs.schema.experiment import Experiment
 from specs.schema.training import Training
 
 _OVER_ESTIMATE = 1.1
-"""Times the estimate that the memory may be: the estimate is an upper bound, and held to 10 %."""
+"""Largest accepted ratio of memory to the estimate, which is an upper bound with an accuracy of 10 %."""
 _LEAST_SHARE = 0.1
 """Least accepted share of the GPU's peak. `rpg plan` expects 0.15 to 0.45; a wrong kernel or a throttled GPU
-gives a tenth."""
+gives a tenth.
+"""
 _ON_GPU = BatchShape(prompts=16, group_size=8, prompt_length=256, response_length=768, microbatch_tokens=16384)
 _ON_CPU = BatchShape(prompts=4, group_size=4, prompt_length=16, response_length=48, microbatch_tokens=512)
 _UPDATES = 2
-"""That are timed, after one that is not."""
+"""Number of timed updates, after one that is not timed."""
 
 
 def step_at_zero_2(bench: Bench) -> Figures:
-    """Gradients and optimizer sharded."""
+    """Measures updates with gradients and optimizer sharded."""
     return _step(bench, zero_stage=2)
 
 
 def step_at_zero_3(bench: Bench) -> Figures:
-    """Weights as well."""
+    """Measures updates with the weights sharded as well."""
     return _step(bench, zero_stage=3)
 
 
@@ -66,16 +67,17 @@ def measure_updates(
     *,
     within: Callable[[], AbstractContextManager[object]] | None = None,
 ) -> Figures:
-    """Makes updates of a model of random weights as the trainer makes them, and measures them on this rank.
+    """Updates a model with random weights as the trainer does, and measures the updates on this rank.
 
     Args:
         config: of the model, see `models`.
-        settings: prompts_per_step, group_size and microbatch_tokens are used as they are.
+        settings: prompts_per_step, group_size and microbatch_tokens are used unchanged.
         shape: lengths of prompts and responses.
-        within: surrounds one more pass, which is not timed, as a profiler does.
+        within: context of one additional, untimed pass, for example a profiler.
     Returns:
         Seconds of an update and of its passes, tokens that this rank computes a second, and on a GPU the share of its
-        peak in the whole update and in the passes alone (an optimizer on the host waits for it), the most memory that
+        peak in the whole update and in the passes alone (an optimizer on the host makes the GPU wait), the peak memory
+        that
         torch allocated, and the estimate of `rpg plan` for passes as long as the longest, GiB.
     """
     device, first = bench.device, ranks.rank() == 0
@@ -126,7 +128,7 @@ def measure_updates(
 
 
 def estimated_bytes(model: ModelShape, settings: Training, shape: BatchShape) -> int:
-    """Bytes that `rpg plan` estimates for the learner alone: no sampler, no cache, no reference of its own."""
+    """Returns the bytes that `rpg plan` estimates for the learner alone: no sampler, no cache, no separate reference."""
     spec = Experiment.model_validate(
         {
             "name": "gpu-check",
@@ -146,7 +148,7 @@ def estimated_bytes(model: ModelShape, settings: Training, shape: BatchShape) ->
 
 
 def _check_memory(figures: Figures) -> None:
-    """Raises CheckFailedError where a rank took more than the estimate says."""
+    """Raises CheckFailedError if a rank took more memory than the estimate allows."""
     peak, estimate = figures.get("peak_gib"), figures.get("estimated_gib")
     if isinstance(peak, float) and isinstance(estimate, float) and not peak < _OVER_ESTIMATE * estimate:
         raise CheckFailedError(f"{peak:.1f} GiB were taken, `rpg plan` estimates {estimate:.1f}")

@@ -1,4 +1,4 @@
-"""The trainer from its beginning to its end."""
+"""A check of the trainer from start to end."""
 
 import json
 import subprocess
@@ -23,10 +23,10 @@ _TOKENS = ("<pad>", "<eos>", "0", "1", "=")
 
 
 def trained_and_resumed(bench: Bench) -> Figures:
-    """`rpg.train` with the transformers engine: to a pause, and in another process to the end.
+    """Runs `rpg.train` with the transformers engine: to a pause, and in another process to the end.
 
-    At ZeRO 3 the engine has weights of its own, so that the sentinel checks each load. The state leaves the device
-    while it samples, rows are packed, and norms are Liger's where it is installed. On a CPU the weights must then be
+    At ZeRO 3 the engine has its own weights, so that the sentinel checks each load. The state leaves the device
+    while it samples, rows are packed, and norms are Liger's if it is installed. On a CPU the weights must then equal
     those of a run without a pause, in every bit.
     """
     from safetensors.torch import load_file
@@ -56,7 +56,7 @@ def trained_and_resumed(bench: Bench) -> Figures:
 
 
 def write_inputs(directory: Path, config: dict[str, Any] | None = None) -> None:
-    """A base model of random weights with a tokenizer of five tokens, and eight problems.
+    """Writes a base model with random weights, a tokenizer of five tokens, and eight problems.
 
     Args:
         config: of a model with a larger vocabulary, whose further tokens have no text. It is written in bfloat16.
@@ -86,10 +86,10 @@ def write_inputs(directory: Path, config: dict[str, Any] | None = None) -> None:
 
 
 def write_run(bench: Bench, name: str, **changes: dict[str, Any]) -> Path:
-    """A run's directory for `rpg.train`, beside what `write_inputs` has written.
+    """Writes a run's directory for `rpg.train`, beside the files of `write_inputs`.
 
     Args:
-        changes: fields of sections of the spec that are to be others.
+        changes: fields of sections of the spec that replace the defaults.
     """
     spec: dict[str, Any] = {
         "name": name,
@@ -124,7 +124,7 @@ def train(run: Path, *, until: int = 0) -> None:
 
 @contextmanager
 def started(run: Path, *, until: int = 0) -> Iterator["subprocess.Popen[bytes]"]:
-    """The trainer's process, which is killed at the end of the block if it has not ended."""
+    """Yields the trainer's process, and kills it at the end of the block if it has not ended."""
     inputs = {"run_id": run.name, "fingerprint": "0" * 64, "data": "../data", "base": "../base", "until": until}
     (run / "inputs.json").write_text(json.dumps(inputs), encoding="utf-8")
     process = subprocess.Popen([sys.executable, "-P", "-m", "rpg.train", str(run)], stdin=subprocess.DEVNULL)
@@ -136,7 +136,7 @@ def started(run: Path, *, until: int = 0) -> Iterator["subprocess.Popen[bytes]"]
 
 
 def recorded(run: Path) -> dict[int, dict[str, float]]:
-    """Step -> its metrics by name, of all steps on record."""
+    """Returns step -> its metrics by name, for all recorded steps."""
     steps: dict[int, dict[str, float]] = {}
     for row in _rows(run, "metrics"):
         steps.setdefault(row["step"], {})[row["name"]] = row["value"]

@@ -171,7 +171,7 @@ def leave_token(run_directory: Path) -> str:
 
 
 def await_answers(connections: Sequence[Connection], seconds: float) -> None:
-    """Returns when every host has answered, or after this many seconds."""
+    """Waits until every host has answered, but at most this many seconds."""
     receive_until(lambda: all(connection.answered for connection in connections), connections, seconds)
 
 
