@@ -84,7 +84,8 @@ def weight_page(title: str, certificates: Mapping[str, Sequence[Row]]) -> str:
 
 
 def by_kind(heading: str, objectives: Sequence[Objective]) -> dict[str, list[tuple[str, Objective]]]:
-    """Splits a heading of the catalogue by the properties that all rows under it share, so that a row's name is short."""
+    """Splits a heading of the catalogue by the properties that all rows under it share, so that a
+    row's name is short."""
     kinds: dict[str, list[tuple[str, Objective]]] = {}
     for shared, items in groupby(objectives, key=_shared):
         full = ", ".join([heading, *shared])

@@ -88,7 +88,8 @@ class ServerRecord:
         return None if variable is None else variable.value
 
     def _waiting(self) -> list[WaitingRun]:
-        """Returns the runs that wait for a worker, from the server's API if the record's own server does not know them."""
+        """Returns the runs that wait for a worker, from the server's API if the record's own server
+        does not know them."""
         served = self._source.waiting()
         if served is None and self._url:
             with prefect_client(self._own, self._url) as client:

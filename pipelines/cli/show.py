@@ -223,7 +223,8 @@ def _last_or_best(evaluation: Mapping[str, Any]) -> str:
 
 
 def _certificate(certificate: Mapping[str, Any], when: str) -> None:
-    """Prints how the objective's gradient compares with the exact one. `when`: the step, for an objective that changes."""
+    """Prints how the objective's gradient compares with the exact one. `when`: the step, for an
+    objective that changes."""
     findings = [
         {
             "policy": finding["policy"].replace("_", " "),

@@ -69,7 +69,8 @@ def submit(
     pool: Pool = "",
     profile: Profile = "",
 ) -> None:
-    """Submits the frozen study to the Prefect server of --profile, or the one `rpg up` started, and prints its links."""
+    """Submits the frozen study to the Prefect server of --profile, or the one `rpg up` started, and
+    prints its links."""
     from pipelines.home.home import Home
     from pipelines.jobs.submit import submit_study
     from specs.loader import load_study_document

@@ -1,4 +1,5 @@
-"""Engines with their own weights: each loads the learner's, samples with them, and is detected if it did not load them."""
+"""Engines with their own weights: each loads the learner's, samples with them, and is detected if
+it did not load them."""
 
 import math
 import time
