@@ -47,8 +47,8 @@ def load(
     Args:
         spec: a file, or a mapping with the content of such a file; its paths are relative to the working directory.
         set: path -> value, applied to the spec as `--set` does: `{"training.steps": 10}`.
-        rewards: name -> function that scores responses where the spec says `reward: {type: NAME}`. The function and
-            what it uses are written to a file, which then serves as a reward of type python.
+        rewards: name -> function that scores responses, for the spec's `reward: {type: NAME}`. The function and
+            its dependencies are written to a file, which then serves as a reward of type python.
     Raises:
         SpecError: every error, each with its file and line, or, in a mapping, with the path of its key.
     """

@@ -52,7 +52,7 @@ class Reading:
             note_looks(self.home, names)
 
     def wait(self, run_ids: Sequence[str]) -> None:
-        """Waits a moment, and reads the runs' new records. While the server does not answer, there are none."""
+        """Waits a moment, and reads the runs' new records. Reads nothing while the server does not answer."""
         if self.record is None:
             time.sleep(_LOCAL_SECONDS)
             return

@@ -105,7 +105,7 @@ def render(template: str, account: Account, **values: Any) -> str:
 
     Args:
         template: its file's name.
-        values: what it needs beside the account.
+        values: further values that the template needs.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

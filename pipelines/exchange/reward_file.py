@@ -1,4 +1,4 @@
-"""A function of a program or a notebook as a separate file, with what it uses: imports, functions, constants."""
+"""A function of a program or a notebook as a separate file, with its dependencies: imports, functions, constants."""
 
 import ast
 import hashlib
@@ -37,7 +37,7 @@ def _write(name: str, function: Callable[..., Any], home: Home) -> dict[str, Any
 
 
 def source_of(name: str, function: FunctionType) -> str:
-    """Returns the text of a file with the function and what it uses. Raises SpecError if that cannot be written.
+    """Returns the text of a file with the function and its dependencies. Raises SpecError if that cannot be written.
 
     Args:
         name: the reward's name, for errors.

@@ -147,7 +147,7 @@ class Verdicts:
 
 
 def old_verdicts(home: Home) -> Verdicts | None:
-    """Returns the verdicts that were last used more than `VERDICT_DAYS` ago. None if there are none."""
+    """Returns the verdicts that were last used more than `VERDICT_DAYS` ago. None without any."""
     files = tuple(file for file in sorted(home.verdicts.glob("*/*.json")) if _is_old(file))
     return Verdicts(home.verdicts, files, sum(map(_length, files))) if files else None
 

@@ -47,7 +47,8 @@ def _installed() -> dict[str, str]:
 
 
 def made_with_others(manifest: Path) -> str:
-    """Returns the computing packages whose version differs from the one that made the result, in words; empty if none."""
+    """Returns the computing packages whose version differs from the one that made the result, in
+    words; empty if none."""
     made = read_json(manifest).get("versions", {})
     here = _installed()
     others = [name for name in here if name in made and made[name] != here[name]]

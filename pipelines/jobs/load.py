@@ -19,7 +19,7 @@ def load(
     """Reads an experiment, a study or an evaluation. Raises SpecError with every issue.
 
     Args:
-        rewards: name -> function that scores responses where the spec says `reward: {type: NAME}`.
+        rewards: name -> function that scores responses, for the spec's `reward: {type: NAME}`.
     """
     from pipelines.planning.weights import weights_in
     from specs.errors import Issue, SpecError

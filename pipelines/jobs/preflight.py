@@ -82,7 +82,7 @@ def missing_for(document: Document, runs: Sequence[RunPlan], ask: AskRoom | None
     place.
 
     Args:
-        ask: asks the launcher; None: a new query.
+        ask: function that queries the launcher. By default this call makes a new query.
     """
     from pipelines.running.gpu_slots import ask_room, asked_of_machines, missing_here
 

@@ -48,7 +48,7 @@ class Proof:
     end: int
     """The last step that was trained again."""
     compared: tuple[str, ...]
-    """What was compared, and how much of it, in words."""
+    """The compared tables and states, and their sizes, in words."""
     differences: tuple[str, ...]
     """Differences in words; empty if everything was the same, bit for bit."""
 
@@ -155,7 +155,7 @@ def _replay(execution: RunExecution, scratch: Home) -> None:
 
 
 def _compare(home: Home, scratch: Home, run_id: str, start: int, end: int) -> tuple[list[str], list[str]]:
-    """Compares the two records. Returns, in words, what was compared and what differs."""
+    """Compares the two records. Returns, in words, the compared items and the differences."""
     compared, differences = [], []
     with Store.open(home.root) as record, Store.open(scratch.root) as retrained:
         for table in _ROWS:
@@ -181,7 +181,8 @@ def _compare(home: Home, scratch: Home, run_id: str, start: int, end: int) -> tu
 
 
 def _rows(store: Store, table: str, run_id: str, start: int, end: int) -> pa.Table:
-    """Returns a table's valid rows of steps start + 1 to end, in order, without metrics and columns that always differ."""
+    """Returns a table's valid rows of steps start + 1 to end, in order, without metrics and columns
+    that always differ."""
     query = f"select * from {table} where run_id = ? and step > ? and step <= ?"
     parameters = [run_id, start, end]
     if table == "metrics":

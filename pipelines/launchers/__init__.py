@@ -41,7 +41,7 @@ def is_rank(command: Sequence[str]) -> bool:
 
 
 def launched_stage(arguments: Sequence[str]) -> LaunchedStage:
-    """Returns the stage from a launcher process's command line, where it follows the run's directory."""
+    """Returns the stage from a launcher process's command line, in which it follows the run's directory."""
     return next((stage for stage in get_args(LaunchedStage) if list(arguments) == [stage]), "train")
 
 
@@ -77,13 +77,14 @@ class Room:
     """The capacity of a launcher's machines for the ranks of one run."""
 
     obstacles: "tuple[Issue, ...]" = ()
-    """Reasons why the machines can never hold the run. Empty if there are none."""
+    """Reasons why the machines can never hold the run. Empty if they can."""
     launches: int = 1
     """Number of such runs for which there is capacity now."""
 
 
 class Launcher(Protocol):
-    """An object that starts the ranks of a run. One object serves every run and every process of ours: it has no state."""
+    """An object that starts the ranks of a run. One object serves every run and every process of
+    ours: it has no state."""
 
     ranks_run_here: bool
     """Whether the ranks compute on this machine. If so, GPU slots are leased for them before the command starts."""
@@ -114,7 +115,7 @@ class Launcher(Protocol):
         ...
 
     def end(self, run_directory: Path) -> None:
-        """Ends the processes that a command started elsewhere and left behind; does nothing if there are none.
+        """Ends the processes that a command started elsewhere and left behind, if any.
 
         Called after the command has ended. `rpg cancel` calls it too, for a command that was killed.
         """

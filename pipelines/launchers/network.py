@@ -45,7 +45,8 @@ def interface_of(address: str) -> str:
 
 
 def address_of(interface: str) -> str:
-    """Returns the first IPv4 address of an interface. Raises ValueError if there is no such interface or it has none."""
+    """Returns the first IPv4 address of an interface. Raises ValueError if there is no such
+    interface or it has none."""
     interfaces = psutil.net_if_addrs()
     for entry in interfaces.get(interface, []):
         if entry.family == socket.AF_INET:

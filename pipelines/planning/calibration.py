@@ -1,4 +1,5 @@
-"""Agreement between judges and labels, as measured by `rpg judge calibrate`: kept in the home by the judge's settings."""
+"""Agreement between judges and labels, as measured by `rpg judge calibrate`: kept in the home by
+the judge's settings."""
 
 import hashlib
 import json
@@ -21,7 +22,7 @@ def keep(home: Home, judge: "Judge", record: Mapping[str, Any]) -> None:
 
 
 def kept(home: Home, judge: "Judge") -> dict[str, Any]:
-    """Returns the measurement of a judge with this wording, scale and sampling; empty if there is none."""
+    """Returns the measurement of a judge with this wording, scale and sampling; empty if unmeasured."""
     return read_json(home.judge(_digest(judge)))
 
 

@@ -146,7 +146,7 @@ class Code:
         return self._modules[name]
 
     def _longest_known(self, name: str) -> str:
-        """Returns the longest beginning of a dotted name that is a module; empty if there is none."""
+        """Returns the longest beginning of a dotted name that is a module; empty without such a module."""
         while name and not self._file(name):
             name = name.rpartition(".")[0]
         return name
@@ -202,7 +202,8 @@ def _without_sources(sources: Iterable[Source]) -> Iterator[OpenSection]:
 
 @lru_cache
 def installed(library: str) -> str:
-    """Returns the version of an installed library, for `python` that of the interpreter; empty if it is not installed."""
+    """Returns the version of an installed library, for `python` that of the interpreter; empty if
+    it is not installed."""
     if library == "python":
         return ".".join(map(str, sys.version_info[:2]))
     return versions_of(library).get(library, "")

@@ -26,7 +26,7 @@ def fingerprint(
 
     Args:
         inputs: fingerprints of the stages that it reads.
-        code: differences between its code and the release; omitted from the hash if there are none.
+        code: differences between its code and the release; an empty value is omitted from the hash.
         results: the results number of its code; 0: that of this release.
     """
     number = results or release().results[stage]
@@ -38,7 +38,8 @@ def fingerprint(
 
 
 def train_data_identity(experiment: Experiment) -> Identity:
-    """Returns the identity of the training problems. It includes evaluation sets only if shared problems are dropped."""
+    """Returns the identity of the training problems. It includes evaluation sets only if shared
+    problems are dropped."""
     data = experiment.data
     parts: dict[str, Any] = {
         "train": [by_content(source) for source in data.train],
@@ -139,7 +140,8 @@ def report_identity(experiment: Experiment) -> Identity:
 
 
 def flatten(value: Any, prefix: str = "") -> Identity:
-    """Flattens nested data to {"objective.clip.low": 0.2, "data.train.0.task": ...}; an empty container stays as it is."""
+    """Flattens nested data to {"objective.clip.low": 0.2, "data.train.0.task": ...}; an empty
+    container stays as it is."""
     if isinstance(value, dict) and value:
         items = [(str(key), item) for key, item in value.items()]
     elif isinstance(value, (list, tuple)) and value:

@@ -54,7 +54,8 @@ def gpu_hours(experiment: Experiment, shape: ModelShape) -> GpuHours:
 
 
 def evaluation_hours(experiment: Experiment, shape: ModelShape) -> float | None:
-    """Returns the GPU hours to evaluate one checkpoint, on the GPUs that train. None if the size of a set is unknown."""
+    """Returns the GPU hours to evaluate one checkpoint, on the GPUs that train. None if the size of
+    a set is unknown."""
     problems, evaluation = evaluation_problems(experiment), experiment.evaluation
     if problems is None:
         return None

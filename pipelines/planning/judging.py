@@ -28,7 +28,7 @@ class Judging:
     money: float | None
     """Cost in the currency of the price. None if the spec gives no price."""
     bound: str
-    """The budget, in words. Empty if there is none."""
+    """The budget, in words. Empty if unlimited."""
 
 
 def judging(experiment: Experiment) -> list[Judging]:

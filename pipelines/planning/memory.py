@@ -101,7 +101,7 @@ def turn_bounds(experiment: Experiment, max_response_length: int = 0) -> TurnBou
     """Returns the largest content of a response. If an environment sets no bounds, any token may be sampled or given.
 
     Args:
-        max_response_length: of a response; 0: that of training.
+        max_response_length: bound of a response in tokens; 0: that of training.
     """
     longest = max_response_length or experiment.rollout.max_response_length
     stated = experiment.rollout.rollouter.bounds(longest)
@@ -135,7 +135,8 @@ def batch_algebra(experiment: Experiment) -> BatchAlgebra:
 
 
 def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate:
-    """Returns one rank's device memory; weights, gradients and optimizer state are partitioned as the ZeRO stage says."""
+    """Returns one rank's device memory; weights, gradients and optimizer state are partitioned as
+    the ZeRO stage says."""
     training, rollout = experiment.training, experiment.rollout
     low_precision = training.precision == "bfloat16"
     size = 2 if low_precision else 4

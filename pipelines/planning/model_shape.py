@@ -49,7 +49,7 @@ def _shape_of(model: Model) -> ModelShape | None:
 def settings_of(model: Model) -> dict[str, Any] | None:
     """Returns the model's settings: the spec's own architecture, the config.json of a local or cached model, or
     CONFIGS.
-    None if there is none of these.
+    None if it has none of these.
     """
     if isinstance(model, ScratchModel):
         tokenizer = model.tokenizer
@@ -84,7 +84,8 @@ def _kept_or_counted(settings: str) -> ModelShape | None:
 
 
 def _place(settings: str) -> Path | None:
-    """Returns the file of a configuration's figures, named by everything that they depend on. None if none can be kept."""
+    """Returns the file of a configuration's figures, named by everything that they depend on. None
+    if none can be kept."""
     with suppress(OSError):
         code = [Path(str(module.__file__)).read_bytes() for module in (shape, traffic, pretrained)]
         digest = hashlib.sha256(b"\0".join([settings.encode(), version("transformers").encode(), *code])).hexdigest()

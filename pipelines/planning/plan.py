@@ -1,4 +1,4 @@
-"""From a spec to a plan: the runs, the stages of each, what is done already, what will run, and why.
+"""From a spec to a plan: the runs, the stages of each, finished and unfinished ones, and the reasons.
 
 Planning reads. It writes only notes of digests that it had to compute (specs/machine/manifests.py).
 """
@@ -310,7 +310,7 @@ class _Planner:
     def _begun_by_another(self, run: _RunIdentity) -> tuple[int, str]:
         """Returns the latest step up to which a run of the experiment was trained with the same values and has its
         state,
-        and that run; (0, "") if there is none.
+        and that run; (0, "") without such a run.
         """
         if run.cell.experiment.rollout.max_staleness:  # batches are sampled ahead, some under other values
             return 0, ""
@@ -318,7 +318,7 @@ class _Planner:
         return max((each for each in found if each[0]), default=(0, ""))
 
     def _shared_step(self, plan: dict[str, Any], run: _RunIdentity) -> int:
-        """Returns the last saved step of an earlier run up to which this one is the same; 0 if there is none."""
+        """Returns the last saved step of an earlier run up to which this one is the same; 0 without such a step."""
         before, now = plan["stages"].get("train"), run.stages["train"]
         if not before or before["inputs"] != now.inputs or plan["run_id"] == run.run_id:
             return 0
@@ -343,7 +343,7 @@ class _Planner:
         return max((step for step in saved if step <= shared), default=0)
 
     def _evaluated_by_another(self, run: _RunIdentity) -> str:
-        """Returns the run, under another name, that has evaluated the same; empty if there is none."""
+        """Returns the run, under another name, that has evaluated the same; empty without such a run."""
         fingerprint = run.stages["evaluate"].fingerprint
         for directory in sorted(self._home.root.glob(f"runs/*-{run.run_id.rpartition('-')[2]}")):
             manifest = manifest_of("evaluate", self._output(directory.name, "evaluate", fingerprint))
@@ -395,7 +395,7 @@ class _Planner:
         return found or (f"{' and '.join(unfinished)} will run" if unfinished else "not finished before")
 
     def _place(self, path: str, values: Mapping[str, Any]) -> str:
-        """Returns where the spec gives a field: ` (FILE:LINE)`, ` (--set)`, or empty for a default. `values`: the
+        """Returns a field's place in the spec: ` (FILE:LINE)`, ` (--set)`, or empty for a default. `values`: the
         cell's.
         """
         parts = tuple(int(part) if part.isdigit() else part for part in path.split("."))
@@ -431,8 +431,8 @@ def _identify(cell: "Cell", code: Code, run_id: str = "", accepted: dict[str, An
     """Identifies the stages of a cell's run.
 
     Args:
-        run_id: of the run whose stages are accepted.
-        accepted: stage -> its record, for stages whose results are reused whatever code made them.
+        run_id: id of the run whose stages are accepted.
+        accepted: stage -> its record, for the stages whose results are reused whatever code made them.
     """
     experiment = cell.experiment
     stages: dict[str, _StageIdentity] = {}

@@ -18,11 +18,11 @@ def changes(
     varied: Collection[str],
     place_of: Callable[[str], str],
 ) -> str:
-    """Returns the differences between a stage's record in an earlier plan and its record now; empty if there are none.
+    """Returns the differences between a stage's record in an earlier plan and its record now; empty if they are equal.
 
     Args:
         varied: paths of the matrix: differences in them are named first.
-        place_of: returns where the spec gives a field, as text to append to it.
+        place_of: returns a field's place in the spec, as text to append to it.
     """
     old, new = before["identity"], now["identity"]
     differing = [path for path in new.keys() | old.keys() if new.get(path, ...) != old.get(path, ...)]

@@ -58,7 +58,8 @@ class TokenSeconds:
 
 
 def fuses(experiment: Experiment) -> bool:
-    """Returns whether a run will use Liger's kernels on a GPU, by the spec, the model's settings and the packages here."""
+    """Returns whether a run will use Liger's kernels on a GPU, by the spec, the model's settings
+    and the packages here."""
     match experiment.training.kernels:
         case "torch":
             return False

@@ -11,7 +11,8 @@ from pipelines.terminal.streams import beneath, stripped
 
 
 class SafeConsole(Console):
-    """A console that sends its own styles and cursor movements to the terminal, but only the printable part of texts."""
+    """A console that sends its own styles and cursor movements to the terminal, but only the
+    printable part of texts."""
 
     def __init__(self, file: IO[str] | None = None, *, stderr: bool = False, **settings: Any) -> None:
         stream = file or beneath(sys.stderr if stderr else sys.stdout)

@@ -49,7 +49,8 @@ def _vllm(**changes: Any) -> VllmRollout:
 
 
 def _exchange(bench: Bench, rollout: VllmRollout) -> Figures:
-    """Loads weights into the engine twice, samples with them, and then compares it with a policy that it did not load."""
+    """Loads weights into the engine twice, samples with them, and then compares it with a policy
+    that it did not load."""
     device, dtype = bench.device, getattr(torch, bench.precision)
     learner = make_model(TINY, torch.device("cpu"), dtype)
     learner.save_pretrained(bench.directory)
@@ -106,7 +107,8 @@ def _sampled(sampler: Sampler) -> list[RolloutGroup]:
 
 
 def _difference(group: RolloutGroup, learner: PreTrainedModel) -> float:
-    """Returns the mean difference of a group's logprobs from the learner's, in nats; infinite if one is not a number."""
+    """Returns the mean difference of a group's logprobs from the learner's, in nats; infinite if
+    one is not a number."""
     prompt = tuple(group.prompt_ids)
     differences = [
         abs(mine - other)

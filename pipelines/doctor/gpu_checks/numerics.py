@@ -68,7 +68,8 @@ def training(precision: str, *, zero_stage: int = 0, packing: bool = True, shape
 
 
 def loss_of(logprobs: Tensor, batch: Microbatch, step: StepRollouts) -> Tensor:
-    """Returns a pass's part of the loss: the mean over all tokens of their logprobs, each times a fixed random weight."""
+    """Returns a pass's part of the loss: the mean over all tokens of their logprobs, each times a
+    fixed random weight."""
     generator = torch.Generator().manual_seed(1)
     weights = batch.look_up(torch.randn(len(step.rollout_logprobs), generator=generator))
     return (weights * logprobs).sum() / len(step.rollout_logprobs)
@@ -94,7 +95,8 @@ def exact_gradients(weights_dir: Path, step: StepRollouts, device: torch.device)
 
 
 def whole_gradients(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields whole gradients, as DeepSpeed has summed them over passes and ranks. All ranks call it, before the update."""
+    """Yields whole gradients, as DeepSpeed has summed them over passes and ranks. All ranks call
+    it, before the update."""
     from deepspeed.utils import safe_get_full_grad
 
     for name, parameter in policy.named_parameters():

@@ -128,7 +128,8 @@ def measure_updates(
 
 
 def estimated_bytes(model: ModelShape, settings: Training, shape: BatchShape) -> int:
-    """Returns the bytes that `rpg plan` estimates for the learner alone: no sampler, no cache, no separate reference."""
+    """Returns the bytes that `rpg plan` estimates for the learner alone: no sampler, no cache, no
+    separate reference."""
     spec = Experiment.model_validate(
         {
             "name": "gpu-check",

@@ -1,4 +1,5 @@
-"""A Ray cluster as a launch sees it: capacity in a placement group, a channel into each bundle, nodes that will leave."""
+"""A Ray cluster as a launch sees it: capacity in a placement group, a channel into each bundle,
+nodes that will leave."""
 
 import contextlib
 import os
@@ -57,7 +58,8 @@ def connected(launcher: RayLauncher) -> Iterator[Any]:
 
 
 def _address(launcher: RayLauncher) -> str:
-    """Returns the address of the cluster; for `auto` the one in RAY_ADDRESS, which Ray would use. Raises ClusterError."""
+    """Returns the address of the cluster; for `auto` the one in RAY_ADDRESS, which Ray would use.
+    Raises ClusterError."""
     address = launcher.address if launcher.address != "auto" else os.environ.get("RAY_ADDRESS") or "auto"
     if address == "auto":
         _refuse_anothers()
@@ -153,7 +155,7 @@ class RayChannel:
 
         Args:
             python: the interpreter there; empty: this one's path.
-            options: of the actor, as Ray names them.
+            options: options of the actor, as Ray names them.
         """
         from pipelines.launchers.ray import carrier
 

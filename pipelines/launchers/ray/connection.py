@@ -76,7 +76,7 @@ class Connection:
         self.refused = ""
         """Reason why the host refuses to take part; empty if it has not refused."""
         self.waiting = ""
-        """The host's last report of what it waits for."""
+        """The resource that the host waits for, by its last report."""
         self.ranks = self.engines = range(0)
         """The numbers of the ranks and engines that are to run there."""
         self.share: Share | None = None

@@ -31,7 +31,8 @@ class SlurmRanks:
     def command(
         self, run_directory: Path, experiment: "Experiment", slots: Sequence[str], *, stage: LaunchedStage = "train"
     ) -> list[str]:
-        """Returns the command that submits or finds the run's job, and waits until it has ended. Slurm allocates GPUs."""
+        """Returns the command that submits or finds the run's job, and waits until it has ended.
+        Slurm allocates GPUs."""
         del experiment, slots
         return [sys.executable, "-P", "-m", "pipelines.launchers.slurm.head", str(run_directory.absolute()), stage]
 

@@ -123,7 +123,7 @@ class Job:
         self._say(f"{places}, at {address}:{port}")
 
     def _address(self, names: list[str]) -> str:
-        """Returns this machine's address, where the ranks meet."""
+        """Returns the address of this machine at which the ranks meet."""
         if len(names) == 1:
             return LOOPBACK
         if interface := self._settings["interface"]:

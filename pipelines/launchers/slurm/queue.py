@@ -40,7 +40,7 @@ def slurm(*command: str, given: str = "") -> "subprocess.CompletedProcess[str]":
 
 
 def submitted_job(run_directory: Path) -> str:
-    """Returns the number of the job that was last submitted for a run; empty if there is none."""
+    """Returns the number of the job that was last submitted for a run; empty without such a job."""
     files = JobFiles.of(run_directory)
     submitted = read_json(files.submitted)
     # A copy of the run's directory has the number of another run's job.
@@ -118,7 +118,8 @@ def batch_options(experiment: Experiment, run_directory: Path, stage: LaunchedSt
 
 
 def _partition_has_gpus(partition: str) -> bool:
-    """Returns whether Slurm knows of GPUs on the nodes of a partition; empty: the default one, whose name Slurm marks."""
+    """Returns whether Slurm knows of GPUs on the nodes of a partition. An empty name stands for the
+    default one, which Slurm marks."""
     listed = slurm("sinfo", "--noheader", "--format=%P %G").stdout.splitlines()
     lines = [line.partition(" ") for line in listed]
     chosen = [gres for name, _, gres in lines if (name.rstrip("*") == partition if partition else name.endswith("*"))]
