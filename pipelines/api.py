@@ -47,8 +47,8 @@ def load(
     Args:
         spec: a file, or a mapping with the content of such a file; its paths are relative to the working directory.
         set: path -> value, applied to the spec as `--set` does: `{"training.steps": 10}`.
-        rewards: name -> function that scores responses, for the spec's `reward: {type: NAME}`. The function and
-            its dependencies are written to a file, which then serves as a reward of type python.
+        rewards: name -> function that scores responses, for the spec's `reward: {type: NAME}`. The function and its
+            dependencies are written to a file, which then serves as a reward of type python.
     Raises:
         SpecError: every error, each with its file and line, or, in a mapping, with the path of its key.
     """
@@ -249,10 +249,8 @@ class Outcome:
 
     @cached_property
     def verdict(self) -> "Verdict":
-        """Returns the conclusions that the data support: `.best`, `.differences` and `.text`. One group of seeds has
-        only
-        `.text`.
-        """
+        """Returns the conclusions that the data support: `.best`, `.differences` and `.text`. One group
+        of seeds has only `.text`."""
         from dataclasses import replace
 
         from pipelines.report.statistics import Verdict

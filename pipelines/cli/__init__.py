@@ -75,9 +75,7 @@ def main() -> None:
 
 def _have_home() -> None:
     """Gives libraries RPG_HOME for their files, and a user name, if this user has neither HOME nor an account, as in
-    many
-    containers: otherwise Python raises an error, and creates a directory called `~` here.
-    """
+    many containers: otherwise Python raises an error, and creates a directory called `~` here."""
     try:
         Path.home()
     except RuntimeError:

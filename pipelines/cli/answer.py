@@ -1,5 +1,5 @@
-"""The final output of `rpg run`: accuracy before and after with intervals, the path of the report,
-and next commands."""
+"""The final output of `rpg run`: accuracy before and after with intervals, the path of the report, and
+next commands."""
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence

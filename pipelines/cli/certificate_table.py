@@ -84,8 +84,8 @@ def weight_page(title: str, certificates: Mapping[str, Sequence[Row]]) -> str:
 
 
 def by_kind(heading: str, objectives: Sequence[Objective]) -> dict[str, list[tuple[str, Objective]]]:
-    """Splits a heading of the catalogue by the properties that all rows under it share, so that a
-    row's name is short."""
+    """Splits a heading of the catalogue by the properties that all rows under it share, so that a row's
+    name is short."""
     kinds: dict[str, list[tuple[str, Objective]]] = {}
     for shared, items in groupby(objectives, key=_shared):
         full = ", ".join([heading, *shared])
@@ -135,7 +135,7 @@ def _error(error: float, tolerance: float) -> str:
 
 
 def _parts(on_policy: GradientFinding, off_policy: GradientFinding) -> str:
-    """Formats a gradient that includes the divergence's; once if it is the same on policy and off policy."""
+    """Returns the quantity whose gradient the divergence's part is; once if it is the same on policy and off policy."""
     if not on_policy.divergence_error:
         return ""
     parts = [SHORT[finding.divergence_gradient_of] for finding in (on_policy, off_policy)]

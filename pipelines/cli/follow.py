@@ -70,8 +70,7 @@ def _chosen(home: Home, run_id: str, stage: str | None) -> list[Path]:
 
 def _print_new(path: Path, offsets: dict[Path, int], last: Path | None, *, heading: str) -> Path | None:
     """Writes the new content of a log, under its heading if it has one; a log that is shorter than before is read from
-    the
-    start.
+    the start.
 
     Returns:
         The log that was written last.

@@ -113,9 +113,8 @@ def _object_text(row: dict[str, Any]) -> str:
 
 
 def form_of(kind: Format, *, safe: bool = False) -> "Form":
-    """Returns the form in which rows are read for a format. `safe`: as for `csv_text`, which then formats the cells
-    itself.
-    """
+    """Returns the form in which rows are read for a format. `safe`: as for `csv_text`, which then
+    formats the cells itself."""
     forms: dict[Format, Form] = {Format.csv: "csv", Format.json: "json", Format.parquet: "parquet"}
     return "table" if safe and kind is Format.csv else forms.get(kind, "table")
 
@@ -300,10 +299,8 @@ def _csv_field(value: Any) -> Any:
 
 
 def _finite(value: _Date) -> _Date:
-    """Returns the date or time. Raises RpgError for the first and the last one, to which Python converts DuckDB's
-    infinite
-    ones.
-    """
+    """Returns the date or time. Raises RpgError for the first and the last one, to which Python
+    converts DuckDB's infinite ones."""
     plain_value = value.replace(tzinfo=None) if isinstance(value, datetime) else value
     if plain_value in (type(plain_value).min, type(plain_value).max):
         raise RpgError(f"{value} may stand for an infinite time\n  hint: cast the column: `::VARCHAR`")

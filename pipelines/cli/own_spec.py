@@ -139,9 +139,7 @@ def own_spec(data: Path, model: str, reward: str, directory: Path) -> str:
 
 def _power_of_two(rows: Sequence[dict[str, Any]], column: str, *, least: int, most: int) -> int:
     """Returns the tokens that a column's texts in these rows need, with one for each byte and one at the end, as a
-    power of
-    two within bounds.
-    """
+    power of two within bounds."""
     longest = max((len(str(row.get(column, "")).encode()) for row in rows), default=0) + 1
     return min(max(least, 1 << longest.bit_length()), most)
 

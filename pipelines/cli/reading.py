@@ -43,9 +43,8 @@ class Reading:
         self.record.refresh(SMALL if tables is None else tables, logs=logs, only=only)
 
     def note_looks(self, names: Sequence[str]) -> None:
-        """Records that answers of experiments were shown. Does nothing for a mirror: its server's record belongs to
-        others.
-        """
+        """Records that answers of experiments were shown. Does nothing for a mirror: its server's
+        record belongs to others."""
         if self.record is None:
             from pipelines.report.answer import note_looks
 

@@ -36,9 +36,7 @@ class SavedQuery:
 
 def saved_queries(home: Home) -> dict[str, SavedQuery]:
     """Returns the saved queries by name: those in `queries/` of the working directory, then those of the home, then
-    those
-    that come with rpg.
-    """
+    those that come with rpg."""
     places = (Path("queries"), home.root / "queries", Path(specs.__file__).parent / "queries")
     queries: dict[str, SavedQuery] = {}
     for path in (path for place in places for path in sorted(place.glob("*.sql"))):

@@ -124,9 +124,8 @@ def _record_at(home: Home, profile: str) -> WebSource | None:
 
 
 def _named_to_readers(url: str, shown: str) -> str | None:
-    """Returns the location of the record, which servers of ours also tell clients that may only read. None for other
-    servers.
-    """
+    """Returns the location of the record, which servers of ours also tell clients that may only read.
+    None for other servers."""
     user, _, password = shown.partition(":")
     auth = (user, password) if shown else None
     with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):

@@ -36,8 +36,8 @@ _WHERE = {
            OR s.run_id IN (SELECT run_id FROM confirmations WHERE study = $experiment))""",
     "status": "s.status = $status",
 }
-"""Conditions of the list's options on a run. Without one no parameter is bound, so that DuckDB need not import pandas.
-"""
+"""Conditions of the list's options on a run. Without one no parameter is bound, so that DuckDB need not
+import pandas."""
 _LAST_METRICS = """
     SELECT name, arg_max(value, step) AS value, max(step) AS step
     FROM metrics WHERE run_id = ? GROUP BY name ORDER BY name
@@ -259,9 +259,8 @@ def spec_differences(spec: "Experiment") -> dict[str, Any]:
 
 
 def _set_fields(section: "BaseModel") -> dict[str, Any]:
-    """Returns a section's fields that are not at their defaults, as plain data; a default may be given as plain data
-    too.
-    """
+    """Returns a section's fields that are not at their defaults, as plain data; a default may be given
+    as plain data too."""
     kept = section.model_dump(mode="json", exclude_defaults=True)
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)

@@ -172,8 +172,7 @@ def send(model: Model, repo: str, *, private: bool) -> Pushed:
 
 def _opened(api: "HfApi", repo: str, *, private: bool) -> tuple[str, bool]:
     """Returns the full name of a repository, in which the user's own namespace may have been left out, and whether it
-    was created for this push.
-    """
+    was created for this push."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:

@@ -1,6 +1,5 @@
 """Garbage for `rpg gc`: artifacts (published results that runs share) that no run uses any more, token rows and
-checkpoints that have outlived their run's `keep_days`, and judges' verdicts that no run has used for long.
-"""
+checkpoints that have outlived their run's `keep_days`, and judges' verdicts that no run has used for long."""
 
 import contextlib
 import shutil
@@ -208,8 +207,7 @@ def _keep() -> None:
 
 def _used_names(home: Home) -> set[str]:
     """Returns the names of the artifacts that runs use, and of those whose files these link to: an existing model that
-    was evaluated may be another run's base model.
-    """
+    was evaluated may be another run's base model."""
     names = set(_names_in_documents(home))
     used = (file for name in names for file in home.root.glob(f"artifacts/base/{name}/*") if file.is_symlink())
     return names | {file.readlink().parent.name for file in used}

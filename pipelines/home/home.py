@@ -48,9 +48,7 @@ class Home:
 
     def another(self) -> str:
         """Returns a sentence that names the nearest home in a directory above the working one, if this home does not
-        exist
-        and RPG_HOME is not set; else empty.
-        """
+        exist and RPG_HOME is not set; else empty."""
         if self.root.exists() or os.environ.get("RPG_HOME"):
             return ""
         above = next((folder / ".rpg" for folder in self.root.parent.parents if (folder / ".rpg").is_dir()), None)
@@ -116,9 +114,8 @@ class Home:
 
     @property
     def verdicts(self) -> Path:
-        """Returns the directory of judges' replies, which runs share; `rpg.rewards.Place` finds them from a run's
-        directory.
-        """
+        """Returns the directory of judges' replies, which runs share; `rpg.rewards.Place` finds them
+        from a run's directory."""
         return self.root / "verdicts"
 
     def judge(self, digest: str) -> Path:

@@ -33,8 +33,7 @@ class Removal:
     num_bytes: int = 0
     needed_by: tuple[str, ...] = ()
     """Ids of the remaining runs whose base model is the weights of a deleted run: evaluations of those weights, or
-    trainings that began from them. Their own records stay.
-    """
+    trainings that began from them. Their own records stay."""
 
 
 class NotRemovableError(RpgError):

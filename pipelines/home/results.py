@@ -47,8 +47,8 @@ def _installed() -> dict[str, str]:
 
 
 def made_with_others(manifest: Path) -> str:
-    """Returns the computing packages whose version differs from the one that made the result, in
-    words; empty if none."""
+    """Returns the computing packages whose version differs from the one that made the result, in words;
+    empty if none."""
     made = read_json(manifest).get("versions", {})
     here = _installed()
     others = [name for name in here if name in made and made[name] != here[name]]
@@ -92,9 +92,8 @@ def check_results(home: Home, *, full: bool = False) -> Iterator[str]:
 
 @contextlib.contextmanager
 def filling(output: Path) -> Iterator[Path]:
-    """Yields a new directory beside `output` to fill, and deletes it at the end if it was not published. The caller
-    holds a lock.
-    """
+    """Yields a new directory beside `output` to fill, and deletes it at the end if it was not
+    published. The caller holds a lock."""
     output.parent.mkdir(parents=True, exist_ok=True)
     for left_by_a_killed_process in output.parent.glob(f".{output.name}.*"):
         shutil.rmtree(left_by_a_killed_process, ignore_errors=True)

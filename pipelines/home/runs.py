@@ -68,9 +68,8 @@ def find_runs(home: Home, text: str) -> list[str]:
 
 
 def study_runs(home: Home, name: str) -> list[str]:
-    """Returns the ids of a study's runs: those of its trials, then the confirmation runs; empty if there is no such
-    study.
-    """
+    """Returns the ids of a study's runs: those of its trials, then the confirmation runs; empty if
+    there is no such study."""
     study = read_json(home.study(name) / "study.json")
     arms = (study.get("confirmation") or {}).get("arms", [])
     confirming = [unit["run_id"] for arm in arms for unit in arm["units"] if unit.get("run_id")]
@@ -78,9 +77,8 @@ def study_runs(home: Home, name: str) -> list[str]:
 
 
 def status_of(home: Home, run_id: str) -> str:
-    """Returns pending, running, finished, failed, cancelled, or crashed: recorded as running, but without a live
-    process.
-    """
+    """Returns pending, running, finished, failed, cancelled, or crashed: recorded as running, but
+    without a live process."""
     from specs.machine import liveness
 
     return liveness.status_of(home.run(run_id), read_state(home, run_id))

@@ -122,8 +122,7 @@ class RunState:
         """Records the run's ending, or that it will resume later (pending), and that no process executes it.
 
         A run that did no work since it finished keeps that ending. On a full disk the record uses the space that
-        `begin`
-        has reserved.
+        `begin` has reserved.
 
         Args:
             cause: class of the failure.

@@ -33,9 +33,7 @@ class Version:
     """Ids of its runs."""
     looks: tuple[float, ...] = ()
     """Numbers of seeds at which the experiment's answer was reported; the mean over cells if these have unequal
-    numbers.
-    Each repeated report raises the chance of a false claim.
-    """
+    numbers. Each repeated report raises the chance of a false claim."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data that `versions_in` reads."""
@@ -104,10 +102,8 @@ def merged_versions(there: Record, here: Record, newer: Record) -> list[Version]
 
 
 def split_name(text: str) -> tuple[str, int]:
-    """Splits `sums@2` into ("sums", 2), and `sums` into ("sums", 0). `sums@0` names no version and stays a name without
-    a
-    match.
-    """
+    """Splits `sums@2` into ("sums", 2), and `sums` into ("sums", 0). `sums@0` names no version and
+    stays a name without a match."""
     name, _, number = text.rpartition("@")
     return (name, int(number)) if name and number.isdecimal() and int(number) else (text, 0)
 

@@ -201,9 +201,8 @@ def _print_runs(made: Plan, *, each: bool, console: Console) -> None:
 
 
 def _summary(made: Plan) -> Iterator[tuple[str, str, int, str]]:
-    """Yields a line for each action of a stage over all runs: stage, action, number of runs, reason; most frequent
-    first.
-    """
+    """Yields a line for each action of a stage over all runs: stage, action, number of runs, reason;
+    most frequent first."""
     stages = dict.fromkeys(planned.stage for run in made.runs for planned in run.stages)
     for stage in stages:
         counts = Counter(
@@ -327,7 +326,7 @@ def _teacher_unknown(experiment: Experiment) -> bool:
 
 
 def _asked(experiment: Experiment) -> str:
-    """Returns the number of samples that an evaluation takes of each model."""
+    """Returns the samples that an evaluation takes of each model, in words."""
     evaluation = experiment.evaluation
     sets = ", ".join(evaluation.datasets or (source.name for source in experiment.data.evaluation))
     length = evaluation.max_response_length or experiment.rollout.max_response_length
@@ -346,7 +345,7 @@ def _experts(shape: ModelShape) -> str:
 
 
 def _of(device: Device | None) -> str:
-    """Returns the memory that the estimate is compared with."""
+    """Returns the device's memory, with which the estimate is compared, in words; empty without a device."""
     return f", of {device.memory_gib:g} GiB ({device.name})," if device else ""
 
 

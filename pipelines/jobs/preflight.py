@@ -175,9 +175,7 @@ def _known_or_examined(run: RunPlan, forked: bool, thorough: bool) -> tuple[list
 
 def _note_of_look(run: RunPlan, model: bool) -> Path | None:
     """Returns the file with the findings of a check, with or without the model, named by all that it depends on. None
-    if
-    the contents of data or model are unknown.
-    """
+    if the contents of data or model are unknown."""
     experiment, stages = run.experiment, [run.stage(name) for name in ("data", "base")]
     read = _are_read_here(experiment), _is_read_here(experiment)
     if not all(here or stage.action == "CACHED" for stage, here in zip(stages, read, strict=True)):
@@ -191,9 +189,7 @@ def _note_of_look(run: RunPlan, model: bool) -> Path | None:
 
 def _note_of_model(run: RunPlan) -> Path | None:
     """Returns the file that exists if a check of the model, and of training's requirements on it, found no errors. None
-    if
-    the model's contents are unknown.
-    """
+    if the model's contents are unknown."""
     if not _is_read_here(run.experiment):
         return None
     identity = {path: value for path, value in run.stage("base").identity.items() if path.startswith("model.")}
@@ -203,8 +199,7 @@ def _note_of_model(run: RunPlan) -> Path | None:
 
 def _note(run: RunPlan, *looked_at: Any) -> Path | None:
     """Returns a file named by the checked inputs and by the checking code, whose messages it keeps. None if there is a
-    teacher, which may lie anywhere and is never made by a stage.
-    """
+    teacher, which may lie anywhere and is never made by a stage."""
     if not run.experiment.trains or run.experiment.reference.teacher:
         return None
     from pipelines.planning.code import ROOT
@@ -219,8 +214,7 @@ def _note(run: RunPlan, *looked_at: Any) -> Path | None:
 
 def _are_read_here(experiment: Experiment) -> bool:
     """Returns whether the data's fingerprint covers all their contents: generated data, or files on this machine. The
-    content under a Hub name may change.
-    """
+    content under a Hub name may change."""
     sources = [*experiment.data.train, *experiment.data.evaluation]
     files = [[path for _, _, path in source.paths()] for source in sources]
     return all(
@@ -237,8 +231,7 @@ def _is_read_here(experiment: Experiment) -> bool:
 
 def _asks_of_model(run: RunPlan) -> bool:
     """Returns whether the model must be checked: it is not made yet, or training has requirements that an existing base
-    model need not meet.
-    """
+    model need not meet."""
     training = run.experiment.training
     routing = training.router_aux_loss_coef is not None or run.experiment.rollout.replay_routing
     asked = training.lora or routing or run.experiment.reference.teacher

@@ -52,8 +52,7 @@ def job_file(run_directory: Path, stage: str) -> Path:
 
 def concurrent_directory(run_directory: Path) -> Path:
     """Returns the directory in which the launcher of a concurrent evaluation works while the run trains, instead of the
-    run's directory. It has the run's name, because Slurm names the job and the holder of GPU slots by it.
-    """
+    run's directory. It has the run's name, because Slurm names the job and the holder of GPU slots by it."""
     return run_directory / "concurrent" / run_directory.name
 
 
@@ -83,20 +82,18 @@ class Room:
 
 
 class Launcher(Protocol):
-    """An object that starts the ranks of a run. One object serves every run and every process of
-    ours: it has no state."""
+    """An object that starts the ranks of a run. One object serves every run and every process of ours:
+    it has no state."""
 
     ranks_run_here: bool
     """Whether the ranks compute on this machine. If so, GPU slots are leased for them before the command starts."""
     signal_children: bool
-    """Whether a request to stop (SIGTERM) goes to the command's children, the ranks, because it would kill the command.
-    """
+    """Whether a request to stop (SIGTERM) goes to the command's children, the ranks, because it would
+    kill the command."""
 
     outlives_command: bool
     """Whether the ranks survive if the command is killed, and the next command continues with them. They do not check
-    the
-    lease under which they were started, so that another may follow it.
-    """
+    the lease under which they were started, so that another may follow it."""
 
     def command(
         self, run_directory: Path, experiment: "Experiment", slots: Sequence[str], *, stage: LaunchedStage = "train"
@@ -105,8 +102,7 @@ class Launcher(Protocol):
 
         Its exit codes are those of the ranks, each of which runs `rank_program`. The trainer does the resuming: it
         finds the last checkpoint in the run's directory. The launcher records its choices (addresses, ports,
-        environment)
-        with `write_launch`.
+        environment) with `write_launch`.
 
         Args:
             slots: GPUs of this machine that are leased for the ranks and, after theirs, their engines.
@@ -123,9 +119,7 @@ class Launcher(Protocol):
 
     def room(self, experiment: "Experiment") -> Room:
         """Returns the capacity of the launcher's machines; called before a run starts. A launcher without such a query,
-        for
-        example one with a queue, reports no obstacle and capacity for one run at a time.
-        """
+        for example one with a queue, reports no obstacle and capacity for one run at a time."""
         ...
 
     def examine(self, home: "Home", experiment: "Experiment | None") -> Iterator[Finding]:

@@ -24,10 +24,9 @@ def free_port(preferred: int | None = None) -> int:
 
 
 def bound_port() -> tuple[socket.socket, socket.socket]:
-    """Returns two sockets bound to one free port of loopback: one for a server that is to listen there, one to hold the
-    port while it is open. No other user can bind it meanwhile, and clients that connect before the server listens are
-    refused.
-    """
+    """Returns two sockets bound to one free port of loopback: one for a server that is to listen there,
+    one to hold the port while it is open. No other user can bind it meanwhile, and clients that connect
+    before the server listens are refused."""
     sockets = socket.socket(), socket.socket()
     port = free_port()
     for each in sockets:
@@ -45,8 +44,8 @@ def interface_of(address: str) -> str:
 
 
 def address_of(interface: str) -> str:
-    """Returns the first IPv4 address of an interface. Raises ValueError if there is no such
-    interface or it has none."""
+    """Returns the first IPv4 address of an interface. Raises ValueError if there is no such interface
+    or it has none."""
     interfaces = psutil.net_if_addrs()
     for entry in interfaces.get(interface, []):
         if entry.family == socket.AF_INET:
@@ -55,9 +54,8 @@ def address_of(interface: str) -> str:
 
 
 def source_address(peer: str) -> str:
-    """Returns the address of this machine from which a peer is reached; no packet is sent. Raises OSError for a bad
-    name.
-    """
+    """Returns the address of this machine from which a peer is reached; no packet is sent. Raises
+    OSError for a bad name."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((peer, 9))
         return str(probe.getsockname()[0])

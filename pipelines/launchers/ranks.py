@@ -1,6 +1,5 @@
-"""The ranks or engines on one machine of several: their start, their signals, their end, and its consequence for the
-run.
-"""
+"""The ranks or engines on one machine of several: their start, their signals, their end, and its
+consequence for the run."""
 
 import contextlib
 import os
@@ -59,9 +58,7 @@ class Share:
     """The spec's resources.threads."""
     interface: str = ""
     """Network interface over which the ranks meet (gloo). Empty: the library's choice. NCCL chooses its own, for
-    example
-    InfiniBand, which is no interface of this kind.
-    """
+    example InfiniBand, which is no interface of this kind."""
     environment: dict[str, str] = field(default_factory=dict)
     """The spec's variables for every rank and engine, secrets as references."""
     stage: LaunchedStage = "train"
@@ -73,9 +70,8 @@ class Share:
 
     @property
     def ended_well(self) -> tuple[int, ...]:
-        """Returns the exit codes that are no failure of its processes. An engine is not asked to stop before its rank
-        has ended.
-        """
+        """Returns the exit codes that are no failure of its processes. An engine is not asked to stop
+        before its rank has ended."""
         return ENDED_WELL if self.ranks else (0,)
 
     def commands(self, environment: Mapping[str, str]) -> list[tuple[list[str], dict[str, str]]]:
@@ -106,9 +102,7 @@ class Share:
 
     def _engine_environment(self, place: int, environment: Mapping[str, str]) -> dict[str, str]:
         """Returns the engine's GPUs, in the order of those that this machine gives the run, its threads, and the file
-        of its
-        sign of life.
-        """
+        of its sign of life."""
         known, size = gpus_of_run(environment), self.gpus // self.engines
         if self.device == "auto" and not known:  # Slurm lists no GPUs if it does not allocate them
             known = slots_here(environment)
@@ -123,10 +117,8 @@ class Share:
         }
 
     def _meeting_environment(self) -> dict[str, str]:
-        """Returns the spec's variables, and those by which the processes find each other. On a single machine the
-        addresses are
-        local.
-        """
+        """Returns the spec's variables, and those by which the processes find each other. A run on a single machine
+        uses loopback only."""
         return {
             **({"GLOO_SOCKET_IFNAME": self.interface} if self.interface else {}),
             **self.environment,
@@ -139,15 +131,12 @@ class Share:
 
 ENDED_WELL = (0, STOPPED, -signal.SIGTERM)
 """Exit codes of a rank that is done or was asked to stop. The last one: the signal arrived before the rank had its
-handler, or after it removed it.
-"""
+handler, or after it removed it."""
 
 
 class Processes:
     """The processes of a share, one a rank or engine, with output in the machine's log. They die with this process,
-    however
-    it ends.
-    """
+    however it ends."""
 
     def __init__(self, share: Share, slots: Sequence[str] = ()) -> None:
         """Starts them. Raises SecretError if this machine lacks a secret that the spec's environment refers to."""
@@ -189,8 +178,7 @@ class Processes:
 
     def kill(self, *, settle_seconds: float = 0.0) -> list[int | None]:
         """Kills the remaining processes and everything that they started. Returns the exit codes of those that had
-        ended by
-        themselves, None for the others.
+        ended by themselves, None for the others.
 
         Args:
             settle_seconds: time in which a process may still end by itself, so that its own code is seen.

@@ -9,9 +9,8 @@ from specs.machine.parent import before_torch
 def main() -> None:
     """Starts the ranks and waits for them. They meet only on this machine, with a key that they inherit.
 
-    If torch sees no GPU, they compute on the CPU, and DeepSpeed is told so: otherwise it would search for an
-    accelerator
-    and log a warning that there is none.
+    If torch sees no GPU, they compute on the CPU, and a variable tells DeepSpeed so: otherwise it would search for an
+    accelerator and log a warning that it found none.
     """
     before_torch()
     import torch

@@ -11,8 +11,7 @@ def shared_steps(one: Identity, other: Identity, steps: int) -> int:
     """Returns the number of steps, from the first on, that two trainings with this many steps have in common.
 
     They may differ in fields that have a schedule in both. A field with a schedule in only one of them is recorded at
-    each
-    step there, and not in the other, so that such runs share no step.
+    each step there, and not in the other, so that such runs share no step.
 
     Example: the second one differs from the first after two steps.
         >>> field = "objective.kl_coef"

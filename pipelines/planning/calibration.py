@@ -1,5 +1,5 @@
-"""Agreement between judges and labels, as measured by `rpg judge calibrate`: kept in the home by
-the judge's settings."""
+"""Agreement between judges and labels, as measured by `rpg judge calibrate`: kept in the home by the
+judge's settings."""
 
 import hashlib
 import json

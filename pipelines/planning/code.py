@@ -202,8 +202,8 @@ def _without_sources(sources: Iterable[Source]) -> Iterator[OpenSection]:
 
 @lru_cache
 def installed(library: str) -> str:
-    """Returns the version of an installed library, for `python` that of the interpreter; empty if
-    it is not installed."""
+    """Returns the version of an installed library, for `python` that of the interpreter; empty if it is
+    not installed."""
     if library == "python":
         return ".".join(map(str, sys.version_info[:2]))
     return versions_of(library).get(library, "")

@@ -46,9 +46,8 @@ def device_of(experiment: Experiment, shape: ModelShape) -> Device | None:
 
 
 def on_device(experiment: Experiment, device: Device | None) -> Experiment:
-    """Returns the experiment with the device's memory as its `resources.memory_gib`, of which an engine takes its
-    fraction.
-    """
+    """Returns the experiment with the device's memory as its `resources.memory_gib`, of which an engine
+    takes its fraction."""
     if device is None:
         return experiment
     resources = experiment.resources.model_copy(update={"memory_gib": device.memory_gib})

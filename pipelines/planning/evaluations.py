@@ -14,10 +14,8 @@ def measures_base(experiment: Experiment) -> bool:
 
 
 def evaluated_on_the_way(experiment: Experiment, end: int) -> int:
-    """Returns the number of checkpoints, besides the base model, that a run up to a step evaluates: a study's rungs and
-    the
-    last one.
-    """
+    """Returns the number of intermediate checkpoints that a run up to a step evaluates: without the base model, a
+    study's rungs and the last checkpoint."""
     every, exports = experiment.evaluation.every_steps, experiment.training.export_every_steps
     looks = (end - 1) // every if every else 0
     if experiment.evaluation.checkpoints == "all" and exports:

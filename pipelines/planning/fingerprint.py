@@ -1,8 +1,8 @@
 """Identity of a stage's result: flat data, hashed with the fingerprints of the stages that it reads.
 
-Identity and execution are separate: a field declared with `execution` (ranks, ZeRO stage, retries, ...) never
-enters. A file enters by its content, not by its name. Code enters by its results number, and by its digest if it
-differs from the release.
+Identity and execution are separate: a field declared with `execution` (ranks, ZeRO stage, retries, ...) never enters. A
+file enters by its content, not by its name. Code enters by its results number, and by its digest if it differs from the
+release.
 """
 
 import hashlib
@@ -140,8 +140,8 @@ def report_identity(experiment: Experiment) -> Identity:
 
 
 def flatten(value: Any, prefix: str = "") -> Identity:
-    """Flattens nested data to {"objective.clip.low": 0.2, "data.train.0.task": ...}; an empty
-    container stays as it is."""
+    """Flattens nested data to {"objective.clip.low": 0.2, "data.train.0.task": ...}; an empty container
+    stays as it is."""
     if isinstance(value, dict) and value:
         items = [(str(key), item) for key, item in value.items()]
     elif isinstance(value, (list, tuple)) and value:

@@ -32,9 +32,8 @@ class GpuHours:
 
     @property
     def total(self) -> float:
-        """Returns the sum of sampling, training and evaluation, which take turns; an evaluation of unknown size is left
-        out.
-        """
+        """Returns the sum of sampling, training and evaluation, which take turns; an evaluation of
+        unknown size is left out."""
         return self.sampling + self.training + (self.evaluation or 0)
 
 
@@ -54,8 +53,8 @@ def gpu_hours(experiment: Experiment, shape: ModelShape) -> GpuHours:
 
 
 def evaluation_hours(experiment: Experiment, shape: ModelShape) -> float | None:
-    """Returns the GPU hours to evaluate one checkpoint, on the GPUs that train. None if the size of
-    a set is unknown."""
+    """Returns the GPU hours to evaluate one checkpoint, on the GPUs that train. None if the size of a
+    set is unknown."""
     problems, evaluation = evaluation_problems(experiment), experiment.evaluation
     if problems is None:
         return None
@@ -85,9 +84,9 @@ def _sampling_seconds(experiment: Experiment, shape: ModelShape, responses: int,
     """Returns the seconds in which all samplers together sample this many responses, each at its full length.
 
     For every sampled token the weights are read once for all responses in flight, and the cache of each response.
-    Tokens
-    from the environment are read once, as arithmetic; an engine keeps the cache of earlier turns. A sampler of several
-    GPUs has the bandwidth of all of them. Waiting for tools is not counted: other responses are sampled meanwhile.
+    Tokens from the environment are read once, as arithmetic; an engine keeps the cache of earlier turns. A sampler of
+    several GPUs has the bandwidth of all of them. Waiting for tools is not counted: other responses are sampled
+    meanwhile.
     """
     training, rollout = experiment.training, experiment.rollout
     size = 2 if training.precision == "bfloat16" else 4

@@ -127,9 +127,8 @@ def _of_engine(experiment: Experiment, rollout: VllmRollout, shape: ModelShape, 
 
 
 def _ways(experiment: Experiment, rollout: VllmRollout, estimate: MemoryEstimate, usable: float) -> Iterator[_Turns]:
-    """Yields the ways that the spec leaves open and in which an update has its memory, those with the fewest moves
-    first.
-    """
+    """Yields the ways that the spec leaves open and in which an update has its memory, those with the
+    fewest moves first."""
     resident = estimate.weights + estimate.only_for_updates + estimate.reference + estimate.scoring
     learner = resident + estimate.gathered + estimate.activations + estimate.logits
     leaving = experiment.training.offload.while_sampling
@@ -147,9 +146,7 @@ def _ways(experiment: Experiment, rollout: VllmRollout, estimate: MemoryEstimate
 
 def _may_leave(experiment: Experiment) -> bool:
     """Returns whether the plan may move the memory that only updates need: the key is open, and that memory is not on
-    the
-    host anyhow.
-    """
+    the host anyhow."""
     offload = experiment.training.offload
     return offload.while_sampling == "auto" and not offload.optimizer and not offload.parameters
 

@@ -20,8 +20,8 @@ class Judging:
 
     judge: str
     calls: int
-    """Calls during training. Cached verdicts cost none; evaluations are extra, because their sets' sizes are unknown.
-    """
+    """Calls during training. Cached verdicts cost none; evaluations are extra, because their sets'
+    sizes are unknown."""
     question_tokens: int
     """Approximate: tokens of the policy are counted as tokens of the judge."""
     reply_tokens: int
@@ -71,7 +71,7 @@ def _of(judge: Judge, experiment: Experiment) -> Judging:
 
 
 def _memory(part: Reward, experiment: Experiment) -> int:
-    """Returns a share of the GPU for vLLM, else the size of the weights."""
+    """Returns the bytes of a judge's share of the GPU with vLLM, else of the model's weights."""
     if isinstance(part, Judge) and not part.endpoint:
         gpu = int(experiment.resources.memory_gib * 2**30)
         if part.engine_here("cuda") == "vllm" and gpu:

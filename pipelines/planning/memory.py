@@ -1,7 +1,7 @@
 """Needs of a run, estimated before it starts: its batch arithmetic, its tokens, and the memory of one rank.
 
-Computed from the spec alone; nothing is loaded. Counts of tokens are upper bounds, memory is accurate to a tenth.
-Sizes are in bytes unless a name says otherwise.
+Computed from the spec alone; nothing is loaded. Counts of tokens are upper bounds, memory is accurate to a tenth. Sizes
+are in bytes unless a name says otherwise.
 """
 
 from dataclasses import dataclass, replace
@@ -21,14 +21,11 @@ LIVE_PARAMETERS = 10**9
 TOKENS_ON_GPU = 2048
 """Smallest number of tokens whose logits are held at once on a GPU."""
 REDUCED_PARAMETERS = 5 * 10**8
-"""Gradients that ZeRO reduces over the ranks at once, by its default (reduce_bucket_size); memory for all is allocated
-at
-the start.
-"""
+"""Gradients that ZeRO reduces over the ranks at once, by its default (reduce_bucket_size); memory for
+all is allocated at the start."""
 PREFETCHED_PARAMETERS = 5 * 10**7
 """Largest number of weights that ZeRO 3 gathers ahead at once, by its default (stage3_prefetch_bucket_size), into a
-separate buffer.
-"""
+separate buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +41,10 @@ class BatchAlgebra:
     updates: int
     tokens_to_sample: int
     """Largest number of response tokens of the whole run's training: every response at its full length, including every
-    group that may be discarded and sampled again.
-    """
+    group that may be discarded and sampled again."""
     tokens_given: int
     """Largest number of tokens that the environment gives in the same responses. Both together are bounded by the
-    responses' length.
-    """
+    responses' length."""
     tokens_to_train: int
     """Largest number of prompt and response tokens of all forward-backward passes."""
 
@@ -62,8 +57,7 @@ class MemoryEstimate:
     gradients: int
     buckets: int
     """Buffers in which ZeRO reduces gradients over the ranks; two if the backward pass overlaps the reduction. With the
-    optimizer on the host also the buffer for the largest weight's gradient on its way there.
-    """
+    optimizer on the host also the buffer for the largest weight's gradient on its way there."""
     optimizer: int
     reference: int
     sampler: int
@@ -135,8 +129,8 @@ def batch_algebra(experiment: Experiment) -> BatchAlgebra:
 
 
 def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate:
-    """Returns one rank's device memory; weights, gradients and optimizer state are partitioned as
-    the ZeRO stage says."""
+    """Returns one rank's device memory; weights, gradients and optimizer state are partitioned as the
+    ZeRO stage says."""
     training, rollout = experiment.training, experiment.rollout
     low_precision = training.precision == "bfloat16"
     size = 2 if low_precision else 4
@@ -194,9 +188,8 @@ def wanted_cache(experiment: Experiment, shape: ModelShape) -> int:
 
 
 def engine_memory(experiment: Experiment) -> int:
-    """Returns the bytes of a GPU that the sampler takes for weights and cache together. 0: as much as these need, or
-    unknown.
-    """
+    """Returns the bytes of a GPU that the sampler takes for weights and cache together. 0: as much as
+    these need, or unknown."""
     return int(experiment.rollout.memory_share * experiment.resources.memory_gib * GIB)
 
 
@@ -218,8 +211,7 @@ def _buckets(trained: int, experiment: Experiment, size: int) -> int:
 
 def _staged(shape: ModelShape, training: Training) -> int:
     """Returns the elements of the buffer through which gradients go to an optimizer on the host: those of the largest
-    trained weight. 0 at ZeRO 3, which has no such buffer.
-    """
+    trained weight. 0 at ZeRO 3, which has no such buffer."""
     if not training.offload.optimizer or training.deepspeed_stage == 3:
         return 0
     if training.lora:
@@ -232,17 +224,15 @@ def _shard(size: int, training: Training, from_stage: int) -> int:
 
 
 def _gathered(parameters: int, training: Training) -> int:
-    """Returns the largest number of weights that are whole at once. A single rank gathers none, unless they come from
-    the
-    host.
-    """
+    """Returns the largest number of weights that are whole at once. A single rank gathers none, unless
+    they come from the host."""
     if training.zero_stage < 3 or (training.ranks == 1 and not training.offload.parameters):
         return 0
     return min(parameters, LIVE_PARAMETERS) + min(parameters, PREFETCHED_PARAMETERS)
 
 
 def _largest_microbatch(experiment: Experiment) -> int:
-    """Returns the tokens of a rank's part of the largest microbatch, if ranks share their rows."""
+    """Returns the tokens of a rank's part of the largest microbatch; ranks may share a row."""
     longest, training = longest_sequence(experiment), experiment.training
     per_update = training.prompts_per_step * training.group_size // training.minibatches * longest
     # A single response above the budget is still one microbatch.
@@ -253,8 +243,7 @@ def _largest_microbatch(experiment: Experiment) -> int:
 
 def _activations(shape: ModelShape, training: Training, tokens: int, size: int, logits: int) -> int:
     """Returns the bytes of activations kept for the backward pass, and of the work on one layer in it, for which the
-    logits'
-    memory is free by then.
+    logits' memory is free by then.
 
     Recomputation keeps each layer's input, and works on the whole of one layer, or on the parts of it that were not
     kept.
@@ -275,9 +264,8 @@ def _activations(shape: ModelShape, training: Training, tokens: int, size: int, 
 
 
 def _layer_activations(shape: ModelShape, size: int, *, fused: bool) -> int:
-    """Returns the bytes of one layer and token that autograd saves in transformers' modules, or with `fused` in Liger's
-    kernels.
-    """
+    """Returns the bytes of one layer and token that autograd saves in transformers' modules, or with
+    `fused` in Liger's kernels."""
     width, keys = shape.attention_size, shape.key_value_size
     norms = 2 * _norm_activations(shape, size, fused=fused)
     if shape.norms_queries:  # their output is rotated before it is kept as the attention's own input
@@ -293,11 +281,8 @@ def _layer_activations(shape: ModelShape, size: int, *, fused: bool) -> int:
 
 def _product_activations(shape: ModelShape, size: int, *, fused: bool) -> tuple[int, int]:
     """Returns the bytes of one layer and token that the results of its matrix products and attention take, and how many
-    of
-    them autograd saves unchanged: values, the attention's result, the input of the MLP's activation, and the input of a
-    norm
-    of queries and keys, unless it must be converted first.
-    """
+    of them autograd saves unchanged: values, the attention's result, the input of the MLP's activation, and the input
+    of a norm of queries and keys, unless it must be converted first."""
     inner = (2 if shape.is_gated else 1) * shape.intermediate_size
     turned = shape.attention_size + shape.key_value_size
     saved = shape.key_value_size + shape.attention_size + inner
@@ -309,17 +294,13 @@ def _product_activations(shape: ModelShape, size: int, *, fused: bool) -> tuple[
 
 def _norm_activations(shape: ModelShape, size: int, *, fused: bool) -> int:
     """Returns the bytes of a norm. An RMS norm keeps its input in float32, and its normalised values before and after
-    its
-    weight; if fused, and as GPT-2's LayerNorm does, its input and its output.
-    """
+    its weight; if fused, and as GPT-2's LayerNorm does, its input and its output."""
     return shape.hidden_size * (4 + 2 * size if shape.is_gated and not fused else 2 * size)
 
 
 def _logits(shape: ModelShape, chunk: int, size: int, *, has_gradient: bool) -> int:
     """Returns the bytes of two blocks of a chunk; with the head's gradient, also that in float32 and, if the weights
-    have
-    another type, in theirs.
-    """
+    have another type, in theirs."""
     blocks = chunk * shape.vocab_size * 4 * 2
     head = shape.vocab_size * shape.hidden_size * (4 + (size if size < 4 else 0))
     return blocks + (head if has_gradient else 0)

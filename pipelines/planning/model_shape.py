@@ -30,9 +30,8 @@ _COUNT_SECONDS = 300
 
 
 def model_shape(experiment: Experiment) -> ModelShape | None:
-    """Returns the shape of the experiment's model. None if it has no settings, or transformers cannot build a model
-    from them.
-    """
+    """Returns the shape of the experiment's model. None if it has no settings, or transformers cannot
+    build a model from them."""
     return _shape_of(experiment.model)
 
 
@@ -48,9 +47,7 @@ def _shape_of(model: Model) -> ModelShape | None:
 
 def settings_of(model: Model) -> dict[str, Any] | None:
     """Returns the model's settings: the spec's own architecture, the config.json of a local or cached model, or
-    CONFIGS.
-    None if it has none of these.
-    """
+    CONFIGS. None if it has none of these."""
     if isinstance(model, ScratchModel):
         tokenizer = model.tokenizer
         vocab_size = tokenizer.vocab_size if tokenizer.type == "bpe" else 258
@@ -84,8 +81,8 @@ def _kept_or_counted(settings: str) -> ModelShape | None:
 
 
 def _place(settings: str) -> Path | None:
-    """Returns the file of a configuration's figures, named by everything that they depend on. None
-    if none can be kept."""
+    """Returns the file of a configuration's figures, named by everything that they depend on. None if
+    none can be kept."""
     with suppress(OSError):
         code = [Path(str(module.__file__)).read_bytes() for module in (shape, traffic, pretrained)]
         digest = hashlib.sha256(b"\0".join([settings.encode(), version("transformers").encode(), *code])).hexdigest()
@@ -94,9 +91,8 @@ def _place(settings: str) -> Path | None:
 
 
 def _count(settings: str) -> dict[str, Any] | None:
-    """Returns the figures, from a child process unless torch is here already. None if transformers cannot build the
-    model.
-    """
+    """Returns the figures, from a child process unless torch is here already. None if transformers
+    cannot build the model."""
     if "torch" in sys.modules:
         return _count_here(settings)
     # The check of the model reports errors in the settings.

@@ -44,9 +44,8 @@ class StagePlan:
     """Reason for the action, down to the spec's line if a field changed."""
     output: Path
     taken_from: str = ""
-    """For a train or evaluate stage, the id of the run that has done it, under another name or with fewer steps,
-    and whose result it reuses or resumes from. Empty if there is no such run.
-    """
+    """For a train or evaluate stage, the id of the run that has done it, under another name or with fewer steps, and
+    whose result it reuses or resumes from. Empty if there is no such run."""
     taken_step: int = 0
     """The step of that run from which it resumes, if the two differ after it. 0: it reuses all steps."""
     code: Differences = field(default_factory=dict)
@@ -54,9 +53,8 @@ class StagePlan:
     results: int = 0
     """The results number of its code."""
     accepted: str = ""
-    """Differences in the code that made the result, which is reused at the user's request. Empty if the code is the
-    same.
-    """
+    """Differences in the code that made the result, which is reused at the user's request. Empty if the
+    code is the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +104,8 @@ class Plan:
 
     @property
     def in_turn(self) -> list[RunPlan]:
-        """Returns the runs in execution order, seed by seed over all cells: if they end early, cells can still be
-        compared.
-        """
+        """Returns the runs in execution order, seed by seed over all cells: if they end early, cells
+        can still be compared."""
         seeds = list(dict.fromkeys(run.seed for run in self.runs))
         return sorted(self.runs, key=lambda run: seeds.index(run.seed))
 
@@ -261,9 +258,8 @@ class _Planner:
     def _decide(
         self, run_id: str, name: str, stage: _StageIdentity, output: Path, unfinished: list[str]
     ) -> tuple[Action, str]:
-        """Returns the action, and the reason if it lies in the state of the disk; `results.damage_of` decides what is
-        whole.
-        """
+        """Returns the action, and the reason if it lies in the state of the disk; `results.damage_of` decides whether a
+        result is whole."""
         run, since = self._home.run(run_id), self._document.reuse.since_of(name)
         if name == "report":
             state = read_json(run / "state.json")
@@ -309,9 +305,7 @@ class _Planner:
 
     def _begun_by_another(self, run: _RunIdentity) -> tuple[int, str]:
         """Returns the latest step up to which a run of the experiment was trained with the same values and has its
-        state,
-        and that run; (0, "") without such a run.
-        """
+        state, and that run; (0, "") without such a run."""
         if run.cell.experiment.rollout.max_staleness:  # batches are sampled ahead, some under other values
             return 0, ""
         found = ((self._shared_step(plan, run), str(plan["run_id"])) for plan in self._earlier_plans)
@@ -352,9 +346,8 @@ class _Planner:
         return ""
 
     def _is_beginning(self, plan: dict[str, Any], run: _RunIdentity) -> bool:
-        """Returns whether an earlier run was trained to its end, with the same spec but fewer steps, and has its last
-        state.
-        """
+        """Returns whether an earlier run was trained to its end, with the same spec but fewer steps,
+        and has its last state."""
         before, now = plan["stages"].get("train"), run.stages["train"]
         if not before or before["inputs"] != now.inputs:
             return False
@@ -369,9 +362,7 @@ class _Planner:
 
     def _predecessor(self, run: _RunIdentity) -> dict[str, Any] | None:
         """Returns the last plan of the run that this one replaces: the same run, else one of the same cell (with the
-        same
-        seed if possible), else one with the same seed, else any.
-        """
+        same seed if possible), else one with the same seed, else any."""
         values, seed = run.cell.values, run.cell.seed
         for is_like in (
             lambda record: record["run_id"] == run.run_id,
@@ -395,9 +386,8 @@ class _Planner:
         return found or (f"{' and '.join(unfinished)} will run" if unfinished else "not finished before")
 
     def _place(self, path: str, values: Mapping[str, Any]) -> str:
-        """Returns a field's place in the spec: ` (FILE:LINE)`, ` (--set)`, or empty for a default. `values`: the
-        cell's.
-        """
+        """Returns a field's place in the spec: ` (FILE:LINE)`, ` (--set)`, or empty for a default.
+        `values`: the cell's."""
         parts = tuple(int(part) if part.isdigit() else part for part in path.split("."))
         located = self._document.locate(Issue("", path=parts), values)
         if located.line:
@@ -477,9 +467,7 @@ def _run_id(cell: "Cell", train_fingerprint: str) -> str:
 
 def _measured(values: dict[str, Any]) -> dict[str, Any]:
     """Returns the values of the evaluation section: changing it evaluates the same run again, but cells that differ
-    only in
-    it stay separate runs.
-    """
+    only in it stay separate runs."""
     return {path: value for path, value in values.items() if path.startswith(("evaluation", "data.evaluation"))}
 
 

@@ -22,15 +22,14 @@ ATTENTION = (0.226, 0.203)
 """Share of the peak in torch's attention for packed rows, forward and backward: 224 and 201 TFLOP/s on an H200."""
 BANDWIDTH = 0.58
 """Share of the memory's bandwidth that all other operations of a pass reach, measured as above. A sum of two large
-tensors reaches 0.88; these work on smaller ones, and accumulate gradients.
-"""
+tensors reaches 0.88; these work on smaller ones, and accumulate gradients."""
 BACKWARD_PAIRS = 2.5
 """Arithmetic of attention in a backward pass over that in a forward pass."""
 PASS_BYTES = 16
 """Bytes moved for each trained weight in a pass: its gradient goes to a bucket, and is accumulated in float32."""
 UPDATE_BYTES = 30
-"""Bytes moved for each trained weight in an update: master weight, two moments, gradient, and the weight in bfloat16.
-"""
+"""Bytes moved for each trained weight in an update: master weight, two moments, gradient, and the
+weight in bfloat16."""
 UNCOUNTED_SHARE = 0.25
 """Share of the peak that is assumed for models that do not run on meta tensors."""
 
@@ -58,8 +57,8 @@ class TokenSeconds:
 
 
 def fuses(experiment: Experiment) -> bool:
-    """Returns whether a run will use Liger's kernels on a GPU, by the spec, the model's settings
-    and the packages here."""
+    """Returns whether a run will use Liger's kernels on a GPU, by the spec, the model's settings and
+    the packages here."""
     match experiment.training.kernels:
         case "torch":
             return False

@@ -1,8 +1,8 @@
 """Digest of a module's syntax tree, without the parts that cannot change a result.
 
 Left out are comments, layout, docstrings, the messages of assertions, issues, and the text of errors and log messages:
-literals that are raised, printed or logged, in calls that make an error, and in values that only these read. An
-error's text stays if the policy reads it.
+literals that are raised, printed or logged, in calls that make an error, and in values that only these read. An error's
+text stays if the policy reads it.
 """
 
 import ast
@@ -33,9 +33,8 @@ class Syntax(NamedTuple):
     tree: str
     """Digest of the tree, without imports from the product and the module's own package."""
     imports: list[tuple[str, str]]
-    """Dotted paths of these that it imports, inside functions too, or starts with `python -m`; each with its name after
-    `as`.
-    """
+    """Dotted paths that it imports from the product and its own package, inside functions too, or starts with
+    `python -m`; each with its name after `as`."""
 
 
 class Notes:

@@ -71,9 +71,7 @@ class News:
     """The earliest step to which a start after the given one went back. None if there was no such start."""
     settled: int | None
     """The newest checkpoint's step: no earlier one is trained again, unless a guard rolls back beyond it. None:
-    training is
-    done, and no step will be trained again.
-    """
+    training is done, and no step will be trained again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +83,7 @@ class Ending:
     reason: str = ""
     summary: dict[str, Any] = field(default_factory=dict)
     """The run's results by name: `accuracy_before`, `accuracy_after`, for a graded reward `score_before`,
-    `score_after`,
-    and `answer`, the experiment's so far.
-    """
+    `score_after`, and `answer`, the experiment's so far."""
 
 
 def describe(home: Home, run_id: str) -> SentRun:

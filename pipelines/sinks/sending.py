@@ -55,9 +55,7 @@ def is_behind(home: Home, run_id: str, sink: Sink) -> bool:
 
 def sinks_of(home: Home, run_id: str) -> tuple[Sink, ...]:
     """Returns the sinks of a run's experiment, from its file at the last run; those of the run's own spec if the
-    experiment
-    has no record.
-    """
+    experiment has no record."""
     experiment = read_json(home.run(run_id) / "run.json").get("experiment", "")
     frozen = home.experiment(experiment)
     return recorded_spec(frozen if (frozen / "spec.json").exists() else home.run(run_id)).sinks
@@ -70,8 +68,7 @@ def send(home: Home, run_id: str, sink: Sink, *, follow: bool = False) -> Sent:
         follow: keep sending until the run is no longer executed.
     Raises:
         SinkError: the sink's package is missing, or the tracker fails. Points that have arrived stay; a later call
-        sends
-            the rest.
+        sends the rest.
     """
     if missing := not_installed(sink):
         raise SinkError(missing)
@@ -99,9 +96,8 @@ class _Sending:
         """Number of the trainer's last start that was read."""
 
     def session(self, *, follow: bool) -> bool:
-        """Runs one session. Returns False if another must begin, because the record has withdrawn points that were
-        sent.
-        """
+        """Runs one session. Returns False if another must begin, because the record has withdrawn
+        points that were sent."""
         from storage import Store
 
         session = open_session(self._sink, self._run, self._home)
@@ -157,9 +153,7 @@ class _Sending:
 
     def _is_executed(self) -> bool:
         """Returns whether a process executes the run, and has not recorded its end. A finished run counts as finished
-        until one
-        of its stages is done again.
-        """
+        until one of its stages is done again."""
         state = read_state(self._home, self._run_id)
         return state.get("pid") is not None and is_executed(self._home.run(self._run_id), state)
 

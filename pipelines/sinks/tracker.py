@@ -16,9 +16,7 @@ class Session(Protocol):
 
     replaces: ClassVar[bool]
     """Whether a session rewrites the copy, so that withdrawn records disappear from it. Else it extends the copy, and
-    gets
-    only settled steps.
-    """
+    gets only settled steps."""
 
     def send(self, metrics: Sequence[Point], evaluations: Sequence[Point]) -> None:
         """Adds points that the copy lacks, and waits until they are stored or passed to the library."""
@@ -34,9 +32,8 @@ class Session(Protocol):
 
 
 def open_session(sink: Sink, run: SentRun, home: Home) -> Session:
-    """Opens a session. Raises the errors of the tracker's library, and RpgError if another user of this machine listens
-    at its address.
-    """
+    """Opens a session. Raises the errors of the tracker's library, and RpgError if another user of this
+    machine listens at its address."""
     if why := foreign_listener(_address(sink)):
         raise RpgError(why)
     match sink:

@@ -66,8 +66,8 @@ class _Shown(io.TextIOWrapper):
 
 
 def beneath(stream: TextIO) -> TextIO:
-    """Returns the terminal itself, for text that has been stripped and styled. Rich's live display
-    adds one more layer."""
+    """Returns the terminal itself, for text that has been stripped and styled. Rich's live display adds
+    one more layer."""
     while proxied := getattr(stream, "rich_proxied_file", None):
         stream = proxied
     return stream

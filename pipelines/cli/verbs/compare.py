@@ -160,9 +160,8 @@ def _states(group: Group) -> str:
 
 
 def _cell(value: Interval, against: Interval | None, seeds: Sequence[float] = (), *, mark: str = "") -> str:
-    """Returns a figure with its interval, or else with that of each seed; below it the difference from the first
-    column.
-    """
+    """Returns a figure with its interval, or else with that of each seed; below it the difference from
+    the first column."""
     text = _interval(value, "")
     if not value.known and len(seeds) > 1:
         text += f" ({', '.join(f'{seed:.4g}' for seed in seeds)})"

@@ -49,9 +49,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Reports what is wrong with the DuckDB file, its source files or published results, and the consequences for
-    answers.
-    Exit code 1 if anything is wrong.
-    """
+    answers. Exit code 1 if anything is wrong."""
     from pipelines.cli.output import print_json
     from pipelines.home.home import Home
     from pipelines.home.results import check_results

@@ -1,5 +1,5 @@
-"""`rpg doctor`: reports what is installed, reachable, misconfigured; with `--gpu`, whether GPUs
-meet training's needs."""
+"""`rpg doctor`: reports what is installed, reachable, misconfigured; with `--gpu`, whether GPUs meet
+training's needs."""
 
 from __future__ import annotations
 

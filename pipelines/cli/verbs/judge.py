@@ -62,9 +62,8 @@ def calibrate(file: SpecFile, overrides: Overrides = None, as_json: AsJson = Fal
 
 
 def _judges(document: Document) -> list[Judge]:
-    """Returns the spec's judges that name labels. Raises SpecError if no judge does, or if a judge's requirements are
-    not met.
-    """
+    """Returns the spec's judges that name labels. Raises SpecError if no judge does, or if a judge's
+    requirements are not met."""
     from rpg.rewards.functions.judge import Judge
     from specs.errors import Issue, SpecError
 

@@ -75,9 +75,7 @@ def _resume_experiment(home: Home, name: str, run_ids: list[str]) -> None:
 
 def _document_of_all(home: Home, name: str, run_ids: list[str]) -> Document | None:
     """Returns the document that all these runs were last executed from, if its plan today has exactly these runs: then
-    one
-    command with one answer resumes them. None for an earlier version, which would become the current one.
-    """
+    one command with one answer resumes them. None for an earlier version, which would become the current one."""
     from pipelines.planning.plan import make_plan
     from pipelines.prefect.flows.cancel import frozen_document
     from specs.errors import SpecError

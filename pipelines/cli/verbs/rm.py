@@ -18,8 +18,7 @@ def rm(name: RunsName, yes: Yes = False) -> None:
     """Deletes a run, or an experiment with all its runs: weights, checkpoints, rows and report.
 
     Lists them, names the evaluations of their weights, and asks first. Shared results stay; `rpg gc` frees those that
-    no
-    run needs any more.
+    no run needs any more.
     """
     import sys
 

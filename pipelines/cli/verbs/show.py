@@ -28,8 +28,7 @@ def show(
     """Shows one run on one screen: its state, its answer, a diagnosis, its last step, next commands.
 
     With --all also its spec, stages, metrics, evaluations, certificate and files. With --sample the policy's prompts
-    and
-    responses, turn by turn.
+    and responses, turn by turn.
     """
 
     from pipelines.cli.output import print_json, print_rows

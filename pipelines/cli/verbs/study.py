@@ -90,8 +90,7 @@ def cancel(
     ] = "",
 ) -> None:
     """Stops a study, started or not, wherever its workers are: the state of its training is saved, and the next run or
-    submission continues the study. Exits 1 if it has not stopped in the end.
-    """
+    submission continues the study. Exits 1 if it has not stopped in the end."""
     from pipelines.home.home import Home
     from pipelines.prefect.flows.stop import NotStoppedError
     from pipelines.studies.workers import cancel_study
@@ -106,9 +105,7 @@ def cancel(
 @group.command()
 def show(name: Name) -> None:
     """Shows a study on one screen: its answer so far, and a table of the arms on fresh seeds, or of the trials until
-    there
-    are such arms.
-    """
+    there are such arms."""
     from pipelines.cli.output import print_table
     from pipelines.home.home import Home
     from pipelines.studies.answers.answer import answer
@@ -183,9 +180,8 @@ def best(
     trial: Annotated[int | None, typer.Option("--trial", metavar="N", help="This trial instead of the best.")] = None,
     output: Output = None,
 ) -> None:
-    """Prints the best spec as YAML, ready for `rpg run`: the best one confirmed on fresh seeds, else the best
-    candidate.
-    """
+    """Prints the best spec as YAML, ready for `rpg run`: the best one confirmed on fresh seeds, else
+    the best candidate."""
     from pipelines.home.home import Home
     from pipelines.studies.answers.best import best_spec
     from pipelines.studies.answers.results import read_study

@@ -32,9 +32,9 @@ def up(
 ) -> None:
     """Starts a Prefect server, workers and optuna-dashboard here and prints the addresses of the dashboards.
 
-    They run until `rpg down`; a process that dies is restarted. optuna-dashboard shows the newest
-    study, or all of a database, and changes none. If it is not installed (`pip install
-    "rpg-experiments[dashboard]"`) the others start without it.
+    They run until `rpg down`; a process that dies is restarted. optuna-dashboard shows the newest study, or all of a
+    database, and changes none. If it is not installed (`pip install "rpg-experiments[dashboard]"`) the others start
+    without it.
 
     Clients log in with the string that is made at the first start in services/secrets/auth under RPG_HOME; other
     commands of this home need no login. The string of services/secrets/reader opens read-only access: the pages of

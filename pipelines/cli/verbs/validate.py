@@ -28,8 +28,7 @@ def validate(
     """Checks spec files and describes each. Exit code 2 if anything is wrong with one.
 
     For a valid file, --deep also reports the problems that a stage would meet: columns, tasks of reasoning_gym and
-    their
-    settings, architectures, prompts that are too long. `rpg plan` and the verbs that run it make the same check.
+    their settings, architectures, prompts that are too long. `rpg plan` and the verbs that run it make the same check.
     """
     import json
     import sys

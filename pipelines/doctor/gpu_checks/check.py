@@ -62,9 +62,7 @@ class Check:
     @property
     def most_seconds(self) -> float:
         """Returns the largest number of seconds that it may take in all. An engine's first start compiles, which may
-        take
-        minutes; its log grows then, or its processes compute.
-        """
+        take minutes; its log grows then, or its processes compute."""
         return _ENGINE_SECONDS if self.package == "vllm" else self.limit_seconds
 
     def load(self) -> Callable[[Bench], Figures]:

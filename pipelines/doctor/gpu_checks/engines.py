@@ -1,5 +1,5 @@
-"""Engines with their own weights: each loads the learner's, samples with them, and is detected if
-it did not load them."""
+"""Engines with their own weights: each loads the learner's, samples with them, and is detected if it
+did not load them."""
 
 import math
 import time
@@ -49,8 +49,8 @@ def _vllm(**changes: Any) -> VllmRollout:
 
 
 def _exchange(bench: Bench, rollout: VllmRollout) -> Figures:
-    """Loads weights into the engine twice, samples with them, and then compares it with a policy
-    that it did not load."""
+    """Loads weights into the engine twice, samples with them, and then compares it with a policy that
+    it did not load."""
     device, dtype = bench.device, getattr(torch, bench.precision)
     learner = make_model(TINY, torch.device("cpu"), dtype)
     learner.save_pretrained(bench.directory)
@@ -107,8 +107,8 @@ def _sampled(sampler: Sampler) -> list[RolloutGroup]:
 
 
 def _difference(group: RolloutGroup, learner: PreTrainedModel) -> float:
-    """Returns the mean difference of a group's logprobs from the learner's, in nats; infinite if
-    one is not a number."""
+    """Returns the mean difference of a group's logprobs from the learner's, in nats; infinite if one is
+    not a number."""
     prompt = tuple(group.prompt_ids)
     differences = [
         abs(mine - other)
@@ -124,10 +124,8 @@ def _difference(group: RolloutGroup, learner: PreTrainedModel) -> float:
 
 
 def _memory_given_back(sampler: Sampler, sentinel: Sentinel, learner: PreTrainedModel, device: torch.device) -> Figures:
-    """Returns the memory that is free while the engine sleeps, less that while it is awake; and with new weights,
-    before it
-    samples. It samples with these, although it freed the previous ones.
-    """
+    """Returns the memory that the engine frees while it sleeps. Checks that most of it is still free after a load of
+    new weights, and that the engine then samples with these, although it freed the previous ones."""
     awake, whole = _free(device)
     sampler.sleep()
     sleeping, _ = _free(device)

@@ -20,12 +20,10 @@ _REPEATS = 5
 
 def all_reduce_between_pairs(bench: Bench) -> Figures:
     """Returns the rate of an all-reduce between two ranks, for the pairs of `rounds_of_pairs`, in GB/s: bytes of the
-    tensor
-    over seconds.
+    tensor over seconds.
 
     With two ranks that is the rate in each direction. The pairs of a round work at the same time, so that on a link
-    that
-    pairs share, each pair's share shows.
+    that pairs share, each pair's share shows.
     """
     rates: dict[tuple[int, int], float] = {}
     hosts = ranks.gather(os.environ.get("CROSS_RANK", "0"))
@@ -55,8 +53,7 @@ def all_reduce_between_pairs(bench: Bench) -> Figures:
 
 def rounds_of_pairs(hosts: Sequence[str]) -> list[list[tuple[int, int]]]:
     """Returns the pairs of ranks in each round: first every two of a host, on all hosts at a time, then for every two
-    hosts
-    the first rank of one with the first of the other, the second with the second, and so on.
+    hosts the first rank of one with the first of the other, the second with the second, and so on.
 
     That takes about as many rounds as a host has ranks and there are hosts; every two of all ranks would take as many
     as there are ranks.

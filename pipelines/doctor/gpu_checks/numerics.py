@@ -24,9 +24,8 @@ TOLERANCE = 0.05
 
 
 def gradients_at_every_stage(bench: Bench) -> Figures:
-    """Runs a tiny training step in bfloat16 at each ZeRO stage: the gradient, its norm, and an update that changes
-    weights.
-    """
+    """Runs a tiny training step in bfloat16 at each ZeRO stage: the gradient, its norm, and an update
+    that changes weights."""
     figures: Figures = {}
     step = random_step(TINY["vocab_size"], _SHAPE)
     weights_dir = bench.directory
@@ -68,8 +67,8 @@ def training(precision: str, *, zero_stage: int = 0, packing: bool = True, shape
 
 
 def loss_of(logprobs: Tensor, batch: Microbatch, step: StepRollouts) -> Tensor:
-    """Returns a pass's part of the loss: the mean over all tokens of their logprobs, each times a
-    fixed random weight."""
+    """Returns a pass's part of the loss: the mean over all tokens of their logprobs, each times a fixed
+    random weight."""
     generator = torch.Generator().manual_seed(1)
     weights = batch.look_up(torch.randn(len(step.rollout_logprobs), generator=generator))
     return (weights * logprobs).sum() / len(step.rollout_logprobs)
@@ -95,8 +94,8 @@ def exact_gradients(weights_dir: Path, step: StepRollouts, device: torch.device)
 
 
 def whole_gradients(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields whole gradients, as DeepSpeed has summed them over passes and ranks. All ranks call
-    it, before the update."""
+    """Yields whole gradients, as DeepSpeed has summed them over passes and ranks. All ranks call it,
+    before the update."""
     from deepspeed.utils import safe_get_full_grad
 
     for name, parameter in policy.named_parameters():

@@ -92,8 +92,8 @@ class CheckingRank:
         return Result(check.name, "skipped", reason, rank=self._rank, host=socket.gethostname())
 
     def _make(self, check: Check) -> Result | None:
-        """Runs the check's process. It normally writes its own result; otherwise returns one with
-        the cause of its end."""
+        """Runs the check's process. It normally writes its own result; otherwise returns one with the
+        cause of its end."""
         directory = self._scratch / check.name / ("all" if check.scope == "all" else str(self._rank))
         directory.mkdir(parents=True, exist_ok=True)
         log = self._out / f"{check.name}-{self._rank:05}.log"

@@ -26,9 +26,8 @@ from specs.schema.training import Training
 _OVER_ESTIMATE = 1.1
 """Largest accepted ratio of memory to the estimate, which is an upper bound with an accuracy of 10 %."""
 _LEAST_SHARE = 0.1
-"""Least accepted share of the GPU's peak. `rpg plan` expects 0.15 to 0.45; a wrong kernel or a throttled GPU
-gives a tenth.
-"""
+"""Least accepted share of the GPU's peak. `rpg plan` expects 0.15 to 0.45; a wrong kernel or a
+throttled GPU gives a tenth."""
 _ON_GPU = BatchShape(prompts=16, group_size=8, prompt_length=256, response_length=768, microbatch_tokens=16384)
 _ON_CPU = BatchShape(prompts=4, group_size=4, prompt_length=16, response_length=48, microbatch_tokens=512)
 _UPDATES = 2
@@ -77,8 +76,7 @@ def measure_updates(
     Returns:
         Seconds of an update and of its passes, tokens that this rank computes a second, and on a GPU the share of its
         peak in the whole update and in the passes alone (an optimizer on the host makes the GPU wait), the peak memory
-        that
-        torch allocated, and the estimate of `rpg plan` for passes as long as the longest, GiB.
+        that torch allocated, and the estimate of `rpg plan` for passes as long as the longest, GiB.
     """
     device, first = bench.device, ranks.rank() == 0
     if first:

@@ -1,8 +1,8 @@
 """Ranks on the nodes of a Ray cluster, in one placement group a launch.
 
-`head` runs where `rpg run` does, as a Ray driver: it requests the placement group and has an actor of `carrier` in
-each bundle, which starts the program `node` and carries its messages: a `connection` to each. No module outside this
-folder imports from it.
+`head` runs where `rpg run` does, as a Ray driver: it requests the placement group and has an actor of `carrier` in each
+bundle, which starts the program `node` and carries its messages: a `connection` to each. No module outside this folder
+imports from it.
 """
 
 import subprocess
@@ -32,9 +32,7 @@ class RayRanks:
         self, run_directory: Path, experiment: "Experiment", slots: Sequence[str], *, stage: LaunchedStage = "train"
     ) -> list[str]:
         """Returns the command that requests resources from Ray, starts the ranks there, and waits until they have
-        ended. Ray
-        allocates GPUs.
-        """
+        ended. Ray allocates GPUs."""
         del experiment, slots
         return [sys.executable, "-P", "-m", "pipelines.launchers.ray.head", str(run_directory.absolute()), stage]
 
@@ -43,9 +41,7 @@ class RayRanks:
 
     def room(self, experiment: "Experiment") -> Room:
         """Compares the cluster's resources with those that the run needs. A separate process does this: a Ray driver
-        takes over
-        signals for good.
-        """
+        takes over signals for good."""
         import json
 
         from specs.errors import Issue, read_issue
@@ -70,9 +66,7 @@ class RayRanks:
 
     def examine(self, home: "Home", experiment: "Experiment | None") -> Iterator[Finding]:
         """Checks whether the spec's cluster answers and can ever hold its run, and whether its nodes see this home and
-        have
-        this code; without a spec, whether Ray is installed.
-        """
+        have this code; without a spec, whether Ray is installed."""
         from pipelines.launchers.ray.examination import examine_cluster, examine_installation
 
         yield from examine_installation() if experiment is None else examine_cluster(home, experiment)

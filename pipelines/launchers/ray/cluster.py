@@ -1,5 +1,5 @@
-"""A Ray cluster as a launch sees it: capacity in a placement group, a channel into each bundle,
-nodes that will leave."""
+"""A Ray cluster as a launch sees it: capacity in a placement group, a channel into each bundle, nodes
+that will leave."""
 
 import contextlib
 import os
@@ -70,8 +70,7 @@ def _address(launcher: RayLauncher) -> str:
 
 def _refuse_anothers() -> None:
     """Raises ClusterError if Ray's own search may find a cluster of another user, who could run code as this one: it
-    trusts a file in a shared directory, and any local Ray process.
-    """
+    trusts a file in a shared directory, and any local Ray process."""
     shared = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     found = [Path(shared, "ray", "ray_current_cluster")]
     found += [
@@ -229,9 +228,8 @@ class RayChannel:
 
 
 def draining(ray: Any) -> set[str]:
-    """Returns the ids of the nodes that the cluster will remove soon. Ray does not document this query; a test checks
-    it.
-    """
+    """Returns the ids of the nodes that the cluster will remove soon. Ray does not document this query;
+    a test checks it."""
     return set(ray._private.state.state.get_draining_nodes())
 
 

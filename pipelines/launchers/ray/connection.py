@@ -70,9 +70,8 @@ class Connection:
         self.hello: dict[str, Any] = {}
         """The host's first report, about itself; empty until it has arrived."""
         self.ended: dict[str, Any] = {}
-        """The report that its processes have ended: their codes, None for one that was killed because another one
-        ended.
-        """
+        """The report that its processes have ended: their codes, None for one that was killed because
+        another one ended."""
         self.refused = ""
         """Reason why the host refuses to take part; empty if it has not refused."""
         self.waiting = ""

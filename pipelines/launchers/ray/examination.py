@@ -1,7 +1,6 @@
 """Checks of Ray and a spec's cluster: for `rpg doctor`, and as a program that runs before a run starts,
-`python -m pipelines.launchers.ray.examination`; it reads the spec on stdin, and writes obstacles and capacity to
-stdout.
-"""
+`python -m pipelines.launchers.ray.examination`; it reads the spec on stdin, and writes obstacles and
+capacity to stdout."""
 
 import json
 import sys

@@ -147,9 +147,7 @@ class RayHead:
 
     def leaving(self) -> str:
         """Returns the nodes of the launch that the cluster drains, for example before it preempts them. If this
-        driver's own
-        node is among them, or is drained without a rank on it, the run ends as a stopped one.
-        """
+        driver's own node is among them, or is drained without a rank on it, the run ends as a stopped one."""
         if time.monotonic() - self._looked_at < _LOOK_SECONDS:
             return ""
         self._looked_at = time.monotonic()
@@ -281,9 +279,7 @@ class RayHead:
 
     def _watch(self, connections: Sequence[Connection]) -> LaunchEnding:
         """Waits until all ranks have ended; a failure or a loss on one host ends the others. The exit codes of engines
-        that no
-        rank needs any more do not count.
-        """
+        that no rank needs any more do not count."""
         asked_to_stop, going, with_ranks = False, "", [each for each in connections if each.ranks]
         while not all(map(self._over, with_ranks)):
             if not asked_to_stop and (self.stopping or (going := self.leaving())):

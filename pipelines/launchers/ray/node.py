@@ -54,9 +54,8 @@ class _SilenceError(_EndOfOrdersError):
 
 
 class Node:
-    """The program on one machine, which follows the head's orders until its processes have ended or no more orders
-    come.
-    """
+    """The program on one machine, which follows the head's orders until its processes have ended or no
+    more orders come."""
 
     def __init__(self, silence_seconds: float) -> None:
         self._silence_seconds = silence_seconds
@@ -168,10 +167,8 @@ def describe(run_dir: Path, token: str, interface: str) -> dict[str, Any]:
 
 
 def machine_versions() -> dict[str, str]:
-    """Returns the versions of all that must be the same on every machine of a run; packages that are not installed are
-    left
-    out.
-    """
+    """Returns the versions of all that must be the same on every machine of a run; packages that are
+    not installed are left out."""
     rooms = ("rpg", "specs", "pipelines/launchers")
     sources = sorted(path for room in rooms for path in (_ROOT / room).rglob("*.py"))
     code = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
@@ -181,8 +178,7 @@ def machine_versions() -> dict[str, str]:
 def main() -> int:
     """Runs the program; the first line of its input holds its settings. Returns the exit code."""
     # This process ends when its orders end, not by a hang-up or a signal meant for the ranks. A handler, not SIG_IGN,
-    # which
-    # the ranks would inherit.
+    # which the ranks would inherit.
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     # Unbuffered: what follows the first line is read from the descriptor itself.

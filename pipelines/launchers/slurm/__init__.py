@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 class SlurmRanks:
     """Launcher for Slurm. A process here submits the job and waits for it; the job survives if that process is killed,
-    and
-    is found again.
-    """
+    and is found again."""
 
     ranks_run_here = False
     signal_children = False
@@ -31,8 +29,8 @@ class SlurmRanks:
     def command(
         self, run_directory: Path, experiment: "Experiment", slots: Sequence[str], *, stage: LaunchedStage = "train"
     ) -> list[str]:
-        """Returns the command that submits or finds the run's job, and waits until it has ended.
-        Slurm allocates GPUs."""
+        """Returns the command that submits or finds the run's job, and waits until it has ended. Slurm
+        allocates GPUs."""
         del experiment, slots
         return [sys.executable, "-P", "-m", "pipelines.launchers.slurm.head", str(run_directory.absolute()), stage]
 

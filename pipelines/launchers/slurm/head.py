@@ -66,8 +66,7 @@ class SlurmHead:
 
     def _work(self) -> dict[str, object]:
         """Returns the purpose of a job. The module: a job of another version of this code would not start. out: an
-        evaluation left by a killed command fills a directory that no longer exists.
-        """
+        evaluation left by a killed command fills a directory that no longer exists."""
         if self._stage == "train":
             result = {"fingerprint": read_json(self._run / "inputs.json").get("fingerprint")}
         else:
@@ -116,8 +115,7 @@ class SlurmHead:
                     _say(f"job {job}: {state}")
                 if state == "PENDING" and before not in ("", "PENDING"):
                     # Slurm waits two minutes before it considers a job that was queued again; in the first seconds it
-                    # would refuse it
-                    # ("Job credential revoked").
+                    # would refuse it ("Job credential revoked").
                     slurm("scontrol", "update", f"JobId={job}", "StartTime=now+10")
                 gone_at = (gone_at or time.monotonic()) if state not in (*ALIVE, "UNKNOWN") else 0.0
             if gone_at and (self._stopping or time.monotonic() - gone_at > _LATE_SECONDS):
@@ -126,7 +124,8 @@ class SlurmHead:
             time.sleep(_POLL_SECONDS)
 
     def _ended(self, code: int, log_began: Mapping[Path, int]) -> int:
-        """Prints the ends of the job's logs if it failed: users look for the cause in this process's output.
+        """Prints the ends of the job's logs if it failed: users look for the cause in this process's output. Returns
+        the code.
 
         Args:
             log_began: the length of each log at the beginning; 0 for a log that did not exist.

@@ -32,8 +32,7 @@ from specs.machine.launch import ENGINES_ELSEWHERE, KEY, LOOPBACK, new_key
 _POLL_SECONDS = 0.2
 _PEERS_SECONDS = 30.0
 """Seconds that the other nodes have to end after one has failed, or those with engines after the ranks have ended. The
-job then stops waiting for them, and in the first case counts them as lost.
-"""
+job then stops waiting for them, and in the first case counts them as lost."""
 
 
 class Job:
@@ -152,9 +151,7 @@ class Job:
 
     def _meaning(self) -> tuple[int, bool]:
         """Returns the exit code, and whether a node, a rank or an engine was lost. The exit codes of engines that no
-        rank needs
-        any more do not count.
-        """
+        rank needs any more do not count."""
         assert self._srun is not None
         by_node = self._codes()
         of_ranks = [by_node[node] for node in range(self._nodes) if node in by_node]

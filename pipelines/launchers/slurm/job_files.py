@@ -24,16 +24,14 @@ class JobFiles:
 
     @property
     def submitted(self) -> Path:
-        """Returns the submission, from the command to the next one: the job's number, and the work that it was
-        submitted for.
-        """
+        """Returns the submission, from the command to the next one: the job's number, and the work that
+        it was submitted for."""
         return self.directory / "job.json"
 
     @property
     def stop(self) -> Path:
-        """Returns the stop file, for the job: the run was ended on purpose, so it must not be queued again. It has no
-        content.
-        """
+        """Returns the stop file, for the job: the run was ended on purpose, so it must not be queued
+        again. It has no content."""
         return self.directory / "stop"
 
     @property
@@ -56,8 +54,6 @@ class JobFiles:
 
     def codes(self, stretch: str, nodes: int) -> dict[int, list[int | None]]:
         """Returns the exit codes of the first nodes, for those that have reported; None for a process that was ended
-        because
-        another one ended.
-        """
+        because another one ended."""
         reports = {node: read_json(self.report(stretch, node)) for node in range(nodes)}
         return {node: report["codes"] for node, report in reports.items() if report}

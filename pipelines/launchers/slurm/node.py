@@ -51,9 +51,8 @@ def _ranks_over(codes: Mapping[int, Sequence[int | None]], nodes: int) -> bool:
 
 
 def _share(run_dir: Path, job: dict[str, Any], node: int) -> Share:
-    """Returns this node's part of the job's settings for all nodes. Raises ValueError if this machine lacks the
-    interface.
-    """
+    """Returns this node's part of the job's settings for all nodes. Raises ValueError if this machine
+    lacks the interface."""
     if interface := job["interface"]:
         address_of(interface)
     log = log_of(run_dir, job["stage"], node, os.environ.get("SLURMD_NODENAME", socket.gethostname()))

@@ -48,9 +48,8 @@ def submitted_job(run_directory: Path) -> str:
 
 
 def job_state(job: str) -> str:
-    """Returns the state of a job in squeue's words; GONE if squeue no longer knows the job, UNKNOWN if Slurm does not
-    answer.
-    """
+    """Returns the state of a job in squeue's words; GONE if squeue no longer knows the job, UNKNOWN if
+    Slurm does not answer."""
     answer = slurm("squeue", "--noheader", "--jobs", job, "--format=%T")
     if answer.returncode == 0:
         return answer.stdout.strip() or "GONE"
@@ -91,9 +90,8 @@ def examine_queue(home: Home, experiment: Experiment) -> Iterator[Finding]:
 
 
 def batch_options(experiment: Experiment, run_directory: Path, stage: LaunchedStage) -> list[str]:
-    """Returns the options of sbatch for one task a node, which starts the node's ranks or engines; the spec's own come
-    last.
-    """
+    """Returns the options of sbatch for one task a node, which starts the node's ranks or engines; the
+    spec's own come last."""
     launcher = experiment.launcher
     assert isinstance(launcher, SlurmLauncher)
     per_node = experiment.training.ranks // launcher.nodes
