@@ -33,7 +33,7 @@ _GOES_ON = "what ran is saved; the same call goes on from here"
 
 
 class RunError(RpgError):
-    """At least one run failed. `Job.outcome` has the results of the others."""
+    """Error raised if at least one run failed. `Job.outcome` has the results of the others."""
 
 
 def load(
@@ -99,7 +99,7 @@ class Job:
         resumes from there. Call it in the main thread.
 
         Args:
-            parallel: runs (trials, for a study) at a time; auto: one for each free GPU slot.
+            parallel: runs (trials, for a study) at a time; auto: as many as the free GPU slots allow.
             progress: whether to report progress on stderr.
         Raises:
             RunError: a run failed; the others were still run.

@@ -22,7 +22,7 @@ def execute(
     Args:
         only: a run's id.
         overrides: the `--set` with which the document was read, for the suggested next commands.
-        parallel: runs at a time; auto: one for each free slot of this machine.
+        parallel: runs at a time; auto: as many as this machine's free slots allow.
         as_json: print the answer as JSON.
     """
     from pipelines.home.home import Home

@@ -27,11 +27,11 @@ _TELL_APART = ("status", "started_at", "ended_at", "evaluation")
 
 
 class NoExportError(RpgError):
-    """The directory holds no export, or one that cannot be imported."""
+    """Error for a directory without an export, or with one that cannot be imported."""
 
 
 class ExportRefusedError(Exception):
-    """The export is damaged, or another run has its id here. Nothing was changed."""
+    """Refusal of an export that is damaged, or whose id another run has here. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,11 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 class PushError(RpgError):
-    """The model cannot be pushed, or not to this repository; nothing was sent."""
+    """Error for a model that cannot be pushed, or not to this repository; nothing was sent."""
 
 
 class NotSentError(Exception):
-    """The Hub was unreachable or failed; its content is unchanged."""
+    """Error raised if the Hub is unreachable or fails; its content is unchanged."""
 
 
 @dataclass(frozen=True, slots=True)

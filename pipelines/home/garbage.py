@@ -198,7 +198,7 @@ def _is_over(run: Path, keep_days: float, statuses: Collection[str]) -> bool:
 
 
 class _InUseError(Exception):
-    """A process is making the artifact again, or a run names it by now."""
+    """Error for an artifact that a process is making again, or that a run names by now."""
 
 
 def _keep() -> None:

@@ -37,7 +37,7 @@ class Removal:
 
 
 class NotRemovableError(RpgError):
-    """Something is still in use."""
+    """Error for a run that cannot be deleted, because it is still in use or shared."""
 
 
 def removal_of(home: Home, name: str) -> Removal:

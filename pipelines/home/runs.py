@@ -13,7 +13,7 @@ from specs.machine.files import read_json
 
 
 class NoSuchRunError(RpgError):
-    """No run, or more than one, matches that name."""
+    """Error for a name that matches no run, or more than one."""
 
 
 def find_run(home: Home, text: str) -> str:

@@ -18,7 +18,7 @@ Record = Mapping[str, Any]
 
 
 class NoSuchVersionError(RpgError):
-    """The experiment has no version of that number."""
+    """Error for a version number that the experiment does not have."""
 
 
 @dataclass(frozen=True, slots=True)

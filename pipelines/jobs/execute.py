@@ -25,7 +25,7 @@ def run_here(
 
     Args:
         only: a run's id.
-        parallel: runs at a time; auto: one for each free slot of this machine.
+        parallel: runs at a time; auto: as many as this machine's free slots allow.
         quiet: hides progress.
         own_process: this process belongs to the command and holds no user objects, so that it may be forked.
     """

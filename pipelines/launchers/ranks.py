@@ -32,7 +32,7 @@ class Share:
 
     run_dir: str
     world_size: int
-    """Ranks of the run."""
+    """Number of ranks in the run."""
     node: int
     """Index of the machine in the run, from 0; those with engines come after those with ranks."""
     nodes: int

@@ -22,7 +22,7 @@ _STATUS_SECONDS = 0.5
 
 
 class SinkError(RpgError):
-    """A sink did not get all records of the run."""
+    """Error raised if a sink did not get all records of the run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ _UNSEEN = ("leases", "logs")
 
 
 class UnknownPageError(Exception):
-    """There is no record of that name."""
+    """Error for a name that nothing recorded has."""
 
 
 class Pages:

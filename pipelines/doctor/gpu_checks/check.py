@@ -21,7 +21,7 @@ _ENGINE_SECONDS = 1800.0
 
 
 class CheckFailedError(Exception):
-    """The measured value is outside its accepted range."""
+    """Failure of a check whose measured value is outside its accepted range."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,8 +124,8 @@ def _difference(group: RolloutGroup, learner: PreTrainedModel) -> float:
 
 
 def _memory_given_back(sampler: Sampler, sentinel: Sentinel, learner: PreTrainedModel, device: torch.device) -> Figures:
-    """Returns the memory that the engine frees while it sleeps. Checks that most of it is still free after a load of
-    new weights, and that the engine then samples with these, although it freed the previous ones."""
+    """Returns the memory that the engine frees while it sleeps. Checks that the cache's memory stays free after a load
+    of new weights, and that the engine then samples with these, although it freed the previous ones."""
     awake, whole = _free(device)
     sampler.sleep()
     sleeping, _ = _free(device)

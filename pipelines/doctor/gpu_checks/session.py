@@ -21,7 +21,7 @@ ALL = tuple(check.name for check in CHECKS)
 
 
 class NoGpuError(Exception):
-    """There is nothing to check, or all GPUs are leased."""
+    """Error raised if there is no GPU to check, or all are leased."""
 
 
 def check_gpus(

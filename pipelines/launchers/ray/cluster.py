@@ -27,7 +27,7 @@ _OF_RAY = re.compile("^node:|memory|_group_")
 
 
 class ClusterError(Exception):
-    """The cluster does not answer, or Ray is not installed; the message says which."""
+    """Error raised if the cluster does not answer or Ray is not installed; the message says which."""
 
 
 @contextmanager
@@ -198,7 +198,7 @@ class RayChannel:
             return ""
 
     def send(self, data: bytes) -> None:
-        """Sends."""
+        """Sends bytes to the program."""
         if not self.closed:
             self._actor.send.options(concurrency_group="orders").remote(data)
 

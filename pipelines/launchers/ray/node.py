@@ -46,11 +46,11 @@ _SETTLE_SECONDS = 1.0
 
 
 class _EndOfOrdersError(Exception):
-    """The head has ended, or has ordered the end."""
+    """End of the orders: the head has ended, or has ordered the end."""
 
 
 class _SilenceError(_EndOfOrdersError):
-    """The head was silent for too long."""
+    """End of the orders by a head that was silent for too long."""
 
 
 class Node:

@@ -19,37 +19,36 @@ class JobFiles:
 
     @property
     def settings(self) -> Path:
-        """Returns the settings, from the command to the job: the parts of the spec that it needs."""
+        """Returns the settings file, from the command to the job, with the parts of the spec that it needs."""
         return self.directory / "settings.json"
 
     @property
     def submitted(self) -> Path:
-        """Returns the submission, from the command to the next one: the job's number, and the work that
-        it was submitted for."""
+        """Returns the submission file, from the command to the next one, with the job's number and its work."""
         return self.directory / "job.json"
 
     @property
     def stop(self) -> Path:
-        """Returns the stop file, for the job: the run was ended on purpose, so it must not be queued
-        again. It has no content."""
+        """Returns the stop file, for the job. If it exists, the run was ended on purpose and is not
+        queued again. It is empty."""
         return self.directory / "stop"
 
     @property
     def losses(self) -> Path:
-        """Returns the losses, from one stretch of the job to the next: how often nodes or ranks were lost."""
+        """Returns the file of losses, from one stretch of the job to the next: how often nodes or ranks were lost."""
         return self.directory / "losses.json"
 
     @property
     def ended(self) -> Path:
-        """Returns the ending, from the job to the command: it has ended for good, with this exit code."""
+        """Returns the file of the ending, from the job to the command: it has ended for good, with this exit code."""
         return self.directory / "ended.json"
 
     def share(self, stretch: str) -> Path:
-        """Returns the share, from the job to its nodes: the processes that each starts in one stretch."""
+        """Returns the file of shares, from the job to its nodes: the processes that each starts in one stretch."""
         return self.directory / f"{stretch}.json"
 
     def report(self, stretch: str, node: int) -> Path:
-        """Returns the report, from a node to the job and the nodes with engines: how its processes ended."""
+        """Returns the report file, from a node to the job and the nodes with engines: how its processes ended."""
         return self.directory / f"{stretch}-node-{node}.json"
 
     def codes(self, stretch: str, nodes: int) -> dict[int, list[int | None]]:

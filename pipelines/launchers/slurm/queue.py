@@ -1,4 +1,4 @@
-"""Requests to Slurm: whether it would accept a run's job, submission, state, cancellation."""
+"""Requests to Slurm: a test of a run's job, its submission, its state, its cancellation."""
 
 import os
 import re
