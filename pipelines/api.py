@@ -78,7 +78,7 @@ class Job:
         return self.document.study if isinstance(self.document, StudyDocument) else self.document.experiment
 
     def plan(self) -> "JobPlan":
-        """Returns what would run, what is done, and why, as `rpg plan` does. Changes nothing.
+        """Returns the plan, as `rpg plan` does: stages to run, finished stages, and the reasons. Changes nothing.
 
         Raises:
             SpecError: the data or the model that the spec names is wrong.
@@ -176,7 +176,7 @@ class Job:
 
 @dataclass(frozen=True, repr=False)
 class JobPlan:
-    """What would run, what is done, and why. `print` shows it as `rpg plan` does."""
+    """A plan: stages to run, finished stages, and the reasons. `print` shows it as `rpg plan` does."""
 
     document: Document | StudyDocument
     plan: "Plan"

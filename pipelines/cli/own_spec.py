@@ -91,7 +91,7 @@ def own_spec(data: Path, model: str, reward: str, directory: Path) -> str:
     """Returns the text of a spec that lies in `directory`.
 
     Args:
-        model: a directory or a Hub id; empty: a small model that is made on the spot.
+        model: a directory or a Hub id; an empty text creates a small model on the spot.
         reward: a reward's name, or a Python file with one.
     Raises:
         SpecError: the file's column names are ambiguous, or there is no such reward or model directory.

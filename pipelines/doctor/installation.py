@@ -1,4 +1,4 @@
-"""Findings of `rpg doctor`: what is installed, reachable and misconfigured."""
+"""Findings of `rpg doctor`: installed packages, reachable services, misconfigurations."""
 
 import os
 import shutil
@@ -35,8 +35,8 @@ _ANSWER_SECONDS = 10.0
 
 
 def examine(home: Home, experiment: Experiment | None = None) -> list[Finding]:
-    """Returns all findings, in a fixed order: this machine, then what a spec's launcher reaches, or what every launcher
-    needs.
+    """Returns all findings, in a fixed order: this machine, then the services that a spec's launcher reaches, or the
+    needs of every launcher.
 
     An examination that fails is a finding too.
     """

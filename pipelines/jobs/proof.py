@@ -116,7 +116,7 @@ def _scratch(home: Home, run_id: str, start: int, end: int) -> Iterator[Home]:
     try:
         copy.mkdir(parents=True)
         shutil.copyfile(source / "run.json", copy / "run.json")
-        # All rows: the comparison covers the rows that the run recorded, even if it left some out or `rpg gc` freed some.
+        # All rows: the comparison covers the rows that the run recorded, even if `rpg gc` freed some.
         spec = recorded_spec(source).model_copy(update={"record": Record()})
         write_json(copy / "spec.json", spec.model_dump(mode="json"))
         inputs = read_json(source / "inputs.json")

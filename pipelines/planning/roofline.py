@@ -36,12 +36,12 @@ UNCOUNTED_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The operations of a pass that are one kernel each."""
+    """The fused operations of a pass."""
 
     fused: bool = False
-    """Whether norms, rotations and gates are."""
+    """Whether norms, rotations and gates are one kernel each."""
     head: bool = False
-    """Whether logprob and entropy of a token's logits are."""
+    """Whether logprob and entropy of a token's logits are one kernel."""
 
 
 @dataclass(frozen=True, slots=True)

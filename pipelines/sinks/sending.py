@@ -1,4 +1,4 @@
-"""Sending of a run's record to a sink, at once or as it grows during execution; and notes of what was sent."""
+"""Sending of a run's record to a sink, at once or as it grows during execution; and notes of the extent of the copy."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -120,7 +120,7 @@ class _Sending:
                 self._wait()
 
     def note(self, *, ended_at: str = "", error: str = "") -> Sent:
-        """Notes in the run's directory what the sink has."""
+        """Notes the extent of the sink's copy in the run's directory."""
         sent = Sent(len(self._steps), len(self._evaluations), ended_at, error, now())
         path = _file(self._home, self._run_id, self._sink)
         path.parent.mkdir(exist_ok=True)

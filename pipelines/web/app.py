@@ -167,8 +167,8 @@ def _response(home: Home, request: Request) -> Response:
 
 
 async def _changes(home: Home, request: Request) -> Response:
-    """Returns the listings of the units that differ from the mirror's, and the deleted units; of all
-    units, or of those in the request."""
+    """Returns the listings of the units that differ from the mirror's, and the deleted units; either of all units or of
+    those in the request."""
     body = b""
     async for chunk in request.stream():
         body += chunk

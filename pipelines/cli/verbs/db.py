@@ -48,8 +48,8 @@ def check(
     full: Annotated[bool, typer.Option(help="Read every file, and not those alone that changed.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Reports what is wrong with the DuckDB file, its source files or published results, and the consequences for
-    answers. Exit code 1 if anything is wrong."""
+    """Reports damage to the DuckDB file, its source files or published results, and the consequences for answers. Exit
+    code 1 if anything is damaged."""
     from pipelines.cli.output import print_json
     from pipelines.home.home import Home
     from pipelines.home.results import check_results

@@ -1,5 +1,4 @@
-"""`rpg doctor`: reports what is installed, reachable, misconfigured; with `--gpu`, whether GPUs meet
-training's needs."""
+"""`rpg doctor`: reports the state of the installation; with `--gpu`, whether GPUs meet training's needs."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ def doctor(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Reports what is installed, reachable and misconfigured. Exits 1 if a required part is broken."""
+    """Reports installed packages, reachable services and misconfigurations. Exits 1 if a required part is broken."""
     if file is None and overrides:
         raise typer.BadParameter("it overrides a field of a spec: name the file", param_hint="--set")
     from specs.loader import load_experiment

@@ -43,7 +43,8 @@ class Carrier:
             self._program.stdin.flush()
 
     def receive(self) -> bytes:
-        """Returns the program's output, after a second at most. None: the output has ended."""
+        """Returns the program's output, after a second at most; empty if it wrote nothing, END if the
+        output has ended."""
         assert self._program.stdout is not None
         output = self._program.stdout.fileno()
         if not select.select([output], [], [], 1.0)[0]:
