@@ -26,11 +26,11 @@ class Version:
     """One set of cells, with all seeds that were run for it."""
 
     number: int
-    """From 1, in the order in which they were first run."""
+    """Number of the version, from 1, in the order in which versions were first run."""
     recipes: frozenset[str]
     """Recipe of each cell, see `RunPlan.recipe`."""
     runs: tuple[str, ...]
-    """Ids of its runs."""
+    """Ids of the version's runs."""
     looks: tuple[float, ...] = ()
     """Numbers of seeds at which the experiment's answer was reported; the mean over cells if these have unequal
     numbers. Each repeated report raises the chance of a false claim."""

@@ -28,7 +28,7 @@ class Device:
 KNOWN_GPUS = tuple(
     Device(card.name, card.memory_gib) for card in CARDS if card.name not in ("an L40", "an H100 on PCIe")
 )
-"""In increasing order of memory, one for each size."""
+"""GPUs in increasing order of memory, one for each size."""
 ASSUMED = Device(H100.name, H100.memory_gib)
 """The GPU if nothing names one; the estimate of GPU hours assumes the same."""
 

@@ -1,4 +1,4 @@
-"""From a spec to a plan: the runs, the stages of each, finished and unfinished ones, and the reasons.
+"""The plan of a spec: its runs, the finished and unfinished stages of each, and the reasons.
 
 Planning reads. It writes only notes of digests that it had to compute (specs/machine/manifests.py).
 """
@@ -169,7 +169,7 @@ class _Planner:
         self._home = home
         self._code = Code()
         self.runs = [self._identify(cell) for cell in expand(document)]
-        """In the order of the matrix and the seeds."""
+        """The document's runs, in the order of the matrix and the seeds."""
         self._refuse_same_weights()
 
     def _identify(self, cell: "Cell") -> _RunIdentity:

@@ -27,7 +27,7 @@ _STATUSES = {"finished": "FINISHED", "running": "RUNNING", "pending": "SCHEDULED
 
 
 class MlflowSession:
-    """An MLflow run."""
+    """A session that writes one MLflow run."""
 
     replaces: ClassVar[bool] = False
 

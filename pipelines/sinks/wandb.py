@@ -22,7 +22,7 @@ _EXIT_CODES = {"finished": 0, "running": 0, "pending": 0, "cancelled": 255}
 
 
 class WandbSession:
-    """A W&B run."""
+    """A session that writes one W&B run."""
 
     replaces: ClassVar[bool] = True
 

@@ -83,7 +83,7 @@ class Wanted:
     reward_from: float | None = None
     reward_to: float | None = None
     order: str = next(iter(ORDERS))
-    """A key of ORDERS."""
+    """Sort order of the responses, a key of ORDERS."""
     page: int = 1
 
     @classmethod

@@ -48,7 +48,7 @@ class Check:
     about: str
     """The feature that works if it passes."""
     remedy: str
-    """What to do if it fails."""
+    """Remedy if it fails."""
     scope: Scope = "gpu"
     ranks: int = 1
     """Number of ranks that it needs."""

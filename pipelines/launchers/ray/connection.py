@@ -29,7 +29,7 @@ class Channel(Protocol):
     """Whether the other end will send nothing more."""
 
     def send(self, data: bytes) -> None:
-        """Sends; bytes that the other end does not read are lost."""
+        """Sends bytes; those that the other end does not read are lost."""
         ...
 
     def receive(self) -> bytes:

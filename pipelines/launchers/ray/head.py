@@ -56,7 +56,7 @@ _RESUME = "the run saves its state and ends: `rpg resume {}` goes on from anothe
 
 @dataclass(frozen=True, slots=True)
 class LaunchEnding:
-    """How one launch of the ranks ended."""
+    """The ending of one launch of the ranks."""
 
     code: int
     lost: bool = False
