@@ -55,7 +55,7 @@ def sampled_responses(home: Home, run_id: str, step: int | None, response: int |
     """Returns one response of a step, or those with the highest and the lowest reward, as plain data.
 
     Args:
-        home: with the run.
+        home: the home with the run.
         run_id: the run's id.
         step: step of training; None: the last recorded one.
         response: place in the step's batch; None: the best and the worst.
@@ -91,7 +91,7 @@ def evaluated_responses(
     """Returns one response of an evaluation, or those with the highest and the lowest score, as plain data.
 
     Args:
-        home: with the run.
+        home: the home with the run.
         run_id: the run's id.
         dataset: name of the evaluation set.
         step: step of training, 0 for the base model; None: the last evaluated one.

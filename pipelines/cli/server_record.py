@@ -32,7 +32,7 @@ class ServerRecord:
         """Looks up the location of the record. Reads nothing yet: call `refresh`.
 
         Args:
-            home: of this command; it may have the login for the server.
+            home: home of this command; it may have the login for the server.
             profile: the URL of the server or of its record, or the name of a Prefect profile.
         Raises:
             SpecError: no server answers, it refuses, or it does not publish the location of its record.

@@ -42,7 +42,7 @@ class RunState:
         """Reads the state.
 
         Args:
-            fence: of the lease under which this process writes; None: it only reads, or the run never started.
+            fence: fence of the lease under which this process writes. None for a reader, or before the first start.
         """
         self._fence = fence
         self.path = home.run(run_id) / "state.json"

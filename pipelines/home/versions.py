@@ -61,7 +61,7 @@ def with_runs(
 
     Args:
         recipes: recipes of the runs' cells.
-        runs: in the order of the experiment's file, which the version keeps if it has no other runs.
+        runs: ids in the order of the experiment's file, which the version keeps if it has no other runs.
         in_addition: the runs join the last version, whatever their cells are, as a study's trials do.
         last_number: the highest number ever used, if that version was deleted: the number is not used again.
     """

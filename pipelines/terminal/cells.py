@@ -3,8 +3,8 @@
 import re
 
 _FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
-"""First characters that may make a spreadsheet read a text as a formula; the last four are wide forms
-of the first four."""
+"""First characters that may make a spreadsheet read a text as a formula; the last four are the wide
+forms of = + - @."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 

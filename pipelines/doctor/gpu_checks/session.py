@@ -37,7 +37,7 @@ def check_gpus(
     A spec with `resources: {device: cpu}` has them run on CPUs.
 
     Args:
-        names: of the checks.
+        names: names of the checks.
         on_result: called with each result as it arrives, in this thread.
     Returns:
         A result for every check and rank, check by check.

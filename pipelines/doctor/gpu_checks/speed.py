@@ -69,7 +69,7 @@ def measure_updates(
     """Updates a model with random weights as the trainer does, and measures the updates on this rank.
 
     Args:
-        config: of the model, see `models`.
+        config: settings of the model, see `models`.
         settings: prompts_per_step, group_size and microbatch_tokens are used unchanged.
         shape: lengths of prompts and responses.
         within: context of one additional, untimed pass, for example a profiler.

@@ -59,7 +59,8 @@ def write_inputs(directory: Path, config: dict[str, Any] | None = None) -> None:
     """Writes a base model with random weights, a tokenizer of five tokens, and eight problems.
 
     Args:
-        config: of a model with a larger vocabulary, whose further tokens have no text. It is written in bfloat16.
+        config: settings of a model with a larger vocabulary, whose further tokens have no text. It is written in
+            bfloat16.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

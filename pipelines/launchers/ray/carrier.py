@@ -21,7 +21,7 @@ class Carrier:
 
         Args:
             command: its command line.
-            variables: of its environment, beside this process's.
+            variables: variables of its environment, in addition to this process's.
             address: the variable that is set to this node's address.
         """
         # Ray sets the number of threads by its own count of CPUs.

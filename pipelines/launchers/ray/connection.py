@@ -57,7 +57,7 @@ class Connection:
 
         Args:
             name: name of the machine in messages.
-            channel: to the program there.
+            channel: channel to the program there.
             launcher: the spec's section.
             run_directory: the directory that the machine must see too.
             token: the word in it.

@@ -72,7 +72,7 @@ def sbatch(
     """Submits the run's job to Slurm; the output is the job's number, followed by `;` and the cluster's name.
 
     Args:
-        options: of sbatch, before those of the job.
+        options: options of sbatch, before those of the job.
     """
     script = batch_script(experiment, run_directory)
     return slurm("sbatch", *options, *batch_options(experiment, run_directory, stage), given=script)
