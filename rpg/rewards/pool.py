@@ -180,7 +180,7 @@ class _Worker:
         self.send()
 
     def send(self) -> None:
-        """Writes as much of the request as the process accepts, so that a process that does not read blocks no other."""
+        """Writes as much of the request as the process accepts, so that one that does not read blocks no other."""
         try:
             self.unsent = self.unsent[os.write(self.input, self.unsent) :]
         except BlockingIOError:
@@ -189,7 +189,7 @@ class _Worker:
             self.unsent = memoryview(b"")
 
     def answer(self, *, readable: bool) -> None:
-        """Passes on the verdict on its task, once there is one: the worker's own, or an error if it was late or died."""
+        """Passes on the verdict on its task, once there is one: the worker's, or an error if it was late or died."""
         if readable:
             part = os.read(self.fileno(), 1 << 16)
             self._received += part

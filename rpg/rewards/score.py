@@ -301,7 +301,7 @@ def _place(reward: Reward, error: Exception) -> str:
 
 
 def _is_away(error: BaseException) -> bool:
-    """Returns whether an exception, or one in its chain of causes and contexts, reports that a service did not answer."""
+    """Returns whether an exception, or one in its chain of causes, reports that a service did not answer."""
     return any(
         isinstance(each, (ConnectionError, TimeoutError, socket.gaierror))
         or (isinstance(each, HTTPError) and (each.code == _TOO_MANY_REQUESTS or each.code >= _SERVER_ERROR))

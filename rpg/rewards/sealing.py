@@ -31,7 +31,7 @@ def refusal(reward: Reward) -> Issue | None:
 
 
 def in_threads(reward: Reward) -> bool:
-    """Returns whether only the reward's programs in the sandbox may hang or crash, so that it needs no worker process."""
+    """Returns whether only the reward's programs in the sandbox may hang or crash, so it needs no worker process."""
     return all(part.sandboxed or part.in_process for part in reward.parts())
 
 

@@ -207,7 +207,7 @@ class Examination:
         return self._next()
 
     def go_on(self, values: str) -> str:
-        """Runs the test again with the values of further calls, and then the following tests. Returns as `judge` does."""
+        """Runs the test again with the values of further calls, then the following tests. Returns as `judge` does."""
         new = _read(values)
         self._answers += new[0] if len(new) == 1 and type(new[0]) is list else []
         return self._next(self._judged())

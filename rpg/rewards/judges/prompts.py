@@ -72,7 +72,7 @@ class Form:
 
 
 def question(form: Form, problem: str, answers: Sequence[str], gold: str = "") -> Question:
-    """Returns the request for a verdict on the answers to a problem. `gold` is a right answer to show; empty for none."""
+    """Returns the request for a verdict on the answers to a problem. `gold` is a right answer to show, or empty."""
     content = json.dumps([VERSION, form.kind, form.rubric, problem, list(answers), gold], ensure_ascii=False)
     key = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     texts = [harmless(answer) for answer in answers]
