@@ -1,12 +1,11 @@
-"""Intervals for scores of seeds and problems: means, gains, and many arms held against the first.
+"""Intervals for scores of seeds and problems: means, gains, and many arms compared with the first.
 
 Scores are a table [seeds, problems], each entry the mean over one problem's samples; one seed may come as [problems].
 The held-out problems are a sample of all problems and the seeds a sample of all seeds, so a mean varies with both. The
 two-way table with one entry a cell estimates three parts of that variance:
 
-    A   s^2 / S, s^2 the variance of the seeds' means
-    B   the variance of the problems' means over P
-    E   the residual mean square over S P, which A and B both contain
+    A   s^2 / S, s^2 the variance of the seeds' means B   the variance of the problems' means over P E   the residual
+    mean square over S P, which A and B both contain
 
 The mean's variance is V = max(A + B - E, A, B). B rests on many problems and A on few seeds, sometimes two. One factor
 of Student's t for both is wrong: with the problems' an interval is too narrow, with the seeds' far too wide. The
