@@ -109,8 +109,8 @@ def nearest(judged: Values, labels: Values) -> Values:
 def cohens_kappa(first: Values, second: Values) -> float:
     """Returns Cohen's kappa of two raters who gave each item a number; NaN if both always give the same one.
 
-    Source: Cohen 1960, Educational and Psychological Measurement 20. Example: the raters agree on 3 of 4; by chance on
-    1/2 * 3/4 + 1/2 * 1/4 = 1/2.
+    Source: Cohen 1960, Educational and Psychological Measurement 20.
+    Example: the raters agree on 3 of 4; by chance on 1/2 * 3/4 + 1/2 * 1/4 = 1/2.
         >>> cohens_kappa(np.array([1.0, 1, 0, 0]), np.array([1.0, 1, 1, 0]))
         0.5
     """
@@ -122,8 +122,8 @@ def weighted_kappa(first: Values, second: Values) -> float:
     """Returns kappa with squared differences as weights: 1 minus the mean square over the mean square of all pairs of
     the two.
 
-    Source: Cohen 1968, Psychological Bulletin 70. Example: the squares 0, 0, 1 have the mean 1/3; those of all nine
-    pairs of (1, 2, 3) and (1, 2, 2) have the mean 9/9.
+    Source: Cohen 1968, Psychological Bulletin 70.
+    Example: squares 0, 0, 1 have the mean 1/3; those of all nine pairs of (1, 2, 3) and (1, 2, 2) have 9/9.
         >>> round(weighted_kappa(np.array([1.0, 2, 3]), np.array([1.0, 2, 2])), 4)
         0.6667
     """

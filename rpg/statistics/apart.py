@@ -35,8 +35,8 @@ def seed_apart(scores: ArrayLike, *, level: float = LEVEL) -> SeedApart | None:
     Args:
         scores: [seeds, problems], or [seeds, 1] with one figure a seed.
         level: chance of a false alarm.
-    Source: Grubbs 1950, Sample Criteria for Testing Outlying Observations. Example: four seeds near 0.5, and one that
-    collapsed.
+    Source: Grubbs 1950, Sample Criteria for Testing Outlying Observations.
+    Example: four seeds near 0.5, and one that collapsed.
         >>> seed_apart([[0.50], [0.51], [0.49], [0.50], [0.02]])
         SeedApart(value=0.02, least=0.49, most=0.51, num_others=4)
     """

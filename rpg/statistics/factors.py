@@ -23,8 +23,8 @@ def dunnett(count: int, freedom: float, confidence: float) -> float:
 
     Each standardised difference is (z_i - z_0) / (sqrt(2) s), where z_0 belongs to the common arm and s^2 is chi-square
     over its degrees of freedom; given both, the arms are independent. The two integrals are by Gauss's quadrature, a
-    thousand times as fast as `scipy.stats.multivariate_t` and as good as its four digits. Source: Dunnett 1955, A
-    Multiple Comparison Procedure for Comparing Several Treatments with a Control.
+    thousand times as fast as `scipy.stats.multivariate_t` and as good as its four digits.
+    Source: Dunnett 1955, A Multiple Comparison Procedure for Comparing Several Treatments with a Control.
     """
     if count == 1:
         return student(freedom, confidence)
@@ -45,8 +45,8 @@ def tukey(arms: int, freedom: float, confidence: float) -> float:
     """Returns the half-width, in standard errors, of the simultaneous intervals of all pairs of arms.
 
     A pair's standardised difference is (z_i - z_j) / (sqrt(2) s): all intervals hold if the range of the z is within
-    sqrt(2) s times the factor. Given s and the largest z, the other arms are independent. Source: Tukey 1953; Kramer
-    1956 for unequal numbers of seeds; Games and Howell 1976 for a freedom of each pair.
+    sqrt(2) s times the factor. Given s and the largest z, the other arms are independent.
+    Source: Tukey 1953; Kramer 1956 for unequal numbers of seeds; Games and Howell 1976 for a freedom of each pair.
 
     Example: the upper 5 % point of the studentized range of 3 arms with 10 degrees of freedom is 3.877.
         >>> round(tukey(3, 10, 0.95) * math.sqrt(2), 3)

@@ -204,8 +204,8 @@ def _skewed_ends(table: Table, half: float, confidence: float) -> tuple[float, f
 
     Student's t of a skewed sample is transformed by g(t) = t + a t^2 / 3 + a^2 t^3 / 27 + a / 6, which is nearly free
     of skewness, with a the skewness of the mean over problems: that of a problem over sqrt(P), reduced if seeds
-    contribute to the variance. Source: Hall 1992, On the removal of skewness by transformation, J. R. Statist. Soc. B
-    54.
+    contribute to the variance.
+    Source: Hall 1992, On the removal of skewness by transformation, J. R. Statist. Soc. B 54.
     """
     means = table.mean(axis=0)
     mean, problems, deviation = float(means.mean()), len(means), float(means.std(ddof=1)) if len(means) > 1 else 0.0
