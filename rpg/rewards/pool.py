@@ -65,7 +65,7 @@ class WorkerPool(Scorer):
     """
 
     def __init__(self, reward: Reward, *, workers: int = 1) -> None:
-        """`workers`: most processes."""
+        """Takes the reward. `workers` is the most processes."""
         self._reward = reward
         self._size = workers
         self._workers: list[_Worker] = []
@@ -147,7 +147,7 @@ class _Worker:
     """One process that starts, is idle, or scores one response."""
 
     def __init__(self, reward: Reward, later: list[_Task]) -> None:
-        """`later`: the heap for tasks to retry."""
+        """Starts the process. `later` is the heap for tasks to retry."""
         self._reward = reward
         self._later = later
         self._timeout_seconds = reward.timeout_seconds

@@ -96,7 +96,7 @@ def scores_vary(scores: Sequence[Score], *, by_term: bool) -> bool:
     """Returns whether a group's scores differ, so that it gives a gradient. Penalties on the length do not count.
 
     Args:
-        scores: of the responses to one prompt.
+        scores: the scores of the responses to one prompt.
         by_term: whether each term of a sum counts by itself, as with `advantage.rewards: normalized_each`. Sums may be
             equal although terms differ. A response that could not be scored then counts like the worst of its group.
     """

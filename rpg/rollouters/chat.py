@@ -1,8 +1,8 @@
 """Chat messages from clients of OpenAI's interface, and the tokens that the policy gets for them.
 
-A client sends its whole history with each request. If that history continues what the policy was given and said before,
-the tokens stay as they were sampled: no text of the policy is ever tokenised again. Text that clients send is never
-read as markup: a tokenizer's special tokens in it are plain characters.
+A client sends its whole history with each request. If that history continues an earlier context of the policy, the
+tokens stay as they were sampled: no text of the policy is ever tokenised again. Text that clients send is never read as
+markup: a tokenizer's special tokens in it are plain characters.
 """
 
 from collections.abc import Mapping, Sequence

@@ -75,7 +75,7 @@ class Ended:
     """End of a program."""
 
     answer: str | None = None
-    """Value that it returned or text that it wrote; None if there is none."""
+    """Value that it returned or text that it wrote; None without either."""
     error: str = ""
     """Error of the program; empty if it did not fail."""
 

@@ -1,7 +1,7 @@
 """Journal of answers that environments might give differently the next time. They are on disk before the policy
 continues from them.
 
-The next attempt samples an interrupted step again. It finds here what the policy was told, and so samples the same
+The next attempt samples an interrupted step again. It finds here the answers that the policy got, and so samples the same
 responses. An entry is valid only after the same tokens. Once the step has a checkpoint, its entries are deleted.
 """
 

@@ -122,7 +122,7 @@ class Rollouter(RollouterSection):
 def check_rollouts(
     groups: Sequence[RolloutGroup], prompts: Sequence[SeededPrompt], *, group_size: int, sampling: Sampling
 ) -> None:
-    """Raises ValueError, before training uses the groups, if a rollouter has not returned what was requested."""
+    """Raises ValueError, before training uses the groups, if a rollouter has not returned the requested rollouts."""
     if [group.prompt_ids for group in groups] != [prompt.token_ids for prompt in prompts]:
         raise ValueError(
             f"the rollouter returned {len(groups)} groups that are not those of the {len(prompts)} prompts"

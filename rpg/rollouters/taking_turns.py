@@ -104,10 +104,10 @@ class Counterpart(ABC):
 
     @abstractmethod
     def close(self, conversation: Conversation) -> None:
-        """Releases what is held for a conversation that has ended."""
+        """Releases the resources of a conversation that has ended."""
 
     def leave(self) -> None:  # noqa: B027 (most hold nothing)
-        """Releases what is held for all conversations, when there are no more."""
+        """Releases the resources of all conversations after the last one."""
 
 
 class TakingTurns(Rollouter):

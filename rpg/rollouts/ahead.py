@@ -32,7 +32,7 @@ class QueuedBatch:
     sampling_seconds: float = 0.0
     """Seconds that this rank took to sample it."""
     seen: torch.Tensor | None = None
-    """Lengths seen up to this batch, see `SeenLengths.state`; None if there are none. A checkpoint has only those of
+    """Lengths seen up to this batch, see `SeenLengths.state`; None without any. A checkpoint has only those of
     its last batch."""
     order: torch.Tensor | None = None
     """State of the prompts' order after this batch, see `PromptOrder.state`. A checkpoint has only that of its last

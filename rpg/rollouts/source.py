@@ -76,7 +76,7 @@ class RolloutSource:
         self._samplers = sampling_ranks(rollout)
         self._lengths = SeenLengths(len(components.problems))
         self._seen: Tensor | None = None
-        """Lengths seen up to the last batch that was fetched; None if there are none."""
+        """Lengths seen up to the last batch that was fetched; None without any."""
         self._ordered: Tensor | None = None
         """State of the order after that batch; None if the order has none."""
         self._journal = Journal(components.run.path / DIRECTORY)
@@ -365,7 +365,7 @@ def success_rates(batch: StepRollouts) -> list[float]:
 
 
 def _known_to_others(share: StepRollouts | None) -> StepRollouts | None:
-    """Returns the part of this rank's share that other ranks get; None if there is none."""
+    """Returns the part of this rank's share that other ranks get; None without a share."""
     return without_contents(share) if share else None
 
 

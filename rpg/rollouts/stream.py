@@ -8,7 +8,7 @@ rank:
 2. If the groups that rounds would have kept are among those judged, the stream ends.
 3. Otherwise prompts start, in their order, until `oversampling` times as many groups are undecided as are missing.
 
-So the lengths of the responses and their scores alone decide what is decoded together. Therefore:
+So the lengths of the responses and their scores alone decide which responses are decoded together. Therefore:
 
 - A step that is sampled again, after a kill, is the same in every bit. Nothing of a stream outlives its step: prompts
   started beyond the last one that the step needed are sampled again in the next step, under its weights.

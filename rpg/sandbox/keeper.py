@@ -200,7 +200,7 @@ class _Child:
 def _fork() -> int:
     """Forks a child into new namespaces. Returns its process id; 0 in the child.
 
-    It does not use os.fork, whose repairs in the child concern other threads, of which there are none, and cost a
+    It does not use os.fork, whose repairs in the child concern other threads, which do not exist here, and cost a
     millisecond in copies of pages.
     """
     flags = _NEW_NAMESPACES | signal.SIGCHLD

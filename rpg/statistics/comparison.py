@@ -276,7 +276,7 @@ def _of_seeds(spreads: Sequence[Spread | None], one: int, other: int) -> BySeeds
     """Returns the variance from the seeds of two arms without failed seeds.
 
     Args:
-        spreads: of all arms; None for those that lost seeds.
+        spreads: spreads of all arms; None for those that lost seeds.
         one, other: the indices of the two arms.
     """
     known = [spread for place, spread in enumerate(spreads) if spread and spread.freedom and place not in (one, other)]
@@ -331,7 +331,7 @@ def _are_alike(one: Spread, other: Spread) -> bool:
 
 
 def _best(arms: _Arms, pairs: Pairs, sign: int) -> str | None:
-    """Returns the arm whose differences are all shown to be in its favour; None if there is none."""
+    """Returns the arm whose differences are all shown to be in its favour; None if no arm qualifies."""
     for label in arms.labels:
         against = [(one == label) * 2 - 1 for one, other in pairs if label in (one, other)]
         held = [interval for names, interval in pairs.items() if label in names]

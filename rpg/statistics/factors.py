@@ -1,4 +1,4 @@
-"""Half-widths in standard errors: of one interval, of several against one arm, and of all pairs of arms."""
+"""Half-widths, in standard errors, for one interval, for several against one arm, and for all pairs of arms."""
 
 import math
 from functools import cache

@@ -1,4 +1,4 @@
-"""Intervals: of a mean, of a gain, of arms against the first, and of figures with one value a seed."""
+"""Intervals for a mean, a gain, several arms against the first, and figures with one value a seed."""
 
 import math
 from collections.abc import Sequence

@@ -48,7 +48,7 @@ def sentence(
     level: float,
     looks: Sequence[float] = (),
 ) -> str:
-    """Returns the sentences of a headline: the best arm, all differences or that there are none, and the lost seeds.
+    """Returns the sentences of a headline: the best arm, all differences or their absence, and the lost seeds.
 
     Args:
         pairs: the intervals of all pairs.

@@ -25,7 +25,7 @@ class Fence:
 
     run_directory: Path
     number: int
-    """Number of the lease under which the writer works; 0 if there is none, for a trainer that was started by hand."""
+    """Number of the lease under which the writer works; 0 for a trainer that was started by hand, without a lease."""
     _superseded: bool = field(default=False, init=False, repr=False, compare=False)
     """The last answer. It stays until the file system gives another: a failing disk supersedes no process."""
 

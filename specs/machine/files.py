@@ -43,7 +43,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def _errno_of(error: Exception) -> int:
-    """Returns the system's error number; 0 if there is none. Libraries in Rust (safetensors) put it into the
+    """Returns the system's error number; 0 if the error has no number. Libraries in Rust (safetensors) put it into the
     message."""
     in_message = re.search(r"\(os error (\d+)\)", str(error))
     return int(in_message[1]) if in_message else getattr(error, "errno", None) or 0

@@ -20,7 +20,7 @@ def new_key() -> str:
 
 
 def launch_key() -> bytes:
-    """Returns this launch's key. Raises RuntimeError if there is none."""
+    """Returns this launch's key. Raises RuntimeError if it is not set."""
     if key := os.environ.get(KEY):
         return key.encode()
     raise RuntimeError(f"{KEY} is not set: ranks meet only where a launcher has started them and given them one")

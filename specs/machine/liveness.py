@@ -147,7 +147,7 @@ class LeaseRecord:
 
 
 def newest_lease(run_directory: Path, *, settling: bool = True) -> LeaseRecord | None:
-    """Returns the run's lease with the highest number, released or not; None if there is none.
+    """Returns the run's lease with the highest number, released or not; None if the run has no lease.
 
     Args:
         settling: whether leases that only recorded the run's status count too; else the newest lease for execution is

@@ -44,7 +44,7 @@ def list_files(directory: Path, names: Iterable[str]) -> dict[str, dict[str, Any
 
 
 def find_damage(directory: Path, entries: Mapping[str, Any], *, full: bool = False) -> str:
-    """Returns the first difference between a directory's files and the entries of its manifest; empty if there is none.
+    """Returns the first difference between a directory's files and the entries of its manifest; empty if they agree.
 
     Args:
         entries: those of `list_files`; a trainer writes bare digests, without sizes.

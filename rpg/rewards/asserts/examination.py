@@ -299,7 +299,7 @@ def _refused(_value: Any) -> Any:
 
 
 def _value_of(said: Any) -> Any:
-    """Returns the value of a call, or raises what the call raised."""
+    """Returns the value of a call, or raises the exception of the call."""
     if type(said) is dict and "error" in said:
         name, text = said["error"]
         kind = getattr(builtins, str(name), None)

@@ -71,7 +71,7 @@ def labelled_in(judge: Judge) -> list[Labelled]:
 
 
 def _row(judge: Judge, line: str) -> Labelled | str:
-    """Returns the row, or what is wrong with it."""
+    """Returns the row, or a message about its error."""
     try:
         row = parse_json(line)
     except ValueError as error:

@@ -127,7 +127,7 @@ class Endpoint:
                 raise RewardAwayError(f"closed while the {self._settings.who} at {self._settings.url} was away")
 
     def _try(self, body: dict[str, Any]) -> tuple[Reply | None, str, float | None]:
-        """Returns the reply; if there is none, the reason and the seconds that the endpoint asks to wait, if it names
+        """Returns the reply; without a reply, the reason and the seconds that the endpoint asks to wait, if it names
         any."""
         import httpx
 

@@ -81,14 +81,14 @@ class KeptReplies:
     """
 
     def __init__(self, directory: Path | None) -> None:
-        """`directory`: None means that nothing is kept."""
+        """Takes the directory. None means that nothing is kept."""
         self._directory = directory
         self._untold = Lock()
         """Acquired once by the thread that reports that replies are not kept, and never released: many threads ask at
         once."""
 
     def read(self, asked: dict[str, Any]) -> Reply | None:
-        """Returns the reply to a question; None if there is none."""
+        """Returns the kept reply to a question; None if it is new."""
         if self._directory is None:
             return None
         file = self._file(asked)

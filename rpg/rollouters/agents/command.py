@@ -36,8 +36,8 @@ run, *paths = sys.argv[1:]
 ways = [os.X_OK] * int(run) + [os.R_OK] * len(paths)
 print(next((n for n, path in enumerate(paths) if not os.access(path, ways[n])), ""), end="")
 """
-"""Program that prints which paths a sandboxed process cannot execute (its first argument says how many these are) or
-read."""
+"""Program that prints the index of the first path that a sandboxed process cannot execute or read. Its first argument is
+the number of paths to execute; these come first."""
 _MOST_WRITTEN = 16 << 20
 """Most bytes that a program may write to standard output."""
 _MOST_OF_AN_ERROR = 500
@@ -68,7 +68,7 @@ class Command(AgentProgram):
 
     @property
     def _program(self) -> str | None:
-        """Returns the path of the program; None if there is none."""
+        """Returns the path of the program; None if it is not found."""
         first = self.command[0]
         if first == "python":
             return sys.executable
@@ -77,7 +77,7 @@ class Command(AgentProgram):
 
     @property
     def _whole_file(self) -> str:
-        """Returns the real path of `file`; empty if there is none."""
+        """Returns the real path of `file`; empty if no file is given."""
         return str(Path(self.file).resolve()) if self.file else ""
 
     @property

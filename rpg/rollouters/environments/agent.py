@@ -148,7 +148,7 @@ class _Asking(Counterpart):
         return Question(work.go_on, late, remember, at_once=False, seconds=math.inf)
 
     def turns(self, conversation: Conversation, answers: Sequence[Answer]) -> list[Turn] | None:
-        """See Counterpart. Returns what a request adds to the policy's last context; a restart if the request does not
+        """See Counterpart. Returns the tokens that a request adds to the policy's last context; a restart if the request does not
         continue it."""
         work: _Work = conversation.held["work"]
         told = json.loads(answers[0].text)
@@ -204,7 +204,7 @@ class _Work:
     """Work of a program on one response."""
 
     def __init__(self, asking: _Asking, conversation: Conversation, history: History) -> None:
-        # The policy's words may run in the program, or be shown what the program has.
+        # Text of the policy may run in the program, or see the data of the program.
         self._asking, self._problem = asking, conversation.prompt.problem.public()
         self.history = history
         self.request = Request([], [], None)
