@@ -1,8 +1,8 @@
 """Journal of answers that environments might give differently the next time. They are on disk before the policy
 continues from them.
 
-The next attempt samples an interrupted step again. It finds here the answers that the policy got, and so samples the same
-responses. An entry is valid only after the same tokens. Once the step has a checkpoint, its entries are deleted.
+The next attempt samples an interrupted step again. It finds here the answers that the policy got, and so samples the
+same responses. An entry is valid only after the same tokens. Once the step has a checkpoint, its entries are deleted.
 """
 
 import hashlib

@@ -36,8 +36,8 @@ run, *paths = sys.argv[1:]
 ways = [os.X_OK] * int(run) + [os.R_OK] * len(paths)
 print(next((n for n, path in enumerate(paths) if not os.access(path, ways[n])), ""), end="")
 """
-"""Program that prints the index of the first path that a sandboxed process cannot execute or read. Its first argument is
-the number of paths to execute; these come first."""
+"""Program that prints the index of the first path that a sandboxed process cannot execute or read. Its first argument
+is the number of paths to execute; these come first."""
 _MOST_WRITTEN = 16 << 20
 """Most bytes that a program may write to standard output."""
 _MOST_OF_AN_ERROR = 500

@@ -148,8 +148,8 @@ class _Asking(Counterpart):
         return Question(work.go_on, late, remember, at_once=False, seconds=math.inf)
 
     def turns(self, conversation: Conversation, answers: Sequence[Answer]) -> list[Turn] | None:
-        """See Counterpart. Returns the tokens that a request adds to the policy's last context; a restart if the request does not
-        continue it."""
+        """See Counterpart. Returns the tokens that a request adds to the policy's last context; a restart if
+        the request does not continue it."""
         work: _Work = conversation.held["work"]
         told = json.loads(answers[0].text)
         if "messages" not in told:

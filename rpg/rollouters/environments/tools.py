@@ -274,7 +274,7 @@ class _Exchange:
         return [self._said(call, "", f"no answer within {self.seconds:g} s", self.seconds) for call in self._calls]
 
     def remember(self, answers: Sequence[Answer]) -> None:
-        """Records the calls that were made before, from which a tool with a state restores it."""
+        """Records the calls that were made before, from which a tool with a state restores that."""
         made = zip(self._calls, self._refusals, answers, strict=True)
         self._held.said_before += [call for call, refusal, _ in made if not refusal and self._tools[call.tool].stateful]
 
