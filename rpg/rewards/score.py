@@ -460,8 +460,7 @@ class Scorer(Protocol):
         ...
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score]:
-        """Returns one verdict per response, in order; `responses[i]` answers `problems[i]`. Raises what a verdict
-        raises."""
+        """Returns one verdict per response, in order; `responses[i]` answers `problems[i]`. Raises a verdict's error."""
         scores = [self.submit(*pair) for pair in zip(problems, responses, strict=True)]
         return [score.result() for score in scores]
 
