@@ -53,8 +53,7 @@ class Score:
     extracted: str | None = None
     """Answer that the scorer read from the response; None if it found none."""
     error: str | None = None
-    """Why the scorer failed: the words of the exception, with the file and line of the reward. None if it did not fail.
-    """
+    """Why the scorer failed: words of the exception, with file and line of the reward. None if it did not fail."""
     away: bool = False
     """Whether it failed because a service did not answer. That is not the reward's fault: the response is retryable."""
     penalty: float = 0.0
@@ -460,7 +459,7 @@ class Scorer(Protocol):
         ...
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score]:
-        """Returns one verdict per response, in order; `responses[i]` answers `problems[i]`. Raises a verdict's error."""
+        """Returns one verdict per response, in order; `responses[i]` answers `problems[i]`. Raises verdicts' errors."""
         scores = [self.submit(*pair) for pair in zip(problems, responses, strict=True)]
         return [score.result() for score in scores]
 

@@ -50,7 +50,7 @@ RETRIED = frozenset({"out_of_memory", "lost_peer", "preempted", "hung", "reward_
 """Retryable causes. out_of_memory is retried once, with smaller microbatches, which only the learner has."""
 
 _WORDS: tuple[tuple[Cause, str], ...] = (
-    # Before the others: the words of a reward's own exception come after these.
+    # Before the others, since the words of the reward's own exception follow in the same text.
     ("reward_failed", r"RewardFailedError"),
     ("reward_away", r"RewardAwayError"),
     ("sampler_out_of_memory", r"SamplerOutOfMemoryError"),
@@ -65,7 +65,7 @@ _WORDS: tuple[tuple[Cause, str], ...] = (
         r"DistBackendError|DistNetworkError|Connection (closed|reset|refused)( by peer)?|Timed out waiting|NCCL|"
         r"Broken pipe.*gloo|gloo.*(timeout|Timeout)|heartbeat",
     ),
-    # Names at the beginning of a line of a traceback.
+    # The name of the exception at the beginning of a line, as in a traceback.
     (
         "program_error",
         r"(?m)^(Index|Key|Type|Attribute|Name|Value|NotImplemented|Assertion|ZeroDivision|Import|ModuleNotFound)Error\b|"

@@ -57,8 +57,7 @@ def aside_of(path: Path) -> Path:
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Yields a temporary path to write to. The file written there is then renamed to `path`; after an error nothing
-    changes.
+    """Yields a temporary path to write to. Its file is then renamed to `path`; after an error nothing changes.
 
     A reader of `path` sees the old file or the new one, never a part. Missing directories are created.
 

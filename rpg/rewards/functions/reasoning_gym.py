@@ -89,8 +89,7 @@ ALONE = frozenset(
     {"arc_agi", "bitwise_arithmetic", "boxnet", "calendar_arithmetic", "codeio", "number_sorting", "rearc"}
     | {"propositional_logic", "rubiks_cube", "rush_hour", "sokoban", "word_ladder"}
 )
-"""Tasks whose scorers evaluate no answer but call code that may keep state: each answer is scored in its own process.
-"""
+"""Tasks whose scorers evaluate no answer but call code that may keep state: each answer has its own process."""
 REFUSED = {"composite": "it hands the answer on to the scorers of other tasks: name those tasks as sets of their own"}
 """Tasks that are not scored -> reason."""
 
