@@ -1,8 +1,8 @@
-"""Scorers of responses. A scorer that raises, hangs or dies costs its sample a recorded error and nothing else.
+"""Scorers of responses. If a scorer raises, hangs or dies, only its sample is affected: it gets a recorded error.
 
-`functions` holds our rewards, one a module; `score` what a scorer says of a response; `pool` and `worker` the processes
-in which scorers run, `sealing` which of them are in bubblewrap. A user's own reward is written as ours are, see
-docs/extending.md.
+`functions` holds our rewards, one a module. `score` defines a scorer's verdict on a response. `pool` and `worker` run
+scorers in processes; `sealing` decides which of these processes run in bubblewrap. A user's own reward is written in
+the same way as ours, see docs/extending.md.
 """
 
 import itertools
@@ -40,8 +40,8 @@ __all__ = [
 
 
 def refusals(experiment: Experiment) -> list[Issue]:
-    """Why this machine may not run an experiment: it cannot score with one of the rewards (see `refusal`), or has not
-    what its tools need. Each at its place."""
+    """Returns the reasons why this machine may not run an experiment, each with its place in the spec: it cannot score
+    with one of the rewards (see `refusal`), or lacks what its tools need."""
     found = ((at, refusal(reward)) for at, reward in experiment.rewards())
     refused = [replace(issue, path=(*at, *issue.path[1:])) for at, issue in found if issue]
     rollouter = experiment.rollout.rollouter
@@ -54,8 +54,8 @@ def refusals(experiment: Experiment) -> list[Issue]:
 
 
 def open_scorers(experiment: Experiment, place: Place | None = None) -> Scorer:
-    """The scorer of an experiment's problems, each by the reward of its set; like `open_scorer`. Sets with the same
-    reward share one.
+    """Opens the scorer of an experiment's problems, which scores each problem by the reward of its set; see
+    `open_scorer`. Sets with the same reward share one scorer.
     """
     place = place or Place()
     if issues := refusals(experiment):
@@ -75,13 +75,13 @@ def open_scorers(experiment: Experiment, place: Place | None = None) -> Scorer:
 
 
 def open_scorer(reward: Reward, place: Place | None = None) -> Scorer:
-    """The scorer that a spec names, a context manager. Call it as often as you like, from any thread.
+    """Opens the scorer that a spec names: a context manager that can be called any number of times, from any thread.
 
     Args:
-        reward: what scores.
-        place: where it works, which matters to judges and classifiers.
+        reward: the reward to score with.
+        place: run, device and directories of the scorer. Judges and classifiers need them.
     Raises:
-        SpecError: the reward may run what a response says, and this machine cannot seal it.
+        SpecError: the reward may run code of a response, and this machine cannot sandbox it.
     """
     if issue := refusal(reward):
         raise SpecError(issue)
@@ -102,7 +102,13 @@ class _BySet(Scorer):
     """A Scorer that hands each response to the scorer of its problem's set."""
 
     def __init__(self, own: Mapping[str, Scorer], default: Scorer, scorers: Sequence[Scorer]) -> None:
-        """`own`: by the sets' places; `default`: of the other sets; `scorers`: all of them, each once."""
+        """Takes the scorers.
+
+        Args:
+            own: place of a set -> its own scorer.
+            default: scorer of the other sets.
+            scorers: all scorers, each once.
+        """
         self._own, self._default = own, default
         self._open = ExitStack()
         for scorer in scorers:
@@ -124,7 +130,7 @@ class _Checked(Scorer):
         self._reward, self._own = reward, own
 
     def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":
-        """See Scorer. Its result raises what the own scorer's raises."""
+        """See Scorer. Its result raises the errors of the reward's own scorer."""
         pending = self._own.submit(problem, scored_text(self._reward, response), member)
         return _after([pending], lambda: checked(self._reward, pending.result()))
 
@@ -134,8 +140,8 @@ class _Checked(Scorer):
 
 
 class _OfTerms(Scorer):
-    """A Scorer of a sum with a term that waits or may run text of a response: each term has a scorer of its own, so
-    that no response that is run can change another term's score."""
+    """A Scorer of a weighted sum with a term that waits or may run text of a response. Each term has its own scorer, so
+    that a response's code cannot change another term's score."""
 
     def __init__(self, reward: WeightedSum, place: Place) -> None:
         self._reward = reward
@@ -148,7 +154,7 @@ class _OfTerms(Scorer):
             self._terms[term.label] = self._open.enter_context(open_scorer(own, at))
 
     def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":
-        """See Scorer. Its result raises what that of a term raises."""
+        """See Scorer. Its result raises the errors of the terms."""
         answer = scored_text(self._reward, response)
         pending = {label: scorer.submit(problem, answer, member) for label, scorer in self._terms.items()}
 
@@ -164,16 +170,16 @@ class _OfTerms(Scorer):
 
 
 def _after(pending: "Sequence[Future[Score]]", score: Callable[[], Score]) -> "Future[Score]":
-    """Returns the future of a score that is formed once all of these are there."""
+    """Returns the future of a score that is computed once all of these futures are done."""
     formed: Future[Score] = Future()
     left = itertools.count(1)
 
     def end(_done: object) -> None:
-        if next(left) < len(pending):  # a count is one step, whichever threads end at once
+        if next(left) < len(pending):  # a count is one step, even if threads end at the same time
             return
         try:
             formed.set_result(score())
-        except BaseException as error:  # of one of them; or it was cancelled, and nobody waits
+        except BaseException as error:  # raised by one of them; or it was cancelled, and no caller waits
             formed.set_exception(error)
 
     for each in pending:
@@ -182,7 +188,7 @@ def _after(pending: "Sequence[Future[Score]]", score: Callable[[], Score]) -> "F
 
 
 class _InThreads(Scorer):
-    """A Scorer for a reward whose programs run in the sandbox, as many at a time as it runs."""
+    """A Scorer for a reward whose programs run in the sandbox. It runs as many at a time as the reward allows."""
 
     def __init__(self, reward: Reward) -> None:
         reward.prepare()
@@ -190,11 +196,11 @@ class _InThreads(Scorer):
         self._threads = ThreadPoolExecutor(cores(), "scoring")
 
     def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":  # noqa: ARG002
-        """See Scorer. Its result raises SandboxError where the sandbox itself failed."""
+        """See Scorer. Its result raises SandboxError if the sandbox itself failed."""
         return self._threads.submit(self._score, problem, response)
 
     def close(self) -> None:
-        """Waits for programs that run; those that do not yet get no verdict."""
+        """Waits for running programs; those that have not started get no verdict."""
         self._threads.shutdown(cancel_futures=True)
 
     def _score(self, problem: Problem, response: str) -> Score:
@@ -211,10 +217,10 @@ class _InProcess(Scorer):
         self._reward = reward
 
     def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":  # noqa: ARG002
-        """See Scorer; the verdict is there at once."""
+        """See Scorer; the verdict is available at once."""
         score: Future[Score] = Future()
         score.set_result(verdict(self._reward, problem, response))
         return score
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: this scorer holds no resources."""

@@ -1,7 +1,7 @@
-"""Answers that a scorer would evaluate, parsed before it sees them: nothing that a response says runs as code.
+"""Answers that a scorer would evaluate, parsed before it sees them: no text of a response runs as code.
 
 `literal` reads lists and other literals, `arithmetic` whole numbers and operators, `formula` also symbols and
-elementary functions. Each returns a text that is written anew from what was read; an empty one where that failed.
+elementary functions. Each returns a new text written from the parsed answer; an empty one if parsing failed.
 """
 
 import ast
@@ -11,15 +11,15 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 _LONGEST = 10_000
-"""Characters of an answer that is parsed."""
+"""Most characters of an answer that is parsed."""
 _DEEPEST = 60
-"""Expressions inside one another."""
+"""Deepest nesting of expressions."""
 _LARGEST_SIZE = 8192
-"""Bound of the digits, or of the degree, to which an expression may grow."""
+"""Most digits, or highest degree, to which an expression may grow."""
 _LARGEST_EXPONENT = 256.0
 _INTEGER = re.compile(r"[0-9]{1,50}")
 _NUMBER = re.compile(r"([0-9]{1,50}\.?[0-9]{0,50}|\.[0-9]{1,50})([eE][+-]?[0-9]{1,2})?")
-"""Numbers as they may be written."""
+"""Accepted spellings of numbers."""
 _LONGEST_NAME = 32
 _CONSTANTS: dict[str, complex] = {"pi": cmath.pi, "E": cmath.e, "I": 1j}
 _FUNCTIONS: dict[str, Callable[..., complex]] = {
@@ -31,7 +31,7 @@ _FUNCTIONS: dict[str, Callable[..., complex]] = {
     "csc": lambda value: 1 / cmath.sin(value),
     "cot": lambda value: 1 / cmath.tan(value),
 }
-"""Functions of SymPy's names that a formula may have, and their values."""
+"""Functions that a formula may have, by their SymPy names -> implementation."""
 _SIGNS: dict[type[ast.AST], str] = {
     ast.Add: "+",
     ast.Sub: "-",
@@ -44,7 +44,7 @@ _SIGNS: dict[type[ast.AST], str] = {
 
 
 def literal(answer: str, texts: Collection[str]) -> str:
-    """Returns the answer where it is one of these texts, else its literal, such as a list of lists, written anew.
+    """Returns the answer if it is one of these texts; otherwise its literal, such as a list of lists, in normal form.
 
     Example:
         >>> literal("[ [0, 1],  ['a'] ]", []), literal("0 1", ["0 1"]), literal("[print()]", [])
@@ -61,7 +61,7 @@ def literal(answer: str, texts: Collection[str]) -> str:
 
 
 def arithmetic(answer: str) -> str:
-    """Returns the arithmetic of whole numbers written anew.
+    """Returns the arithmetic of whole numbers in normal form.
 
     Example:
         >>> arithmetic("(8 - 5)*10-6"), arithmetic("345e0"), arithmetic("pi/pi")
@@ -71,10 +71,10 @@ def arithmetic(answer: str) -> str:
 
 
 def formula(answer: str, reserved: Callable[[str], bool]) -> str:
-    """Returns the formula written anew, of numbers, symbols, + - * / ** and elementary functions.
+    """Returns the formula in normal form, with numbers, symbols, + - * / ** and elementary functions.
 
     Args:
-        reserved: whether a name is no symbol: it stands for something else where the text is evaluated.
+        reserved: whether a name is not a symbol, but has another meaning where the text is evaluated.
 
     Example:
         >>> formula("(1+2) *x**2 + C", lambda name: False), formula("9**9**9", lambda name: False)
@@ -94,19 +94,19 @@ def _written(answer: str, numbers: re.Pattern[str], reserved: Callable[[str], bo
 
 
 _Read = tuple[str, int, complex | None]
-"""An expression's text, the size that it may grow to, and its value; None: it has symbols."""
+"""An expression's text, the size that it may grow to, and its value; None if it has symbols."""
 
 
 class _Formula:
-    """Reads the expressions of a formula. ValueError where one is not of the kinds that it knows."""
+    """A reader of the expressions of a formula. It raises ValueError for an expression of an unknown kind."""
 
     def __init__(self, text: str, numbers: re.Pattern[str], reserved: Callable[[str], bool] | None) -> None:
-        """`reserved`: see `formula`; None: there are no names."""
+        """Takes the text and the accepted numbers. `reserved`: see `formula`; None means that no names are allowed."""
         self._lines = text.encode().splitlines(keepends=True)
         self._numbers, self._reserved = numbers, reserved
 
     def read(self, node: ast.expr, depth: int) -> _Read:
-        """Returns the expression."""
+        """Returns the expression, parsed."""
         if depth > _DEEPEST:
             raise ValueError("too deep")
         found = self._read(node, depth + 1)
@@ -172,14 +172,14 @@ def _applied(name: str, given: list[_Read]) -> _Read:
     text = f"{name}({', '.join(each[0] for each in given)})"
     values = [each[2] for each in given]
     size = 1 + sum(each[1] for each in given)
-    if name == "exp":  # a power, by another name
+    if name == "exp":  # a power, under another name
         size *= _power(values[0])
     known = [value for value in values if value is not None]
     return text, size, _FUNCTIONS[name](*known) if len(known) == len(values) else None
 
 
 def _power(exponent: complex | None) -> int:
-    """How many times larger a power is than its base. ValueError where the exponent is too large."""
+    """Returns how many times larger a power is than its base. Raises ValueError if the exponent is too large."""
     if exponent is None:
         return 1
     if not abs(exponent) <= _LARGEST_EXPONENT:

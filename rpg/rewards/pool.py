@@ -1,4 +1,4 @@
-"""Keeps scorers in processes of their own, so that one that hangs or dies costs its sample and nothing else."""
+"""Keeps scorers in their own processes, so that one that hangs or dies affects only its sample."""
 
 import dataclasses
 import heapq
@@ -24,22 +24,23 @@ from specs.machine.standstill import show_work
 from specs.schema.reward import Reward
 
 _START_SECONDS = 120.0
-"""A worker imports its library (seconds, on a busy machine more) before it says that it is ready."""
+"""Most seconds that a worker may take to start: it imports its library, which takes seconds, and more on a busy
+machine."""
 _GRACE_SECONDS = 1.0
-"""A worker reports a time-out itself; one that has not by this much later is killed."""
+"""Seconds after the time limit. A worker reports a time-out itself; one that has not by then is killed."""
 _DEATH_SECONDS = 2.0
-"""The output of a process that died ends a moment before its exit code is there."""
+"""Seconds to wait for an exit code: the output of a dying process ends a moment before its exit code is known."""
 _RUNNING_CODE = Limits(processes=0)
-"""A worker that starts a process for each response, which may start none."""
+"""Limits of a worker that starts a process for each response, which may start none."""
 _UNSEALED = Limits(processes=0, file_bytes=1 << 30, open_files=4096)
-"""Scorers that run no text of a response may start processes and keep files."""
+"""Limits of scorers that run no text of a response. They may start processes and keep files."""
 _MOST_NOISE = 1 << 14
-"""Bytes of standard error, its last, that are looked at for why a process died."""
+"""Bytes at the end of standard error that are searched for the cause of death."""
 _STARTS = 3
-"""Failed starts of a worker in a row before the scorer itself is held to be broken."""
+"""Failed starts of a worker in a row after which the scorer itself counts as broken."""
 
 _PAUSES = (0.5, 2.0, 8.0, 30.0)
-"""Seconds before each further try of a response for which a service did not answer."""
+"""Seconds before each retry of a response for which a service did not answer."""
 _NUMBERS = itertools.count()
 
 
@@ -48,36 +49,36 @@ class _Task:
     """One response to score."""
 
     due: float
-    """Not before it, on the monotonic clock."""
+    """Earliest time to score it, on the monotonic clock."""
     number: int = field(default_factory=_NUMBERS.__next__, init=False)
     request: str = field(compare=False)
     """A line of JSON."""
     tries: int = field(default=0, compare=False)
     verdict: "Future[Score]" = field(default_factory=Future, compare=False, init=False)
-    """Where the verdict goes."""
+    """Future that receives the verdict."""
 
 
 class WorkerPool(Scorer):
-    """A Scorer whose reward runs in worker processes, one response at a time each. They start when needed and stay.
+    """A Scorer whose reward runs in worker processes, each with one response at a time. They start on demand and stay.
 
-    A thread of the pool's own starts and serves them, since they die with the thread that started them.
+    A thread of the pool starts and serves them, since they die with the thread that started them.
     """
 
     def __init__(self, reward: Reward, *, workers: int = 1) -> None:
-        """`workers`: processes at most."""
+        """Takes the reward. `workers` is the most processes."""
         self._reward = reward
         self._size = workers
         self._workers: list[_Worker] = []
         self._todo: deque[_Task] = deque()
         self._later: list[_Task] = []
-        """A heap of those that are tried again."""
+        """A heap of the tasks that are retried later."""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closing = False
         self._woken, self._waking = os.pipe()
 
     def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":  # noqa: ARG002
-        """See Scorer. Its result raises RuntimeError where the worker itself cannot start."""
+        """See Scorer. Its result raises RuntimeError if the worker itself cannot start."""
         task = _Task(0.0, _request(problem, response))
         with self._lock:
             self._todo.append(task)
@@ -99,7 +100,7 @@ class WorkerPool(Scorer):
         os.close(self._woken)
 
     def _serve(self) -> None:
-        """The thread: until the pool closes, or a worker cannot start."""
+        """Runs in the thread until the pool closes or a worker cannot start."""
         try:
             while not self._closing:
                 self._attend()
@@ -132,7 +133,7 @@ class WorkerPool(Scorer):
             worker.answer(readable=worker in ready)
 
     def _give_up(self, error: Exception) -> None:
-        """Fails all waiting tasks with the error; the next task is tried with new workers."""
+        """Fails all waiting tasks with the error; the next task starts new workers."""
         with self._lock:
             waiting = [*self._todo, *self._later, *(worker.task for worker in self._workers if worker.task)]
             self._todo.clear()
@@ -143,10 +144,10 @@ class WorkerPool(Scorer):
 
 
 class _Worker:
-    """One process: starting, idle, or at one response."""
+    """One process that starts, is idle, or scores one response."""
 
     def __init__(self, reward: Reward, later: list[_Task]) -> None:
-        """`later`: the heap for what is to be tried again."""
+        """Starts the process. `later` is the heap for tasks to retry."""
         self._reward = reward
         self._later = later
         self._timeout_seconds = reward.timeout_seconds
@@ -156,18 +157,19 @@ class _Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether the worker is starting or at a task."""
+        """Returns whether the worker is starting or has a task."""
         return self.task is not None or not self._ready
 
     def fileno(self) -> int:
-        """For select."""
+        """Returns the descriptor for select."""
         return self._process.stdout.fileno()
 
     def take(self, todo: deque[_Task]) -> None:
-        """Begins the next task, if it is free."""
+        """Begins the next task if it is free."""
         if self.busy or not todo:
             return
-        # Killed while idle, by the system's memory killer perhaps, or not silent as it should be: no sample's fault.
+        # Killed while idle, perhaps by the kernel's out-of-memory killer, or it printed unexpectedly: no sample's
+        # fault.
         if select.select([self], [], [], 0)[0]:
             self.end()
             self._start()
@@ -178,16 +180,16 @@ class _Worker:
         self.send()
 
     def send(self) -> None:
-        """Writes as much of the request as the process takes: one that reads nothing holds up no other."""
+        """Writes as much of the request as the process accepts, so that one that does not read blocks no other."""
         try:
             self.unsent = self.unsent[os.write(self.input, self.unsent) :]
         except BlockingIOError:
             return
-        except BrokenPipeError:  # it has just died: its output ends too, and `answer` sees that
+        except BrokenPipeError:  # it has just died: its output ends too, and `answer` handles that
             self.unsent = memoryview(b"")
 
     def answer(self, *, readable: bool) -> None:
-        """Passes on the verdict on its task, once there is one: the worker's own, or that it was late or died."""
+        """Passes on the verdict on its task, once there is one: the worker's, or an error if it was late or died."""
         if readable:
             part = os.read(self.fileno(), 1 << 16)
             self._received += part
@@ -201,7 +203,7 @@ class _Worker:
             self._finish(self._died(f"no verdict after {self._timeout_seconds:g} s; the scorer was killed"))
 
     def end(self) -> None:
-        """Kills the process, which has nothing to save."""
+        """Kills the process, which has no state to save."""
         self._process.end()
         self._noise.close()
 
@@ -212,7 +214,7 @@ class _Worker:
         self._ready = False
         self.deadline = time.monotonic() + _START_SECONDS
         sealed = is_sealed(self._reward)
-        # A session of its own: the SIGTERM that asks a run to finish its step goes to the whole process group.
+        # In a new session: the SIGTERM that asks a run to finish its step goes to the whole process group.
         self._process: Confined = start(
             [sys.executable, "-P", "-m", "rpg.rewards.worker"],
             sealed=sealed,
@@ -232,15 +234,15 @@ class _Worker:
         return _RUNNING_CODE if runs_code(self._reward) else None
 
     def _job(self) -> bytes:
-        """Returns the worker's first line, JSON; see `worker.main`. As an argument its size would have a limit."""
+        """Returns the worker's first line, JSON; see `worker.main`. An argument would have a size limit."""
         variant = type(self._reward)
         job = [f"{variant.__module__}:{variant.__qualname__}", self._reward.model_dump_json(), runs_code(self._reward)]
         return json.dumps(job).encode() + b"\n"
 
     def _verdict(self) -> Score | None:
-        """The verdict that the worker sent; None for the line by which it says that it is ready.
+        """Returns the verdict that the worker sent; None for the line that reports that it is ready.
 
-        A worker may run a text of a response, which may write whatever it likes: it is read as JSON, and checked.
+        A worker may run a text of a response, which may write anything: the line is read as JSON and checked.
         """
         line, self._received = self._received, bytearray()
         if not self._ready:
@@ -253,7 +255,7 @@ class _Worker:
             return self._died("the scorer wrote what is no verdict")
 
     def _died(self, reason: str = "") -> Score:
-        """Replaces the process. Returns the task's verdict: `reason`, or how the process ended."""
+        """Replaces the process. Returns the task's verdict, with `reason` or the way in which the process ended."""
         ending = self._process.ending(0 if reason else _DEATH_SECONDS)
         self._noise.seek(-min(_MOST_NOISE, self._noise.seek(0, os.SEEK_END)), os.SEEK_END)
         stderr = self._noise.read().decode(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""The score of a response, and what scores responses."""
+"""The score of a response, and the scorers of responses."""
 
 import math
 import re
@@ -24,15 +24,16 @@ from specs.errors import Issue
 from specs.schema.reward import Reward
 
 FULL_MARK = 1.0
-"""The value from which a response counts as correct, under every scorer that is not graded."""
+"""Value from which a response counts as correct, under every scorer that is not graded."""
 LONGEST_VERDICT = 16 << 20
-"""Bytes. A verdict has the answer that was extracted, at most a whole response. Also the most characters of a text."""
+"""Longest verdict, in bytes. A verdict has the extracted answer, which is at most a whole response. Also the most
+characters of a text."""
 _LONGEST_REASON = 1 << 14
-"""Characters of an error that are kept."""
+"""Most characters of an error that are kept."""
 _LONGEST_NAME, _MOST_TERMS = 200, 1000
-"""Characters of a term's name, and the number of terms of a score."""
+"""Most characters of a term's name, and most terms of a score."""
 _MOST_REASONS = 3
-"""Kinds of failure that a sentence names."""
+"""Most kinds of failure that a sentence names."""
 _FINITE = sys.float_info.max
 _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
@@ -41,61 +42,62 @@ _SERVER_ERROR = 500
 @message
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One response's verdict."""
+    """Verdict on one response."""
 
     value: float
-    """The reward. Where the scorer failed, the least that the reward declares, or else 0; in training no more than
-    the least of its group, penalties counted."""
+    """The reward. If the scorer failed, the least value that the reward declares, or else 0; in training at most the
+    least of its group, penalties counted."""
     correct: bool | None
-    """The value reaches the full mark; of a weighted sum, that of the first term. None: the reward is graded."""
+    """Whether the value reaches the full mark; for a weighted sum, whether the first term's does. None if the reward is
+    graded."""
     extracted: str | None = None
-    """What the scorer read as the answer; None where it found none."""
+    """Answer that the scorer read from the response; None if it found none."""
     error: str | None = None
-    """Why the scorer failed, where it did: of an exception its words, and the file and line of the reward."""
+    """Why the scorer failed: words of the exception, with file and line of the reward. None if it did not fail."""
     away: bool = False
-    """It failed since a service did not answer, which is no fault of the reward: another try may go better."""
+    """Whether it failed because a service did not answer. That is not the reward's fault: the response is retryable."""
     penalty: float = 0.0
-    """Added to the value for what the scorer does not see, such as the length; at most 0."""
+    """Number added to the value for properties that the scorer does not see, such as the length; at most 0."""
     turns: float = 0.0
-    """Rewards that the environment gave the response's turns, together; added to the value."""
+    """Sum of the rewards that the environment gave for the response's turns; added to the value."""
     terms: dict[str, float] = field(default_factory=dict)
-    """Terms of a weighted sum: name of a term -> its value, not weighted."""
+    """Name of each term of a weighted sum -> its value, not weighted."""
     weights: dict[str, float] = field(default_factory=dict)
     """Name of each term -> its weight in the sum."""
     verdicts: str | None = None
-    """What judges said of the response, JSON: a list of the fields of `rpg.rewards.judges.verdicts.Verdict`. None: none
-    was asked."""
+    """Verdicts of judges on the response, JSON: a list of the fields of `rpg.rewards.judges.verdicts.Verdict`. None if
+    no judge was asked."""
 
     @property
     def reward(self) -> float:
-        """The number that training uses."""
+        """Returns the number that training uses."""
         return self.value + self.penalty + self.turns
 
     @property
     def earned(self) -> float:
-        """The reward without penalties."""
+        """Returns the reward without penalties."""
         return self.value + self.turns
 
     @classmethod
     def of(cls, value: float, extracted: str | None) -> Self:
-        """The verdict of a scorer that worked. Halves of surrogate pairs in the answer become `?`."""
+        """Returns the verdict of a scorer that worked. Unpaired surrogates in the answer become `?`."""
         if isinstance(extracted, str) and not extracted.isascii():
             extracted = extracted.encode(errors="replace").decode()
         return cls(value=value, correct=bool(value >= FULL_MARK), extracted=extracted)
 
     @classmethod
     def failed(cls, error: str, *, away: bool = False) -> Self:
-        """The verdict where the scorer raised, hung or died."""
+        """Returns the verdict for a scorer that raised, hung or died."""
         return cls(value=0.0, correct=False, error=error, away=away)
 
 
 def scores_vary(scores: Sequence[Score], *, by_term: bool) -> bool:
-    """Whether a group's scores differ, so that it teaches something. Penalties on the length do not count.
+    """Returns whether a group's scores differ, so that it gives a gradient. Penalties on the length do not count.
 
     Args:
-        scores: of the responses to one prompt.
-        by_term: whether each term of a sum counts by itself, as with `advantage.rewards: normalized_each`: sums may be
-            equal where terms are not. A response that could not be scored is then like the worst of its group.
+        scores: the scores of the responses to one prompt.
+        by_term: whether each term of a sum counts by itself, as with `advantage.rewards: normalized_each`. Sums may be
+            equal although terms differ. A response that could not be scored then counts like the worst of its group.
     """
     if not by_term:
         return _differ([score.earned for score in failures_at_worst(scores)])
@@ -113,7 +115,7 @@ def _differ(values: Sequence[float]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """The part of a verdict that is taken from a process which may have run text of a response."""
+    """The fields of a verdict that are accepted from a process that may have run text of a response."""
 
     value: float
     extracted: str | None = None
@@ -124,11 +126,11 @@ _SCORE, _SAID = TypeAdapter(Score), TypeAdapter(_Said)
 
 
 def received(line: bytes | bytearray, *, ran_text: bool) -> Score:
-    """Returns the verdict that a worker sent as JSON. ValueError where it is none.
+    """Returns the verdict that a worker sent as JSON. Raises ValueError if the line is no verdict.
 
     Args:
-        ran_text: the worker may have run text of a response, which may have written the line: value, extracted answer
-            and error are read, and nothing else.
+        ran_text: whether the worker may have run text of a response, which may have written the line. Then only value,
+            extracted answer and error are read.
     """
     if not ran_text:
         return _SCORE.validate_json(line, strict=True)
@@ -137,15 +139,16 @@ def received(line: bytes | bytearray, *, ran_text: bool) -> Score:
 
 
 def verdict(reward: Reward, problem: Problem, response: str) -> Score:
-    """The reward's score of a response, or why there is none. SandboxError where the sandbox failed, and no reward."""
+    """Returns the reward's score of a response, or a failed score with the reason. Raises SandboxError if the sandbox
+    failed, and not the reward."""
     return checked(reward, _verdict(reward, problem, response))
 
 
 def checked(reward: Reward, score: Score) -> Score:
-    """Returns the score as one of the reward. Every verdict passes here, whoever formed it.
+    """Returns the score, checked against the reward's declarations. Every verdict passes here.
 
-    A score that is invalid becomes a failure that says why. A graded reward says of no response whether it is correct,
-    and a response that it fails on is worth the least that it declares, or 0.
+    An invalid score becomes a failure with the reason. Under a graded reward `correct` is None, and a response on which
+    the reward fails gets the least value that the reward declares, or 0.
     """
     try:
         score = _valid(reward, score)
@@ -159,9 +162,9 @@ def checked(reward: Reward, score: Score) -> Score:
 
 
 def failures_at_worst(scores: Sequence[Score]) -> list[Score]:
-    """Returns the scores of a group, in which no failure is worth more than the least of the others.
+    """Returns the scores of a group, with failures lowered to at most the least of the other scores.
 
-    A failure would be the best of its group otherwise where all values are negative, or all other responses too long.
+    Otherwise a failure would be the best of its group if all values are negative, or all other responses are too long.
 
     Example:
         >>> failed = Score.failed("no verdict")
@@ -176,7 +179,7 @@ def failures_at_worst(scores: Sequence[Score]) -> list[Score]:
 
 
 def _valid(reward: Reward, score: Score) -> Score:
-    """Returns the score with plain numbers. ValueError where the recorder or the training could not take it."""
+    """Returns the score with plain numbers. Raises ValueError for values that cannot be recorded or trained on."""
     if not isinstance(score, Score):
         raise ValueError(f"{score!r:.200} is no Score")
     largest, least = reward.largest_value(), reward.worst_value()
@@ -206,12 +209,12 @@ def _valid(reward: Reward, score: Score) -> Score:
 
 
 def largest_added(reward: Reward) -> float:
-    """Returns the largest absolute value of what the environment or a penalty adds to a score."""
+    """Returns the largest absolute value that the environment or a penalty adds to a score."""
     return max(reward.largest_value(), Reward.largest)
 
 
 def _check_terms(reward: Reward, score: Score, largest: float) -> None:
-    """Raises ValueError where a score's terms are not numbers with weights, by names that can be recorded."""
+    """Raises ValueError unless a score's terms are numbers with weights, with names that can be recorded."""
     terms, weights = score.terms, score.weights
     if not isinstance(terms, dict) or not isinstance(weights, dict) or terms.keys() != weights.keys():
         raise ValueError("terms and weights are not numbers by the same names")
@@ -226,8 +229,8 @@ def _check_terms(reward: Reward, score: Score, largest: float) -> None:
 
 
 def number(name: str, value: object, largest: float) -> float:
-    """Returns the value as a finite number from -largest to largest. ValueError where it is none."""
-    if type(value) is float and -largest <= value <= largest:  # most of them
+    """Returns the value as a finite number from -largest to largest. Raises ValueError for any other value."""
+    if type(value) is float and -largest <= value <= largest:  # the usual case
         return value
     plain = _plain(value)
     try:
@@ -240,7 +243,7 @@ def number(name: str, value: object, largest: float) -> float:
 
 
 def text(name: str, value: object) -> str | None:
-    """Returns the value where it is a text that can be recorded, or None. ValueError where it is neither."""
+    """Returns the value if it is None or a text that can be recorded. Raises ValueError otherwise."""
     if value is None:
         return None
     if not isinstance(value, str):
@@ -248,12 +251,12 @@ def text(name: str, value: object) -> str | None:
     if len(value) > LONGEST_VERDICT:
         raise ValueError(f"{name} has {len(value)} characters; allowed: at most {LONGEST_VERDICT}")
     if not value.isascii():
-        value.encode()  # a UnicodeEncodeError is a ValueError: half a surrogate pair
+        value.encode()  # raises UnicodeEncodeError, a ValueError, for an unpaired surrogate
     return value
 
 
 def _plain(value: object) -> object:
-    """Returns the Python number of a NumPy scalar or of a tensor with one element; any other value as it is."""
+    """Returns the Python number of a NumPy scalar or of a tensor with one element; any other value unchanged."""
     if value is None or type(value) in (float, bool, int):
         return value
     try:
@@ -263,7 +266,7 @@ def _plain(value: object) -> object:
 
 
 def scored_text(reward: Reward, response: str) -> str:
-    """Returns the part of a response that the reward is given, see `Reward.strip_thinking`.
+    """Returns the part of a response that the reward scores, see `Reward.strip_thinking`.
 
     Example:
         >>> after_thought = Reward.model_validate({"type": "exact_match", "strip_thinking": True})
@@ -288,16 +291,16 @@ def _verdict(reward: Reward, problem: Problem, response: str) -> Score:
 
 
 def _place(reward: Reward, error: Exception) -> str:
-    """` (FILE:LINE)` of the line of the reward that raised, or that called what raised."""
+    """Returns ` (FILE:LINE)` for the line of the reward that raised, or that called the code that raised."""
     written = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in type(reward).__mro__[:-1]}
     written |= {*reward.written_in()}
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is of this file
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first frame is in this file
     own = [frame for frame in frames if frame.filename in written] or frames
     return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
 
 
 def _is_away(error: BaseException) -> bool:
-    """Whether an exception, or one that it was raised from or after, says that a service did not answer."""
+    """Returns whether an exception, or one in its chain of causes, reports that a service did not answer."""
     return any(
         isinstance(each, (ConnectionError, TimeoutError, socket.gaierror))
         or (isinstance(each, HTTPError) and (each.code == _TOO_MANY_REQUESTS or each.code >= _SERVER_ERROR))
@@ -306,7 +309,7 @@ def _is_away(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception and those before it, each once."""
+    """Yields the exception and those in its chain of causes and contexts, each once."""
     met: list[BaseException] = []
     waiting: list[object] = [error]
     while waiting:
@@ -318,7 +321,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def without_answer(problem: Problem, reward: str) -> Issue | None:
-    """That a reward which compares has nothing to compare with, where the problem's answer is empty."""
+    """Returns the issue that the problem's answer is empty although the reward compares with it; None if it is not
+    empty."""
     if problem.answer.strip():
         return None
     return Issue(
@@ -372,7 +376,7 @@ class RewardAwayError(RuntimeError):
 
 
 def failures(scores: Sequence[Score]) -> str:
-    """How many responses could not be scored and why, the most frequent reasons; empty where all could.
+    """Returns how many responses could not be scored, with the most frequent reasons; empty if all could.
 
     Example:
         >>> failures([Score.of(1.0, None), Score.failed("no verdict after 10 s")])
@@ -390,12 +394,13 @@ def failures(scores: Sequence[Score]) -> str:
 
 
 def prove(scores: Sequence[Score], *, of_sampled: float = 0.0) -> None:
-    """Proves that the reward scores what it is given first.
+    """Checks that the reward can score the first responses.
 
     Args:
-        of_sampled: share of all sampled responses that could not be scored, where some were thrown away unseen.
+        of_sampled: share of all sampled responses that could not be scored, if some of them were dropped and are not in
+            `scores`.
     Raises:
-        RewardFailedError: it failed on more than half of the responses by its own fault.
+        RewardFailedError: the reward failed on more than half of the responses by its own fault.
         RewardAwayError: a service did not answer for more than half.
     """
     away = sum(score.away for score in scores)
@@ -412,20 +417,20 @@ def prove(scores: Sequence[Score], *, of_sampled: float = 0.0) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a scorer works."""
+    """Run, directories and device of a scorer."""
 
     run: Path | None = None
-    """The run's directory; None: none, and what is asked is not counted."""
+    """The run's directory; None if there is no run: then questions to judges are not counted."""
     verdicts: Path | None = None
-    """Directory of the verdicts that judges gave, which runs share; None: none is kept."""
+    """Directory of the judges' verdicts, shared by runs; None if they are not kept."""
     device: str = "cpu"
-    """Type of the device on which a model that scores computes: cpu, cuda."""
+    """Type of the device on which a scoring model computes: cpu, cuda."""
     path: tuple[str | int, ...] = ("reward",)
-    """Where the spec has the reward."""
+    """Place of the reward in the spec."""
 
     @classmethod
     def of_run(cls, run: Path, device: str) -> Self:
-        """In a run's directory; the verdicts lie beside the directory of all runs."""
+        """Returns the place for a run's directory; the directory of verdicts is next to the directory of all runs."""
         return cls(run, run.absolute().parents[1] / "verdicts", device)
 
 
@@ -435,7 +440,7 @@ class Group:
 
     size: int
     responses: dict[int, str] = field(default_factory=dict)
-    """Those that have ended, by their place in the group."""
+    """Responses that have ended, by their place in the group."""
 
 
 Member = tuple[Group, int]
@@ -443,23 +448,23 @@ Member = tuple[Group, int]
 
 
 class Scorer(Protocol):
-    """Scores responses; a context manager, since some hold worker processes."""
+    """Scorer of responses. A context manager, since some hold worker processes."""
 
     def submit(self, problem: Problem, response: str, member: "Member | None" = None) -> "Future[Score]":
-        """Begins to score a response, which answers the problem; any thread may call. A failure is a verdict too.
+        """Starts to score a response to the problem. Safe to call from any thread. A failure is a verdict too.
 
         Args:
-            member: the response's place in its group. None: it has none, and is compared with nothing.
+            member: the response's place in its group. None if it has none; then it is compared with nothing.
         """
         ...
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score]:
-        """One verdict per response, in order; `responses[i]` answers `problems[i]`. Raises what a verdict raises."""
+        """Returns one verdict per response, in order; `responses[i]` answers `problems[i]`. Raises verdicts' errors."""
         scores = [self.submit(*pair) for pair in zip(problems, responses, strict=True)]
         return [score.result() for score in scores]
 
     def close(self) -> None:
-        """Ends what scores; there is no verdict of what waits."""
+        """Ends the scorer; waiting responses get no verdict."""
         ...
 
     def __enter__(self) -> Self:

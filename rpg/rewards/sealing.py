@@ -1,4 +1,4 @@
-"""Which rewards are scored in bubblewrap, and whether this machine can."""
+"""Rewards that are scored in bubblewrap, and whether this machine can do that."""
 
 import sys
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from specs.schema.reward import Reward
 
 
 def refusal(reward: Reward) -> Issue | None:
-    """Why this machine may not score with the reward: it may run what a response says, and cannot be sealed here; or it
-    lacks something else.
+    """Returns why this machine may not score with the reward: the reward may run text of a response and cannot be
+    sandboxed here, or it lacks something else.
     """
     if issue := next((issue for part in reward.parts() if (issue := part.lacks())), None):
         return issue
@@ -31,23 +31,24 @@ def refusal(reward: Reward) -> Issue | None:
 
 
 def in_threads(reward: Reward) -> bool:
-    """Whether all that may hang or crash is programs in the sandbox, so that the reward needs no worker process."""
+    """Returns whether only the reward's programs in the sandbox may hang or crash, so it needs no worker process."""
     return all(part.sandboxed or part.in_process for part in reward.parts())
 
 
 def runs_code(reward: Reward) -> bool:
-    """Whether a text of a response may be run as code."""
+    """Returns whether a text of a response may be run as code."""
     return any(part.sealed == "always" for part in reward.parts())
 
 
 def is_sealed(reward: Reward) -> bool:
-    """Whether the reward's workers are sealed here: one that may run a text always, others where nothing hinders it."""
+    """Returns whether the reward's workers are sandboxed here: always if they may run a response's text, else if
+    possible."""
     wanted = {part.sealed for part in reward.parts() if not part.in_process}
     return "always" in wanted or (wanted == {"if possible"} and sandbox.missing() is None)
 
 
 def code_of(reward: Reward) -> Iterator[Path]:
-    """The files and directories from which a worker imports the reward, those of the installed packages aside."""
+    """Yields the files and directories from which a worker imports the reward, without those of installed packages."""
     modules = {type(part).__module__.partition(".")[0] for part in (reward, *reward.parts())}
     for name in ("specs", *modules):
         module = sys.modules[name]

@@ -1,9 +1,10 @@
-"""The process in which a scorer runs that may raise, hang, crash or eat the memory. Started by rpg.rewards.pool.
+"""A process that runs a scorer, which may raise, hang, crash or exhaust the memory. Started by rpg.rewards.pool.
 
-Speaks JSON lines. In: the reward, then {"problem": {...}, "response": "..."} each. Out: an empty object once it is
-ready, then a Score's fields each.
-Where a response may be run as code, a child scores it and ends with it: what a response has changed in its process
-would change the scores of all later ones.
+It speaks JSON lines. Input: the reward, then one {"problem": {...}, "response": "..."} per line. Output: an empty
+object once it is ready, then the fields of one Score per line.
+
+If a response may be run as code, a child process scores it and ends with it. Otherwise changes that the response makes
+in its process would affect the scores of all later responses.
 """
 
 import ctypes
@@ -27,32 +28,33 @@ from rpg.types import Problem
 from specs.schema.reward import Reward
 
 _MOST_NOISE = 1 << 18
-"""Bytes of standard error that are kept."""
+"""Most bytes of standard error that are kept."""
 _PR_SET_DUMPABLE = 4
 
 
 class _OverTimeError(BaseException):
-    """Not an Exception, so that a scorer's own `except Exception` does not swallow it."""
+    """The time limit was reached. Not an Exception, so that a scorer's own `except Exception` does not swallow it."""
 
 
 def main() -> None:
-    """Serves until its input ends.
+    """Answers requests until its input ends.
 
     The first line of the input is JSON: [the reward's class as `module:class`, so that no installed package need be
-    searched for; its fields as JSON; whether a response to some problems may be run, so that this process is sealed].
+    searched for; its fields as JSON; whether a response to some problems may be run, so that this process is
+    sandboxed].
     """
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a scorer prints must not mix with the verdicts
+    os.dup2(2, 1)  # output that a scorer prints must not mix with the verdicts
     signal.signal(signal.SIGALRM, _over_time)
-    # Slurm sends the SIGTERM that asks a trainer to save its state to all that runs on a machine.
+    # Slurm sends the SIGTERM that asks a trainer to save its state to all processes on a machine.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     reward_class, options, runs_code = json.loads(sys.stdin.readline())
     module, _, name = reward_class.partition(":")
     reward: Reward = getattr(importlib.import_module(module), name).model_validate_json(options)
     reward.prepare()
     if runs_code:
-        gc.freeze()  # a child's collections would copy the pages of what the library has made
-        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # so that no child may write in this process's memory
+        gc.freeze()  # collections in a child would copy the library's pages
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # so that no child may write into this process's memory
     _answer(answers, b"{}")
     for line in sys.stdin:
         request = _read(line)
@@ -62,7 +64,7 @@ def main() -> None:
 
 
 def _answer(answers: IO[bytes], verdict: bytes) -> None:
-    """Sends one line, whatever a response has put into its verdict."""
+    """Sends one line, whatever text a response has put into its verdict."""
     answers.write(verdict.replace(b"\n", b" ") + b"\n")
     answers.flush()
 
@@ -75,7 +77,7 @@ class _Request(NamedTuple):
 
 
 def _read(line: str) -> _Request:
-    """A request, from the JSON of the pool."""
+    """Returns the request in a JSON line from the pool."""
     request = json.loads(line)
     fields = request["problem"]
     fields |= {"metadata": metadata.load(fields["metadata"]), "shown": tuple(fields["shown"])}
@@ -83,7 +85,7 @@ def _read(line: str) -> _Request:
 
 
 def _may_run(reward: Reward, problem: Problem) -> bool:
-    """Whether a response to the problem may be run as code; one that cannot be told may."""
+    """Returns whether a response to the problem may be run as code; true if that cannot be determined."""
     try:
         return any(part.runs(problem) for part in reward.parts())
     except Exception:
@@ -91,12 +93,13 @@ def _may_run(reward: Reward, problem: Problem) -> bool:
 
 
 def _judged(reward: Reward, request: _Request) -> bytes:
-    """The verdict on a request, JSON."""
+    """Returns the verdict on a request, JSON."""
     return json.dumps(dataclasses.asdict(_in_time(reward, *request))).encode()
 
 
 def _in_child(reward: Reward, request: _Request, answers: IO[bytes]) -> bytes:
-    """The verdict of a child of its own, once that has ended. As a child dies, so does this process."""
+    """Returns the verdict of a new child process, once that has ended. If a child dies, this process ends in the same
+    way."""
     told, tells = os.pipe()
     child = os.fork()
     if child == 0:
@@ -115,10 +118,10 @@ def _in_child(reward: Reward, request: _Request, answers: IO[bytes]) -> bytes:
 
 
 def _score_alone(reward: Reward, request: _Request, tells: int, others: tuple[int, ...]) -> int:
-    """Writes the verdict. Returns the exit code.
+    """Scores a request in the child and writes the verdict. Returns the exit code.
 
     Args:
-        others: descriptors of the process that serves; with them one response could answer for another.
+        others: descriptors of the serving process, which are closed: with them one response could answer for another.
     """
     try:
         for descriptor in others:
@@ -136,7 +139,8 @@ def _score_alone(reward: Reward, request: _Request, tells: int, others: tuple[in
 
 
 def _in_time(reward: Reward, problem: Problem, response: str) -> Score:
-    """The verdict, or that there was none in time. A scorer that C code keeps from the signal is the pool's to kill."""
+    """Returns the verdict, or a failed score if there was none in time. If C code blocks the signal, the pool kills the
+    process."""
     try:
         signal.setitimer(signal.ITIMER_REAL, reward.timeout_seconds)
         try:
@@ -144,13 +148,13 @@ def _in_time(reward: Reward, problem: Problem, response: str) -> Score:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except SandboxError as error:
-        return Score.failed(str(error), away=True)  # the pool tries it again, and says so where most fail
+        return Score.failed(str(error), away=True)  # the pool retries it, and reports it if most fail
     except _OverTimeError:
         return Score.failed(f"no verdict after {reward.timeout_seconds:g} s")
 
 
 def _forget_noise() -> None:
-    """Empties what the scorer has written, once it is much: files have a limit, and it serves for days."""
+    """Empties the scorer's log once it is long: files have a size limit, and the process runs for days."""
     if os.fstat(2).st_size > _MOST_NOISE:
         os.ftruncate(2, 0)
         os.lseek(2, 0, os.SEEK_SET)

@@ -1,9 +1,10 @@
-"""From prompts to finished, scored responses: the environments that the policy samples in, of one turn or of several.
+"""Rollouters turn prompts into finished, scored responses. They are the environments in which the policy samples, of
+one turn or of several.
 
-`rollouter` says what an environment does, `environments` holds ours, one a module, and `taking_turns` the turns of
-those that speak with the policy; `journal` keeps what they said, and `scoring` has responses scored while others are
-still sampled. An environment of a user's own is written as ours are, see docs/extending.md. Imports
-rewards, `types`, data's seeds and the samplers' Protocol; rollouts and evaluation import it.
+`rollouter` defines what an environment does; `environments` holds ours, one a module. `taking_turns` runs the turns of
+environments that speak with the policy, `journal` keeps what these said, and `scoring` scores responses while others
+are still sampled. A user's own environment is written in the same way as ours, see docs/extending.md. The package
+imports rewards, `types`, data's seeds and the samplers' Protocol; rollouts and evaluation import it.
 """
 
 from rpg.rollouters.rollouter import Rollouter, SeededPrompt

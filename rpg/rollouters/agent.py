@@ -1,4 +1,4 @@
-"""An agent's program: code that asks the policy as it would ask a provider, in the environment `agent`."""
+"""Programs of agents: code that asks the policy as it would ask a provider, in the environment `agent`."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -10,18 +10,18 @@ from specs.schema.rollout import ProgramSection
 
 
 class Running(Protocol):
-    """A program as it works on one response."""
+    """A program at work on one response."""
 
     def result(self) -> str | None:
-        """Waits for its end. Returns what it comes to, if anything.
+        """Waits for the program's end. Returns its result, if any.
 
         Raises:
-            Exception: it failed.
+            Exception: the program failed.
         """
         ...
 
     def end(self) -> None:
-        """Ends it, as far as that can be done. Called from another thread than `result`."""
+        """Ends the program, as far as possible. Called from another thread than `result`."""
         ...
 
 
@@ -30,12 +30,12 @@ class AgentProgram(ProgramSection):
 
     @abstractmethod
     def begin(self, problem: Problem, base_url: str, api_key: str) -> Running:
-        """The program for one response, in whose thread `result` is then called.
+        """Starts the program for one response. `result` is then called in the thread of that response.
 
         Args:
-            problem: what it is to work on, see `Problem.public`: neither the gold answer nor a hidden test is in it.
-            base_url: of the endpoint, as clients of OpenAI's interface want it.
-            api_key: the response's own.
+            problem: the task, see `Problem.public`: without the gold answer and without hidden tests.
+            base_url: address of the endpoint in the form that clients of OpenAI's interface take.
+            api_key: the response's own key.
         """
 
 
@@ -52,7 +52,7 @@ class FunctionProgram(AgentProgram):
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A call of a function under way."""
+    """A call of a function in progress."""
 
     function: Callable[..., Any]
     arguments: tuple[Problem, str, str]
@@ -63,4 +63,4 @@ class Called:
         return None if returned is None else str(returned)
 
     def end(self) -> None:
-        """See Running. A thread cannot be ended: its next request is refused."""
+        """See Running. A thread cannot be ended; its next request is refused."""

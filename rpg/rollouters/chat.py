@@ -1,8 +1,8 @@
-"""Chat messages as a client of OpenAI's interface sends them, and the tokens that the policy is given for them.
+"""Chat messages from clients of OpenAI's interface, and the tokens that the policy gets for them.
 
-A client sends its whole history with each request. Where that goes on from what the policy was given and said before,
-those tokens stand as they were sampled: no text of the policy's is ever tokenised again. What clients send is never
-read as markup: a tokenizer's special tokens in it are plain characters.
+A client sends its whole history with each request. If that history continues an earlier context of the policy, the
+tokens stay as they were sampled: no text of the policy is ever tokenised again. Text that clients send is never read as
+markup: a tokenizer's special tokens in it are plain characters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, Any]
-"""Role, content as one text, and of tool_calls, tool_call_id and name those that are there. Arguments of calls are
-objects where they are JSON."""
+"""Role, content as one text, and those of tool_calls, tool_call_id and name that are present. Arguments of calls are
+objects if they are JSON."""
 _UNLIKE = {"n": 1, "stop": None, "logprobs": False, "top_logprobs": None}
-"""Options that would change what comes back in ways that the endpoint has not, and the value that asks for nothing."""
+"""Options that the endpoint does not support, with the value that turns them off."""
 
 
 class ChatError(Exception):
-    """A request that cannot be answered; the client is told why."""
+    """A request that cannot be answered. The client gets the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asks."""
+    """A client's request."""
 
     messages: list[Message]
     tools: list[dict[str, Any]]
     limit: int | None
-    """Tokens that it wants at most; None: it does not say."""
+    """Most tokens that the client wants; None if it sets no limit."""
     stream: bool = False
 
 
 def read_request(body: Any) -> Request:
-    """The request that a body of JSON asks.
+    """Returns the request in a JSON body.
 
     Raises:
-        ChatError: it is none, or asks for what the endpoint has not.
+        ChatError: the body is not a request, or asks for something that the endpoint does not support.
     """
     if not isinstance(body, Mapping) or not isinstance(body.get("messages"), list) or not body["messages"]:
         raise ChatError("a request has a list of messages")
@@ -76,10 +76,10 @@ def _message(message: Any) -> Message:
 
 
 def as_clients_send(message: Message) -> Message:
-    """Returns a message of a problem with the keys that are read of a client's, so that the two compare equal."""
+    """Returns a problem's message with the keys that are read from clients' messages, so that the two compare equal."""
     try:
         return _message(message)
-    except ChatError:  # its calls are of another form, which no client sends
+    except ChatError:  # its calls have a form that no client sends
         return {"role": message["role"], "content": message["content"]}
 
 
@@ -101,13 +101,13 @@ def _call(call: Any) -> dict[str, Any]:
     except (TypeError, KeyError, AttributeError):
         raise ChatError("a call is an object with a function") from None
     if isinstance(arguments, str):
-        with suppress(ValueError):  # as the client wrote it
+        with suppress(ValueError):  # arguments as the client wrote them
             arguments = parse_json(arguments)
     return {"id": str(call.get("id", "")), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def spoken(text: str, number: int, *, calls: bool) -> Message:
-    """The policy's message for what it said as the `number`-th request's answer. `calls`: it was shown tools."""
+    """Returns the policy's message, given its answer to request `number`. `calls` says whether it was shown tools."""
     found = read_calls(text) if calls else []
     if not found or any(call.error for call in found):
         return {"role": "assistant", "content": text}
@@ -124,10 +124,11 @@ def spoken(text: str, number: int, *, calls: bool) -> Message:
 
 
 class ChatTokens:
-    """Messages as tokens, by the model's chat template or a spec's own."""
+    """Converter of messages to tokens, by the model's chat template or a spec's own."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", template: str | None) -> None:
-        """
+        """Takes the template.
+
         Raises:
             SpecError: there is no template.
         """
@@ -142,22 +143,22 @@ class ChatTokens:
             )
 
     def whole(self, messages: Sequence[Message], tools: Sequence[Any]) -> tuple[int, ...]:
-        """Tokens of messages, up to where the policy speaks.
+        """Returns the tokens of messages, up to the point where the policy speaks.
 
         Raises:
-            ChatError: the template does not take them.
+            ChatError: the template does not accept them.
         """
         marked, said = self._marked(messages)
         return tuple(rendered_ids(self.tokenizer, self._render(marked, tools), said))
 
     def behind(self, messages: Sequence[Message], known: int, tools: Sequence[Any], last: int) -> tuple[int, ...]:
-        """Tokens behind the policy's words up to where it speaks again: of the messages after the first `known`, whose
-        last is the policy's.
+        """Returns the tokens from the end of the policy's words to the point where it speaks again. They belong to the
+        messages after the first `known` ones, the last of which is the policy's.
 
         Args:
-            last: the last token that it sampled. An end token that the template writes too is not given again.
+            last: the last token that it sampled. If the template also writes an end token, it is not repeated.
         Raises:
-            ChatError: the template does not take them.
+            ChatError: the template does not accept them.
         """
         marked, said = self._marked(messages)
         own = mark(known - 1)
@@ -182,7 +183,7 @@ class ChatTokens:
             raise ChatError(f"the chat template does not take these messages: {error}"[:500]) from None
 
     def _marked(self, messages: Sequence[Message]) -> tuple[list[Message], list[str]]:
-        """The messages with marks for their contents, and the contents."""
+        """Returns the messages with marks in place of their contents, and the contents."""
         said = [message["content"] for message in messages]
         marked = [
             spelled(self.tokenizer, {**message, "content": ""}) | {"content": mark(place) if message["content"] else ""}
@@ -193,7 +194,7 @@ class ChatTokens:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """The history up to something that the policy said."""
+    """The history up to a message of the policy."""
 
     messages: list[Message]
     tools: list[dict[str, Any]]
@@ -201,23 +202,25 @@ class _Said:
 
 
 class History:
-    """What a response's program has asked so far and the policy has said, as messages and as tokens."""
+    """History of a response's program: its requests and the policy's answers, as messages and as tokens."""
 
     def __init__(self, chat: ChatTokens, messages: list[Message], prompt_ids: tuple[int, ...]) -> None:
-        """
+        """Takes the prompt.
+
         Args:
-            messages: what the prompt asks, of these tokens.
+            messages: the prompt's messages.
+            prompt_ids: their tokens.
         """
         self._chat = chat
         self._asked = [_Said(messages, [], prompt_ids)]
         self._said: list[_Said] = []
 
     def context(self, request: Request) -> tuple[int, ...]:
-        """The tokens behind which the policy is to speak. As far as the request's messages are those of a history that
-        is known, its tokens are the same.
+        """Returns the tokens after which the policy speaks. As far as the request's messages repeat a known history,
+        its tokens are reused.
 
         Raises:
-            ChatError: the template does not take the messages.
+            ChatError: the template does not accept the messages.
         """
         for asked in self._asked:
             if (asked.messages, asked.tools) == (request.messages, request.tools):
@@ -232,7 +235,7 @@ class History:
         return (*said.token_ids, *new)
 
     def note(self, request: Request, context: tuple[int, ...], message: Message, sampled: tuple[int, ...]) -> None:
-        """Notes what the policy said to a request behind a context."""
+        """Records the policy's answer to a request after a context."""
         self._asked.append(_Said(request.messages, request.tools, context))
         self._said.append(_Said([*request.messages, message], request.tools, (*context, *sampled)))
 

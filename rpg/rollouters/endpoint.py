@@ -1,7 +1,7 @@
-"""An OpenAI-compatible endpoint on loopback, that programs ask as they would ask a provider.
+"""An OpenAI-compatible endpoint on loopback, which programs ask as they would ask a provider.
 
-One server serves the process. Each response that is under way has a key of its own, by which its requests are told from
-those of others. What is asked waits in the response's `Line` until somebody answers it: here nothing is sampled.
+One server serves the process. Each running response has its own key, which identifies its requests. A request waits in
+the response's `Line` until a reader answers it: nothing is sampled here.
 """
 
 import asyncio
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 MODEL = "policy"
-"""Name of the one model that there is. A request may name any other: it asks the policy all the same."""
+"""Name of the one model. Requests with any other name also go to the policy."""
 _DAY = 24 * 3600
+"""Seconds that a connection may be idle. Clients close theirs earlier: if the server closed one, a request might be on
+its way."""
 _LONGEST_REQUEST = 8 << 20
-"""Bytes. It is parsed in the process that trains."""
-"""Seconds that a connection may lie idle: clients close theirs, for one that the server closes may have a request under
-way."""
+"""Most bytes of a request, which is parsed in the process that trains."""
 _LONGEST_DIRECTORY = 80
-"""Bytes of a directory's name that leave room for the name of a unix socket, which has 107 in all."""
+"""Longest name of a directory, in bytes, that leaves room for the name of a unix socket, which has 107 in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the policy said."""
+    """An answer of the policy."""
 
     number: int
-    """Which request of the response it answers, from 0."""
+    """Number of the request within the response, from 0."""
     message: dict[str, Any]
-    """The message of role assistant, as `rpg.rollouters.chat` has it."""
+    """The message of role assistant, in the form of `rpg.rollouters.chat`."""
     cut: bool
-    """Whether it ran out of tokens."""
+    """Whether it reached its token limit."""
     num_given: int
-    """Tokens of its context."""
+    """Number of tokens in its context."""
     num_sampled: int
 
 
@@ -66,22 +66,22 @@ class Asked:
         self.answered.set_result(reply)
 
     def refuse(self, why: str) -> None:
-        """Answers by an error, which no client asks again after."""
+        """Answers with an error that no client retries."""
         self.answered.set_exception(ChatError(why))
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program ended."""
+    """End of a program."""
 
     answer: str | None = None
-    """What it returned, or wrote; None: nothing."""
+    """Value that it returned or text that it wrote; None without either."""
     error: str = ""
-    """How it failed; empty: it did not."""
+    """Error of the program; empty if it did not fail."""
 
 
 class Line:
-    """What one response's program asks, in the order in which it arrives, and its end."""
+    """Queue of the requests of one response's program, in the order in which they arrive, and of its end."""
 
     def __init__(self) -> None:
         self.key = f"rpg-{secrets.token_urlsafe(24)}"
@@ -91,7 +91,7 @@ class Line:
         self._waiting: list[Asked] = []
 
     def put(self, asked: Asked) -> None:
-        """A request has arrived; it is refused where the response has ended."""
+        """Adds a request; refuses it if the response has ended."""
         with self._lock:
             if self._closed:
                 asked.refuse(self._closed)
@@ -100,18 +100,18 @@ class Line:
             self._arrived.put(asked)
 
     def finish(self, ended: Ended) -> None:
-        """The program has ended."""
+        """Records that the program has ended."""
         self._arrived.put(ended)
 
     def next(self, seconds: float) -> Asked | Ended:
-        """What arrives next; the end, where nothing does within so many seconds."""
+        """Returns the next request, or the end; also the end if nothing arrives within this many seconds."""
         try:
             return self._arrived.get(timeout=seconds)
         except Empty:
             return Ended(error=f"it did not ask, nor end, within {seconds:g} s")
 
     def close(self, why: str) -> None:
-        """Refuses what waits and what will arrive. Whoever waits for it is told that the program has ended."""
+        """Refuses waiting and later requests. The reader gets the program's end."""
         with self._lock:
             self._closed = self._closed or why
             waiting, self._waiting = self._waiting, []
@@ -122,21 +122,21 @@ class Line:
 
 
 class Endpoint:
-    """The server, in a thread of its own."""
+    """The server, in its own thread."""
 
     def __init__(self) -> None:
         self._lines: dict[str, Line] = {}
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.port = int(listening.getsockname()[1])
         self.base_url = f"http://127.0.0.1:{self.port}/v1"
-        """Address of its interface, as clients want it."""
+        """Address of the interface in the form that clients take."""
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._makes_socket = threading.Lock()
         self._serve(listening)
 
     def unix_socket(self) -> Path:
-        """Unix socket of the same interface, for clients that have no loopback of this machine. It begins with the
-        first that asks for it."""
+        """Returns the unix socket of the same interface, for clients that have no access to this machine's loopback. It
+        is opened at the first call."""
         with self._makes_socket:
             if self._directory:
                 return Path(self._directory.name, "endpoint")
@@ -144,7 +144,7 @@ class Endpoint:
             directory = tempfile.TemporaryDirectory(prefix="rpg-", dir=where)
             path, listening = Path(directory.name, "endpoint"), socket.socket(socket.AF_UNIX)
             listening.bind(str(path))
-            path.chmod(0o666)  # sealed processes are another user's; the keys are what keeps others out
+            path.chmod(0o666)  # sandboxed processes run as another user; the keys keep others out
             listening.listen(1024)
             self._serve(listening)
             self._directory = directory
@@ -162,13 +162,13 @@ class Endpoint:
         ).start()
 
     def open(self) -> Line:
-        """A line for a new response."""
+        """Opens a line for a new response."""
         line = Line()
         self._lines[line.key] = line
         return line
 
     def close(self, line: Line, why: str) -> None:
-        """Ends a line. Its key is known no more."""
+        """Ends a line. Its key is no longer valid."""
         self._lines.pop(line.key, None)
         line.close(why)
 
@@ -214,7 +214,7 @@ class Endpoint:
 
 
 async def _bounded(request: "HttpRequest") -> bytes:
-    """Returns the body of a request. ChatError where it is too long."""
+    """Returns the body of a request. Raises ChatError if it is too long."""
     content, length = bytearray(), 0
     async for part in request.stream():  # to its end: a client that still writes would not read the answer
         length += len(part)
@@ -228,7 +228,7 @@ _begins = threading.Lock()
 
 
 def endpoint() -> Endpoint:
-    """The endpoint of this process, which begins with the first that asks for it."""
+    """Returns the endpoint of this process, which is started at the first call."""
     with _begins:
         return _endpoint()
 
@@ -244,7 +244,7 @@ def _completion(body: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
 
 
 async def _chunks(body: Mapping[str, Any], reply: Reply) -> AsyncIterator[str]:
-    """The answer as a stream: it is whole before the first piece is sent."""
+    """Yields the answer as a stream; it is complete before the first piece is sent."""
     message, head = _message(reply), _head(body, reply, "chat.completion.chunk")
     calls = [{"index": place, **call} for place, call in enumerate(message.pop("tool_calls", ()))]
     deltas: list[tuple[dict[str, Any], str | None]] = [(message, None)]
@@ -267,7 +267,7 @@ def _head(body: Mapping[str, Any], reply: Reply, kind: str) -> dict[str, Any]:
 
 
 def _message(reply: Reply) -> dict[str, Any]:
-    """The message as clients want it: arguments of calls are JSON texts there."""
+    """Returns the message in the clients' form, in which arguments of calls are JSON texts."""
     message = {**reply.message, "content": reply.message["content"] or None}
     if calls := message.get("tool_calls"):
         message["tool_calls"] = [

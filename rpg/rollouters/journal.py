@@ -1,7 +1,8 @@
-"""What environments said that may differ when they are asked again: on disk before the policy goes on from it.
+"""Journal of answers that environments might give differently the next time. They are on disk before the policy
+continues from them.
 
-A step that a kill interrupted is sampled again by the next attempt, which finds here what the policy was told, and so
-samples the same. An entry counts only behind the same tokens. Once a checkpoint stands for a step, its entries go.
+The next attempt samples an interrupted step again. It finds here the answers that the policy got, and so samples the
+same responses. An entry is valid only after the same tokens. Once the step has a checkpoint, its entries are deleted.
 """
 
 import hashlib
@@ -19,31 +20,31 @@ from uuid import uuid4
 from specs.machine.files import sync
 
 DIRECTORY = "answers"
-"""Name of the journal's directory in a run's."""
+"""Name of the journal's directory in a run's directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an environment says to the policy between two of its turns."""
+    """Text that an environment gives to the policy between two of its turns."""
 
     tool: str
-    """Name of the tool that says it, as the policy called it; empty: no tool does."""
+    """Name of the tool that answers, as the policy called it; empty if no tool does."""
     text: str
     error: str = ""
-    """Why a call is not answered otherwise; empty: it is."""
+    """Why a call has no other answer; empty if it was answered."""
     seconds: float = 0.0
-    """Wall time that it took."""
+    """Wall time of the answer, seconds."""
     reward: float = 0.0
-    """Reward of the turn that it answers, reward units."""
+    """Reward of the turn that it answers, in reward units."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Answers as they were given."""
+    """Answers to one turn, as they were given."""
 
     answers: tuple[Answer, ...]
     pause: int
-    """Which of the sampler's pauses they were given in: what is decoded together depends on that."""
+    """Number of the sampler's pause in which they were given; it decides which responses are decoded together."""
 
 
 Key = tuple[int, int, int, str]
@@ -51,7 +52,7 @@ Key = tuple[int, int, int, str]
 
 
 class Journal:
-    """A directory for each step, and in it a file for each process that samples. Any thread may use it."""
+    """A directory for each step, with a file for each process that samples. Safe to use from any thread."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -64,27 +65,28 @@ class Journal:
                 self._known.setdefault(int(file.parent.name), {}).update(_entries(file))
 
     def of_prompt(self, step: int, seed: int) -> "PromptJournal":
-        """The journal as one prompt of a step writes it."""
+        """Returns the part of the journal for one prompt of a step."""
         return PromptJournal(self, step, seed)
 
     def recall(self, step: int, key: Key) -> Kept | None:
-        """The answers that an earlier attempt kept under this key; None: there are none."""
+        """Returns the answers that an earlier attempt kept under this key; None if there is no entry."""
         with self._lock:
             return self._known.get(step, {}).get(key)
 
     def keep(self, step: int, key: Key, kept: Kept) -> None:
-        """Writes answers down. They are on disk after `sync`."""
+        """Writes answers. They are on disk after `sync`."""
         line = json.dumps([*key, kept.pause, [astuple(answer) for answer in kept.answers]])
         with self._lock:
             self._file(step).write(line.encode() + b"\n")
 
     def sync(self, step: int) -> None:
-        """Waits until what was written of a step is on the disk."""
+        """Waits until the entries of a step are on the disk."""
         with self._lock:
             os.fsync(self._file(step).fileno())
 
     def forget(self, up_to: int, *, delete: bool) -> None:
-        """Drops the steps up to this one. `delete`: from the disk too, as one rank does for all."""
+        """Forgets the steps up to this one. With `delete`, also deletes them from the disk, which one rank does for
+        all."""
         with self._lock:
             for step in [step for step in self._known if step <= up_to]:
                 del self._known[step]
@@ -93,12 +95,12 @@ class Journal:
         if delete and self._directory.is_dir():
             for entry in self._directory.iterdir():
                 if entry.name.isdecimal() and int(entry.name) <= up_to:
-                    shutil.rmtree(entry, ignore_errors=True)  # a file that another rank still holds: the next time
-            with suppress(OSError):  # there are later steps
+                    shutil.rmtree(entry, ignore_errors=True)  # files that another rank holds are deleted next time
+            with suppress(OSError):  # the directory still has later steps
                 self._directory.rmdir()
 
     def close(self) -> None:
-        """Closes the files, which stay."""
+        """Closes the files without deleting them."""
         with self._lock:
             for file in self._files.values():
                 file.close()
@@ -116,18 +118,19 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class PromptJournal:
-    """The journal as one prompt of a step writes it."""
+    """The journal of one prompt of a step."""
 
     journal: Journal
     step: int
     seed: int
 
     def recall(self, member: int, turn: int, context: Sequence[int]) -> Kept | None:
-        """The answers that an earlier attempt gave to this turn behind these tokens; None: there are none."""
+        """Returns the answers that an earlier attempt gave to this turn after these tokens; None if there is no
+        entry."""
         return self.journal.recall(self.step, self._key(member, turn, context))
 
     def keep(self, member: int, turn: int, context: Sequence[int], kept: Kept) -> None:
-        """Writes answers down. They are on disk after `sync`, before which nothing goes on from them."""
+        """Writes answers. They are on disk after `sync`; nothing continues from them before that."""
         self.journal.keep(self.step, self._key(member, turn, context), kept)
 
     def sync(self) -> None:
@@ -139,21 +142,21 @@ class PromptJournal:
 
 
 class Unkept:
-    """A journal of nothing, for evaluation: its answers are measured once, and not trained on."""
+    """A journal that keeps nothing, for evaluation: its answers are measured once, and not trained on."""
 
     def recall(self, member: int, turn: int, context: Sequence[int]) -> Kept | None:  # noqa: ARG002
-        """Nothing is known."""
+        """Returns None: there are no entries."""
         return None
 
     def keep(self, member: int, turn: int, context: Sequence[int], kept: Kept) -> None:
-        """Nothing is written."""
+        """Does nothing."""
 
     def sync(self) -> None:
-        """Nothing was written."""
+        """Does nothing."""
 
 
 def _entries(file: Path) -> dict[Key, Kept]:
-    """The entries of a file. A line that a kill cut off was used by nobody."""
+    """Returns the entries of a file. A line that a kill cut off was never used and is skipped."""
     found: dict[Key, Kept] = {}
     for line in file.read_bytes().splitlines():
         try:

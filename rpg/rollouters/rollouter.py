@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SeededPrompt:
-    """A prompt to roll out."""
+    """A prompt for rollouts, with its seed."""
 
     problem: Problem
-    """What it asks; an environment may answer by the gold answer and the metadata. A process that runs what the policy
-    says is to be given `problem.public()`."""
+    """Problem of the prompt; an environment may use the gold answer and the metadata for its answers. A process that
+    runs text of the policy must get `problem.public()`."""
     token_ids: tuple[int, ...]
     seed: int
-    """All that is random in its rollouts follows from it."""
+    """Seed of all randomness in its rollouts."""
     journal: PromptJournal | Unkept = field(default=Unkept(), compare=False, repr=False)
-    """Where it keeps what its environment said and might say otherwise another time."""
+    """Journal of answers that its environment might give differently another time."""
 
     def seed_of_turn(self, member: int, turn: int) -> int:
-        """A seed for a later turn of the `member`-th rollout to this prompt, unrelated to all others."""
+        """Returns a seed for a later turn of the `member`-th rollout to this prompt, unrelated to all others."""
         from rpg.data.order import seed_of
 
         return seed_of(self.seed, member, turn)
@@ -52,25 +52,25 @@ class Rollouter(RollouterSection):
         sampling: Sampling,
         on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
-        """`group_size` finished rollouts to each prompt, in the order of the prompts.
+        """Returns `group_size` finished rollouts to each prompt, in the order of the prompts.
 
-        What comes out follows from the arguments alone, and the rollouts to a prompt from that prompt and the sampler's
-        weights, whatever else is in the call, as far as the engine's arithmetic allows. So a run that was killed goes
-        on as if it had not been, and any number of ranks samples the same. With `rollout.max_staleness` the call is
-        made in a thread beside training.
+        The result depends on the arguments alone. The rollouts to a prompt depend only on that prompt and the sampler's
+        weights, and not on the rest of the call, as far as the engine's arithmetic allows. So a killed run resumes with
+        the same results, and any number of ranks samples the same. With `rollout.max_staleness` the call runs in a
+        thread beside training.
 
         Args:
-            prompts: with their problems and seeds.
-            sampler: draws the policy's turns, as often as it is asked to, in the thread of this call. Its weights stay
-                the same during the call; its `policy_version` is that of the groups.
-            tokenizer: the policy's, for the text of given turns.
+            prompts: the prompts, with their problems and seeds.
+            sampler: samples the policy's turns, any number of times, in the thread of this call. Its weights do not
+                change during the call; its `policy_version` is that of the groups.
+            tokenizer: the policy's tokenizer, for the text of given turns.
             group_size: rollouts per prompt.
-            sampling: how the policy's turns are drawn. `max_response_length` bounds a whole response, given tokens
-                included; the model's context has room for so long a response to any of the prompts.
-            on_response: called in this thread as rollouts end, each once, in any order, before this returns: they are
-                scored while others are still sampled. What it raises ends the call.
+            sampling: sampling settings of the policy's turns. `max_response_length` bounds a whole response, given
+                tokens included; the model's context has room for a response of this length to any of the prompts.
+            on_response: called in this thread once for each rollout that ends, in any order, before this returns, so
+                that it is scored while others are still sampled. An exception in it ends the call.
         Raises:
-            Exception: ends the run. Where a tool fails on one response, a given turn can tell the policy so, or the
+            Exception: ends the run. If a tool fails on one response, a given turn can report that to the policy, or the
                 response can end.
         """
 
@@ -85,18 +85,18 @@ class Rollouter(RollouterSection):
         admit: Admit,
         on_response: OnResponse,
     ) -> int:
-        """Rolls out as `generate` does, beginning prompts as `admit` allows, until that ends the call.
+        """Rolls out like `generate`, but starts prompts as `admit` allows, until `admit` ends the call.
 
-        Here each call of `generate` takes all prompts that were admitted, and the next ones are asked for when it has
-        ended: right for any environment. One that can let a prompt begin while others are under way overrides this.
+        This default calls `generate` with all admitted prompts and asks for more when it has ended, which is right for
+        any environment. An environment that can start a prompt while others are running overrides it.
 
         Args:
-            prompts: all that may be admitted, in the order in which they begin; none on a rank that shares the sampler
-                of another, which asks `admit` with the others until the end.
-            admit: asked whenever nothing is under way, and meanwhile as often as `Sampler.stream` asks.
-            on_response: see `generate`. Not called for a rollout that is under way at the end.
+            prompts: all prompts that may be admitted, in the order in which they start. Empty on a rank that shares the
+                sampler of another rank; it calls `admit` together with the others until the end.
+            admit: called whenever nothing is running, and otherwise as often as `Sampler.stream` calls it.
+            on_response: see `generate`. Not called for a rollout that is unfinished at the end.
         Returns:
-            Sampled tokens of the rollouts that were under way at the end.
+            Sampled tokens of the rollouts that were unfinished at the end.
         """
         begun = 0
         reported: set[int] = set()
@@ -106,7 +106,7 @@ class Rollouter(RollouterSection):
             on_response(begun * group_size + index, rollout)
 
         while (admitted := admit()) is not None:
-            if admitted == begun:  # other ranks are not done
+            if admitted == begun:  # other ranks are still running
                 continue
             part = prompts[begun:admitted]
             groups = self.generate(
@@ -122,7 +122,7 @@ class Rollouter(RollouterSection):
 def check_rollouts(
     groups: Sequence[RolloutGroup], prompts: Sequence[SeededPrompt], *, group_size: int, sampling: Sampling
 ) -> None:
-    """Raises ValueError where a rollouter has not returned what it was asked for, before anything is trained on it."""
+    """Raises ValueError, before training uses the groups, if a rollouter has not returned the requested rollouts."""
     if [group.prompt_ids for group in groups] != [prompt.token_ids for prompt in prompts]:
         raise ValueError(
             f"the rollouter returned {len(groups)} groups that are not those of the {len(prompts)} prompts"

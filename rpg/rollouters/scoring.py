@@ -1,4 +1,4 @@
-"""Finished responses are scored while others are still being sampled."""
+"""Scoring of finished responses while others are still sampled."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Scoring:
-    """The responses of one call of a rollouter: their texts and their scores, whatever order they end in."""
+    """Responses of one call of a rollouter, with their texts and scores, in whatever order they end."""
 
     def __init__(
         self,
@@ -27,14 +27,15 @@ class Scoring:
         reward_at: Callable[[str], Reward],
         with_turns: bool = False,
     ) -> None:
-        """
+        """Takes the scorer and the problems.
+
         Args:
-            tokenizer: the policy's.
-            scorer: of responses.
-            problems: one entry a response, in the order of the rollouter's responses.
-            group_size: responses to each prompt, which follow one another.
+            tokenizer: the policy's tokenizer.
+            scorer: the scorer of the responses.
+            problems: one problem per response, in the order of the rollouter's responses.
+            group_size: number of responses to each prompt; these are consecutive.
             reward_at: the reward of the problems of a set, by the set's place in the spec.
-            with_turns: whether the turns of each response are kept for the record.
+            with_turns: whether to keep the turns of each response for the record.
         """
         self._group_size = group_size
         self._groups = [Group(group_size) for _ in range(len(problems) // group_size)]
@@ -48,11 +49,11 @@ class Scoring:
         self._turns: dict[int, tuple[RecordedTurn, ...]] = {}
         self._turn_rewards: dict[int, float] = {}
         self._faults: dict[int, str] = {}
-        """Why the rewards of a response's turns are invalid."""
+        """Response -> reason why the rewards of its turns are invalid."""
 
     def begin(self, index: int, rollout: Rollout) -> None:
-        """Begins to score a response by its answer: the text of its last sampled turn, with the beginning that the chat
-        template has written for it, or what its environment says."""
+        """Starts to score a response by its answer: the text of its last sampled turn, with the beginning that the chat
+        template wrote for it, or the answer that its environment states."""
         said = self._decoded(rollout.answer_ids)
         self._texts[index] = said if len(rollout.turns) == 1 else self._decoded(rollout.response_ids)
         answer = self._prefill(index, rollout) + said if rollout.answer is None else rollout.answer
@@ -77,10 +78,10 @@ class Scoring:
         self._verdicts[index] = self._scorer.submit(self._problems[index], answer, member)
 
     def texts(self, number: int | None = None) -> list[str]:
-        """Texts of all responses or the first `number`, in order, with what was given in them.
+        """Returns the texts of all responses or the first `number`, in order, given turns included.
 
         Raises:
-            ValueError: the rollouter did not tell of one of them.
+            ValueError: the rollouter did not report one of them.
         """
         wanted = range(len(self._problems))[:number]
         missing = [index for index in wanted if index not in self._texts]
@@ -89,22 +90,22 @@ class Scoring:
         return [self._texts[index] for index in wanted]
 
     def turns(self, number: int) -> list[tuple[RecordedTurn, ...]]:
-        """Turns of the first `number` responses, in order; nothing where they are not kept."""
+        """Returns the turns of the first `number` responses, in order; empty if turns are not kept."""
         return [self._turns[index] for index in range(number)] if self._with_turns else []
 
     def scores(self, number: int | None = None) -> list[Score]:
-        """Scores of all responses or the first `number`, in order, once they are there."""
+        """Waits for the scores of all responses or the first `number`; returns them in order."""
         return [self.score(index) for index in range(len(self._problems))[:number]]
 
     def score(self, index: int) -> Score:
-        """Score of a response that has ended, once it is there."""
+        """Waits for the score of a response that has ended, and returns it."""
         score = self._verdicts[index].result()
         if fault := self._faults.get(index):
             return checked(self._reward_at(self._problems[index].source), Score.failed(fault))
         return replace(score, turns=self._turn_rewards[index]) if self._turn_rewards[index] else score
 
     def _fault_of_turns(self, index: int, rollout: Rollout) -> str:
-        """Notes why the rewards of a response's turns are invalid, which makes the response fail. Returns it."""
+        """Records and returns why the rewards of a response's turns are invalid, which makes the response fail."""
         if not (rewards := [turn.reward for turn in rollout.turns if turn.reward is not None]):
             return ""
         largest = largest_added(self._reward_at(self._problems[index].source))
@@ -116,7 +117,7 @@ class Scoring:
         return self._faults.get(index, "")
 
     def _prefill(self, index: int, rollout: Rollout) -> str:
-        """Returns the beginning that the chat template has written for the last sampled turn; empty: it has not."""
+        """Returns the beginning that the chat template wrote for the last sampled turn; empty if it wrote none."""
         prefill = self._problems[index].prefill
         last = max(place for place, turn in enumerate(rollout.turns) if turn.sampled)
         if not prefill or not last:

@@ -1,6 +1,6 @@
-"""Environments in which the policy and another take turns. What the other says are given tokens: context, which nothing
-trains on. A turn of one response is sampled beside any turn of another; who takes long to answer keeps none but its own
-response waiting."""
+"""Environments in which the policy and a counterpart take turns. The counterpart's words are given tokens: context that
+is not trained on. A turn of one response is sampled beside any turn of another, so a slow answer delays only its own
+response."""
 
 import math
 import time
@@ -32,79 +32,82 @@ class Conversation:
         self.turns: list[Turn] = []
         self.sampled_turns = 0
         self.held: dict[str, Any] = {}
-        """What the environment keeps of it from turn to turn, by names of its own."""
+        """State that the environment keeps of the response from turn to turn, by names that it chooses."""
         self.limit: int | None = None
-        """Tokens that the next turn of the policy may have at most; None: those that there is room for."""
+        """Most tokens of the policy's next turn; None if only the room left limits it."""
         self.cut = False
-        """Whether the last turn of the policy was cut, or another one was asked for in vain."""
+        """Whether the last turn of the policy was cut, or there was no room for another turn that was requested."""
         self.answer: str | None = None
         """See Rollout."""
 
     @property
     def length(self) -> int:
-        """Tokens so far, the prompt not counted."""
+        """Returns the number of tokens so far, without the prompt."""
         return sum(len(turn.token_ids) for turn in self.turns)
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that the policy sampled so far."""
+        """Returns the number of tokens that the policy has sampled so far."""
         return sum(len(turn.token_ids) for turn in self.turns if turn.sampled)
 
     @property
     def context(self) -> tuple[int, ...]:
-        """Tokens that the next turn of the policy is sampled behind: all so far, or those since the last restart."""
+        """Returns the tokens after which the policy's next turn is sampled: all tokens so far, or those since the last
+        restart."""
         begins = max((place for place, turn in enumerate(self.turns) if turn.restart), default=None)
         prompt = self.prompt.token_ids if begins is None else ()
         return (*prompt, *(token for turn in self.turns[begins:] for token in turn.token_ids))
 
     @property
     def seed(self) -> int:
-        """Seed of the turn after those that were sampled so far."""
+        """Returns the seed of the turn after those sampled so far."""
         return self.prompt.seed_of_turn(self.member, self.sampled_turns)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a turn of the policy asks of the environment."""
+    """Request of a policy's turn to the environment."""
 
     answer: Callable[[], list[Answer]]
-    """The answers; none: nothing more is said, and the response ends. Called in a thread of its own, unless at once."""
+    """Returns the answers; an empty list ends the response without further words. Called in a separate thread, unless
+    `at_once`."""
     late: Callable[[], list[Answer]]
-    """Answers where those asked for are not there in time. It ends what makes them."""
+    """Returns substitute answers if the real ones are late, and ends whatever computes these."""
     remember: Callable[[Sequence[Answer]], None]
-    """Called where the answers were given before, by an earlier attempt of the run, and are not made again."""
+    """Called if an earlier attempt of the run gave the answers, so that they are not computed again."""
     at_once: bool
-    """Whether the answers follow from the turns before them alone, and take microseconds."""
+    """Whether the answers depend only on the turns before them and take microseconds."""
     seconds: float
-    """Seconds that the answers may take, from when they are asked for; infinite: they see to that themselves."""
+    """Most seconds that the answers may take from the request; infinite if they have a time limit of their own."""
 
 
 class Counterpart(ABC):
-    """Who takes turns with the policy."""
+    """Partner that takes turns with the policy."""
 
     stop: tuple[str, ...] = ()
     """Texts that end a turn of the policy."""
     hears_all: ClassVar[bool] = False
-    """Whether it is told of each turn of the policy: of one that was cut, and of the last one that may be."""
+    """Whether it gets every turn of the policy, including one that was cut and the last one allowed."""
 
     def opening(self, conversation: Conversation) -> Question | None:  # noqa: ARG002 (for those that override it)
-        """Question before the policy's first turn; None: there is none, it begins."""
+        """Returns the question before the policy's first turn; None if the policy begins."""
         return None
 
     @abstractmethod
     def asked(self, conversation: Conversation, text: str) -> Question | None:
-        """What the policy's last turn, of this text, asks; None: nothing, and the response ends."""
+        """Returns the question in the policy's last turn, given its text; None if there is none and the response
+        ends."""
 
     @abstractmethod
     def turns(self, conversation: Conversation, answers: Sequence[Answer]) -> list[Turn] | None:
-        """The given turns that say the answers; None: the response ends."""
+        """Returns the given turns that contain the answers; None ends the response."""
 
     @abstractmethod
     def close(self, conversation: Conversation) -> None:
-        """Ends what is held of a conversation that is over."""
+        """Releases the resources of a conversation that has ended."""
 
     def leave(self) -> None:  # noqa: B027 (most hold nothing)
-        """Ends what is held for all conversations: there are no more."""
+        """Releases the resources of all conversations after the last one."""
 
 
 class TakingTurns(Rollouter):
@@ -120,11 +123,11 @@ class TakingTurns(Rollouter):
     @property
     @abstractmethod
     def asked_at_once(self) -> int:
-        """Answers that are under way at once on a rank."""
+        """Returns the number of answers that a rank computes at once."""
 
     @property
     def answers_in_step(self) -> bool:
-        """Whether the sampler waits for all answers that are under way, wherever it pauses."""
+        """Returns whether the sampler waits at each of its pauses for all answers in progress."""
         return False
 
     @property
@@ -134,7 +137,7 @@ class TakingTurns(Rollouter):
 
     @abstractmethod
     def counterpart(self, tokenizer: "PreTrainedTokenizerBase") -> Counterpart:
-        """Who takes turns with a policy of this tokenizer."""
+        """Returns the counterpart for a policy with this tokenizer."""
 
     def generate(
         self,
@@ -176,7 +179,7 @@ class TakingTurns(Rollouter):
         admit: Admit,
         on_response: OnResponse,
     ) -> int:
-        """See Rollouter. A prompt begins while others are under way."""
+        """See Rollouter. Prompts begin while others are still sampled."""
         with Conversations(self, prompts, tokenizer, group_size, sampling, on_response) as conversations:
             return conversations.sample(sampler, admit)
 
@@ -186,14 +189,14 @@ class _Pending:
     """A question that is being answered."""
 
     index: int
-    """Response that it is of."""
+    """Index of its response."""
     question: Question
     until: float
-    """When it is given up, on the monotonic clock."""
+    """Time at which it is given up, on the monotonic clock."""
 
 
 class Conversations:
-    """The responses of one call: which of them are sampled, wait for an answer, or have ended."""
+    """The responses of one call, each of which is being sampled, waits for an answer, or has ended."""
 
     def __init__(
         self,
@@ -213,16 +216,16 @@ class Conversations:
         self._pool = ThreadPoolExecutor(max(1, min(options.asked_at_once, len(self._all))), "answers")
         self._begun = 0
         self._asked: list[int] = []
-        """Response that each turn asked of the sampler belongs to."""
+        """Response of each turn that the sampler was asked for."""
         self._ready: list[int] = []
         """Responses whose next turn can begin."""
         self._pending: dict[Future[list[Answer]], _Pending] = {}
         self._recalled: dict[int, Kept] = {}
-        """Answers of an earlier attempt, by response: given in the pause that they were given in then."""
+        """Response -> answers of an earlier attempt, which are given in the same pause as then."""
         self._pauses = 0
-        """Pauses of the sampler so far."""
+        """Number of the sampler's pauses so far."""
         self._open: set[int] = set()
-        """Responses that are under way."""
+        """Responses that have not ended."""
 
     def sample(self, sampler: "Sampler", admit: Admit | None = None) -> int:
         """Samples all responses, or those that `admit` allows until it ends the call; see Rollouter.stream."""
@@ -277,7 +280,7 @@ class Conversations:
         return TurnRequest(conversation.context, conversation.seed, self._left(conversation))
 
     def _left(self, conversation: Conversation) -> int:
-        """Tokens that the next turn of the policy may have; below 1: the response is over."""
+        """Returns how many tokens the policy's next turn may have; below 1 if the response is over."""
         left = self._room - conversation.length
         if self._options.sampled_tokens is not None:
             left = min(left, self._options.sampled_tokens - conversation.num_sampled)
@@ -304,7 +307,7 @@ class Conversations:
             self._ask(index, question)
 
     def _ask(self, index: int, question: Question) -> None:
-        """Has a question answered beside the sampling, unless an earlier attempt of the run has its answers."""
+        """Starts to answer a question beside the sampling, unless an earlier attempt of the run has its answers."""
         conversation = self._all[index]
         journal = conversation.prompt.journal
         known = journal.recall(conversation.member, conversation.sampled_turns, conversation.context)
@@ -316,7 +319,7 @@ class Conversations:
             self._pending[self._pool.submit(question.answer)] = _Pending(index, question, until)
 
     def _take_answers(self) -> None:
-        """Gives the answers that are there, in the order of the responses, once all of them are in the journal."""
+        """Gives the finished answers, in the order of the responses, once all of them are in the journal."""
         answers: dict[int, Sequence[Answer]] = {}
         for future, pending in list(self._pending.items()):
             if future.done():
@@ -341,7 +344,7 @@ class Conversations:
             self._give(index, answers[index])
 
     def _give(self, index: int, answers: Sequence[Answer]) -> None:
-        """Says the answers to a turn; ends the response where there are none, or no room for another turn."""
+        """Gives the answers to a turn. Ends the response if there are no answers, or no room for another turn."""
         conversation = self._all[index]
         if self._options.rewards_turns:
             conversation.turns[-1] = replace(conversation.turns[-1], reward=sum(each.reward for each in answers))
@@ -369,7 +372,7 @@ class Conversations:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends what is under way."""
+        """Ends everything that is still running."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         for future, pending in self._pending.items():
             if not future.done():

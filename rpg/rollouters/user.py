@@ -1,4 +1,4 @@
-"""A user: who speaks with the policy in the environment `conversation`."""
+"""Users: partners who speak with the policy in the environment `conversation`."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -11,11 +11,11 @@ from specs.schema.rollout import UserSection
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What a user says to a turn of the policy."""
+    """A user's reply to a turn of the policy."""
 
     text: str
     reward: float = 0.0
-    """Reward of the turn that it answers, reward units; counts with `rewards_turns`."""
+    """Reward of the turn that it answers, in reward units; counts with `rewards_turns`."""
 
 
 Speaking = Callable[[Problem, Sequence[str], int], Remark | None]
@@ -27,19 +27,20 @@ class User(UserSection):
 
     @abstractmethod
     def reply(self, problem: Problem, said: Sequence[str], seed: int) -> Remark | None:
-        """The user's next words; None: there is no more to say, and the response ends.
+        """Returns the user's next words; None ends the response.
 
-        Called in any thread, for many responses at once. What it says counts as it is said, and is said again to a step
-        that is sampled again; it need not follow from the arguments.
+        Called in any thread, for many responses at once. The words need not be determined by the arguments: they are
+        recorded, and repeated when a step is sampled again.
 
         Args:
-            problem: what the conversation began with, the gold answer in it. It is this method's alone: a process that
-                runs what the policy says is to be given `problem.public()`.
-            said: all after the prompt, the policy's text first, then the user's and the policy's in turn.
-            seed: for what is random in it.
+            problem: the problem that the conversation began with, including the gold answer. Only this method may see
+                it: a process that runs text of the policy must get `problem.public()`.
+            said: all texts after the prompt: the policy's first, then the user's and the policy's in turn.
+            seed: seed of any randomness.
         """
 
     @contextmanager
     def speaking(self) -> Iterator[Speaking]:
-        """`reply` for as long as responses come about. A user that keeps something open for it overrides this."""
+        """Yields `reply` for the time in which responses are sampled. A user that holds a resource for that time
+        overrides this."""
         yield self.reply

@@ -1,4 +1,4 @@
-"""Sampling in a thread of its own, batches ahead of the one that is trained on."""
+"""Sampling in a separate thread, some batches ahead of training."""
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -18,28 +18,30 @@ from rpg.stopwatch import Stopwatch
 from rpg.types import RecordedTurn, TurnCounts
 
 WAITING = "rollouts"
-"""Stem of the file in a checkpoint that holds the batches sampled but not yet trained on."""
+"""Stem of the checkpoint file that holds the batches sampled but not yet trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedBatch:
-    """The batch of a step to come."""
+    """The batch of a later step."""
 
     step: int
     rollouts: StepRollouts
     position: int
-    """Problems taken since the run began, this batch's included."""
+    """Number of problems used since the run began, this batch's included."""
     sampling_seconds: float = 0.0
-    """How long this rank sampled it."""
+    """Seconds that this rank took to sample it."""
     seen: torch.Tensor | None = None
-    """The lengths seen up to it, see `SeenLengths.state`; None: none. A checkpoint has its last batch's alone."""
+    """Lengths seen up to this batch, see `SeenLengths.state`; None without any. A checkpoint has only those of
+    its last batch."""
     order: torch.Tensor | None = None
-    """State of the prompts' order after it, see `PromptOrder.state`. A checkpoint has its last batch's alone."""
+    """State of the prompts' order after this batch, see `PromptOrder.state`. A checkpoint has only that of its last
+    batch."""
 
 
 MakeBatch = Callable[[int, Stopwatch], QueuedBatch]
-"""(step, clock) -> the batch of the step. Its collective calls need a group of their own: the main thread may be in the
-middle of one."""
+"""(step, clock) -> the batch of the step. Its collective calls need their own process group: the main thread may be in
+the middle of a collective call."""
 
 
 class SamplingQueue:
@@ -52,30 +54,30 @@ class SamplingQueue:
         self._batches: dict[int, Future[QueuedBatch]] = {}
 
     def begin(self, last: int, *, after: int) -> None:
-        """Asks for every batch up to step `last` that is neither asked for yet nor of a step up to `after`."""
+        """Requests every batch up to step `last` that was not requested yet and belongs to a step after `after`."""
         first = max(self._batches, default=after) + 1
         for step in range(first, last + 1):
             self._batches[step] = self._thread.submit(self._run, step)
 
     def wait(self) -> None:
-        """Waits until no batch is under way, whether it succeeded or failed."""
+        """Waits until no batch is being made, whether it succeeded or failed."""
         wait(self._batches.values())
 
     def failure(self) -> BaseException | None:
-        """The error of the first batch that failed; None while none has."""
+        """Returns the error of the first batch that failed; None if none has."""
         ended = (batch for _, batch in sorted(self._batches.items()) if batch.done())
         return next((error for batch in ended if (error := batch.exception())), None)
 
     def take(self, step: int) -> QueuedBatch:
-        """Waits for the batch of a step. Raises the error with which it failed."""
+        """Waits for the batch of a step and returns it. Raises the error with which it failed."""
         return self._batches.pop(step).result()
 
     def waiting(self, last: int) -> list[QueuedBatch]:
-        """The batches up to step `last` that are not taken yet, once they are there."""
+        """Waits for the batches up to step `last` that have not been fetched yet, and returns them."""
         return [batch.result() for step, batch in sorted(self._batches.items()) if step <= last]
 
     def start_over(self, batches: Iterable[QueuedBatch]) -> None:
-        """Drops all batches, waiting for the one under way, and takes these as the batches of their steps."""
+        """Waits for the batch in progress, drops all batches, and uses these as the batches of their steps."""
         for pending in self._batches.values():
             pending.cancel()
         self.wait()
@@ -85,7 +87,7 @@ class SamplingQueue:
             self._batches[batch.step].set_result(batch)
 
     def close(self) -> None:
-        """Ends the thread after the batch under way."""
+        """Ends the thread after the batch in progress."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _run(self, step: int) -> QueuedBatch:
@@ -94,26 +96,26 @@ class SamplingQueue:
             return self._make(step, clock)
         torch.cuda.set_device(self._device)
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.default_stream(self._device))  # on which the weights were loaded
+        stream.wait_stream(torch.cuda.default_stream(self._device))  # the stream on which the weights were loaded
         with torch.cuda.stream(stream):
             return self._make(step, clock)
 
 
 def plain_waiting(batches: Sequence[QueuedBatch]) -> list[dict[str, Any]]:
-    """Batches as tensors and plain values, for a checkpoint."""
+    """Returns batches as tensors and plain values, for a checkpoint."""
     return [{"step": batch.step, "position": batch.position, "rollouts": _plain(batch.rollouts)} for batch in batches]
 
 
 def load_waiting(
     directory: Path, *, seen: torch.Tensor | None = None, order: torch.Tensor | None = None
 ) -> list[QueuedBatch]:
-    """The batches in a checkpoint. The ranks that saved it may have been more or fewer: what each of them held goes to
-    one of those that there are now."""
+    """Returns the batches in a checkpoint. If another number of ranks saved it, each saved share goes to one of the
+    present ranks."""
     saved = count_values(directory, WAITING)
     if not saved:
         return []
     mine = [load_values(directory, WAITING, rank=rank) for rank in range(ranks.rank(), saved, ranks.world_size())]
-    known = mine[0] if mine else load_values(directory, WAITING, rank=0)  # each file has what every rank knows
+    known = mine[0] if mine else load_values(directory, WAITING, rank=0)  # each file has the values that all ranks know
     return [
         QueuedBatch(
             record["step"],
@@ -127,7 +129,7 @@ def load_waiting(
 
 
 def _plain(rollouts: StepRollouts) -> dict[str, Any]:
-    """The fields as tensors and plain values, as torch loads without running code."""
+    """Returns the fields as tensors and plain values, which torch loads without running code."""
     values = {field.name: getattr(rollouts, field.name) for field in fields(rollouts)}
     return {
         **{name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in values.items()},

@@ -1,4 +1,5 @@
-"""Where a step's rollouts come from: prompts taken in their order, dealt to the ranks, sampled in groups, scored."""
+"""Source of a step's rollouts: takes prompts in their order, distributes them over the ranks, samples groups, scores
+them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,17 +37,18 @@ from specs.schema.reward import Overlong
 from specs.schema.rollout import DynamicSampling
 
 LENGTHS = "lengths"
-"""Stem of the file in a checkpoint that says how long responses have been."""
+"""Stem of the checkpoint file with the lengths of responses."""
 ORDER = "order"
-"""Stem of the file in a checkpoint that says how often problems have been solved, where their order asks for it."""
+"""Stem of the checkpoint file with the success rates of problems, if the prompts' order needs them."""
 
 
 class RolloutSource:
-    """Makes one batch of rollouts after another. All ranks make the same calls; each holds what it sampled of a batch.
+    """Maker of one batch of rollouts after another. All ranks make the same calls; each holds the part of a batch that
+    it sampled.
 
-    With `max_staleness` n above 0 the batch of step i is sampled under the weights after step i - 1 - n (those of the
-    start, in the first steps) in a thread of its own, while the learner trains. Which weights sample a batch is thus
-    fixed, however long anything takes.
+    With `max_staleness` n above 0 the batch of step i is sampled under the weights after step i - 1 - n (in the first
+    steps, the initial weights) in a separate thread, while the learner trains. So the weights that sample a batch are
+    fixed, whatever the timing.
 
     A batch that fails cannot be sampled later: once the step trained meanwhile is done, only the sampler holds the
     weights that the batch needs. A checkpoint of that step could not be resumed from, so the run ends without one, and
@@ -74,27 +76,27 @@ class RolloutSource:
         self._samplers = sampling_ranks(rollout)
         self._lengths = SeenLengths(len(components.problems))
         self._seen: Tensor | None = None
-        """The lengths seen up to the batch that was taken last; None: none."""
+        """Lengths seen up to the last batch that was fetched; None without any."""
         self._ordered: Tensor | None = None
-        """The order's state after that batch; None: it has none."""
+        """State of the order after that batch; None if the order has none."""
         self._journal = Journal(components.run.path / DIRECTORY)
 
     def prefetch(self, step: int) -> None:
-        """Starts sampling the batches that need the weights after this step, which the sampler holds."""
+        """Starts to sample the batches that need the weights after this step, which the sampler now holds."""
         if self._ahead:
             self._ahead.begin(min(step + 1 + self._staleness, self._training.steps), after=step)
 
     def wait(self) -> None:
-        """Waits until the sampler is idle, so that it can be given weights."""
+        """Waits until the sampler is idle, so that it can load weights."""
         if self._ahead:
             self._ahead.wait()
 
     def failure(self) -> BaseException | None:
-        """The error of a batch of a later step, if one failed; once the sampler is idle all ranks have it."""
+        """Returns the error of a batch of a later step, if one failed. Once the sampler is idle, all ranks get it."""
         return self._ahead.failure() if self._ahead else None
 
     def next_batch(self, step: int, clock: Stopwatch) -> StepRollouts:
-        """The batch of a step, its rewards included. This rank holds the responses that it sampled."""
+        """Returns the batch of a step, scored. This rank holds the responses that it sampled."""
         if self._ahead is None:
             batch = self._make(step, clock)
         else:
@@ -106,10 +108,10 @@ class RolloutSource:
         return batch.rollouts
 
     def save(self, step: int, copied: StateCopy) -> int:
-        """Copies the batches that wait for the steps after this one, once those under way are done, and the lengths
-        seen and the order's state up to the last of them. All ranks call.
+        """Copies the batches of the steps after this one, once those in progress are done, with the lengths and the
+        order's state up to the last of them. All ranks call it.
 
-        Returns the data cursor that goes with them: problems taken up to the last of them.
+        Returns the data cursor that belongs to them: the number of problems used up to the last of them.
         """
         position, seen, ordered = self._position, self._seen, self._ordered
         if self._ahead:
@@ -124,7 +126,7 @@ class RolloutSource:
         return position
 
     def load(self, directory: Path, position: int) -> None:
-        """Takes back what `save` copied and returned; what is sampled for steps after that is forgotten."""
+        """Restores the state that `save` copied and returned; batches sampled for steps after that are dropped."""
         self._seen = load_values(directory, LENGTHS, rank=0)
         self._ordered = load_values(directory, ORDER, rank=0)
         if self._ahead:
@@ -134,11 +136,11 @@ class RolloutSource:
         self._position = self._components.order.position = position
 
     def forget(self, up_to: int) -> None:
-        """Drops what environments said in the steps up to this one, which are sampled no more."""
+        """Deletes the environments' recorded answers in the steps up to this one, which are never sampled again."""
         self._journal.forget(up_to, delete=ranks.rank() == 0)
 
     def _make(self, step: int, clock: Stopwatch) -> QueuedBatch:
-        """The batch of a step, refilled until every group's scores vary where the spec asks for it."""
+        """Makes the batch of a step. If the spec asks for it, refills it until every group's scores vary."""
 
         def sample(taken: int, count: int) -> StepRollouts:
             problems = self._components.order.take(count)
@@ -167,8 +169,8 @@ class RolloutSource:
         )
 
     def _stream(self, step: int, dynamic: DynamicSampling, clock: Stopwatch) -> tuple[StepRollouts, int]:
-        """Takes and streams the prompts that a step needs. Returns their groups, in their order, and the tokens that
-        were sampled for others."""
+        """Streams the prompts that a step needs. Returns their groups, in the order of the prompts, and the number of
+        tokens that were sampled for other prompts."""
         admission = Admission(
             groups=self._training.prompts_per_step, max_batches=dynamic.max_batches, oversampling=dynamic.oversampling
         )
@@ -184,20 +186,21 @@ class RolloutSource:
         return self._together([share for share, _ in shares], places), sum(tokens for _, tokens in shares)
 
     def _places_in_stream(self, count: int) -> list[Integers]:
-        """The places that each rank has of so many prompts of a stream."""
+        """Returns the indices that each rank has among this number of streamed prompts."""
         samplers = len(self._samplers)
         return self._of_ranks([np.arange(first, count, samplers) for first in range(samplers)])
 
     def _of_ranks(self, shares: Sequence[Integers]) -> list[Integers]:
-        """The shares of the ranks that sample, in their order, with an empty one for each of the others."""
+        """Returns the shares of the ranks that sample, in their order, with an empty share for each of the others."""
         dealt = dict(zip(self._samplers, shares, strict=True))
         return [dealt.get(rank, np.empty(0, dtype=np.int64)) for rank in range(ranks.world_size())]
 
     def _together(self, shares: Sequence[StepRollouts | None], places: Sequence[Integers]) -> StepRollouts:
-        """The shares of all ranks as one batch in the order of its prompts; those of the others come without prompts.
+        """Returns the shares of all ranks as one batch in the order of its prompts; shares of other ranks come without
+        prompts.
 
         Args:
-            places: of each share the places of its groups in the batch.
+            places: for each share, the indices of its groups in the batch.
         """
         whole = join([share for share in shares if share])
         prompts = (np.array(self._components.prompts[problem], dtype=np.int64) for problem in whole.problems)
@@ -211,7 +214,7 @@ class RolloutSource:
     def _streamed_share(
         self, step: int, problems: list[int], admission: Admission, exchange: ranks.Exchange, clock: Stopwatch
     ) -> tuple[StepRollouts | None, int]:
-        """This rank's part of what `_stream` returns, given all problems that the step may need."""
+        """Samples this rank's part of the result of `_stream`, given all problems that the step may need."""
         places = self._places_in_stream(len(problems))[ranks.rank()].tolist()
         prompts = self._prompts(step, [problems[place] for place in places], places)
         group_size = self._training.group_size
@@ -246,10 +249,10 @@ class RolloutSource:
     def _share(
         self, step: int, taken: int, problems: Sequence[int], places: Integers, clock: Stopwatch
     ) -> StepRollouts | None:
-        """Samples and scores the prompts of this rank, if there are any: those at these places among the problems.
+        """Samples and scores the prompts of this rank, if any: those with the indices `places` among the problems.
 
-        The problems follow `taken` others of the step. A prompt's seed follows from the run's seed, the step and the
-        prompt's place in it, so the responses do not depend on the number of ranks.
+        The problems follow `taken` others of the step. A prompt's seed is derived from the run's seed, the step and the
+        prompt's index in it, so the responses do not depend on the number of ranks.
         """
         if not len(places):
             return None
@@ -258,7 +261,7 @@ class RolloutSource:
         scoring = self._scoring(prompts)
 
         def begin(index: int, rollout: Rollout) -> None:
-            with clock("reward", on_host=True):  # once a response: the engine's next tokens are under way
+            with clock("reward", on_host=True):  # called per response while the engine computes the next tokens
                 scoring.begin(index, rollout)
 
         with clock("rollout"), memory_of_sampler(self._components.spec.rollout, self._components.device):
@@ -273,7 +276,7 @@ class RolloutSource:
         return self._scored(groups, prompts, mine, scoring, clock)
 
     def _prompts(self, step: int, problems: Sequence[int], places: Sequence[int]) -> list[SeededPrompt]:
-        """The prompts of problems that have these places in the step."""
+        """Returns the prompts of the problems that have these indices in the step."""
         seeds = [seed_of(self._components.seed, step, place) for place in places]
         return [
             SeededPrompt(
@@ -286,7 +289,7 @@ class RolloutSource:
         ]
 
     def _scoring(self, prompts: Sequence[SeededPrompt]) -> Scoring:
-        """Scoring of the responses to these prompts."""
+        """Returns the scoring of the responses to these prompts."""
         asked = [prompt.problem for prompt in prompts for _ in range(self._training.group_size)]
         several_turns = self._components.spec.rollout.rollouter.type != "single_turn"
         return Scoring(
@@ -306,7 +309,7 @@ class RolloutSource:
         scoring: Scoring,
         clock: Stopwatch,
     ) -> StepRollouts | None:
-        """The groups, checked, with their scores; None where there are none."""
+        """Checks the groups and returns them with their scores; None if there are no groups."""
         check_rollouts(groups, prompts, group_size=self._training.group_size, sampling=self._sampling)
         if not groups:
             return None
@@ -317,13 +320,13 @@ class RolloutSource:
         return collate(groups, problems=problems, responses=texts, scores=scores, turns=scoring.turns(len(rollouts)))
 
     def _at_worst(self, scores: list[Score]) -> list[Score]:
-        """Returns the scores, failures at the worst of their group; see `failures_at_worst`."""
+        """Returns the scores, with failures lowered to the least of their group; see `failures_at_worst`."""
         size = self._training.group_size
         groups = [scores[begin : begin + size] for begin in range(0, len(scores), size)]
         return [score for group in groups for score in failures_at_worst(group)]
 
     def _penalized(self, scores: list[Score], rollouts: list[Rollout], prompts: Sequence[SeededPrompt]) -> list[Score]:
-        """The scores less what the prompts' rewards take off for length, given tokens included: they too fill the
+        """Returns the scores minus the prompts' penalties on length. Given tokens count too, since they use up the
         room."""
         spec, size = self._components.spec, self._training.group_size
         rewards = [spec.reward_at(prompt.problem.source) for prompt in prompts for _ in range(size)]
@@ -339,7 +342,7 @@ class RolloutSource:
         return replace(score, penalty=float(overlong.penalty * share))
 
     def close(self) -> None:
-        """Ends the thread; what it has under way is lost."""
+        """Ends the thread; batches in progress are lost."""
         if self._ahead:
             self._ahead.close()
         self._journal.close()
@@ -354,17 +357,18 @@ class RolloutSource:
 
 
 def success_rates(batch: StepRollouts) -> list[float]:
-    """Share of each group's responses that are right; of a graded reward, which has no right, the mean value."""
+    """Returns each group's share of correct responses; under a graded reward, which has no correct ones, the mean
+    value."""
     right = [score.value if score.correct is None else float(score.correct) for score in batch.scores]
     rates = np.bincount(batch.group_ids, weights=np.clip(right, 0.0, 1.0)) / np.bincount(batch.group_ids)
     return [float(rate) for rate in rates]
 
 
 def _known_to_others(share: StepRollouts | None) -> StepRollouts | None:
-    """The part of this rank's share for the other ranks; None where there is none."""
+    """Returns the part of this rank's share that other ranks get; None without a share."""
     return without_contents(share) if share else None
 
 
 def _next_groups(streamed: StepRollouts, taken: int, count: int) -> StepRollouts:
-    """Groups of streamed rollouts, as `refill` takes them from a sampler."""
+    """Returns groups of streamed rollouts in the form that `refill` gets from a sampler."""
     return select(streamed, range(taken, taken + count))

@@ -1,20 +1,21 @@
-"""Dynamic sampling as a stream: groups are judged as they end, and others begin while the rest are under way.
+"""Dynamic sampling as a stream: groups are judged as they end, and others start while the rest still run.
 
-When a group is judged, and when another begins, is counted in decoding steps and not in time. The sampler asks how many
-prompts may begin after every ADMISSION_STEPS decoding steps (`rpg/samplers/base.py`). At that point, on every rank:
+The points at which groups are judged and others start are counted in decoding steps, not in time. The sampler asks how
+many prompts may start after every ADMISSION_STEPS decoding steps (`rpg/samplers/base.py`). At that point, on every
+rank:
 
-1. The scores of the groups that have ended since are waited for, and told to all ranks.
+1. It waits for the scores of the groups that have ended since, and sends them to all ranks.
 2. If the groups that rounds would have kept are among those judged, the stream ends.
-3. Else prompts begin, in their order, until `oversampling` times as many groups are undecided as are missing.
+3. Otherwise prompts start, in their order, until `oversampling` times as many groups are undecided as are missing.
 
-So what is decoded together with what follows from the lengths of the responses and from their scores. Therefore:
+So the lengths of the responses and their scores alone decide which responses are decoded together. Therefore:
 
-- A step that is sampled again, after a kill, is the same in every bit. Nothing of a stream outlives its step: the
-  prompts begun beyond the last one that the step needed are taken again by the next step, under the weights of then.
-- The batch is that of rounds, and so the same on any number of ranks, with any oversampling and any `max_concurrent`:
-  prompt p has its own seed, and the groups taken are the first, in the order of the prompts, whose scores differ. As
-  always the company of other responses may change the last bits of a logprob.
-- What is thrown away does depend on the number of ranks, where one has fewer slots than responses to sample.
+- A step that is sampled again, after a kill, is the same in every bit. Nothing of a stream outlives its step: prompts
+  started beyond the last one that the step needed are sampled again in the next step, under its weights.
+- The batch equals that of rounds, on any number of ranks, with any oversampling and any `max_concurrent`: prompt p has
+  its own seed, and the groups kept are the first, in the order of the prompts, whose scores differ. As always, the
+  other responses in a decoding batch may change the last bits of a logprob.
+- The dropped groups depend on the number of ranks if a rank has fewer slots than responses to sample.
 
 Prompt p of a step is sampled by the (p mod R)-th of R ranks that have a sampler, so that they end at about the same
 time.
@@ -32,25 +33,26 @@ from rpg.types import Rollout
 
 
 class Admission:
-    """How many of a step's prompts may begin, by what is known of those that have ended. All ranks know the same."""
+    """Number of a step's prompts that may start, given the groups that have ended. All ranks have the same state."""
 
     def __init__(self, *, groups: int, max_batches: int, oversampling: float) -> None:
-        """
+        """Takes the bounds.
+
         Args:
-            groups: of a step.
-            max_batches: rounds that the step's prompts would fill at most.
-            oversampling: undecided groups at most, for each group that is missing.
+            groups: number of groups of a step.
+            max_batches: most rounds that the step's prompts would fill.
+            oversampling: most undecided groups for each missing group.
         """
         self.most = groups * max_batches
-        """Prompts that can be needed."""
+        """Most prompts that can be needed."""
         self.begun = 0
-        """Prompts that may have begun."""
+        """Number of prompts that were allowed to start."""
         self._groups, self._max_batches, self._oversampling = groups, max_batches, oversampling
         self._varies: dict[int, bool] = {}
-        """Whether the scores differ, for each prompt whose group has ended."""
+        """Prompt whose group has ended -> whether its scores differ."""
 
     def judge(self, varies: Mapping[int, bool]) -> int | None:
-        """Takes in which groups have ended. Returns how many prompts may begin; None: the step has its groups."""
+        """Records the groups that have ended. Returns how many prompts may start; None if the step has its groups."""
         self._varies |= varies
         if self.needed is not None:
             return None
@@ -61,7 +63,7 @@ class Admission:
 
     @property
     def needed(self) -> int | None:
-        """Prompts that rounds would have taken; None while that depends on one that has not ended."""
+        """Returns how many prompts rounds would have used; None while that depends on a group that has not ended."""
         taken = kept = 0
         for _ in range(self._max_batches):
             batch = range(taken, taken + self._groups - kept)
@@ -73,8 +75,8 @@ class Admission:
 
 
 class RankStream:
-    """One rank's responses of a streamed step: it has them scored, judges their groups, and asks all ranks together how
-    many of its prompts may begin."""
+    """One rank's responses of a streamed step. It has them scored, judges their groups, and asks together with all
+    ranks how many of its prompts may start."""
 
     def __init__(
         self,
@@ -87,31 +89,33 @@ class RankStream:
         clock: Stopwatch,
         by_term: bool = False,
     ) -> None:
-        """
+        """Takes the rank's share.
+
         Args:
-            admission: the step's.
-            places: of this rank's prompts in the step, ascending.
-            scoring: of the responses to these prompts.
-            group_size: responses to each prompt.
-            exchange: gathers what each rank makes, see `ranks.Exchange`.
-            clock: of the step.
+            admission: the step's admission.
+            places: indices of this rank's prompts in the step, ascending.
+            scoring: the scoring of the responses to these prompts.
+            group_size: number of responses to each prompt.
+            exchange: gathers the value that each rank makes, see `ranks.Exchange`.
+            clock: clock of the step.
             by_term: see `scores_vary`.
         """
         self._by_term = by_term
         self._rollouts: dict[int, Rollout] = {}
-        """The responses that have ended: the i-th to the g-th of the places is g * group_size + i."""
+        """Responses that have ended: response i of the prompt with index g in `places` has the key g * group_size +
+        i."""
         self._clock = clock
         self._admission, self._places, self._scoring = admission, places, scoring
         self._group_size, self._exchange = group_size, exchange
         self._ended: list[int] = []
-        """Groups that have ended since the ranks last exchanged what they know."""
+        """Groups that have ended since the last exchange between ranks."""
         self._left = [group_size] * len(places)
-        """Responses of each group that have not ended."""
+        """Number of responses of each group that have not ended."""
 
     def ended(self, index: int, rollout: Rollout) -> None:
-        """Has a response scored."""
+        """Starts to score a response."""
         self._rollouts[index] = rollout
-        with self._clock("reward", on_host=True):  # once a response: the engine's next tokens are under way
+        with self._clock("reward", on_host=True):  # called per response while the engine computes the next tokens
             self._scoring.begin(index, rollout)
         group = index // self._group_size
         self._left[group] -= 1
@@ -119,17 +123,18 @@ class RankStream:
             self._ended.append(group)
 
     def admit(self) -> int | None:
-        """How many of this rank's prompts may begin; None: the step has its groups. All ranks ask together."""
+        """Returns how many of this rank's prompts may start; None if the step has its groups. All ranks call it
+        together."""
         known = {place: varies for share in self._exchange(self._judge) for place, varies in share.items()}
         begun = self._admission.judge(known)
         return None if begun is None else int(np.searchsorted(self._places, begun))
 
     def group(self, group: int) -> tuple[Rollout, ...]:
-        """The responses of a group that has ended."""
+        """Returns the responses of a group that has ended."""
         return tuple(self._rollouts[index] for index in self._responses(group))
 
     def sampled_tokens(self, *, after: int) -> int:
-        """Sampled tokens of the ended responses of all groups but the first `after`."""
+        """Returns the number of sampled tokens in the ended responses of all groups except the first `after`."""
         later = (rollout for index, rollout in self._rollouts.items() if index >= after * self._group_size)
         return sum(len(rollout.rollout_logprobs) for rollout in later)
 

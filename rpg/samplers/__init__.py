@@ -1,8 +1,8 @@
-"""Samplers of responses: one Protocol (`base`), and one module an engine, named as the spec names the engine.
+"""Samplers of responses: one Protocol (`base`), and one module an engine, named as in a spec.
 
-What is true of an engine is said by its class in `specs.schema.rollout`; how it is opened by `open_sampler` of its
-module here, which `opening` looks up by name. The sentinel proves that an engine apart has the learner's weights.
-Imports processes, `types` and the schema, and never the trainer.
+An engine's class in `specs.schema.rollout` states its properties; `open_sampler` of its module here opens it, and
+`opening` finds the module by name. The sentinel checks that a separate engine has the learner's weights. The package
+imports processes, `types` and the schema, and never the trainer.
 """
 
 from rpg.samplers.base import SamplerSettings

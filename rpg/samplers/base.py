@@ -1,4 +1,4 @@
-"""The Protocol of every sampler, and the settings that it is opened with."""
+"""The Protocol of every sampler, and the settings with which it is opened."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADMISSION_STEPS = 16
-"""Decoding steps between two questions of how many prompts may begin. The scores of what has ended are waited for at
-each, so they are computed during these steps; and the ranks exchange what has ended."""
+"""Decoding steps between two questions of how many prompts may start. At each question the scores of ended responses
+are awaited, so they are computed during these steps; the ranks also exchange which responses have ended."""
 
 
 AdmitMore = Callable[[Pause], int | None]
-"""Admission of prompts in a sampler's own loop: how many may have begun, or None for the end of the call."""
+"""Function that admits prompts in a sampler's own loop: returns how many may have started, or None to end the call."""
 
 
 def pause_of(*, idle: bool, steps: int, ended: bool) -> Pause | None:
-    """Whether the loop asks for more now, and why.
+    """Returns the reason why the loop asks for more now; None if it does not ask.
 
     Args:
-        idle: nothing is under way.
-        steps: decoding steps since it asked for another reason than an end.
-        ended: whether a turn has ended since it asked, and the caller wants to know.
+        idle: whether nothing is being sampled.
+        steps: decoding steps since it last asked for another reason than an end.
+        ended: whether a turn has ended since it last asked, and the caller wants to be asked then.
     """
     if idle:
         return "idle"
@@ -39,7 +39,7 @@ def pause_of(*, idle: bool, steps: int, ended: bool) -> Pause | None:
 
 
 class Sampler(Protocol):
-    """Draws responses from a policy whose weights it is given. Any thread may use it, one at a time."""
+    """Sampler of responses from a policy whose weights are loaded into it. Any thread may use it, one at a time."""
 
     policy_version: int
     """Number of times that weights were loaded."""
@@ -54,21 +54,21 @@ class Sampler(Protocol):
         limits: Sequence[int] | None = None,
         on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
-        """`group_size` responses to each prompt, in the order of the prompts.
+        """Returns `group_size` responses to each prompt, in the order of the prompts.
 
         Args:
             prompts: token ids of each prompt.
             group_size: responses per prompt; the prompt is computed once.
-            sampling: temperature, top_p, top_k, what ends a response.
+            sampling: temperature, top_p, top_k, and the conditions that end a response.
             seeds: one per prompt; the same prompt, seed and weights give the same responses whatever else is in the
                 batch, as far as the engine's arithmetic allows.
-            limits: one per prompt, response tokens at most, where `sampling.max_response_length` is not that of all: a
-                response that goes on after other turns has less room left.
-            on_response: called in this thread as responses end, each once, in any order, before this returns. What it
-                raises ends the call.
+            limits: most response tokens, one per prompt, if `sampling.max_response_length` does not hold for all: a
+                response that continues after other turns has less room left.
+            on_response: called in this thread once for each response that ends, in any order, before this returns. An
+                exception in it ends the call.
         Raises:
-            ValueError: a prompt that is empty or leaves no room for a response, seeds or limits that do not match the
-                prompts, or stop texts without a tokenizer.
+            ValueError: a prompt is empty or leaves no room for a response, seeds or limits do not match the prompts, or
+                there are stop texts without a tokenizer.
         """
         ...
 
@@ -82,64 +82,66 @@ class Sampler(Protocol):
         admit: Admit,
         on_response: OnResponse,
     ) -> int:
-        """Samples as `generate` does, beginning prompts as `admit` allows, until that ends the call.
+        """Samples like `generate`, but starts prompts as `admit` allows, until `admit` ends the call.
 
-        `admit` is asked at the start, after every ADMISSION_STEPS decoding steps, and whenever nothing is under way. So
-        which responses are decoded together follows from their lengths and from the answers of `admit`, and not from
-        how long anything takes.
+        `admit` is called at the start, after every ADMISSION_STEPS decoding steps, and whenever nothing is being
+        sampled. So the lengths of the responses and the answers of `admit` decide which responses are decoded together,
+        and timing does not.
 
         Args:
-            prompts: all that may be admitted, in the order in which they begin.
-            admit: called in this thread. What it raises ends the call.
-            on_response: see `generate`. Not called for a response that is under way at the end.
+            prompts: all prompts that may be admitted, in the order in which they start.
+            admit: called in this thread. An exception in it ends the call.
+            on_response: see `generate`. Not called for a response that is unfinished at the end.
         Returns:
-            Sampled tokens of the responses that were under way at the end.
+            Sampled tokens of the responses that were unfinished at the end.
         Raises:
             ValueError: see `generate`.
         """
         ...
 
     def serve(self, next_turns: NextTurns, *, sampling: Sampling, on_response: OnResponse) -> int:
-        """Samples turns as they are asked for, until `next_turns` ends the call: a turn begins while others go on.
+        """Samples turns as they are requested, until `next_turns` ends the call. A turn starts while others are
+        running.
 
-        `next_turns` is asked at the start, when turns have ended, after every ADMISSION_STEPS decoding steps, and
-        whenever nothing is under way.
+        `next_turns` is called at the start, when turns have ended, after every ADMISSION_STEPS decoding steps, and
+        whenever nothing is being sampled.
 
         Args:
-            next_turns: called in this thread. What it raises ends the call.
-            sampling: temperature, top_p, top_k, what ends a turn.
+            next_turns: called in this thread. An exception in it ends the call.
+            sampling: temperature, top_p, top_k, and the conditions that end a turn.
             on_response: called in this thread with the number of a turn, counted from 0 in the order of the requests,
-                and the turn as a rollout of its own. Not called for a turn that is under way at the end.
+                and the turn as a separate rollout. Not called for a turn that is unfinished at the end.
         Returns:
-            Sampled tokens of the turns that were under way at the end.
+            Sampled tokens of the turns that were unfinished at the end.
         Raises:
-            ValueError: a context that is empty or leaves no room for a token, or a limit below 1.
+            ValueError: a context is empty or leaves no room for a token, or a limit is below 1.
         """
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
-        """Takes over the learner's weights, by the names of the transformers model."""
+        """Loads the learner's weights, by the names of the transformers model."""
         ...
 
     def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
-        """Logprobs of the tokens after the prompt, under the sampler's present weights, nats; for the sentinel."""
+        """Returns logprobs of the tokens after the prompt, under the sampler's present weights, nats; for the
+        sentinel."""
         ...
 
     def forget(self) -> None:
-        """Drops what is kept of earlier calls of `generate`, so that the next one is as if they had not been."""
+        """Drops the state kept from earlier calls of `generate`, so that the next call does not depend on them."""
         ...
 
     def sleep(self) -> None:
-        """Gives the learner the memory that it is to give. Nothing is sampled until `load_weights` is called."""
+        """Frees the memory that the learner needs. Nothing is sampled until `load_weights` is called."""
         ...
 
     def close(self) -> None:
-        """Frees what the sampler holds."""
+        """Frees all resources of the sampler."""
         ...
 
 
 class InProcessSampler(ABC):
-    """A Sampler in this process: `generate` and `stream` in terms of one method that samples."""
+    """A Sampler in this process, which implements `generate` and `stream` with one sampling method."""
 
     policy_version = 0
 
@@ -153,7 +155,7 @@ class InProcessSampler(ABC):
         limits: Sequence[int] | None = None,
         on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
-        """`group_size` responses to each prompt; see Sampler."""
+        """Returns `group_size` responses to each prompt; see Sampler."""
         rollouts: dict[int, Rollout] = {}
 
         def ended(index: int, rollout: Rollout) -> None:
@@ -188,7 +190,7 @@ class InProcessSampler(ABC):
         return self._sample(prompts, group_size, sampling, seeds, limits, on_response, admitted)
 
     def serve(self, next_turns: NextTurns, *, sampling: Sampling, on_response: OnResponse) -> int:
-        """Samples turns as they are asked for; see Sampler."""
+        """Samples turns as they are requested; see Sampler."""
         contexts: list[Sequence[int]] = []
         seeds: list[int] = []
         limits: list[int] = []
@@ -208,7 +210,7 @@ class InProcessSampler(ABC):
     @property
     @abstractmethod
     def max_length(self) -> int:
-        """Tokens of prompt and response together at most."""
+        """Returns the most tokens of prompt and response together."""
 
     def _limits(
         self,
@@ -236,13 +238,13 @@ class InProcessSampler(ABC):
 
         Args:
             prompts: `admit` may append to them, to the seeds and to the limits.
-            group_size: responses to each prompt.
+            group_size: number of responses to each prompt.
             sampling: see Sampler.
             seeds: one per prompt.
-            limits: response tokens of each prompt at most, for which there is room.
+            limits: most response tokens of each prompt, for which the sampler has room.
             on_response: see Sampler.
-            admit: None: all prompts begin.
-            open_ended: whether `admit` is asked when responses have ended, too.
+            admit: see Sampler. None: all prompts start.
+            open_ended: whether `admit` is also called when responses have ended.
         """
 
 
@@ -251,20 +253,20 @@ class SamplerSettings:
     """Settings of a sampler besides its section of the spec."""
 
     weights_dir: Path
-    """A transformers model directory: config, safetensors and tokenizer."""
+    """A transformers model directory with config, safetensors and tokenizer."""
     device: torch.device
-    """Where to sample."""
+    """Device on which to sample."""
     max_length: int
-    """Tokens of prompt and response together at most."""
+    """Most tokens of prompt and response together."""
     seed: int
-    """The sampler's own; what is drawn depends on the seeds given to `generate` alone."""
+    """Seed of the sampler itself. The samples depend only on the seeds given to `generate`."""
     learner_model: "PreTrainedModel | None" = None
-    """The learner's own module, for a sampler that can read it; None: it needs weights of its own."""
+    """The learner's own module, for a sampler that can use it; None if the sampler needs its own weights."""
     beside_learner: bool = False
-    """Whether a learner in this process needs the GPU's memory while the sampler does not sample."""
+    """Whether a learner in this process needs the GPU's memory while the sampler is idle."""
     precision: Literal["float32", "bfloat16"] | None = None
-    """The learner's precision, for a sampler that runs a transformers model of its own; None: float32 on a CPU, else
-    the precision of the weights."""
+    """The learner's precision, for a sampler that runs its own transformers model; None: float32 on a CPU, else the
+    precision of the weights."""
 
 
 def response_limits(
@@ -275,10 +277,10 @@ def response_limits(
     *,
     max_length: int,
 ) -> list[int]:
-    """Response tokens of each prompt at most: what is asked for, or what room the prompt leaves.
+    """Returns the most response tokens of each prompt: the requested limit, or the room that the prompt leaves.
 
     Raises:
-        ValueError: a prompt is empty, leaves no room for a response, or has no seed or no limit of its own.
+        ValueError: a prompt is empty, leaves no room for a response, or lacks a seed or a limit.
     """
     if len(prompts) != len(seeds):
         raise ValueError(f"{len(prompts)} prompts and {len(seeds)} seeds; one each is needed")

@@ -1,4 +1,4 @@
-"""From a spec's rollout section to a sampler."""
+"""Opening of a sampler from a spec's rollout section."""
 
 from importlib import import_module
 from pathlib import Path
@@ -10,10 +10,10 @@ from specs.schema.rollout import Rollout, not_installed
 
 
 def open_sampler(rollout: Rollout, settings: SamplerSettings) -> Sampler:
-    """The sampler that the spec names: `open_sampler` of the module `rpg.samplers.ENGINE`.
+    """Opens the sampler that the spec names, with `open_sampler` of the module `rpg.samplers.ENGINE`.
 
     Raises:
-        SpecError: what the sampler needs is not installed or not there, or the directory of the weights names no end
+        SpecError: a package or device that the sampler needs is missing, or the directory of the weights names no end
             token or lacks a tokenizer that stop texts need.
         SamplerOutOfMemoryError: an engine does not fit.
     """
@@ -26,7 +26,7 @@ def open_sampler(rollout: Rollout, settings: SamplerSettings) -> Sampler:
 
 
 def _check_stop_texts(weights_dir: Path) -> None:
-    """Raises SpecError where the tokenizer cannot look for them; else the first step would fail."""
+    """Raises SpecError if the tokenizer cannot find stop texts. Without this check the first step would fail."""
     try:
         tokenizer_in(weights_dir)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Memory that runs out in a sampler: what helps there is not what helps in the learner."""
+"""Out-of-memory errors of a sampler. Their remedies differ from those for the learner."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,15 +11,15 @@ from specs.schema.rollout import Rollout
 
 
 class SamplerOutOfMemoryError(RuntimeError):
-    """A sampler ran out of memory, of a GPU or the host."""
+    """A sampler ran out of memory on a GPU or the host."""
 
 
 @contextmanager
 def memory_of_sampler(rollout: Rollout, device: torch.device) -> Iterator[None]:
-    """Within the block, memory that runs out is the sampler's.
+    """Attributes out-of-memory errors in the block to the sampler.
 
     Raises:
-        SamplerOutOfMemoryError: it ran out; says which keys help.
+        SamplerOutOfMemoryError: memory ran out; the message names the keys that help.
     """
     try:
         yield

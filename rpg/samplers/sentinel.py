@@ -1,6 +1,6 @@
-"""Proof that the sampler holds the learner's weights: both compute the logprobs of a probe, and these must agree.
+"""Check that the sampler holds the learner's weights: both compute the logprobs of a probe, and these must agree.
 
-An engine that kept old weights raises no error anywhere else: training goes on, on samples of the wrong policy.
+An engine that kept old weights raises no other error: training would continue on samples of the wrong policy.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +14,10 @@ LogprobsFn = Callable[[Sequence[int], int], Sequence[float]]
 
 _PROBE_TOKENS = 32
 _OUTLIER = 10.0
-"""In bfloat16 a single unlikely token may be so many times as far off as the mean of the probe may be."""
+"""Tolerance of one token as a multiple of the tolerance of the mean: in bfloat16 a single unlikely token may deviate by
+this much."""
 _MOVED_TOKENS = 8
-"""Where a load moves so many of the learner's logprobs, it cannot leave all of the engine's as they were by chance."""
+"""Number of the learner's logprobs that a load must move before unchanged logprobs of the engine cannot be chance."""
 
 
 class StaleEngineError(RuntimeError):
@@ -29,18 +30,18 @@ class Probe:
 
     token_ids: tuple[int, ...]
     prompt_length: int
-    """The logprobs of the tokens after it are compared; at least 1."""
+    """Length of the prompt, at least 1. The logprobs of the tokens after it are compared."""
 
 
 def probe_of(prompt: Sequence[int], *, max_length: int) -> Probe:
-    """The prompt said twice, as far as 32 tokens and the length go: any text will do."""
+    """Returns the prompt repeated twice, cut to 32 tokens and to the length: any text works."""
     return Probe(tuple([*prompt, *prompt][: max(2, min(_PROBE_TOKENS, max_length - 1))]), prompt_length=1)
 
 
 def open_sentinel(rollout: Rollout, probe: Probe, *, precision: str, device_type: str) -> "Sentinel | None":
-    """The check of the spec's sampler after each load of weights; None where its `logprob_tolerance` is None.
+    """Returns the check of the spec's sampler after each load of weights; None if its `logprob_tolerance` is None.
 
-    On a GPU an engine apart computes in the type of the base model's weights, whatever the learner's precision is.
+    On a GPU a separate engine computes in the type of the base model's weights, whatever the learner's precision is.
     """
     on_cpu = device_type == "cpu"
     exact = on_cpu and precision == "float32"
@@ -56,7 +57,7 @@ def open_sentinel(rollout: Rollout, probe: Probe, *, precision: str, device_type
 
 
 class Sentinel:
-    """Compares one engine with its learner, load after load."""
+    """Comparison of one engine with its learner after each load of weights."""
 
     def __init__(
         self,
@@ -66,12 +67,14 @@ class Sentinel:
         token_tolerance: float | None = None,
         as_precise_as_learner: bool = True,
     ) -> None:
-        """
+        """Takes the probe and its tolerances.
+
         Args:
-            tolerance: the difference allowed in the mean over the probe's tokens, nats.
-            token_tolerance: the largest difference allowed of any of them, nats; None: the same.
-            as_precise_as_learner: the engine computes at least as precisely as the learner, so that an update that
-                changes the learner's logprobs changes the engine's as well.
+            tolerance: the largest mean difference over the probe's tokens that is allowed, nats.
+            token_tolerance: the largest difference of any of them that is allowed, nats; None means the same as
+                `tolerance`.
+            as_precise_as_learner: whether the engine computes at least as precisely as the learner, so that an update
+                that changes the learner's logprobs changes the engine's as well.
         """
         self._probe = probe
         self.tolerance = tolerance
@@ -79,18 +82,18 @@ class Sentinel:
         self._as_precise_as_learner = as_precise_as_learner
         self._before: tuple[list[float], list[float]] | None = None
         self.difference = 0.0
-        """The result of the last check, nats."""
+        """Largest difference in the last check, nats."""
         self.mean_difference = 0.0
-        """The mean over the probe's tokens in that check, nats."""
+        """Mean difference over the probe's tokens in that check, nats."""
 
     def check(self, sampler: Sampler, learner_logprobs: LogprobsFn) -> float:
-        """The largest difference between the sampler's and the learner's logprobs of the probe, nats.
+        """Returns the largest difference between the sampler's and the learner's logprobs of the probe, nats.
 
-        Steps too small for the bound do not hide an engine that takes no weights: its logprobs stay the same bits
-        while the learner's move.
+        Steps too small for the bound do not hide an engine that loads no weights: its logprobs keep the same bits while
+        the learner's move.
 
         Raises:
-            StaleEngineError: a difference is above its bound, or not a number, or the engine stood still.
+            StaleEngineError: a difference is above its bound, or not a number, or the engine's logprobs did not move.
         """
         engine = list(sampler.logprobs(self._probe.token_ids, prompt_length=self._probe.prompt_length))
         learner = list(learner_logprobs(self._probe.token_ids, self._probe.prompt_length))
@@ -118,7 +121,8 @@ class Sentinel:
         )
 
     def _stood_still(self, engine: list[float], learner: list[float]) -> bool:
-        """Whether the engine's logprobs have the same bits as before the load, although the learner's have moved.
+        """Returns whether the engine's logprobs have the same bits as before the load, although the learner's have
+        moved.
 
         Rounding can move a few of the learner's logprobs and none of the engine's, but not those of half the probe.
         """

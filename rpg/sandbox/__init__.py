@@ -1,9 +1,10 @@
-"""Processes that may misbehave, or run what a model wrote, kept from the rest of the machine.
+"""Sandbox for processes that may misbehave or run text of a model: they are isolated from the rest of the machine.
 
-`Sandbox` runs programs that nobody trusts: `room` lends them seals, in which a `keeper` forks one after another.
-`start` runs a command with an environment, a session and limits of its own, and `Confined.end` ends all that came of
-it. *Sealed*, it runs in bubblewrap: without a network, with no file of the machine but a runtime to read, and with a
-`filter` of system calls. `missing` says why this machine can seal nothing, `room.missing` why it can run no program.
+`Sandbox` runs untrusted programs. `room` lends them warm sandbox processes (`Seal`), in each of which a supervisor (the
+`keeper`) forks one program after another. `start` runs a command with its own environment, session and limits;
+`Confined.end` ends it and all its descendants. A *sealed* command runs in bubblewrap: it has no network, can read only
+a runtime of the machine's files, and is under a `filter` of system calls. `missing` states why this machine cannot seal
+commands, `room.missing` why it cannot run programs.
 """
 
 from rpg.sandbox.bubblewrap import missing

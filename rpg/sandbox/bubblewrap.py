@@ -1,4 +1,4 @@
-"""bubblewrap: which of its ways this machine allows, and what a sealed process sees."""
+"""bubblewrap: the options that work on this machine, and the files that a sealed process sees."""
 
 import os
 import shutil
@@ -18,10 +18,10 @@ _SCRATCH_BYTES = 64 << 20
 _LIBRARIES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 """Directories of the system's programs and libraries: links into /usr, or directories of their own."""
 _LOADER = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/nix/store", "/gnu/store")
-"""What finds libraries."""
+"""Files by which the loader finds libraries."""
 _ALWAYS = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try", "--new-session")
 CODE = Path("/rpg-sandbox")
-"""Directory in which a process that runs a policy's text sees what of this package begins it."""
+"""Directory in which a process that runs a policy's text sees the files of this package that start it."""
 _BEGINS = ("enter.py", "keeper.py")
 _INSTALL = "install bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
 _ALLOW = "allow unprivileged user namespaces here; docs/own-reward.md says how, for a machine and for a container"
@@ -29,14 +29,14 @@ _ALLOW = "allow unprivileged user namespaces here; docs/own-reward.md says how, 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceSetup:
-    """A way to make namespaces."""
+    """A way to create namespaces."""
 
     options: tuple[str, ...]
     """Options of bwrap."""
     nobody: bool = False
-    """Whether the process begins as root, to become another user itself."""
+    """Whether the process starts as root and becomes another user itself."""
     keeps: tuple[str, ...] = ("--cap-add", "CAP_SYS_ADMIN")
-    """Options beside them for the keeper of programs, which makes namespaces of its own for each."""
+    """Further options for the keeper, which creates namespaces for each program."""
 
 
 _OF_ROOT = NamespaceSetup(
@@ -44,36 +44,36 @@ _OF_ROOT = NamespaceSetup(
     nobody=True,
     keeps=("--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_KILL"),
 )
-"""Without a namespace of users: the limit of processes binds no process that is root outside."""
+"""Without a user namespace: the limit on processes does not bind processes that are root outside."""
 _OF_USERS = NamespaceSetup(("--unshare-user", "--uid", "65534", "--gid", "65534"))
-"""What any user may do, where the kernel lets them."""
+"""Allowed to any user, if the kernel permits user namespaces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Why this machine can seal no process."""
+    """The reason why this machine cannot seal processes."""
 
     reason: str
     hint: str
-    """What to install or to allow."""
+    """Program to install, or setting to change."""
 
 
 def missing() -> Missing | None:
-    """Obstacle that keeps this machine from sealing processes; None where it can. Tried once in a process."""
+    """Returns the obstacle that keeps this machine from sealing processes; None if there is no obstacle. Tested once a
+    process."""
     way = _way()
     return way if isinstance(way, Missing) else None
 
 
 def sealing(readable: Iterable[Path], *, keeps: bool = False, hides: bool = False) -> tuple[list[str], NamespaceSetup]:
-    """The command that seals another, and the way it goes.
+    """Returns the command that seals another one, and the way in which it creates namespaces.
 
     Args:
-        readable: files and directories that the process may read, beside Python and the system's libraries.
-        keeps: for the keeper of programs.
-        hides: the process does not see the packages with problems and scorers, see `hidden`, unless `readable` names
-            them.
+        readable: files and directories that the process may read, besides Python and the system's libraries.
+        keeps: whether the command is the keeper of programs.
+        hides: whether to hide the packages with problems and scorers, see `hidden`, unless `readable` names them.
     Raises:
-        RuntimeError: this machine can seal nothing.
+        RuntimeError: this machine cannot seal processes.
     """
     way = _way()
     if isinstance(way, Missing):
@@ -83,7 +83,7 @@ def sealing(readable: Iterable[Path], *, keeps: bool = False, hides: bool = Fals
 
 @lru_cache(maxsize=1)
 def _way() -> NamespaceSetup | Missing:
-    """The first way that works."""
+    """Returns the first way that works here, or why none does."""
     if shutil.which("bwrap") is None:
         return Missing("bubblewrap is not installed", _INSTALL)
     said = ""
@@ -103,7 +103,8 @@ def _way() -> NamespaceSetup | Missing:
 def _command(
     way: NamespaceSetup, readable: Iterable[Path] = (), rights: Iterable[str] = (), *, hides: bool = False
 ) -> list[str]:
-    """bwrap with all that a sealed process sees: of it /tmp alone can be written, and there is no /proc."""
+    """Returns bwrap with options for everything that a sealed process sees. Only /tmp is writable, and there is no
+    /proc."""
     program = shutil.which("bwrap") or "bwrap"
     command = [program, *_ALWAYS, "--die-with-parent", *way.options, *rights, *_scratch()]
     for name in _LIBRARIES:
@@ -114,7 +115,7 @@ def _command(
     named = [*seen, *map(Path, _LOADER), *_runtime(), *([] if hides else [package]), *readable]
     paths = _outermost(named)
     command += ["--dir", "/dev", *_bound(paths)]
-    # Nobody is to read the record by RPG_HOME.
+    # so that RPG_HOME does not lead a process to the record
     home = Path(os.environ.get("RPG_HOME") or ".rpg").resolve()
     for path in _within(paths, [home, *(hidden(paths) if hides else ())]):
         if path.is_dir():
@@ -131,9 +132,9 @@ def _command(
 
 
 def _bound(paths: Iterable[Path], root: Path = Path("/")) -> Iterator[str]:
-    """The options that show paths below the root."""
+    """Yields the options that show paths below the root."""
     paths = [*paths]
-    # Each by itself: directories that a mount implies are closed to who is not root.
+    # Each directory separately: directories that a mount creates implicitly are closed to all users but root.
     for directory in sorted({parent for path in paths for parent in path.parents if root in parent.parents}):
         yield from ("--dir", str(directory))
     for path in paths:
@@ -141,7 +142,7 @@ def _bound(paths: Iterable[Path], root: Path = Path("/")) -> Iterator[str]:
 
 
 def _within(paths: Iterable[Path], targets: Iterable[Path]) -> list[Path]:
-    """Returns the names under which the paths show the targets, which are real ones, in the order of nesting."""
+    """Returns the names under which the paths contain the targets, which are real paths, outer ones first."""
     real = [(path, path.resolve()) for path in paths]
     names = {path / target.relative_to(place) for target in targets for path, place in real if place in target.parents}
     return sorted(name for name in names if name.exists())
@@ -149,8 +150,8 @@ def _within(paths: Iterable[Path], targets: Iterable[Path]) -> list[Path]:
 
 @lru_cache(maxsize=1)
 def _scratch() -> tuple[str, ...]:
-    """A small /tmp in memory, in which some libraries want a directory when they are imported."""
-    # Older than 0.7 bubblewrap cannot bound it; then only the length of a file is bounded.
+    """Returns the options for a small /tmp in memory, which some libraries need when they are imported."""
+    # bubblewrap before 0.7 cannot limit its size; then only the length of a file is limited.
     described = subprocess.run(
         ["bwrap", "--help"], capture_output=True, encoding="utf-8", env={"PATH": os.environ["PATH"]}
     )
@@ -159,7 +160,7 @@ def _scratch() -> tuple[str, ...]:
 
 
 def _runtime() -> Iterator[Path]:
-    """Where Python and the installed packages are."""
+    """Yields the directories of Python and the installed packages."""
     yield from map(Path, (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix))
     libraries = map(Path, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
     yield from (path for path in libraries if not Path.home().is_relative_to(path))
@@ -168,7 +169,7 @@ def _runtime() -> Iterator[Path]:
 
 
 def _outermost(paths: Iterable[Path]) -> list[Path]:
-    """The paths that are there, by the name given and by their real one, without those inside another."""
+    """Returns the existing paths, by the given name and by the real one, without those inside another."""
     there = {name for path in paths if path.is_absolute() and path.exists() for name in (path, path.resolve())}
     whole = {path for path in there if path != Path("/")}
     return sorted(path for path in whole if not any(parent in whole for parent in path.parents))

@@ -1,6 +1,6 @@
-"""The first program of a confined process: gives up rights, sets limits, then becomes the command or watches over it.
+"""The first program of a confined process: drops rights, sets limits, then becomes the command or supervises it.
 
-Run by its path with `python -I -S`, so that it begins in milliseconds: the standard library alone.
+It is run by its path with `python -I -S` and imports only the standard library, so that it starts in milliseconds.
 """
 
 import ctypes
@@ -23,10 +23,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_SET_SECCOMP = 22
 _STEP = 8
-"""Bytes of a step of a filter."""
+"""Bytes of one filter instruction."""
 END = signal.SIGHUP
-"""Asks a watcher to end all that came of its command. Slurm sends SIGTERM to every process of a run that is to save
-its state, and the command goes on after it."""
+"""Signal that asks a watcher to end its command and all descendants. SIGTERM would not do: Slurm sends it to every
+process of a run that shall save its state, and the command must continue after it."""
 
 
 def entered(
@@ -40,8 +40,8 @@ def entered(
     cgroup: str = "",
     seen_as: str = "",
 ) -> list[str]:
-    """The command, begun by this program; see `main`. `seen_as`: path of this file where the command runs, if it is
-    another one there."""
+    """Returns the command line that starts the command through this program; see `main`. `seen_as` is the path of this
+    file in the command's file system, if it differs."""
     settings = json.dumps(
         {
             **{"limits": dict(limits), "nobody": nobody, "filter": filtered.hex(), "watched_by": watched_by},
@@ -52,13 +52,14 @@ def entered(
 
 
 def main(settings: dict[str, Any], command: list[str]) -> None:
-    """Becomes the command, or starts and watches it.
+    """Becomes the command, or starts and supervises it.
 
     Args:
-        settings: `limits`, by the name of the resource; `nobody`: whether root becomes another user; `filter`: of
-            system calls, hexadecimal, empty for none; `watched_by`: the process with which a watcher ends, 0 where the
-            command needs no watcher; `door`: a unix socket and a port of loopback that leads to it, or null; `cgroup`:
-            directory of one that a watched command is put into, and that is removed with it; empty: there is none.
+        settings: `limits`, by the name of the resource; `nobody`: whether root becomes another user; `filter`: the
+            filter of system calls, hexadecimal, empty for none; `watched_by`: id of the process with which a watcher
+            ends, 0 if the command needs no watcher; `door`: a unix socket and a loopback port that is forwarded to it,
+            or null; `cgroup`: directory of the cgroup into which a watched command is put, and which is removed with
+            it, empty for none.
         command: a program and its arguments.
     """
     if settings["watched_by"]:
@@ -68,21 +69,21 @@ def main(settings: dict[str, Any], command: list[str]) -> None:
 
 def _become(settings: dict[str, Any], command: list[str]) -> None:
     if settings["nobody"]:
-        os.chmod("/tmp", 0o1777)  # the sandbox's own
+        os.chmod("/tmp", 0o1777)  # /tmp of the sandbox
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
     if settings["door"]:
         _open_door(*settings["door"])
-    # After the change of user, which the limit of processes would count against the command.
+    # After the change of user: the limit on processes would otherwise count against the command.
     limit(settings["limits"])
     refuse_calls(bytes.fromhex(settings["filter"]))
     os.execv(command[0], command)
 
 
 def _open_door(path: str, port: int) -> None:
-    """Begins a process that passes on what arrives at a port of loopback to a unix socket, and what comes back. It is
-    no child of the command, which may wait for all of its own."""
+    """Starts a process that forwards a loopback port to a unix socket, in both directions. It is not a child of the
+    command, which may wait for all its children."""
     listening = socket.create_server(("127.0.0.1", port), backlog=256)
     if between := os.fork():
         listening.close()
@@ -90,7 +91,7 @@ def _open_door(path: str, port: int) -> None:
         return
     if os.fork():
         os._exit(0)
-    for standard in (0, 1, 2):  # who reads the command's output sees its end
+    for standard in (0, 1, 2):  # otherwise the reader of the command's output would not see its end
         os.close(standard)
     while True:
         inside, _ = listening.accept()
@@ -107,7 +108,7 @@ def _pass_through(inside: socket.socket, path: str) -> None:
 
 
 def _pass_on(source: socket.socket, target: socket.socket) -> None:
-    """Passes on until the source ends; the other direction may go on."""
+    """Copies data until the source ends; the other direction may continue."""
     try:
         while content := source.recv(1 << 16):
             target.sendall(content)
@@ -119,7 +120,7 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 
 
 def limit(limits: Mapping[str, int]) -> None:
-    """Sets limits of this process, by the name of the resource; none above what it may take already."""
+    """Sets limits of this process, by the name of the resource. No limit is raised above the present hard limit."""
     for name, most in limits.items():
         kind = getattr(resource, name)
         hard = resource.getrlimit(kind)[1]
@@ -128,11 +129,12 @@ def limit(limits: Mapping[str, int]) -> None:
 
 
 def refuse_calls(filtered: bytes) -> None:
-    """Puts a filter of system calls on this process and all that come of it. OSError where the kernel takes none."""
+    """Puts a filter of system calls on this process and all its descendants. Raises OSError if the kernel rejects
+    it."""
     if not filtered:
         return
     steps = ctypes.create_string_buffer(filtered, len(filtered))
-    # struct sock_fprog: how many steps, and where they are.
+    # struct sock_fprog: number of instructions, and their address.
     program = ctypes.create_string_buffer(struct.pack("@HP", len(filtered) // _STEP, ctypes.addressof(steps)))
     call = ctypes.CDLL(None, use_errno=True).prctl
     call.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
@@ -142,7 +144,7 @@ def refuse_calls(filtered: bytes) -> None:
 
 
 def _watch(parent: int, settings: dict[str, Any], command: list[str]) -> None:
-    """Ends with the command, the parent or at END, whichever is first, and all descendants before."""
+    """Ends when the command or the parent ends, or at END, whichever is first, after it has ended all descendants."""
 
     def end(code: int) -> None:
         _end_descendants()
@@ -169,7 +171,7 @@ def _watch(parent: int, settings: dict[str, Any], command: list[str]) -> None:
         if os.getppid() == watcher:
             _become(settings, command)
         os._exit(1)
-    for standard in (0, 1):  # who reads the command's output sees its end
+    for standard in (0, 1):  # otherwise the reader of the command's output would not see its end
         os.close(standard)
     while True:
         ended, status = os.wait()
@@ -179,7 +181,7 @@ def _watch(parent: int, settings: dict[str, Any], command: list[str]) -> None:
 
 
 def _end_descendants() -> None:
-    """Kills children until none is left: what a killed one had started becomes a child in its place."""
+    """Kills children until none is left: children of a killed process become children of this one."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     with suppress(ChildProcessError, OSError):
         while True:

@@ -1,9 +1,11 @@
-"""The filter of system calls that all sealed code of others has: what no scorer and no program needs, and attacks do.
+"""Filter of system calls for all sealed code of others. It refuses calls that no scorer and no program needs, and
+attacks use.
 
-Sockets are local ones; where a command has a door, those of its own loopback too. The door itself has no filter.
+Only local sockets are allowed; a command with a forwarded port (`door`) may also use its own loopback. The process that
+forwards the port has no filter.
 
-A list of what is refused, for a library may begin to use a new call on any day. The kernel's other walls stand without
-it: namespaces, no capability, no new privilege.
+The filter lists refused calls, since a library may start to use a new call at any time. The kernel's other barriers do
+not depend on it: namespaces, no capability, no new privilege.
 """
 
 import errno
@@ -15,9 +17,9 @@ _NAMESPACES = 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0
 """CLONE_NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWNS and NEWTIME."""
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _X32 = 0x40000000
-"""From this number on x86 has calls of another ABI."""
+"""First number of x86 calls of another ABI."""
 
-# Name -> number on x86-64 and on 64-bit ARM (None: it has no such call), of the kernel's tables.
+# Name -> number on x86-64 and on 64-bit ARM (None if it has no such call), from the kernel's tables.
 _REFUSED: dict[str, tuple[int, int | None]] = {
     # other processes
     **{"ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272)},
@@ -36,34 +38,34 @@ _REFUSED: dict[str, tuple[int, int | None]] = {
     **{"name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "fanotify_init": (300, 262)},
     # keys
     **{"add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219)},
-    # wide doors into the kernel
+    # large attack surface in the kernel
     **{"userfaultfd": (323, 282), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426)},
     **{"io_uring_register": (427, 427), "personality": (135, 92), "modify_ldt": (154, None)},
-    # memory that no limit of ours counts, and that outlives a process
+    # memory that our limits do not count, and that outlives a process
     **{"shmget": (29, 194), "shmat": (30, 196), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180)},
     **{"memfd_create": (319, 279), "memfd_secret": (447, 447)},
 }
 _CLONE, _CLONE3, _SOCKET, _IOCTL = (56, 220), (435, 435), (41, 198), (16, 29)
 _TIMER_CREATE, _FCNTL = (222, 107), (72, 25)
 _SET_SIGNAL = 10
-"""F_SETSIG, which chooses the signal that says that something can be read."""
+"""F_SETSIG, which chooses the signal that reports readable data."""
 _TERMINAL_INPUT = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX, which type into a terminal."""
+"""TIOCSTI and TIOCLINUX, which inject input into a terminal."""
 _AUDIT = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Machine -> its column above, and what the kernel calls it."""
+"""Machine -> its column above, and its number in the kernel."""
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _NUMBER, _ARCHITECTURE, _ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
-"""Offsets in the kernel's seccomp_data; of arguments the low half."""
+"""Offsets in the kernel's seccomp_data; for arguments, of the low half."""
 
 
 def program(*, loopback: bool = False, stoppable: bool = False) -> bytes:
-    """The filter, as struct sock_filter after struct sock_filter; empty on a machine whose calls it does not know.
+    """Returns the filter as a sequence of struct sock_filter; empty on a machine whose calls are not known here.
 
     Args:
-        loopback: sockets of the internet are allowed, where the process has a network of its own alone.
-        stoppable: calls are refused by which a process that is stopped has the kernel send it SIGCONT.
+        loopback: whether internet sockets are allowed; only for a process with its own network namespace.
+        stoppable: whether to refuse calls by which a stopped process can make the kernel send it SIGCONT.
     """
     if platform.machine() not in _AUDIT:
         return b""
@@ -82,7 +84,7 @@ def _instructions(column: int, architecture: int, families: tuple[int, ...], sto
     for numbers in _REFUSED.values():
         if (number := numbers[column]) is not None:
             yield from _refused_if(_EQUAL, number, errno.EPERM)
-    # Its arguments are in memory, which a filter cannot read; the C library then takes `clone`.
+    # Its arguments are in memory, which a filter cannot read; the C library then uses `clone`.
     yield from _refused_if(_EQUAL, _CLONE3[column], errno.ENOSYS)
     yield from _by_argument(_CLONE[column], _ARGUMENT, [*_refused_if(_ANY_BIT, _NAMESPACES, errno.EPERM)])
     if stoppable:
@@ -103,7 +105,8 @@ def _refused_if(test: int, value: int, error: int) -> Iterator[bytes]:
 
 
 def _by_argument(number: int, argument: int, steps: list[bytes]) -> Iterator[bytes]:
-    """Steps over an argument of one call, allowed where they refuse nothing. The call's number is loaded before."""
+    """Yields instructions on an argument of one call; the call is allowed if they do not refuse it. The call's number
+    is loaded before."""
     yield _step(_EQUAL, number, miss=len(steps) + 2)
     yield _step(_LOAD, argument)
     yield from steps

@@ -1,7 +1,7 @@
 """Hides packages with problems or scorers, and downloaded sets, from processes that run a policy's text.
 
-The packages are this product, reasoning-gym, and each installed package that offers a source or a reward. A policy that
-imports one can make the evaluation set again from a guessed seed.
+The packages are this product, reasoning-gym, and each installed package that provides a source or a reward. A policy
+that imports one could regenerate the evaluation set from a guessed seed.
 """
 
 import os
@@ -21,7 +21,7 @@ _LIBRARIES = tuple(
     for inside in ("", "local/", "envs/*/", "pkgs/*/")
     for library in ("lib*/python3*/*-packages", "site-packages")
 )
-"""Directories of packages, below one that a process may read: an environment's, a system's, conda's other ones."""
+"""Package directories below a directory that a process may read: those of an environment, the system, and conda."""
 
 
 def hidden(shown: Iterable[Path]) -> list[Path]:
@@ -31,7 +31,7 @@ def hidden(shown: Iterable[Path]) -> list[Path]:
 
 @lru_cache(maxsize=1)
 def _installed() -> tuple[frozenset[Path], frozenset[str]]:
-    """Paths of the packages that this interpreter finds, and the names that they are imported by."""
+    """Returns the paths of the packages that this interpreter finds, and their import names."""
     entries = [entry for group in _GROUPS for entry in entry_points(group=group)]
     found = [entry.dist for entry in entries if entry.dist]
     for name in _DISTRIBUTIONS:
@@ -45,23 +45,23 @@ def _installed() -> tuple[frozenset[Path], frozenset[str]]:
 
 
 def _files(package: Distribution) -> Iterator[Path]:
-    """Returns the files and directories that the package has installed; of shared directories its files alone."""
+    """Yields the files and directories that the package has installed; in shared directories only its files."""
     for file in package.files or ():
         alone = len(file.parts) == 1 or file.parts[0] in ("..", "__pycache__")
         yield Path(str(package.locate_file(file if alone else file.parts[0])))
 
 
 def _places(module: str) -> Iterator[Path]:
-    """Returns the file or the directories of a module or package."""
-    with suppress(ImportError, ValueError):  # not installed; a module that a test has made up
+    """Yields the file or the directories of a module or package."""
+    with suppress(ImportError, ValueError):  # not installed, or an artificial module of a test
         if spec := find_spec(module):
             yield from map(Path, spec.submodule_search_locations or [spec.origin or ""])
 
 
 @lru_cache(maxsize=16)
 def _copies(shown: tuple[Path, ...]) -> frozenset[Path]:
-    """Copies of the same packages below these directories, for another interpreter or another environment."""
-    ours = {"specs", "storage", "pipelines"}  # words that others may take for a package of their own
+    """Returns copies of the same packages below these directories, for other interpreters or environments."""
+    ours = {"specs", "storage", "pipelines"}  # common words, which other packages may use as names
     names = [name for name in _installed()[1] if name not in ours]
     patterns = [pattern for name in names for pattern in (name, f"{name}.py", f"{name}-*.dist-info")]
     places = {place for path in shown for library in _LIBRARIES for place in path.glob(library)}
@@ -69,7 +69,7 @@ def _copies(shown: tuple[Path, ...]) -> frozenset[Path]:
 
 
 def _downloads() -> Iterator[Path]:
-    """Returns the directories of the Hub's data sets."""
+    """Yields the directories of the Hub's data sets."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     yield Path(os.environ.get("HF_HOME") or cache / "huggingface").resolve()
     for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):

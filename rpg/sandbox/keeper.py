@@ -1,12 +1,12 @@
-"""The keeper: a warm interpreter inside the seal, which forks for each program a process of its own.
+"""The keeper: supervisor inside a seal. It is a warm interpreter that forks a process for each program.
 
-A program is the first process of a namespace: whatever it started, in sessions of its own too, the kernel ends with it.
-It has a /tmp of its own, another user's identity or no capability, limits, a filter of system calls, and no descriptor
-but its input and its two outputs. What programs are given and what they write goes from pipe to file to pipe within
-the kernel: it is never in the memory of the keeper, of which each program has a copy.
+A program is the first process of a namespace: the kernel ends everything that it started together with it, even in
+other sessions. It has its own /tmp, another user's identity or no capability, limits, a filter of system calls, and no
+descriptor but its input and its two outputs. Input and output of programs go from pipe to file to pipe within the
+kernel: they are never in the memory of the keeper, of which each program has a copy.
 
-A frame begins with the length of a JSON text as eight bytes and that text, whose `lengths` say how many bytes follow.
-Run by `rpg.sandbox.room`.
+A frame begins with the length of a JSON text as eight bytes and that text; its `lengths` are the lengths of the parts
+that follow. Run by `rpg.sandbox.room`.
 """
 
 import ast
@@ -37,18 +37,19 @@ _WARM = (
     *("array", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions"),
     *("functools", "heapq", "itertools", "math", "operator", "queue", "re", "statistics", "string", "typing"),
 )
-"""What short programs import: loaded once."""
+"""Modules that short programs import, loaded once."""
 _NEW_NAMESPACES = 0x20000000 | 0x00020000
 """CLONE_NEWPID and CLONE_NEWNS."""
 _PIECE = 1 << 20
-"""Bytes that are moved at once."""
+"""Bytes that are copied at once."""
 _NO_SET_USER_NO_DEVICE = 2 | 4
 _SCRATCH = b"size=64m,nr_inodes=4096,mode=1777"
-"""A program's own /tmp, which ends with it."""
+"""Mount options of a program's own /tmp, which ends with the program."""
 _FIRST_USER, _USERS = 2_000_000_000, 100_000_000
-"""Where the keeper is root, a program is a user of its own: the kernel counts processes by user."""
+"""First user id and number of ids for programs. If the keeper is root, each program is a user of its own: the kernel
+counts processes by user."""
 _OF_THE_SEAL = 2
-"""Processes of the seal that count as a program's where both are one user: bubblewrap's and the keeper."""
+"""Processes of the seal that count with a program's if both run as one user: bubblewrap's and the keeper."""
 _STACK_BYTES = 64 << 20
 _PR_SET_DUMPABLE, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 4, 47, 4
 _CAPABILITIES_VERSION = 0x20080522
@@ -58,8 +59,8 @@ _libc = ctypes.PyDLL(None, use_errno=True)
 
 
 def main(filtered: str) -> None:
-    """Serves until its input ends. `filtered`: the filter of system calls, hexadecimal."""
-    sys.path.remove(os.environ["PYTHONPATH"])  # where this package is
+    """Serves requests until its input ends. `filtered` is the filter of system calls, hexadecimal."""
+    sys.path.remove(os.environ["PYTHONPATH"])  # directory of this package
     for name in _WARM:
         importlib.import_module(name)
     gc.collect()
@@ -79,7 +80,7 @@ def _serve_program(request: dict[str, Any], filtered: bytes, held: ExitStack) ->
     def become() -> None:
         if request["kind"] == "python":
             _run_python(program, command)
-        else:  # a binary is its own file, in memory
+        else:  # a binary is a file of its own, in memory
             os.execve(program if request["kind"] == "binary" else command[0], command, _ENVIRONMENT)
 
     begun = time.monotonic()
@@ -88,7 +89,7 @@ def _serve_program(request: dict[str, Any], filtered: bytes, held: ExitStack) ->
 
 
 class _Child:
-    """A confined process, the first of its namespace, and what it writes."""
+    """A confined process, the first of its namespace, with its output."""
 
     def __init__(
         self,
@@ -100,7 +101,8 @@ class _Child:
         cpu_seconds: int,
         held: ExitStack,
     ) -> None:
-        """`kept`: descriptors that `become` needs, whose numbers stay. All that is opened is closed by `held`."""
+        """Starts the process. `kept` are descriptors that `become` needs; their numbers do not change. `held` closes
+        everything that is opened."""
         self._most = limits["output_bytes"]
         outputs = [os.pipe() for _ in range(2)]
         is_ready, says_ready = os.pipe()
@@ -109,13 +111,13 @@ class _Child:
             try:
                 _confine(limits, filtered, cpu_seconds, [*stdin, *(write for _, write in outputs)], says_ready, kept)
             except BaseException:
-                traceback.print_exc()  # on the keeper's standard error
+                traceback.print_exc()  # to the keeper's standard error
                 os._exit(1)
             _end(become)
         for descriptor in (*(write for _, write in outputs), says_ready):
             os.close(descriptor)
         self._gone = _held(held, os.pidfd_open(self.process))
-        # Pipe -> the file in memory that takes what comes of it.
+        # Pipe -> the file in memory that receives its data.
         self._files = {_held(held, read): _held(held, os.memfd_create("output")) for read, _ in outputs}
         self._lengths = dict.fromkeys(self._files, 0)
         self._open = set(self._files)
@@ -126,11 +128,13 @@ class _Child:
             raise RuntimeError("a program's process could not be confined")
 
     def watch(self, until: float, *, or_says: int = -1) -> str:
-        """Takes what it writes until it has ended, the time is over, or it has written too much; and then ends it.
+        """Reads its output until it has ended, the time is over, or it has written too much; then ends it. Returns how
+        it ended.
 
         Args:
-            until: on the monotonic clock.
-            or_says: a descriptor; once a byte can be read the process is left alive, and the answer is 0 or 1.
+            until: end of the time, on the monotonic clock.
+            or_says: a descriptor. When a byte can be read from it, the process stays alive, and the byte, 0 or 1, is
+                returned.
         """
         watched = {self._gone, or_says} - {-1}
         while True:
@@ -143,7 +147,7 @@ class _Child:
             if left <= 0:
                 return self.end("timeout")
             if or_says in ready:
-                if not (said := os.read(or_says, 1)):  # it has closed it, at its end as a rule
+                if not (said := os.read(or_says, 1)):  # closed, normally at its end
                     watched.discard(or_says)
                     continue
                 while self._open and (ready := select.select([*self._open], [], [], 0)[0]):
@@ -152,7 +156,7 @@ class _Child:
                 return "0" if said == b"0" else "1"
 
     def end(self, why: str = "killed") -> str:
-        """Kills it, and all that came of it. What is still in its pipes is taken."""
+        """Kills it and all its descendants. Data still in its pipes is read."""
         if not self.process:
             return why
         os.kill(self.process, signal.SIGKILL)
@@ -164,7 +168,7 @@ class _Child:
         return why
 
     def answer(self, ended: str, begun: float) -> None:
-        """Sends how it ended, or that it goes on, and what it has written since the last answer."""
+        """Sends how it ended, or that it still runs, and its output since the last answer."""
         found: dict[str, Any] = {"ended": ended, "seconds": time.monotonic() - begun, "alive": bool(self.process)}
         if not self.process:
             found["exit_status"] = os.waitstatus_to_exitcode(self._status)
@@ -179,7 +183,7 @@ class _Child:
             self._lengths[pipe] = 0
 
     def _take(self, ready: list[int]) -> bool:
-        """Takes from those pipes that are ready. Whether one has given too much."""
+        """Reads from those pipes that are ready. Returns whether one has given too much."""
         for pipe in self._open & set(ready):
             left = self._most - self._lengths[pipe]
             if left == 0:
@@ -194,9 +198,9 @@ class _Child:
 
 
 def _fork() -> int:
-    """A child in namespaces of its own: its number, 0 in the child itself.
+    """Forks a child into new namespaces. Returns its process id; 0 in the child.
 
-    Not by os.fork: what that sets right in a child is of other threads, of which there are none, and costs a
+    It does not use os.fork, whose repairs in the child concern other threads, which do not exist here, and cost a
     millisecond in copies of pages.
     """
     flags = _NEW_NAMESPACES | signal.SIGCHLD
@@ -214,12 +218,12 @@ def _confine(
     says_ready: int,
     kept: list[int],
 ) -> None:
-    """What the program's process gives up before it runs a line of it."""
+    """Drops the rights of the program's process and sets its limits before a line of the program runs."""
     if _libc.mount(b"tmpfs", b"/tmp", b"tmpfs", _NO_SET_USER_NO_DEVICE, _SCRATCH):
         raise OSError(ctypes.get_errno(), "no /tmp for a program")
     os.chdir("/tmp")
     os.setsid()
-    for signum in (signal.SIGTERM, signal.SIGPIPE):  # which the watcher and Python ignore
+    for signum in (signal.SIGTERM, signal.SIGPIPE):  # the watcher and Python ignore these
         signal.signal(signum, signal.SIG_DFL)
     for number, descriptor in enumerate(standard):
         os.dup2(descriptor, number)
@@ -253,7 +257,7 @@ def _confine(
 def _become_another() -> None:
     user = _FIRST_USER + int.from_bytes(os.urandom(4)) % _USERS
     os.setgroups([])
-    for number in (user, enter.NOBODY):  # a container may not have so many users
+    for number in (user, enter.NOBODY):  # a container may not have this many users
         with suppress(OSError):
             os.setresgid(number, number, number)
             os.setresuid(number, number, number)
@@ -269,7 +273,7 @@ def _drop_capabilities() -> None:
 
 
 def _end(become: Callable[[], None]) -> None:
-    """Runs what is to run in this process, and ends it as an interpreter ends."""
+    """Runs `become` in this process, and ends the process in the way in which an interpreter ends."""
     code = 1
     try:
         become()
@@ -282,7 +286,7 @@ def _end(become: Callable[[], None]) -> None:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the end of an interpreter does
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        with suppress(BaseException):  # None, where the program has closed it so
+        with suppress(BaseException):  # None, if the program has closed it in that way
             stream.flush()  # type: ignore[union-attr]
     os._exit(code)
 
@@ -298,7 +302,7 @@ def _exit_code(end: SystemExit) -> int:
 
 
 def _print(error: BaseException) -> None:
-    """The traceback, without the keeper's own lines."""
+    """Prints the traceback, without the keeper's own lines."""
     with suppress(BaseException):
         trace = error.__traceback__
         while trace and trace.tb_frame.f_code.co_filename == __file__:
@@ -317,12 +321,12 @@ def _text_of(file: int) -> str:
 
 
 def _new_main(arguments: list[str]) -> ModuleType:
-    """A module `__main__` in an interpreter as it is when it begins."""
+    """Returns a module `__main__` in an interpreter that looks newly started."""
     for name in [name for name in sys.modules if name == "rpg" or name.startswith("rpg.")]:
         del sys.modules[name]
     sys.argv[:] = arguments
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8", errors="replace")
-    random.seed(0)  # what a program says is to depend on what it is given
+    random.seed(0)  # a program's output must depend only on its input
     module = sys.modules["__main__"] = ModuleType("__main__")
     return module
 
@@ -334,7 +338,7 @@ def _compiled(source: str | ast.Module, name: str) -> Any:
 
 
 def _serve_session(request: dict[str, Any], filtered: bytes, held: ExitStack) -> None:
-    """An interpreter that keeps its state, until it ends or there is no further call."""
+    """Serves an interpreter that keeps its state, until it ends or there is no further call."""
     limits = request["limits"]
     box = _held(held, os.memfd_create("code"))
     nothing = _held(held, os.open(os.devnull, os.O_RDONLY))
@@ -357,14 +361,15 @@ def _serve_session(request: dict[str, Any], filtered: bytes, held: ExitStack) ->
             os.write(starts, b"+")
         ended = child.watch(begun + limits["seconds"], or_says=told)
         if child.process:
-            os.kill(child.process, signal.SIGSTOP)  # its threads do nothing between calls
+            os.kill(child.process, signal.SIGSTOP)  # so that its threads do nothing between calls
         child.answer(ended, begun)
         if not child.process:
             return
 
 
 def _run_calls(box: int, waits: int, tells: int) -> None:
-    """The session's interpreter: runs what is in the box each time that it is woken, and tells how that went."""
+    """Runs in the session's interpreter: executes the code in the box each time that it is woken, and reports the
+    result."""
     module = _new_main([""])
     number = 0
     while os.read(waits, 1):
@@ -383,7 +388,7 @@ def _run_calls(box: int, waits: int, tells: int) -> None:
 
 
 def _execute(source: str, name: str, names: dict[str, Any]) -> None:
-    """Runs the text; what its last line is worth is printed, as at a prompt."""
+    """Runs the text. The value of its last line is printed, as at a prompt."""
     code = _compiled(source, name)
     tree = ast.parse(source)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -398,13 +403,13 @@ def _execute(source: str, name: str, names: dict[str, Any]) -> None:
 
 
 def _held(held: ExitStack, descriptor: int) -> int:
-    """The descriptor, which is closed with the request."""
+    """Returns the descriptor, which is closed at the end of the request."""
     held.callback(os.close, descriptor)
     return descriptor
 
 
 def _filled(held: ExitStack, length: int) -> int:
-    """A file in memory with the next bytes of the input, read from its beginning."""
+    """Returns a file in memory with the next bytes of the input, positioned at its beginning."""
     file = _held(held, os.memfd_create("input"))
     _move(0, file, length)
     os.lseek(file, 0, os.SEEK_SET)
@@ -412,7 +417,7 @@ def _filled(held: ExitStack, length: int) -> int:
 
 
 def _move(source: int, target: int, length: int) -> None:
-    """Moves bytes from a pipe to a file or back, within the kernel."""
+    """Copies bytes from a pipe to a file or back, within the kernel."""
     while length:
         moved = os.splice(source, target, min(length, _PIECE))
         if not moved:
@@ -421,7 +426,7 @@ def _move(source: int, target: int, length: int) -> None:
 
 
 def _receive() -> dict[str, Any] | None:
-    """The head of the next frame; None at the end of the input."""
+    """Returns the head of the next frame; None at the end of the input."""
     header = _read(8)
     text = _read(int.from_bytes(header, "little")) if header else b""
     request: dict[str, Any] | None = json.loads(text) if text else None
@@ -429,7 +434,7 @@ def _receive() -> dict[str, Any] | None:
 
 
 def _read(count: int) -> bytes:
-    """So many bytes; fewer at the end of the input."""
+    """Returns this number of bytes; fewer at the end of the input."""
     parts = b""
     while len(parts) < count and (part := os.read(0, count - len(parts))):
         parts += part
@@ -437,7 +442,7 @@ def _read(count: int) -> bytes:
 
 
 def _send(answer: dict[str, Any]) -> None:
-    """The head of a frame."""
+    """Writes the head of a frame."""
     text = json.dumps(answer).encode()
     view = memoryview(len(text).to_bytes(8, "little") + text)
     while view:

@@ -1,4 +1,4 @@
-"""A confined process: begun, and ended with all that came of it."""
+"""Confined processes: their start, and their end with all descendants."""
 
 import math
 import os
@@ -17,76 +17,76 @@ from rpg.sandbox.bubblewrap import CODE, sealing
 from rpg.sandbox.filter import program
 
 SYSTEM_PATH = "/usr/bin:/bin"
-"""PATH of a confined process that is given no other."""
+"""Default PATH of a confined process."""
 _PASSED_ON = (
     *("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH"),
     *("PYTHONPATH", "PYTHONUTF8", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
 )
-"""Environment variables that every confined process gets, where they are set."""
+"""Environment variables that every confined process gets, if they are set."""
 _OF_USER = (
     *("PATH", "HOME", "USER", "LOGNAME", "TEMP", "TMP", "TMPDIR"),
     *("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES"),
 )
-"""Variables that an unsealed process gets: where its user's files are, and which devices it may use."""
+"""Variables that an unsealed process gets: the directories of its user's files, and the devices that it may use."""
 _FIXED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 _OF_KEEPER = {"PYTHONHASHSEED": "0", "PYTHONPATH": str(CODE)}
-"""What a program prints of a set of texts is the same in each."""
+"""Variables of the keeper. They make programs print sets of texts in the same order every time."""
 _END_SECONDS = 5.0
-"""A watcher kills the descendants of its command, which takes milliseconds."""
+"""Seconds to wait for a watcher to kill the descendants of its command, which takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a confined process. A process that it starts has limits of its own, of the same size."""
+    """Limits of a confined process. Each process that it starts gets limits of the same size."""
 
     memory_bytes: int = 8 << 30
-    """Address space: what an answer such as 10^10^10 may ask for before it is a MemoryError."""
+    """Address space, in bytes. An answer such as 10^10^10 gets this much before it is a MemoryError."""
     processes: int = 1
-    """Processes and threads of a sealed command with itself; 0: as many as its user may have. Does not bind root: a
-    sealed process of root's becomes another user. Of a command that is not sealed the kernel would count all that its
-    user has, whatever else runs: it has no limit of ours."""
+    """Most processes and threads of a sealed command, itself included; 0: as many as its user may have. The limit does
+    not bind root, so a sealed process of root becomes another user. A command that is not sealed gets no limit: the
+    kernel would count all processes of its user."""
     file_bytes: int = 1 << 20
-    """Length of a file that it writes."""
+    """Longest file that it may write, in bytes."""
     open_files: int = 256
     seconds: float = 10.0
     """Wall time of a program of `Sandbox`, or of a call of a session."""
     cpu_seconds: int = 0
-    """CPU time of each process of such a program; 0: a second more than the wall time. All processes of a session
-    together may use so much for each of its calls."""
+    """CPU time of each process of such a program; 0 means a second more than the wall time. All processes of a session
+    together may use this much for each of its calls."""
     output_bytes: int = 1 << 20
-    """What such a program may write on standard output, and on standard error."""
+    """Most bytes that such a program may write to standard output, and to standard error."""
 
     @property
     def cpu_limit(self) -> int:
-        """CPU seconds of each process of a program, or of a call of a session."""
+        """Returns the CPU seconds of each process of a program, or of a call of a session."""
         return self.cpu_seconds or math.ceil(self.seconds) + 1
 
 
 class Confined:
-    """A running process, made by `start`."""
+    """A running process, started by `start`."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
 
     @property
     def pid(self) -> int:
-        """Number of its first process, the watcher."""
+        """Returns the id of its first process, the watcher."""
         return self._process.pid
 
     @property
     def stdin(self) -> IO[bytes]:
-        """Its input, if it was asked for as a pipe."""
+        """Returns its input, if it was requested as a pipe."""
         assert self._process.stdin is not None
         return self._process.stdin
 
     @property
     def stdout(self) -> IO[bytes]:
-        """Its output, if it was asked for as a pipe."""
+        """Returns its output, if it was requested as a pipe."""
         assert self._process.stdout is not None
         return self._process.stdout
 
     def ending(self, timeout_seconds: float) -> str:
-        """How it ended, `exit 1` or `SIGKILL`, as soon as it has; after the time limit it is ended."""
+        """Waits for its end and returns how it ended, `exit 1` or `SIGKILL`; ends it after the time limit."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_seconds)
         self.end()
@@ -97,7 +97,7 @@ class Confined:
         return f"exit {code}"
 
     def end(self) -> None:
-        """Kills it and all that came of it, and closes its pipes."""
+        """Kills it and all its descendants, and closes its pipes."""
         if self._process.poll() is None:
             self._process.send_signal(enter.END)
             try:
@@ -125,28 +125,30 @@ def start(
     cgroup: Path | None = None,
     **pipes: Any,
 ) -> Confined:
-    """Begins a command with an environment made from a list, in a session of its own, within limits.
+    """Starts a command with an environment built from a list of variables, in its own session, within limits.
 
-    It ends with the thread that started it, and so does all that it started: a watcher ends its descendants. Sealed,
-    they end where the watcher is killed too, with the first process of their namespace.
+    It ends with the thread that started it, and so do its descendants: a watcher ends them. If it is sealed, they also
+    end if the watcher is killed, together with the first process of their namespace.
 
     Args:
-        command: a program by its whole path, and arguments.
-        sealed: in bubblewrap, see `missing`.
-        limits: left out, the default ones.
-        readable: files and directories that a sealed process may read beside Python and the system's libraries.
-        variables: names of environment variables that one gets which is not sealed, beside those of the list.
+        command: the absolute path of a program, and arguments.
+        sealed: whether to run it in bubblewrap, see `missing`.
+        limits: its limits. None: the default ones.
+        readable: files and directories that a sealed process may read, besides Python and the system's libraries.
+        variables: names of further environment variables that an unsealed process gets, besides those of the list.
         settings: further environment variables with their values.
-        keeps: the command is the keeper of programs, sealed but with the right to make namespaces: it confines each.
-        hides: the command, sealed, may run what a policy writes, and does not see the packages with problems and
-            scorers. So does the keeper, in any case.
-        door: a unix socket of the machine, and the port of its own loopback at which a sealed command reaches it. Else
+        keeps: whether the command is the keeper of programs. It is sealed, but may create namespaces, in which it
+            confines each program.
+        hides: whether the sealed command may run text of a policy: then it does not see the packages with problems and
+            scorers. The keeper never sees them.
+        door: a unix socket of the machine, and the port of its own loopback at which a sealed command reaches it. None:
             it has no network at all.
-        cgroup: directory of one that the command and all that comes of it are put into, where that is possible. It is
-            removed with them.
-        pipes: stdin, stdout and stderr of subprocess.Popen. A file that it writes to has the limit of files.
+        cgroup: directory of the cgroup into which the command and its descendants are put, if possible. It is removed
+            with them.
+        pipes: stdin, stdout and stderr of subprocess.Popen. The limit on files also applies to a file that it writes
+            to.
     Raises:
-        RuntimeError: this machine can seal nothing.
+        RuntimeError: this machine cannot seal processes.
     """
     limits = limits or Limits()
     if sealed:
@@ -171,14 +173,14 @@ def start(
 
         environment |= library_variables()
     environment |= settings or {}
-    # bubblewrap too: one that is killed while it begins leaves a process behind.
+    # Also for bubblewrap: if it is killed while it starts, it leaves a process behind.
     watched = enter.entered(inside, {}, watched_by=os.getpid(), cgroup=str(cgroup or ""))
     return Confined(subprocess.Popen(watched, env=environment, start_new_session=True, **pipes))
 
 
 def watched(command: Sequence[str]) -> list[str]:
-    """The command, which ends with the thread that starts it, and so does all that it starts. It is not sealed, and its
-    program may be found on the PATH."""
+    """Returns the command line for a command that ends, with its descendants, when the thread that starts it ends. It
+    is not sealed, and its program may be found on the PATH."""
     program = shutil.which(command[0]) or command[0]
     return enter.entered(enter.entered([program, *command[1:]], {}), {}, watched_by=os.getpid())
 
@@ -195,6 +197,6 @@ def _rlimits(limits: Limits, processes: int) -> dict[str, int]:
 
 def _passed_on(names: Iterable[str]) -> dict[str, str]:
     environment = {name: os.environ[name] for name in names if name in os.environ}
-    if site.ENABLE_USER_SITE:  # found through the home directory else
+    if site.ENABLE_USER_SITE:  # otherwise found through the home directory
         environment["PYTHONUSERBASE"] = site.getuserbase()
     return environment

@@ -1,4 +1,4 @@
-"""The room: programs run one after another in seals that stay warm, from any thread."""
+"""Sandbox for programs, which run one after another in warm seals. Safe to call from any thread."""
 
 import os
 import shutil
@@ -24,42 +24,43 @@ _START_SECONDS = 60.0
 _TRIES = 3
 _PAUSE_SECONDS = 0.5
 _MOST_BUILT = 64
-"""Compiled programs that are kept: one is run for each of its tests."""
+"""Most compiled programs that are kept: a program is run for each of its tests."""
 
 Language = Literal["python", "c++", "c"]
 
 
 class SandboxError(RuntimeError):
-    """The sandbox itself failed, and so it did when it was tried again. No fault of the program's."""
+    """The sandbox itself failed, and failed again when retried. The program is not at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Program text, input and arguments."""
+    """A program's text, input and arguments."""
 
     source: str
-    """Its text."""
+    """Text of the program."""
     stdin: str = ""
-    """Its standard input."""
+    """Text on standard input."""
     argv: tuple[str, ...] = ()
-    """Arguments, the program's own name left out."""
+    """Arguments, without the program's own name."""
     language: Language = "python"
-    """What it is written in. Other than Python it is compiled once, within the sandbox."""
+    """Language of the program. A program in another language than Python is compiled once, in the sandbox."""
 
 
 class Sandbox:
-    """Runs programs that nobody trusts, several at a time. A context manager; any thread may call.
+    """Sandbox that runs untrusted programs, several at a time. A context manager; safe to call from any thread.
 
-    Each program has processes, a /tmp, limits and a filter of system calls of its own, reads Python and the system's
-    libraries and nothing else of the machine, and is ended whole. It has no network and no variable of this process.
+    Each program has its own processes, /tmp, limits and filter of system calls. It can read Python and the system's
+    libraries and nothing else of the machine, and is ended with all its descendants. It has no network and no variable
+    of this process.
     """
 
     def __init__(self, limits: Limits, *, at_once: int = 0) -> None:
-        """Starts nothing yet.
+        """Stores the limits; starts nothing yet.
 
         Args:
-            limits: of each program, and of each call of a session.
-            at_once: programs that run at a time; 0: as many as this process has cores. Sessions come on top.
+            limits: limits of each program, and of each call of a session.
+            at_once: most programs that run at a time, without sessions; 0 means as many as this process has cores.
         """
         self._limits = limits
         self._running = threading.Semaphore(at_once or cores())
@@ -70,11 +71,11 @@ class Sandbox:
         self._starter = ThreadPoolExecutor(1, "sandbox")
 
     def run(self, program: Program) -> Outcome:
-        """Runs the program. What it does wrong is in the outcome.
+        """Runs the program. Its faults are recorded in the outcome.
 
         Raises:
             SandboxError: the sandbox itself failed, three times in a row.
-            ValueError: there is no compiler of the language here.
+            ValueError: this machine has no compiler for the language.
         """
         command = ["program", *program.argv]
         stdin = _encoded(program.stdin)
@@ -87,11 +88,11 @@ class Sandbox:
             return self._ask("binary", command, self._limits, built, stdin).outcome()
 
     def session(self) -> "Session":
-        """A Python interpreter that keeps its state from call to call."""
+        """Returns a Python interpreter that keeps its state from call to call."""
         return Session(self)
 
     def close(self) -> None:
-        """Ends all seals, and with them what runs in them."""
+        """Ends all seals, with the programs in them."""
         with self._lock:
             idle, self._idle = self._idle, []
         for seal in idle:
@@ -107,7 +108,7 @@ class Sandbox:
         self.close()
 
     def _build(self, program: Program) -> bytes | Outcome:
-        """The compiled program; what the compiler said where there is none."""
+        """Returns the compiled program, or the compiler's output if it failed."""
         key = (program.language, program.source)
         with self._lock:
             if key in self._built:
@@ -128,7 +129,8 @@ class Sandbox:
         return answer.stdout
 
     def _ask(self, kind: str, command: list[str], limits: Limits, *parts: bytes) -> Answer:
-        """The answer of a seal. One that fails is ended, and another asked. SandboxError where none answers."""
+        """Returns the answer of a seal. A seal that fails is ended, and another one is asked. Raises SandboxError if
+        none answers."""
         head = {"kind": kind, "command": command, "limits": {**asdict(limits), "cpu_seconds": limits.cpu_limit}}
         for rest in reversed(range(_TRIES)):
             try:
@@ -143,7 +145,7 @@ class Sandbox:
 
     @contextmanager
     def lent(self) -> Iterator[Seal]:
-        """A seal for one program or one session; ended where that fails."""
+        """Yields a seal for one program or one session; ends the seal if that fails."""
         with self._lock:
             seal = self._idle.pop() if self._idle else None
         if seal is None:
@@ -160,12 +162,12 @@ class Sandbox:
 
     @property
     def limits(self) -> Limits:
-        """Limits of each program."""
+        """Returns the limits of each program."""
         return self._limits
 
 
 class Session:
-    """A Python interpreter with state over calls, made by `Sandbox.session`. One thread at a time."""
+    """A Python interpreter that keeps its state between calls, made by `Sandbox.session`. For one thread at a time."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -175,14 +177,14 @@ class Session:
         self._cpu_seconds = self._cpu_of_seal = 0.0
 
     def execute(self, code: str) -> Outcome:
-        """Runs the code in the names that earlier calls left, and prints what its last expression is worth.
+        """Runs the code with the names that earlier calls defined, and prints the value of its last expression.
 
-        A call that does not come to its end by itself takes the interpreter with it: the next one begins without names.
-        Between calls nothing of the session runs. A call is not run while the session's processes have used more CPU
-        time than `Limits.cpu_limit` for each call so far; its outcome says so.
+        If a call has to be ended, the interpreter ends with it, and the next call starts without names. Between calls
+        nothing of the session runs. If the session's processes have used more CPU time than `Limits.cpu_limit` for each
+        call so far, a call is not run; its outcome reports that.
 
         Raises:
-            SandboxError: the sandbox itself failed. The state is lost.
+            SandboxError: the sandbox itself failed; the state is lost.
         """
         self._calls += 1
         most = self._sandbox.limits.cpu_limit
@@ -207,7 +209,7 @@ class Session:
         return answer.outcome()
 
     def _stop(self, alive: bool) -> None:
-        """Stops the session until its next call. Gives the seal back if it cannot be stopped, or has ended."""
+        """Stops the session until its next call. Gives the seal back if the session cannot be stopped, or has ended."""
         assert self._seal
         try:
             used = self._seal.stop()
@@ -254,7 +256,8 @@ class Session:
 
 @lru_cache(maxsize=1)
 def missing() -> Missing | None:
-    """What keeps this machine from running programs; None where it can. Tried once in a process."""
+    """Returns the obstacle that keeps this machine from running programs; None if there is no obstacle. Tested once a
+    process."""
     if lack := missing_seal():
         return lack
     try:
@@ -266,12 +269,12 @@ def missing() -> Missing | None:
 
 
 def has_compiler(language: Language) -> bool:
-    """Whether programs in the language can be run here."""
+    """Returns whether programs in the language can be run here."""
     return language == "python" or shutil.which(_COMPILERS[language].split()[0], path="/usr/bin:/bin") is not None
 
 
 def cores() -> int:
-    """Cores of this process, shared with the other ranks of this machine."""
+    """Returns the number of cores of this process, shared with the other ranks of this machine."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 

@@ -1,4 +1,4 @@
-"""A seal with a keeper in it, and what the keeper says of programs."""
+"""Seals: sandbox processes with a keeper, and the keeper's answers on programs."""
 
 import json
 import os
@@ -18,53 +18,53 @@ from rpg.sandbox.stopping import Cgroup, Signals, Stopper
 
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 10.0
-"""By so much later than the time limit the keeper has ended a program."""
+"""Seconds after the time limit within which the keeper has ended a program."""
 _LONGEST_HEAD = 1 << 16
 _BYTES_A_SECOND = 1e6
-"""A keeper takes more, whatever else the machine does."""
+"""Bytes a second that a keeper reads at least, even on a busy machine."""
 
 Ending = Literal["exited", "timeout", "memory", "output", "killed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a program, or of a call of a session."""
+    """Result of a program, or of a call of a session."""
 
     stdout: str
-    """At most `Limits.output_bytes`; bytes that are no UTF-8 are replaced."""
+    """Text on standard output, at most `Limits.output_bytes`; bytes that are not UTF-8 are replaced."""
     stderr: str
-    """Text on standard error, bounded as stdout is."""
+    """Text on standard error, limited like stdout."""
     exit_status: int
-    """Exit code, or minus the number of the signal that ended it. Of a call 1 where it raised, else 0."""
+    """Exit code, or minus the number of the signal that ended it. For a call, 1 if it raised, else 0."""
     seconds: float
-    """Wall time."""
+    """Wall time, seconds."""
     ended: Ending
-    """`exited`: by itself. `timeout`: wall time or CPU time was over. `memory`: it asked for more than it may have.
-    `output`: it wrote more than it may. `killed`: by a signal, a segmentation fault say."""
+    """`exited`: by itself. `timeout`: wall time or CPU time was over. `memory`: it asked for more memory than allowed.
+    `output`: it wrote more than allowed. `killed`: by a signal, such as a segmentation fault."""
 
     @property
     def fine(self) -> bool:
-        """Whether it came to its end, with exit code 0."""
+        """Returns whether it ran to its end, with exit code 0."""
         return self.ended == "exited" and self.exit_status == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a keeper says of a program, or of a call of a session."""
+    """A keeper's answer on a program, or on a call of a session."""
 
     head: dict[str, Any]
     stdout: bytes
     stderr: bytes
     cpu_seconds: int
-    """The limit."""
+    """Limit of CPU time, seconds."""
 
     @property
     def alive(self) -> bool:
-        """Whether the session's interpreter goes on."""
+        """Returns whether the session's interpreter still runs."""
         return bool(self.head["alive"])
 
     def outcome(self) -> Outcome:
-        """This answer in the words of the room."""
+        """Returns this answer as an outcome of a program."""
         status = int(self.head["ended"]) if self.alive else self.head["exit_status"]
         out, err = (text.decode(errors="replace") for text in (self.stdout, self.stderr))
         return Outcome(out, err, status, self.head["seconds"], self._ending(status))
@@ -77,7 +77,8 @@ class Answer:
             return ended
         if status == -signal.SIGKILL and self.cpu_seconds and self.head["cpu_seconds"] >= self.cpu_seconds - 0.5:
             return "timeout"
-        # The kernel's own killer, or what interpreters and libraries say; what several processes say may be mixed.
+        # The kernel's out-of-memory killer, or messages of interpreters and libraries; those of several processes may
+        # be mixed.
         lines = self.stderr[-4096:].splitlines()
         if status == -signal.SIGKILL or (
             status and any(line.startswith(b"MemoryError") or b"bad_alloc" in line for line in lines)
@@ -87,14 +88,15 @@ class Answer:
 
 
 class SealError(Exception):
-    """A seal has died, or does not answer."""
+    """A seal has died or does not answer."""
 
 
 class Seal:
-    """A keeper in bubblewrap, and the pipes to it. It ends with the thread that makes it."""
+    """A keeper in bubblewrap, with the pipes to it. It ends with the thread that starts it."""
 
     def __init__(self) -> None:
-        """Raises RuntimeError where this machine can seal nothing, SealError where the keeper does not begin."""
+        """Starts the keeper. Raises RuntimeError if this machine cannot seal processes, SealError if the keeper does
+        not start."""
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
         self._cgroup = Cgroup.made()
         self._stopper: Stopper | None = None
@@ -111,7 +113,7 @@ class Seal:
         os.set_blocking(self._input, False)
         try:
             self._head(time.monotonic() + _START_SECONDS)
-            # It may not be allowed to move a process into the cgroup.
+            # This process may not be allowed to move a process into the cgroup.
             is_used = self._cgroup and self._cgroup.is_used()
             self._stopper = self._cgroup if is_used else Signals.below(self._process.pid)
         except (SealError, OSError) as error:
@@ -119,7 +121,8 @@ class Seal:
             raise SealError(str(error)) from error
 
     def stop(self) -> float:
-        """Stops all processes. Returns the CPU seconds of the seal. SealError where they go on, or it has died."""
+        """Stops all processes. Returns the CPU seconds of the seal. Raises SealError if they keep running, or the seal
+        has died."""
         assert self._stopper
         try:
             return self._stopper.stop()
@@ -127,7 +130,7 @@ class Seal:
             raise SealError(str(error)) from error
 
     def resume(self) -> None:
-        """Has the processes go on. SealError where it has died."""
+        """Resumes the processes. Raises SealError if the seal has died."""
         assert self._stopper
         try:
             self._stopper.resume()
@@ -135,7 +138,7 @@ class Seal:
             raise SealError(str(error)) from error
 
     def send(self, head: dict[str, Any], *parts: bytes) -> None:
-        """Writes a request. SealError where it is not taken."""
+        """Writes a request. Raises SealError if the keeper does not read it."""
         text = json.dumps({**head, "lengths": [*map(len, parts)]}).encode()
         rest = memoryview(b"".join((len(text).to_bytes(8, "little"), text, *parts)))
         until = time.monotonic() + _GRACE_SECONDS + len(rest) / _BYTES_A_SECOND
@@ -150,7 +153,7 @@ class Seal:
                 raise SealError(self._last_words()) from error
 
     def answer(self, limits: Limits) -> Answer:
-        """The answer to the request. SealError where there is none in time, or what came is none."""
+        """Returns the answer to the request. Raises SealError if none comes in time, or if it is malformed."""
         until = time.monotonic() + limits.seconds + _GRACE_SECONDS
         head = self._head(until)
         if sum(head["lengths"]) > 2 * limits.output_bytes:
@@ -160,10 +163,10 @@ class Seal:
         return Answer(head, stdout, stderr, limits.cpu_limit)
 
     def end(self) -> None:
-        """Ends it, and what runs in it."""
+        """Ends the seal with its processes."""
         self._process.end()
         stopper, self._stopper = self._stopper, None
-        with suppress(OSError):  # the cgroup is gone already
+        with suppress(OSError):  # the cgroup is already removed
             if stopper:
                 stopper.resume()
         if self._cgroup:
@@ -195,8 +198,8 @@ class Seal:
 
 
 def _is_ready(descriptor: int, event: int, until: float) -> bool:
-    """Whether the pipe takes or gives something before the time is over. A trainer has more descriptors than `select`
-    may have.
+    """Returns whether the pipe becomes ready before the time is over. A trainer has more descriptors than `select`
+    supports.
     """
     poll = select.poll()
     poll.register(descriptor, event)

@@ -1,7 +1,7 @@
-"""Stops all that runs in a seal between the calls of a session, and counts its CPU time.
+"""Stops all processes of a seal between the calls of a session, and counts their CPU time.
 
-A cgroup (version 2) does both, where this process may make one. Elsewhere each process is sent SIGSTOP, until none is
-found that runs; the `filter` lets none of them be sent SIGCONT by the kernel.
+A cgroup (version 2) does both, if this process may create one. Otherwise each process is sent SIGSTOP until none is
+found running; the `filter` keeps processes from having the kernel send them SIGCONT.
 """
 
 import os
@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Protocol, Self
 
 _STOP_SECONDS = 10.0
-"""A process that is sent SIGSTOP stops in microseconds, unless the machine is overloaded."""
+"""Most seconds until all processes have stopped. A process stops microseconds after SIGSTOP, unless the machine is
+overloaded."""
 _PAUSE_SECONDS = 0.0001
 _TICKS = os.sysconf("SC_CLK_TCK")
 _LISTS_CHILDREN = os.path.exists("/proc/thread-self/children")
-"""Whether the kernel was built with CONFIG_PROC_CHILDREN, as those of distributions are. Without it the keeper's own
-SIGSTOP stops the first process of a session alone."""
+"""Whether the kernel was built with CONFIG_PROC_CHILDREN, as distributions' kernels are. Without it only the first
+process of a session is stopped, by the keeper's own SIGSTOP."""
 _STANDING = frozenset({b"T", b"t", b"Z", b"X"})
-"""States of a thread that uses no processor, as /proc has them: stopped, traced, or ended."""
+"""States of a thread that uses no processor, in /proc's letters: stopped, traced, or ended."""
 
 
 class Stopper(Protocol):
-    """What stops the processes of a seal."""
+    """A mechanism that stops the processes of a seal."""
 
     def stop(self) -> float:
         """Stops all of them. Returns the CPU seconds that all processes of the seal have used since it began.
@@ -43,17 +44,17 @@ class Stopper(Protocol):
 
 
 class Cgroup:
-    """A cgroup of a seal's own."""
+    """A seal's own cgroup."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises OSError where the kernel, older than 5.2, cannot stop one."""
+        """Takes the cgroup's directory. Raises OSError if the kernel is older than 5.2 and cannot stop a cgroup."""
         self.directory = directory
         self._usage = open(directory / "cpu.stat", "rb", buffering=0)  # noqa: SIM115 (`remove` closes them)
         self._freeze = open(directory / "cgroup.freeze", "wb", buffering=0)  # noqa: SIM115
 
     @classmethod
     def made(cls) -> Self | None:
-        """Returns a new child of this process's cgroup; None if it may not make one."""
+        """Returns a new child of this process's cgroup; None if this process may not create one."""
         try:
             directory = _own_cgroup() / f"rpg-{os.getpid()}-{secrets.token_hex(4)}"
             directory.mkdir()
@@ -72,7 +73,7 @@ class Cgroup:
         return False
 
     def remove(self) -> None:
-        """Removes it, once nothing is in it."""
+        """Removes the cgroup when it has no processes."""
         for file in (self._usage, self._freeze):
             file.close()
         with suppress(OSError):
@@ -90,7 +91,8 @@ class Cgroup:
 
 
 def _own_cgroup() -> Path:
-    """Returns the directory of this process's cgroup. FileNotFoundError if no hierarchy of version 2 is mounted."""
+    """Returns the directory of this process's cgroup. Raises FileNotFoundError if no hierarchy of version 2 is
+    mounted."""
     owns = (
         line[3:]
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -107,36 +109,37 @@ def _own_cgroup() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """A process as /proc has it."""
+    """A process's entries in /proc."""
 
     parent: int
     states: frozenset[bytes]
-    """Those of its threads."""
+    """States of its threads."""
     children: tuple[int, ...]
     ticks: int
-    """CPU time, with that of the children that it has waited for."""
+    """CPU time in ticks, with that of the children that it has waited for."""
 
 
 class Signals:
-    """Signals to the processes below one, the keeper of a seal."""
+    """Stop by signals to all processes below a seal's keeper."""
 
     def __init__(self, keeper: int) -> None:
         self._keeper = keeper
         self._stopped: dict[int, int] = {}
-        """Number of each process that was sent SIGSTOP, and a descriptor that no later process of that number has."""
+        """Id of each process that was sent SIGSTOP -> a descriptor that refers to this process and to no later one with
+        its id."""
         self._ticks = self._counted = 0
 
     @classmethod
     def below(cls, process: int) -> Self:
-        """For the keeper that came of the process, the last one in a row."""
+        """Returns the stopper for the keeper that is the last in a chain of single children of the process."""
         while children := _children(process, process):
             process = children[0]
         return cls(process)
 
     def stop(self) -> float:
-        """See Stopper. A process that ended and whose parent did not wait for it is not counted.
+        """See Stopper. The CPU time of a process that ended and whose parent did not wait for it is not counted.
 
-        A look finds every child of a stopped process. A process whose parent is killed during the look is found at the
+        A scan finds every child of a stopped process. A process whose parent is killed during the scan is found at the
         second one.
         """
         until, before = time.monotonic() + _STOP_SECONDS, None
@@ -165,7 +168,8 @@ class Signals:
         self._stopped = {}
 
     def _runs(self, number: int, process: _Process) -> bool:
-        """Returns whether a thread of it may use the processor. One in an uninterruptible sleep stops as it wakes."""
+        """Returns whether a thread of the process may use the processor. A thread in an uninterruptible sleep stops
+        when it wakes."""
         standing = _STANDING | {b"D"} if number in self._stopped else _STANDING
         return not process.states <= standing
 
@@ -174,14 +178,14 @@ class Signals:
             known = self._stopped.get(number)
             process = os.pidfd_open(number) if known is None else known
             again = _process(number)
-            if known is None and not (again and again.parent == parent):  # the number is another's by now
+            if known is None and not (again and again.parent == parent):  # the id now belongs to another process
                 os.close(process)
                 return
             self._stopped[number] = process
             signal.pidfd_send_signal(process, signal.SIGSTOP)
 
     def _look(self) -> dict[int, _Process]:
-        """Returns the processes that there are, by number. One that ends meanwhile counts as running."""
+        """Returns the existing processes, by id. One that ends meanwhile counts as running."""
         found: dict[int, _Process] = {}
         left = _children(self._keeper, self._keeper)  # it has no other threads
         while left:
@@ -193,7 +197,7 @@ class Signals:
 
 
 def _process(number: int) -> _Process | None:
-    """Returns the process; None where it has ended. Its threads are looked at before their children."""
+    """Returns the process; None if it has ended. Its threads are read before their children."""
     place = f"/proc/{number}"
     try:
         fields = _fields(f"{place}/stat")
@@ -211,19 +215,19 @@ def _ticks(fields: Sequence[bytes]) -> int:
 
 
 def _fields(file: str) -> list[bytes]:
-    """Returns the fields of a stat of /proc from the state on: behind the name, which may hold anything."""
+    """Returns the fields of a stat file of /proc from the state on, after the name, which may hold anything."""
     return _read(file).rpartition(b") ")[2].split()
 
 
 def _children(number: int, thread: int | str) -> list[int]:
-    """Returns the numbers of a thread's children; none if the kernel does not list them."""
+    """Returns the ids of a thread's children; empty if the kernel does not list them."""
     if not _LISTS_CHILDREN:
         return []
     return [*map(int, _read(f"/proc/{number}/task/{thread}/children").split())]
 
 
 def _read(file: str) -> bytes:
-    """Returns the content; FileNotFoundError or ProcessLookupError where its process has ended."""
+    """Returns the content. Raises FileNotFoundError or ProcessLookupError if the process has ended."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         return os.read(descriptor, 1 << 16)

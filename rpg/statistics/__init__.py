@@ -1,4 +1,4 @@
-"""Intervals for scores of seeds and problems: means, gains, and many arms held against the first.
+"""Intervals for scores of seeds and problems: means, gains, and many arms compared with the first.
 
 Scores are a table [seeds, problems], each entry the mean over one problem's samples; one seed may come as [problems].
 The held-out problems are a sample of all problems and the seeds a sample of all seeds, so a mean varies with both. The
@@ -11,12 +11,12 @@ two-way table with one entry a cell estimates three parts of that variance:
 The mean's variance is V = max(A + B - E, A, B). B rests on many problems and A on few seeds, sometimes two. One factor
 of Student's t for both is wrong: with the problems' an interval is too narrow, with the seeds' far too wide. The
 half-width h has the problems' factor t_B for the whole of V. The larger factor t_A of the seeds is for a share of A:
-all of it where A is most of V, little of it where A is residual noise or small beside B:
+all of it if A is most of V, little of it if A is residual noise or small beside B:
 
     h^2 = t_B^2 V + (t_A^2 - t_B^2) A^2 / (A + E + B / 4)
 
-With one seed A is unknown. An interval then holds for these weights on new problems and says nothing of what another
-seed would have learnt: `Interval.holds_for` says which of the two it is, and `Interval.tells_from` is false.
+With one seed A is unknown. An interval then holds for these weights on new problems, and not for the weights of another
+seed. `Interval.holds_for` states the scope, and `Interval.tells_from` is false.
 
 Source: two-way random effects, Searle 1992, Variance Components, ch. 4; limits for sums of mean squares, each with a
 factor of its own, Burdick and Graybill 1992, Confidence Intervals on Variance Components, ch. 3; many arms, Dunnett

@@ -1,4 +1,4 @@
-"""How far a judge agrees with labels: agreement, kappa, and what its deviations follow."""
+"""Agreement of a judge with labels: share, kappa, and the dependence of its deviations on length and author."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ from rpg.statistics.variance import Interval
 
 Values = NDArray[np.float64]
 Figure = Callable[[NDArray[np.intp]], float]
-"""A figure of the judgements at these places; NaN where they have none."""
+"""Function from positions of judgements to a figure of these; NaN if it is undefined for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgements:
-    """What a judge and the labels say of the same answers, or of the same pairs of answers."""
+    """Numbers of a judge and of the labels for the same answers, or for the same pairs of answers."""
 
     judged: Values
-    """The judge's number: on the scale, or for a pair 1 where the first is the better one, 0.5, or 0."""
+    """The judge's number: on the scale; for a pair 1 if the first is the better one, 0.5 for a tie, or 0."""
     labels: Values
     """The labels' numbers, in the same unit."""
     length: Values
-    """Base 2 logarithm of the answer's length, or of the first one's over the second one's."""
+    """Base 2 logarithm of the answer's length; for a pair, of the first length over the second."""
     own: NDArray[np.bool_]
-    """Whether the judge itself wrote the answer, or the first of the pair and not the second."""
+    """Whether the judge's model wrote the answer; for a pair, whether it wrote the first and not the second."""
     clusters: Sequence[str]
-    """The problem of each: judgements of one problem are not independent."""
+    """The problem of each judgement: judgements of one problem are not independent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +38,24 @@ class Agreement:
     count: int
     problems: int
     agreement: Interval
-    """Share of answers whose number, rounded to those of the labels, is the label's."""
+    """Share of answers whose number, rounded to the nearest label value, equals the label."""
     kappa: Interval
-    """Cohen's: agreement beyond that of two who say each number as often, and independently. 0: none, 1: all."""
+    """Cohen's kappa: agreement beyond that of two independent raters who use each number as often. 0: no agreement
+    beyond chance; 1: full agreement."""
     weighted_kappa: Interval
-    """With squared differences as weights: how near the numbers are, beyond chance."""
+    """Kappa with squared differences as weights: how close the numbers are, beyond chance."""
     leniency: Interval
-    """Mean of the judge's number less the label's."""
+    """Mean of the judge's number minus the label's."""
     length: Interval
-    """By how much that difference rises where an answer is twice as long."""
+    """Increase of that difference when an answer is twice as long."""
     own: Interval
-    """Mean of that difference for answers that the judge wrote, less that for others; NaN where there are not both."""
+    """Mean of that difference for answers that the judge's model wrote, minus that for others; NaN if one kind is
+    missing."""
 
 
 def agreement_of(data: Judgements, *, confidence: float = 0.95) -> Agreement:
-    """The figures; intervals are jackknives over problems, with Student's factor, that of a share as `mean_interval`.
+    """Returns the figures. Intervals are jackknives over problems with Student's factor; that of a share is computed as
+    in `mean_interval`.
 
     Raises:
         ValueError: fewer than two problems.
@@ -95,7 +98,7 @@ def agreement_of(data: Judgements, *, confidence: float = 0.95) -> Agreement:
 
 
 def nearest(judged: Values, labels: Values) -> Values:
-    """Each number rounded to the nearest of the labels' kinds: to a whole one where all labels are whole."""
+    """Returns each number rounded to the nearest kind of label: to a whole number if all labels are whole."""
     if (labels == np.rint(labels)).all():
         return np.rint(judged)
     kinds: Values = np.unique(labels)
@@ -104,10 +107,10 @@ def nearest(judged: Values, labels: Values) -> Values:
 
 
 def cohens_kappa(first: Values, second: Values) -> float:
-    """Cohen's kappa of two who gave each thing a number; NaN where both only ever say one.
+    """Returns Cohen's kappa of two raters who gave each item a number; NaN if both always give the same one.
 
     Source: Cohen 1960, Educational and Psychological Measurement 20.
-    Example: they agree on 3 of 4; by chance on 1/2 * 3/4 + 1/2 * 1/4 = 1/2.
+    Example: the raters agree on 3 of 4; by chance on 1/2 * 3/4 + 1/2 * 1/4 = 1/2.
         >>> cohens_kappa(np.array([1.0, 1, 0, 0]), np.array([1.0, 1, 1, 0]))
         0.5
     """
@@ -116,10 +119,11 @@ def cohens_kappa(first: Values, second: Values) -> float:
 
 
 def weighted_kappa(first: Values, second: Values) -> float:
-    """Kappa with squared differences as weights: 1 less the mean square over that of all pairs of the two.
+    """Returns kappa with squared differences as weights: 1 minus the mean square over the mean square of all pairs of
+    the two.
 
     Source: Cohen 1968, Psychological Bulletin 70.
-    Example: squares 0, 0, 1 have the mean 1/3; of all nine pairs of (1, 2, 3) and (1, 2, 2) they have 9/9.
+    Example: squares 0, 0, 1 have the mean 1/3; those of all nine pairs of (1, 2, 3) and (1, 2, 2) have 9/9.
         >>> round(weighted_kappa(np.array([1.0, 2, 3]), np.array([1.0, 2, 2])), 4)
         0.6667
     """
@@ -128,21 +132,21 @@ def weighted_kappa(first: Values, second: Values) -> float:
 
 
 def slope(of: Values, values: Values) -> float:
-    """Least squares; NaN where `of` does not vary."""
+    """Returns the least-squares slope; NaN if `of` does not vary."""
     centred = of - of.mean()
     spread = float((centred**2).sum())
     return float((centred * values).sum()) / spread if spread > 1e-12 else float("nan")
 
 
 def chance(first: Values, second: Values) -> float:
-    """Share on which two agree who say each number as often, and independently."""
+    """Returns the share on which two independent raters agree who use each number as often."""
     kinds = np.union1d(first, second)
     return float(sum((first == kind).mean() * (second == kind).mean() for kind in kinds))
 
 
 def _not_surer(kappa: Interval, agreement: Interval, by_chance: float) -> Interval:
-    """The interval of kappa; where nothing differs, so that a jackknife has no width, with the lower end of the
-    agreement's."""
+    """Returns the interval of kappa. If no judgement differs from its label, the jackknife has no width; then the lower
+    end follows from the agreement's."""
     if np.isnan(kappa.value) or kappa.high > kappa.low:
         return kappa
     return Interval(kappa.value, (agreement.low - by_chance) / (1 - by_chance), kappa.high)

@@ -1,23 +1,23 @@
-"""Comparison of several arms: which differ, whether one is best, and the sentence that says so.
+"""Comparison of several arms: which differ, whether one is best, and the sentence that reports it.
 
-All pairs of arms are held against each other, with intervals that hold together: in `confidence` of all experiments
-none of the differences that are named is wrong (Tukey and Kramer). The best is the one arm that is shown to be better
-than each other arm. For that alone the family is smaller: where two arms are equally good and no other is better, only
-the pair of them can make a best of neither. So each of its differences is held at half the error of one pair, where
-that is the narrower.
+All pairs of arms are compared, with simultaneous intervals: in `confidence` of all experiments no reported difference
+is wrong (Tukey and Kramer). The best arm is the one that is shown to be better than each other arm. That claim alone
+needs a smaller family: if two arms are equally good and no other is better, only that pair can produce a false best. So
+each of its differences is tested at half the error of one pair, if that gives the narrower interval.
 
 A pair counts as though each of its arms had as many seeds as the one with fewer. So more seeds of one arm never widen
 an interval, and an arm with few seeds that differ much is not hidden behind one with many that agree. The variance of a
 seed is averaged over the pair and over those other arms with which the average has most degrees of freedom, see
-`_pooled`. A pair whose own seeds differ more counts with its own, and a pair whose two spreads an F test at 5 % tells
-apart has Welch's degrees of freedom. Two seeds cannot show whether spreads are alike: a pair of which an arm has two
-counts with its own spread, and with one degree of freedom, a little more where the other arm has more seeds.
+`_pooled`. A pair whose own seeds differ more counts with its own variance. A pair whose two spreads differ by an F test
+at 5 % has Welch's degrees of freedom. Two seeds cannot show whether spreads are alike: if an arm of a pair has two
+seeds, the pair counts with its own spread and with one degree of freedom, a little more if the other arm has more
+seeds.
 
-Whoever asks again as seeds come in has more chances of a false claim. The first look has the level that is asked for,
-and each further one a small share of it; see `level`.
+Repeated analyses as seeds come in raise the chance of a false claim. The first analysis has the requested level, and
+each further one a small share of its error; see `level`.
 
-Source: Tukey 1953; Kramer 1956; Satterthwaite 1946; Welch 1947; the best as a test of intersections, Berger 1982.
-What part of all sentences is false was found by simulation: benchmarks/coverage.py.
+Source: Tukey 1953; Kramer 1956; Satterthwaite 1946; Welch 1947; the best as a test of intersections, Berger 1982. The
+share of false sentences was measured by simulation: benchmarks/coverage.py.
 """
 
 import itertools
@@ -49,41 +49,41 @@ from rpg.statistics.variance import (
 from rpg.statistics.wording import Arm, sentence
 
 ALIKE = 0.05
-"""Level of the F test that keeps two arms from the degrees of freedom of all."""
+"""Level of the F test that decides whether two arms use the degrees of freedom of all arms."""
 _LATER_LOOKS = 0.3
-"""Share of the error that the second look has, of what the first had; see `level`."""
+"""Error of the second analysis as a share of the first one's; see `level`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Verdict on some arms."""
+    """Verdict on several arms."""
 
     best: str | None
-    """Label of the arm that is better than each other arm; None where none is shown to be."""
+    """Label of the arm that is better than each other arm; None if none is shown to be."""
     differences: tuple[tuple[str, str, Interval], ...]
-    """Pairs that are told apart: the better arm, the worse, the first less the second; the interval excludes 0."""
+    """Pairs shown to differ: the better arm, the worse, and the first minus the second; the interval excludes 0."""
     text: str
     """The sentence or sentences for a headline."""
     arms: tuple[Arm, ...]
-    """In the order given."""
+    """The arms, in the order given."""
     pairs: Mapping[tuple[str, str], Interval]
-    """The interval of every pair, the first less the second; those of all pairs hold together."""
+    """Interval of every pair, the first minus the second; the intervals of all pairs hold simultaneously."""
 
     def over(self, one: str, other: str) -> Interval:
-        """One arm less another: as `differences` have it where they are told apart, else as `pairs` have it."""
+        """Returns the interval of one arm minus another: from `differences` if the two differ, else from `pairs`."""
         for better, worse, interval in self.differences:
             if {better, worse} == {one, other}:
                 return interval if better == one else _turned(interval)
         return self.pairs[one, other] if (one, other) in self.pairs else _turned(self.pairs[other, one])
 
     def tells(self, one: str, other: str) -> bool:
-        """Whether two arms are told apart."""
+        """Returns whether two arms are shown to differ."""
         return any({one, other} == {better, worse} for better, worse, _ in self.differences)
 
 
 @dataclass(frozen=True, slots=True)
 class _Arms:
-    """Tables of all arms, failed seeds at the worst value."""
+    """Tables of all arms, with failed seeds at the worst value."""
 
     labels: tuple[str, ...]
     tables: tuple[Table, ...]
@@ -91,7 +91,7 @@ class _Arms:
     failed: tuple[int, ...]
     shares: bool
     figures: bool
-    """One figure a seed: there are no problems that could have been others."""
+    """Whether each seed has one figure: then there is no sample of problems."""
     trained: bool
     worst: float
 
@@ -108,21 +108,21 @@ def verdict(
     figures: bool = False,
     shares: bool | None = None,
 ) -> Verdict:
-    """Verdict on arms that were all measured on the same problems after the same number of steps.
+    """Returns the verdict on arms that were all measured on the same problems after the same number of steps.
 
     Args:
         arms: label -> scores [seeds, problems]; a row of NaN is a seed that failed.
-        looks: numbers of seeds at which the question was asked before; where arms had unequal numbers, their mean.
-        confidence: share of all experiments in which nothing false is said, in (0, 1).
+        looks: numbers of seeds at the earlier analyses; if arms had unequal numbers, their mean.
+        confidence: share of all experiments without a false claim, in (0, 1).
         clusters: a label for each problem; problems of one cluster are not independent.
         worst: the measure's worst value, with which a failed seed counts.
         higher_is_better: whether the larger score is the better one.
-        trained: false for models as they are: one row each, and what differs is these weights.
+        trained: false for models that were not trained here: each has one row, and claims hold for these weights.
         figures: scores are [seeds, 1], a figure of training of which each seed has one.
-        shares: whether the scores are shares, told in percent and points; left out: whether all are in [0, 1].
+        shares: whether the scores are shares, reported in percent and points. None: true if all are in [0, 1].
     Raises:
-        ValueError: no arms, other problems, a seed with some scores missing, or an infinite one.
-    Example: three seeds, and a gap that neither luck nor the choice of problems explains.
+        ValueError: no arms, different problems, a seed with some scores missing, or an infinite score.
+    Example: three seeds, and a gap that neither the variance between seeds nor the choice of problems explains.
         >>> problems = np.linspace(0.2, 0.6, 100)
         >>> low, high = ([problems + luck + gap for luck in (-0.01, 0.0, 0.01)] for gap in (0.0, 0.2))
         >>> found = verdict({"dapo": low, "rpg": high})
@@ -131,14 +131,14 @@ def verdict(
     """
     read = _read(arms, clusters, worst, trained=trained, figures=figures, shares=shares)
     sign = 1 if higher_is_better else -1
-    # One seed claims nothing, so that a look at one had no chance of a false claim.
+    # One seed claims nothing, so an analysis with one seed had no chance of a false claim.
     before = sorted({look for look in looks if 1 < look < max(map(len, read.tables))})
     at = level(confidence, len(before))
     pairs, narrow = _intervals(read, at)
     best = _best(read, narrow, sign)
     told = {pair: interval for pair, interval in pairs.items() if interval.excludes(0)}
     if best is not None:
-        # Where the family of the best is the smaller one, its intervals are the narrower.
+        # If the family of the best is the smaller one, its intervals are the narrower.
         told |= {pair: narrow[pair] for pair in narrow if best in pair and pair not in told}
     alarm = LEVEL / len(read.tables)
     rows = tuple(
@@ -165,10 +165,10 @@ def verdict(
 
 
 def level(confidence: float, looks: int) -> float:
-    """The level of a look after `looks` earlier ones at fewer seeds.
+    """Returns the confidence level of an analysis after `looks` earlier ones with fewer seeds.
 
-    The first look has the error 1 - confidence. The j-th after it has the share 0.3 / j^1.5 of that, so that all looks
-    together stay within 7 % of false claims where the first has 5 % (benchmarks/coverage.py).
+    The first analysis has the error 1 - confidence. The j-th after it has the share 0.3 / j^1.5 of that, so that all
+    analyses together make at most 7 % false claims if the first makes 5 % (benchmarks/coverage.py).
     """
     return 1 - (1 - confidence) * (_LATER_LOOKS / looks**1.5 if looks else 1.0)
 
@@ -207,8 +207,8 @@ Pairs = dict[tuple[str, str], Interval]
 
 
 def _intervals(arms: _Arms, confidence: float) -> tuple[Pairs, Pairs]:
-    """Intervals of each pair, the first less the second: at the family's width, and at that of a best arm's
-    differences."""
+    """Returns the intervals of each pair, the first minus the second: at the family's width, and at the width for a
+    best arm's differences."""
     whole = [table for table, failed in zip(arms.tables, arms.failed, strict=True) if not failed]
     spreads = [None if failed else spread_of([table]) for table, failed in zip(arms.tables, arms.failed, strict=True)]
     problems = _of_problems(whole) if whole else _Problems(0.0, 1.0, 0.0)
@@ -222,7 +222,7 @@ def _intervals(arms: _Arms, confidence: float) -> tuple[Pairs, Pairs]:
         half = narrower = math.nan
         if not arms.trained or holds_for == NEW_SEEDS:
             failed = (arms.failed[one], arms.failed[other])
-            # An arm that lost seeds varies in its own way: it is held against each other arm apart from the rest.
+            # An arm that lost seeds varies in its own way: it is compared with each other arm separately from the rest.
             if any(failed):
                 variance = _variance(arms, pair, _of_problems(pair), _of_lost(pair, failed, arms.worst))
             else:
@@ -236,12 +236,12 @@ def _intervals(arms: _Arms, confidence: float) -> tuple[Pairs, Pairs]:
 
 
 def _possible(interval: Interval, arms: _Arms) -> Interval:
-    """Returns the part of a difference's interval that can be: two shares are never more than 1 apart."""
+    """Returns the possible part of a difference's interval: two shares are never more than 1 apart."""
     return interval.within(-1, 1) if arms.shares else interval
 
 
 BySeeds = tuple[float, float]
-"""The seeds' part of a difference's variance, and its degrees of freedom."""
+"""Contribution of the seeds to a difference's variance, and its degrees of freedom."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ def _of_problems(pool: Sequence[Table]) -> _Problems:
 
 
 def _variance(arms: _Arms, pair: Sequence[Table], pooled: _Problems, by_seed: BySeeds) -> Variance:
-    """Variance of the difference of two arms' means."""
+    """Returns the variance of the difference of two arms' means."""
     if arms.figures:
         return Variance(*by_seed, by_problem=0.0, problem_freedom=math.inf, noise=0.0, unseen=0.0)
     problems = pair[0].shape[1]
@@ -273,11 +273,11 @@ def _variance(arms: _Arms, pair: Sequence[Table], pooled: _Problems, by_seed: By
 
 
 def _of_seeds(spreads: Sequence[Spread | None], one: int, other: int) -> BySeeds:
-    """Variance from the seeds of two arms of which none failed.
+    """Returns the variance from the seeds of two arms without failed seeds.
 
     Args:
-        spreads: of all arms; None for those that lost seeds.
-        one, other: the places of the two arms.
+        spreads: spreads of all arms; None for those that lost seeds.
+        one, other: the indices of the two arms.
     """
     known = [spread for place, spread in enumerate(spreads) if spread and spread.freedom and place not in (one, other)]
     pair = [spread for spread in (spreads[one], spreads[other]) if spread]
@@ -295,11 +295,11 @@ def _of_seeds(spreads: Sequence[Spread | None], one: int, other: int) -> BySeeds
 
 
 def _pooled(pair: Sequence[Spread], others: Sequence[Spread], fewest: int) -> BySeeds:
-    """Average of a seed's variance over a pair and the arms beside it, and its degrees of freedom.
+    """Returns the average of a seed's variance over a pair and further arms, and its degrees of freedom.
 
-    Each arm has the same weight, be its seeds few or many: they may differ in spread. Arms join the average from the
-    one with most seeds on, as long as its degrees of freedom by Satterthwaite become more. An arm is taken for one of
-    as many seeds as the pair's smaller arm has, at most.
+    Each arm has the same weight, whatever its number of seeds: arms may differ in spread. Arms are added in the order
+    of their numbers of seeds, the largest first, as long as the degrees of freedom by Satterthwaite increase. An arm
+    counts with at most as many seeds as the pair's smaller arm has.
 
     Args:
         fewest: degrees of freedom of the pair's smaller arm.
@@ -311,7 +311,7 @@ def _pooled(pair: Sequence[Spread], others: Sequence[Spread], fewest: int) -> By
 
 
 def _of_lost(pair: Sequence[Table], failed: Sequence[int], worst: float) -> BySeeds:
-    """Variance from the seeds of two arms of which some failed."""
+    """Returns the variance from the seeds of two arms of which some failed."""
     reach = max(float(abs(table.mean(axis=1) - worst).max()) for table in pair)
     own = [
         spread_with_failures(table, lost, reach).variance / len(table) for table, lost in zip(pair, failed, strict=True)
@@ -320,7 +320,7 @@ def _of_lost(pair: Sequence[Table], failed: Sequence[int], worst: float) -> BySe
 
 
 def _are_alike(one: Spread, other: Spread) -> bool:
-    """Whether an F test, of both sides together at the level ALIKE, leaves the spreads of two arms equal."""
+    """Returns whether a two-sided F test at the level ALIKE does not reject equal spreads of two arms."""
     from scipy import special
 
     larger, smaller = sorted((one, other), key=lambda spread: -spread.variance)
@@ -331,7 +331,7 @@ def _are_alike(one: Spread, other: Spread) -> bool:
 
 
 def _best(arms: _Arms, pairs: Pairs, sign: int) -> str | None:
-    """The arm of which every difference is shown to be in its favour."""
+    """Returns the arm whose differences are all shown to be in its favour; None if no arm qualifies."""
     for label in arms.labels:
         against = [(one == label) * 2 - 1 for one, other in pairs if label in (one, other)]
         held = [interval for names, interval in pairs.items() if label in names]
@@ -346,5 +346,6 @@ def _turned(interval: Interval) -> Interval:
 
 
 def _rounded(freedom: float) -> float:
-    """Degrees of freedom to a tenth, downwards: the factors of the pairs of a page are computed once each."""
+    """Returns degrees of freedom rounded down to a tenth, so that the factors of the pairs of a page are computed only
+    once."""
     return freedom if math.isinf(freedom) else max(math.floor(freedom * 10 + 1e-6) / 10, 1.0)

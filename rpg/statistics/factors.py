@@ -1,4 +1,4 @@
-"""Half-widths in standard errors: of one interval, of several against one arm, and of all pairs of arms."""
+"""Half-widths, in standard errors, for one interval, for several against one arm, and for all pairs of arms."""
 
 import math
 from functools import cache
@@ -11,7 +11,7 @@ Values = NDArray[np.float64]
 
 @cache
 def student(freedom: float, confidence: float) -> float:
-    """Half-width, in standard errors, of the central interval of Student's t."""
+    """Returns the half-width, in standard errors, of the central interval of Student's t."""
     from scipy import special  # `scipy.stats` has the same values and takes a third of a second to import
 
     return float(special.stdtrit(freedom, (1 + confidence) / 2))
@@ -19,11 +19,11 @@ def student(freedom: float, confidence: float) -> float:
 
 @cache
 def dunnett(count: int, freedom: float, confidence: float) -> float:
-    """Half-width, in standard errors, of `count` intervals against one common arm that hold together.
+    """Returns the half-width, in standard errors, of `count` simultaneous intervals against one common arm.
 
-    Each standardised difference is (z_i - z_0) / (sqrt(2) s), where z_0 belongs to the common arm and s^2 is
-    chi-square over its degrees of freedom; given both, the arms are independent. The two integrals are by Gauss's
-    quadrature, a thousand times as fast as `scipy.stats.multivariate_t` and as good as its four digits.
+    Each standardised difference is (z_i - z_0) / (sqrt(2) s), where z_0 belongs to the common arm and s^2 is chi-square
+    over its degrees of freedom; given both, the arms are independent. The two integrals are by Gauss's quadrature, a
+    thousand times as fast as `scipy.stats.multivariate_t` and as good as its four digits.
     Source: Dunnett 1955, A Multiple Comparison Procedure for Comparing Several Treatments with a Control.
     """
     if count == 1:
@@ -42,9 +42,9 @@ def dunnett(count: int, freedom: float, confidence: float) -> float:
 
 @cache
 def tukey(arms: int, freedom: float, confidence: float) -> float:
-    """Half-width, in standard errors, of the intervals of all pairs of arms that hold together.
+    """Returns the half-width, in standard errors, of the simultaneous intervals of all pairs of arms.
 
-    A pair's standardised difference is (z_i - z_j) / (sqrt(2) s): all pairs hold where the range of the z is within
+    A pair's standardised difference is (z_i - z_j) / (sqrt(2) s): all intervals hold if the range of the z is within
     sqrt(2) s times the factor. Given s and the largest z, the other arms are independent.
     Source: Tukey 1953; Kramer 1956 for unequal numbers of seeds; Games and Howell 1976 for a freedom of each pair.
 
@@ -67,13 +67,13 @@ def tukey(arms: int, freedom: float, confidence: float) -> float:
 
 
 def _normal() -> tuple[Values, Values]:
-    """Places and weights of Gauss's quadrature under the standard normal density."""
+    """Returns nodes and weights of Gauss's quadrature under the standard normal density."""
     places, weights = np.polynomial.hermite_e.hermegauss(64)
     return places, weights / weights.sum()
 
 
 def _deviation(freedom: float) -> tuple[Values, Values]:
-    """Places and weights of Gauss's quadrature for an estimated standard deviation whose truth is 1."""
+    """Returns nodes and weights of Gauss's quadrature for an estimated standard deviation whose true value is 1."""
     if not math.isfinite(freedom):
         return np.ones(1), np.ones(1)
     from scipy import special
@@ -83,5 +83,6 @@ def _deviation(freedom: float) -> tuple[Values, Values]:
 
 
 def _ends(count: int, freedom: float, confidence: float) -> tuple[float, float]:
-    """Between which the factor lies that holds `count` intervals together: Bonferroni's is never smaller."""
+    """Returns a lower and an upper bound of the factor for `count` simultaneous intervals; the upper one is
+    Bonferroni's."""
     return student(freedom, confidence), 1.01 * student(freedom, 1 - (1 - confidence) / count)

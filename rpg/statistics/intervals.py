@@ -1,4 +1,4 @@
-"""Intervals: of a mean, of a gain, of arms against the first, and of figures of which each seed has one."""
+"""Intervals for a mean, a gain, several arms against the first, and figures with one value a seed."""
 
 import math
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ from rpg.statistics.variance import (
 )
 
 _LEAST_SKEWED = 3
-"""Problems whose skewness can be estimated."""
+"""Fewest problems from which skewness can be estimated."""
 _NOT_SKEWED = 1e-6
-"""Skewness of a mean that moves nothing, and would be divided by."""
+"""Skewness of a mean below which no correction is made, since the correction divides by it."""
 
 
 def mean_interval(
@@ -37,19 +37,20 @@ def mean_interval(
     clusters: Sequence[object] | None = None,
     shares: bool | None = None,
 ) -> Interval:
-    """The mean over seeds and problems, for new seeds and new problems; from one seed for new problems alone.
+    """Returns the interval of the mean over seeds and problems, for new seeds and new problems; from one seed only for
+    new problems.
 
     Shares (all scores in [0, 1]) get the interval on the logit scale, around (P mean + 1/2) / (P + 1), which is never 0
-    or 1. It holds near 0 and 1 too and never leaves [0, 1]. Scores of any other kind get Student's, corrected for how
-    skewed the problems are: the mean of a few large scores and many small ones is more often too low than too high.
+    or 1. It holds near 0 and 1 too and never leaves [0, 1]. Other scores get Student's interval, corrected for the
+    skewness of the problems: the mean of a few large scores and many small ones is more often too low than too high.
 
     Args:
         scores: [seeds, problems] or [problems].
         confidence: level of the interval, in (0, 1).
-        spread: of the seeds, pooled with other arms; left out: from this table alone. A table whose seeds differ more
-            than that counts with its own variance.
+        spread: spread of the seeds, pooled with other arms. None: from this table alone. A table whose seeds differ
+            more than that counts with its own variance.
         clusters: a label for each problem; problems of one cluster are not independent.
-        shares: whether the scores are shares; left out: whether all are in [0, 1].
+        shares: whether the scores are shares. None: true if all are in [0, 1].
     Raises:
         ValueError: no scores, or one that is not finite.
     Example: four problems, half of them right. The problems' variance is 1/3, so V = 1/12, and (1/4) / 5 / 3^1.5 is
@@ -84,13 +85,13 @@ def gain_interval(
     clusters: Sequence[object] | None = None,
     shares: bool | None = None,
 ) -> Interval:
-    """How far the mean moved from `before` to `after`, each problem and seed held against itself.
+    """Returns the interval of the change of the mean from `before` to `after`, paired by problem and seed.
 
     Args:
         before: [seeds, problems] or [problems]; one row serves every seed of `after` (a shared base model).
         after: [seeds, problems], the same problems in the same order.
         confidence: level of the interval, in (0, 1).
-        spread: of the seeds' gains, pooled with other arms; left out: from these tables alone. See `mean_interval`.
+        spread: spread of the seeds' gains, pooled with other arms. None: from these tables alone. See `mean_interval`.
         clusters: as for `mean_interval`.
         shares: as for `mean_interval`.
     Raises:
@@ -113,23 +114,23 @@ def gain_interval(
 
 
 def arms_against_first(arms: Sequence[ArrayLike], *, confidence: float = 0.95) -> list[Interval]:
-    """The mean of each arm after the first less that of the first; the intervals hold together.
+    """Returns intervals of the mean of each later arm minus that of the first; the intervals hold simultaneously.
 
-    Controls one error: in `confidence` of all experiments every interval holds the true difference of its arm from the
-    first (Dunnett's factor). It controls no others. It compares no two arms after the first, names no best, and gives
-    no allowance for earlier looks at fewer seeds or for failed seeds; `verdict` controls these. It assumes that the
-    seeds of all arms vary alike: with unequal numbers of seeds and an arm of few seeds that varies more, its intervals
-    miss more often. From one seed an arm, they hold for these weights on new problems alone.
+    They control one error: in `confidence` of all experiments every interval contains the true difference of its arm
+    from the first (Dunnett's factor). They control no others. The function compares no two arms after the first, names
+    no best, and makes no allowance for earlier analyses with fewer seeds or for failed seeds; `verdict` controls these.
+    It assumes that the seeds of all arms vary alike: with unequal numbers of seeds and an arm of few seeds that varies
+    more, its intervals miss more often. With one seed an arm, they hold only for these weights on new problems.
 
-    Problems are paired and seeds are not: seed 0 of one setting and seed 0 of another are no pair. The spread of the
+    Problems are paired and seeds are not: seed 0 of one setting and seed 0 of another are not a pair. The spread of the
     seeds and of arms over problems is pooled over all arms. Two arms whose own seeds differ more than the pooled spread
-    says count with their own.
+    count with their own spread.
 
     Args:
         arms: tables [seeds, problems] of the same problems in the same order; numbers of seeds may differ.
         confidence: level of all intervals together, in (0, 1).
     Raises:
-        ValueError: fewer than two arms, other problems, no scores, or one that is not finite.
+        ValueError: fewer than two arms, different problems, no scores, or one that is not finite.
     """
     tables = [as_table(arm, "scores") for arm in arms]
     if len(tables) < 2:
@@ -161,12 +162,13 @@ def arms_against_first(arms: Sequence[ArrayLike], *, confidence: float = 0.95) -
 
 
 def seed_mean(values: ArrayLike, *, confidence: float = 0.95, spread: Spread | None = None) -> Interval:
-    """Mean of one figure per seed with Student's t interval; one seed has no interval.
+    """Returns the mean of one figure per seed with Student's t interval; one seed has no interval.
 
     Args:
-        values: a figure a seed.
+        values: one figure a seed.
         confidence: level of the interval, in (0, 1).
-        spread: the least spread of the seeds, as of an arm that lost some; left out: that of these figures alone.
+        spread: lower bound of the seeds' spread, used for an arm that lost seeds. None: the spread of these figures
+            alone.
     Example: 1, 2, 3 have mean 2 and standard error 1/sqrt(3); t(0.975, 2) = 4.303.
         >>> interval = seed_mean([1.0, 2.0, 3.0])
         >>> round(interval.low, 3), round(interval.high, 3)
@@ -182,7 +184,8 @@ def seed_mean(values: ArrayLike, *, confidence: float = 0.95, spread: Spread | N
 
 
 def seed_difference(first: ArrayLike, second: ArrayLike, *, confidence: float = 0.95) -> Interval:
-    """Mean of `second` minus mean of `first`, one figure per seed, with Welch's interval (none from one seed)."""
+    """Returns the mean of `second` minus the mean of `first`, one figure per seed, with Welch's interval (none from one
+    seed)."""
     left, right = _figures(first), _figures(second)
     difference = float(right.mean() - left.mean())
     if min(left.size, right.size) == 1:
@@ -197,11 +200,11 @@ def seed_difference(first: ArrayLike, second: ArrayLike, *, confidence: float = 
 
 
 def _skewed_ends(table: Table, half: float, confidence: float) -> tuple[float, float]:
-    """The ends of the interval of a mean with a half-width, each moved by what the problems' skewness asks for.
+    """Returns the ends of a mean's interval, given its half-width, each corrected for the problems' skewness.
 
     Student's t of a skewed sample is transformed by g(t) = t + a t^2 / 3 + a^2 t^3 / 27 + a / 6, which is nearly free
-    of skewness, with a the skewness of the mean over problems: that of a problem over sqrt(P), less where seeds are a
-    part of the variance.
+    of skewness, with a the skewness of the mean over problems: that of a problem over sqrt(P), reduced if seeds
+    contribute to the variance.
     Source: Hall 1992, On the removal of skewness by transformation, J. R. Statist. Soc. B 54.
     """
     means = table.mean(axis=0)
@@ -219,7 +222,7 @@ def _skewed_ends(table: Table, half: float, confidence: float) -> tuple[float, f
 
 
 def _variance_of_mean(table: Table, spread: Spread, unseen: float) -> Variance:
-    """The variance of a table's mean; of one seed alone, for these weights on new problems."""
+    """Returns the variance of a table's mean; from one seed, that for these weights on new problems."""
     seeds, problems = table.shape
     return Variance(
         by_seed=max(spread.variance, spread_of([table]).variance) / seeds,

@@ -1,4 +1,4 @@
-"""Tables of scores, and the parts of which the variance of a mean or of a difference of means is made."""
+"""Tables of scores, and the components of the variance of a mean or of a difference of means."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,66 +15,67 @@ THESE_WEIGHTS = "these weights, new problems"
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure and how sure it is."""
+    """A figure and its interval."""
 
     value: float
     low: float
-    """Lower end of the interval; NaN where the observations give none."""
+    """Lower end of the interval; NaN if the observations give none."""
     high: float
-    """Upper end of the interval; NaN where the observations give none."""
+    """Upper end of the interval; NaN if the observations give none."""
     holds_for: str = NEW_SEEDS
-    """NEW_SEEDS, or THESE_WEIGHTS where it comes from one seed."""
+    """NEW_SEEDS, or THESE_WEIGHTS if the interval comes from one seed."""
 
     @property
     def known(self) -> bool:
-        """Whether the variance has an interval."""
+        """Returns whether the interval exists."""
         return not math.isnan(self.low)
 
     def within(self, least: float, most: float) -> "Interval":
-        """The part of the interval that the figure can be in: a probability is not above 1, a duration not below 0."""
+        """Returns the interval cut to possible values of the figure: a probability is not above 1, a duration not below
+        0."""
         return replace(self, low=max(self.low, least), high=min(self.high, most)) if self.known else self
 
     def excludes(self, value: float) -> bool:
-        """Whether the interval lies wholly to one side of `value`."""
+        """Returns whether the interval lies wholly to one side of `value`."""
         return self.low > value or self.high < value
 
     def tells_from(self, value: float) -> bool:
-        """Whether training is shown to lead elsewhere than `value`. One seed never shows it."""
+        """Returns whether training is shown to lead to another figure than `value`. One seed never shows it."""
         return self.holds_for == NEW_SEEDS and self.excludes(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The variance of seeds' means within an arm, pooled over arms that are trained alike."""
+    """Variance of seeds' means within an arm, pooled over arms that are trained alike."""
 
     variance: float
-    """Variance of one seed's mean; 0 where no arm has two seeds."""
+    """Variance of one seed's mean; 0 if no arm has two seeds."""
     freedom: int
-    """Degrees of freedom behind it: seeds less arms."""
+    """Degrees of freedom of that variance: seeds minus arms."""
 
     @property
     def holds_for(self) -> str:
-        """Scope of an interval with this spread: new seeds, or these weights."""
+        """Returns the scope of an interval with this spread: new seeds, or these weights."""
         return NEW_SEEDS if self.freedom else THESE_WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
 class Variance:
-    """The variance of a mean or of a difference of means, in parts; see the top of this file."""
+    """Variance of a mean or of a difference of means, in parts; see the top of this package."""
 
     by_seed: float
-    """A"""
+    """A: the variance of the seeds' means over S."""
     seed_freedom: float
     by_problem: float
-    """B"""
+    """B: the variance of the problems' means over P."""
     problem_freedom: float
     noise: float
-    """E"""
+    """E: the residual mean square over S P."""
     unseen: float
-    """Added to V: what problems would add that are solved, or are moved, so seldom that the table has none or few."""
+    """Addition to V for problems that are solved, or that move, so rarely that the table has few of them or none."""
 
     def half_width(self, factor: Callable[[float], float]) -> float:
-        """Half the width of the interval; NaN where one problem says nothing of others.
+        """Returns half the width of the interval; NaN if there is only one problem, which tells nothing about others.
 
         Args:
             factor: degrees of freedom -> half-width in standard errors.
@@ -90,7 +91,7 @@ class Variance:
 
 
 def spread_of(tables: Sequence[ArrayLike]) -> Spread:
-    """The seeds' spread within each table [seeds, problems], pooled."""
+    """Returns the seeds' spread within each table [seeds, problems], pooled."""
     means = [as_table(table, "scores").mean(axis=1) for table in tables]
     freedom = sum(len(row) - 1 for row in means)
     squares = sum(float(((row - row.mean()) ** 2).sum()) for row in means)
@@ -98,9 +99,9 @@ def spread_of(tables: Sequence[ArrayLike]) -> Spread:
 
 
 def spread_with_failures(table: Table, failed: int, reach: float) -> Spread:
-    """Returns the seeds' spread of an arm of which some seeds failed, at least that of a seed that fails by chance.
+    """Returns the seeds' spread of an arm with failed seeds: at least that of seeds that fail at random.
 
-    That all seeds of an arm failed, or none, does not show that the next one will. The chance is taken for
+    If all seeds of an arm failed, or none, the next one may still differ. The probability of a failure is estimated as
     (failed + 1) / (seeds + 2) (Laplace's rule of succession).
 
     Args:
@@ -113,8 +114,8 @@ def spread_with_failures(table: Table, failed: int, reach: float) -> Spread:
 
 
 def residual_variance(tables: Sequence[Table]) -> float:
-    """Pooled variance of an entry, once its seed's and its problem's means are taken off. 0 where no arm has two
-    seeds."""
+    """Returns the pooled variance of an entry after its seed's and its problem's means are subtracted. 0 if no arm has
+    two seeds."""
     squares = freedom = 0.0
     for table in tables:
         rest = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
@@ -124,7 +125,8 @@ def residual_variance(tables: Sequence[Table]) -> float:
 
 
 def arm_by_problem(tables: Sequence[Table]) -> tuple[float, float]:
-    """Variance of a problem's mean in one arm, once arms' and problems' means are taken off; degrees of freedom."""
+    """Returns the variance of a problem's mean in one arm after arms' and problems' means are subtracted, and its
+    degrees of freedom."""
     means = np.stack([table.mean(axis=0) for table in tables])
     rest = means - means.mean(axis=0) - means.mean(axis=1, keepdims=True) + means.mean()
     freedom = (means.shape[0] - 1) * (means.shape[1] - 1)
@@ -136,20 +138,20 @@ def are_shares(*tables: Table) -> bool:
 
 
 def unseen_successes(share: float, problems: int) -> float:
-    """Variance of a mean share that a table with few successes, or with few failures, does not show.
+    """Returns the variance of a mean share that a table with few successes, or with few failures, does not show.
 
-    The next problem may be a success of a kind that was not met yet. So one problem's variance, share (1 - share), is
-    added over P + 1 and over (1 + few)^(3/2), where few is how many problems' worth of the rarer kind there is.
+    The next problem may be a success of a kind that did not occur yet. So one problem's variance, share (1 - share), is
+    added over P + 1 and over (1 + few)^(3/2), where few is the number of problems of the rarer kind.
     """
     few = (problems + 1) * min(share, 1 - share) - 0.5
     return share * (1 - share) / (problems + 1) / math.pow(1 + few, 1.5)
 
 
 def unseen_moves(moves: NDArray[np.float64]) -> float:
-    """Variance of a mean difference that a table with few differing problems does not show.
+    """Returns the variance of a mean difference that a table with few differing problems does not show.
 
     One more problem may have moved, by 1/4 say. So the square of 1/4 is added over (P + 1)^2 and over (1 + n)^2, where
-    n is how many problems moved, as an effective number: (sum m^2)^2 / sum m^4.
+    n is the effective number of problems that moved: (sum m^2)^2 / sum m^4.
 
     Args:
         moves: [problems], differences of shares.
@@ -169,11 +171,11 @@ def as_table(scores: ArrayLike, name: str) -> Table:
 
 
 def by_cluster(table: Table, clusters: Sequence[object]) -> Table:
-    """A table [seeds, clusters] that varies over clusters as the mean does, when whole clusters are drawn.
+    """Returns a table [seeds, clusters] that varies over clusters as the mean does when whole clusters are drawn.
 
     Entry (s, c) is m + G / P times the sum over the cluster's problems of (score - m), with m the table's mean, G
-    clusters and P problems. A seed's mean stays what it is. The variance over the entries is that of a ratio of two
-    totals, so that clusters may be of unequal size. With one problem a cluster the table stays as it is.
+    clusters and P problems. A seed's mean does not change. The variance over the entries is that of a ratio of two
+    totals, so that clusters may be of unequal size. With one problem a cluster the table does not change.
 
     Args:
         clusters: a label for each problem.

@@ -1,4 +1,4 @@
-"""The sentences of a verdict: shares in percent, differences of shares in points."""
+"""Sentences of a verdict: shares in percent, differences of shares in points."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,28 +11,28 @@ ONE_SEED = "One seed: the interval covers new problems, not new training runs."
 _ONE_SEED_EACH = "One seed each: the intervals cover new problems, not new training runs."
 
 CHOSEN = "chosen on these problems: biased upward"
-"""Said beside an accuracy by which its checkpoint was chosen."""
+"""Note beside an accuracy by which its checkpoint was chosen."""
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 _MOST_INTERVALS = 3
-"""Differences of one sentence that have their intervals beside them."""
+"""Most differences in one sentence that are printed with their intervals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One arm as a verdict sees it."""
+    """Figures of one arm for a verdict."""
 
     label: str
     mean: float
-    """Over seeds and problems, failed seeds at the worst value."""
+    """Mean over seeds and problems, with failed seeds at the worst value."""
     num_seeds: int
-    """The failed ones among them."""
+    """Number of seeds, the failed ones included."""
     num_failed: int
     apart: SeedApart | None = None
-    """The seed that stands apart from the others; None if none does."""
+    """The seed that is an outlier among the others; None if none is."""
 
 
 Difference = tuple[str, str, Interval]
-"""The better arm, the worse, and the first less the second."""
+"""The better arm, the worse, and the first minus the second."""
 
 
 def sentence(
@@ -48,13 +48,13 @@ def sentence(
     level: float,
     looks: Sequence[float] = (),
 ) -> str:
-    """Returns the sentences of a headline: which arm is best, all that differ or that none does, which seeds were lost.
+    """Returns the sentences of a headline: the best arm, all differences or their absence, and the lost seeds.
 
     Args:
         pairs: the intervals of all pairs.
-        sign: 1 where the higher score is the better, else -1.
+        sign: 1 if the higher score is the better one, else -1.
         level: confidence of the intervals of differences.
-        looks: numbers of seeds at which the question was asked before.
+        looks: numbers of seeds at the earlier analyses.
     """
     words = _Words(shares)
     if trained and len(arms) > 1 and all(arm.num_seeds == 1 for arm in arms):
@@ -81,10 +81,10 @@ def sentence(
 
 
 def look_sentence(looks: Sequence[float], level: float, what: str) -> str:
-    """Returns the sentence on earlier looks, and on the level of the intervals that follows from them.
+    """Returns the sentence on the earlier analyses, and on the level of the intervals that follows from them.
 
     Args:
-        looks: numbers of seeds at which the question was asked before, at least one.
+        looks: numbers of seeds at the earlier analyses, at least one.
         what: the name of the figures whose intervals have that level.
     """
     place = len(looks)
@@ -119,7 +119,7 @@ class _Words:
         return f"{value} [{interval.low:+z.3g}, {interval.high:+z.3g}]" if interval.known else value
 
     def distances(self, intervals: Sequence[Interval]) -> str:
-        """Returns how far arms are apart, without a sign: `21.0 [16.3, 25.7] and 18.9 points [14.6, 23.2]`."""
+        """Returns the differences of arms without a sign: `21.0 [16.3, 25.7] and 18.9 points [14.6, 23.2]`."""
         if len(intervals) > _MOST_INTERVALS:
             values = [abs(interval.value) for interval in intervals]
             return f"{self._size(min(values))} to {self._size(max(values))}{self._unit}"
@@ -177,7 +177,7 @@ def _of_best(arms: Sequence[Arm], best: str, differences: Sequence[Difference], 
 
 
 def _of_rest(best: str | None, differences: Sequence[Difference], words: _Words) -> list[str]:
-    """Returns a sentence for each arm that is shown to be worse than others, the best aside."""
+    """Returns a sentence for each arm that is shown to be worse than others, without the best arm."""
     worse: dict[str, list[Difference]] = {}
     for row in differences:
         if row[0] != best:
@@ -190,7 +190,7 @@ def _of_rest(best: str | None, differences: Sequence[Difference], words: _Words)
 
 
 def _of_leaders(arms: Sequence[Arm], differences: Sequence[Difference]) -> str:
-    """Returns the sentence on the arms that no other beats, of which none is best."""
+    """Returns the sentence on the arms that no other beats, if none of them is best."""
     beaten = {row[1] for row in differences}
     leaders = [arm.label for arm in arms if arm.label not in beaten]
     if len(leaders) < 2:
@@ -205,7 +205,7 @@ def _of_none(arms: Sequence[Arm], pairs: Mapping[tuple[str, str], Interval], wor
     held = {names: interval for names, interval in pairs.items() if labels >= set(names)}
     if len(arms) == 2:
         ((one, other), interval), *_ = held.items()
-        # The second less the first, as a table has it whose first line is the first arm.
+        # The second minus the first, the order of a table whose first line is the first arm.
         turned = Interval(-interval.value, -interval.high, -interval.low)
         figures = f"{words.amount(arms[0].mean)} and {words.amount(arms[1].mean)}"
         return [
@@ -221,7 +221,7 @@ def _of_none(arms: Sequence[Arm], pairs: Mapping[tuple[str, str], Interval], wor
 
 
 def _caveats(arms: Sequence[Arm], words: _Words, worst: float) -> list[str]:
-    """Returns a sentence for each arm that lost seeds or of which one seed stands apart."""
+    """Returns a sentence for each arm that lost seeds or has an outlying seed."""
     said = [
         f"{_start(arm.label)} lost {arm.num_failed} of its {arm.num_seeds} seeds, counted as {words.amount(worst)}."
         for arm in arms
@@ -236,7 +236,7 @@ def _caveats(arms: Sequence[Arm], words: _Words, worst: float) -> list[str]:
 
 
 def _of_two_seeds(arms: Sequence[Arm], differences: Sequence[Difference]) -> list[str]:
-    """Returns the sentence on arms with two seeds, of which nothing is claimed."""
+    """Returns the sentence on arms with two seeds, for which nothing is claimed."""
     told = {label for row in differences for label in row[:2]}
     few = [arm for arm in arms if arm.num_seeds == 2 and arm.label not in told]
     if few and len(few) == len(arms):
@@ -258,7 +258,7 @@ def _named(label: str) -> str:
 
 
 def _start(text: str) -> str:
-    """Returns the text as the start of a sentence. Labels of the user's own stay as they are."""
+    """Returns the text as the start of a sentence. The user's own labels are not changed."""
     text = _named(text)
     return text[0].upper() + text[1:] if text.startswith(("the baseline", "trial ", "trials ")) else text
 

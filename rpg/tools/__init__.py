@@ -1,7 +1,7 @@
-"""Tools that a policy may call between its turns: `tool` says what one is, `functions` holds ours, one a module.
+"""Tools that a policy may call between its turns: `tool` defines them, `functions` holds ours, one a module.
 
-`calls` reads the calls in what was sampled, and writes the answers down as tokens. Imports the sandbox and the schema;
-the rollouter of tools imports it.
+`calls` reads the calls in the sampled text and writes the answers as tokens. The package imports the sandbox and the
+schema; the rollouter of tools imports it.
 """
 
 from rpg.tools.tool import EndingSession, Tool, ToolSession

@@ -1,7 +1,7 @@
-"""Calls in what the policy sampled, and answers as the tokens that it is given.
+"""Calls in the text that the policy sampled, and answers as tokens for the policy.
 
-A format reads calls from the text of a sampled turn, and says what stands around an answer. What a tool said is never
-read as markup: a tokenizer's special tokens in it are plain characters.
+A format reads calls from the text of a sampled turn and supplies the markup around an answer. The text of an answer is
+never read as markup: a tokenizer's special tokens in it are plain characters.
 """
 
 import re
@@ -22,45 +22,46 @@ if TYPE_CHECKING:
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _LONGEST_TOKEN = 256
-"""Characters. Of a tool's answer no more are tokenized than tokens of that length have: it may be of a mebibyte."""
+"""Longest token, in characters. No more of an answer is tokenized than its token limit times this length: an answer may
+be a mebibyte long."""
 _SAID, _TOLD = "(what the policy said)", "(what the tool told)"
-"""Texts of a made-up conversation, around which a template writes what stands around an answer."""
+"""Placeholders in an artificial conversation, which show the markup that a template writes around an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call as it was read."""
+    """A call that was read from sampled text."""
 
     tool: str
-    """Name as the policy wrote it."""
+    """Name of the tool, as the policy wrote it."""
     arguments: dict[str, Any]
-    """By the parameters' names."""
+    """Arguments by the parameters' names."""
     error: str = ""
-    """Why it is no call; empty: it is one."""
+    """Why the text is not a valid call; empty if it is one."""
 
 
 class CallFormat(Protocol):
-    """How calls and answers are written."""
+    """Format in which calls and answers are written."""
 
     stop: tuple[str, ...]
     """Texts that end a turn with a call."""
 
     def calls(self, text: str) -> list[Call]:
-        """Calls in the text of a sampled turn, in order."""
+        """Returns the calls in the text of a sampled turn, in order."""
         ...
 
     def around(self, number: int) -> list[tuple[str, str]]:
-        """Markup before and after each of so many answers, which follow one another."""
+        """Returns the markup before and after each of this number of consecutive answers."""
         ...
 
 
 def call_format(
     format: TagsFormat | HermesFormat, tools: Sequence[Tool], tokenizer: "PreTrainedTokenizerBase"
 ) -> CallFormat:
-    """The format that a spec asks for.
+    """Returns the format that a spec asks for.
 
     Raises:
-        SpecError: the tokenizer's chat template writes no answers of tools.
+        SpecError: the tokenizer's chat template has no form for tools' answers.
     """
     match format:
         case TagsFormat():
@@ -74,17 +75,18 @@ def call_format(
 def answer_ids(
     tokenizer: "PreTrainedTokenizerBase", answer: str, around: tuple[str, str], *, most: int
 ) -> tuple[int, ...]:
-    """Token ids of an answer and its markup. Of an answer that is too long the end is left out, never the markup."""
+    """Returns the token ids of an answer and its markup. If the answer is too long its end is cut, never the markup."""
     before, after = (tokenizer.encode(text, add_special_tokens=False) if text else [] for text in around)
     said = plain_ids(tokenizer, answer[: most * _LONGEST_TOKEN])
     return (*before, *said[: max(0, most - len(before) - len(after))], *after)
 
 
 def around_words(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str]:
-    """Text that the chat template writes before and after what a user says to the policy, whose turn has ended.
+    """Returns the text that the chat template writes before and after a user's message that follows a turn of the
+    policy.
 
     Raises:
-        SpecError: there is no such template.
+        SpecError: the tokenizer has no such template.
     """
     messages = [
         {"role": "user", "content": "?"},
@@ -104,11 +106,11 @@ def around_words(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str]:
 
 
 def _behind_end(tokenizer: "PreTrainedTokenizerBase", rest: str) -> str | None:
-    """Returns what a template writes behind the end of a turn, which may be any end token of the model; None where it
-    writes no such token.
+    """Returns the text that a template writes after the end token of a turn, which may be any end token of the model;
+    None if it writes no such token.
 
     Args:
-        rest: what it writes behind the words of the turn.
+        rest: the text that the template writes after the words of the turn.
     """
     return next((rest.removeprefix(end) for end in end_texts(tokenizer) if end and rest.startswith(end)), None)
 
@@ -125,7 +127,8 @@ def _no_conversation(why: str) -> SpecError:
 
 
 class _Tags:
-    """A call ends its turn. It has one argument, its tool's first parameter, if there is one."""
+    """Format in which a call ends its turn. A call has one argument, its tool's first parameter, if the tool has
+    one."""
 
     def __init__(self, format: TagsFormat, tools: Sequence[Tool]) -> None:
         self._marks = {tool.type: format.around_call(tool.type) for tool in tools}
@@ -135,7 +138,7 @@ class _Tags:
         self.stop = tuple(dict.fromkeys(end for _, end in self._marks.values()))
 
     def calls(self, text: str) -> list[Call]:
-        """The call that the text ends with, if it does."""
+        """Returns the call that the text ends with, if any."""
         ending = [
             (body.rindex(begin), tool, body.rpartition(begin)[2])
             for tool, (begin, end) in self._marks.items()
@@ -144,7 +147,7 @@ class _Tags:
         ]
         if not ending:
             return []
-        _, tool, argument = max(ending)  # the mark that begins last
+        _, tool, argument = max(ending)  # the mark that begins latest
         return [Call(tool, dict.fromkeys(self._parameters[tool], argument))]
 
     def around(self, number: int) -> list[tuple[str, str]]:
@@ -153,7 +156,7 @@ class _Tags:
 
 
 class _Hermes:
-    """JSON in <tool_call>, any number of calls in a turn."""
+    """Format with JSON in <tool_call>, any number of calls in a turn."""
 
     stop: tuple[str, ...] = ()
 
@@ -168,7 +171,8 @@ class _Hermes:
         return read_calls(text)
 
     def around(self, number: int) -> list[tuple[str, str]]:
-        """See CallFormat. What the template writes after the policy's turn, whose end token it has sampled itself."""
+        """See CallFormat. Returns the template's text after the policy's turn, whose end token the policy has sampled
+        itself."""
         if number not in self._known:
             self._known[number] = self._around(number)
         return self._known[number]
@@ -190,12 +194,12 @@ class _Hermes:
 
 
 def read_calls(text: str) -> list[Call]:
-    """Calls as Hermes and Qwen models write them, in order."""
+    """Returns the calls written in the form of Hermes and Qwen models, in order."""
     return [_read(found) for found in _CALL.findall(text)]
 
 
 def _read(text: str) -> Call:
-    """A call from its JSON."""
+    """Returns the call in a JSON text."""
     try:
         call = parse_json(text)
         name, arguments = call["name"], call.get("arguments", {})

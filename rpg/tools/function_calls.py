@@ -1,4 +1,4 @@
-"""Calls of a plain function in a process of its own: one that takes too long is ended, whatever it does."""
+"""Calls of a plain function in its own process, so that a call that takes too long can be ended."""
 
 import atexit
 import json
@@ -16,11 +16,11 @@ from rpg.tools.tool_error import ToolError
 from specs.documents.strict_json import parse_json
 
 _LIMITS = Limits(memory_bytes=1 << 40, processes=0, file_bytes=1 << 40, open_files=4096)
-"""The function is its user's own code, and may do what its user may."""
+"""Limits of the process. The function is the user's own code and may do whatever the user may."""
 
 
 class FunctionCalls:
-    """A session of a function: each call takes a process that is idle, or a new one, and gives it back."""
+    """A session of a function: each call takes an idle process or a new one, and returns it afterwards."""
 
     def __init__(self, function: Callable[..., Any], environment: tuple[str, ...]) -> None:
         self._processes = _processes(function.__module__, function.__qualname__, environment)
@@ -29,7 +29,7 @@ class FunctionCalls:
         self._ended = False
 
     def call(self, arguments: Mapping[str, Any]) -> str:
-        """The answer to a call. What the function raises is told to the policy."""
+        """Returns the answer to a call. If the function raises, the policy gets the error as the answer."""
         with self._lock:
             if self._ended:
                 raise ToolError("ended")
@@ -45,14 +45,14 @@ class FunctionCalls:
         return str(answer["answer"])
 
     def end(self) -> None:
-        """Ends the process of the call that is under way."""
+        """Ends the process of the call in progress."""
         with self._lock:
             self._ended = True
             if self._process:
                 self._process.end()
 
     def close(self) -> None:
-        """Nothing is held between calls."""
+        """Does nothing: nothing is held between calls."""
 
 
 class _Process:
@@ -64,11 +64,11 @@ class _Process:
         self._send(about)
 
     def ask(self, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """The function's answer, or its error. ToolError where the process is gone."""
+        """Returns the function's answer, or its error. Raises ToolError if the process is gone."""
         try:
             self._send(dict(arguments))
             line = self._confined.stdout.readline()
-        except (OSError, ValueError):  # it was ended meanwhile
+        except (OSError, ValueError):  # it was ended in the meantime
             line = b""
         if not line:
             self.end()
@@ -80,7 +80,7 @@ class _Process:
         return answer
 
     def end(self) -> None:
-        """Ends the process, with all that it started."""
+        """Ends the process and all that it started."""
         self.lost = True
         self._confined.end()
 
@@ -91,7 +91,7 @@ class _Process:
 
 
 class _Processes:
-    """The processes of a function that are idle. They stay for the next response, and end with this process."""
+    """Idle processes of a function. They are kept for the next response, and end with this process."""
 
     def __init__(self, module: str, name: str, environment: tuple[str, ...]) -> None:
         self._about = {"path": sys.path, "module": module, "name": name}
@@ -102,18 +102,18 @@ class _Processes:
         atexit.register(self.close)
 
     def take(self) -> _Process:
-        """One that is idle, or a new one."""
+        """Returns an idle process, or a new one."""
         with suppress(IndexError):
             return self._idle.pop()
         return self._starter.submit(self._start).result()
 
     def give_back(self, process: _Process) -> None:
-        """Keeps it for the next call, unless it has ended."""
+        """Keeps the process for the next call, unless it has ended."""
         if not process.lost:
             self._idle.append(process)
 
     def close(self) -> None:
-        """Ends those that are idle."""
+        """Ends the idle processes."""
         while self._idle:
             self._idle.pop().end()
         self._starter.shutdown()

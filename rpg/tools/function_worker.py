@@ -1,6 +1,6 @@
-"""A process that calls one function: `python -m rpg.tools.function_worker`, asked and answered by lines of JSON.
+"""A process that calls one function: `python -m rpg.tools.function_worker`. Requests and answers are lines of JSON.
 
-The first line says which function: {"path", "module", "name"}. Each later one has the arguments of a call by name, and
+The first line names the function: {"path", "module", "name"}. Each later one has the arguments of a call by name, and
 is answered by {"answer"} or {"error"}.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Answers until its input ends. What the function prints goes to standard error."""
+    """Answers calls until its input ends. Output that the function prints goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     about = json.loads(sys.stdin.readline())
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def answer_of(function: Any, arguments: dict[str, Any]) -> dict[str, str]:
-    """The function's answer as text, JSON unless it is one, or why there is none."""
+    """Returns the function's answer: as it is if it is a text, else as JSON; or the function's error."""
     from pydantic import TypeAdapter, ValidationError, validate_call
 
     try:

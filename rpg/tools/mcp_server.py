@@ -1,4 +1,4 @@
-"""An MCP server by stdio: a process of its own, whose tools the policy may call."""
+"""An MCP server over stdio: a separate process, whose tools the policy may call."""
 
 import asyncio
 import os
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     import mcp
 
 _START_SECONDS = 60.0
-"""A server starts and says what tools it has."""
+"""Most seconds that a server may take to start and list its tools."""
 
 
 class ServerStartError(RuntimeError):
-    """An MCP server did not start, or did not say what tools it has."""
+    """An MCP server did not start, or did not list its tools."""
 
 
 class ServerEndedError(RuntimeError):
-    """An MCP server has ended while it was needed."""
+    """An MCP server ended while it was needed."""
 
 
 class ServerTool(Tool):
@@ -40,7 +40,7 @@ class ServerTool(Tool):
 
     @classmethod
     def of(cls, server: "Server", tool: Any) -> "ServerTool":
-        """The tool as the server lists it."""
+        """Returns the tool as the server lists it."""
         made = cls(type=tool.name)
         made._server, made._description, made._parameters = server, tool.description or "", tool.input_schema
         return made
@@ -52,7 +52,7 @@ class ServerTool(Tool):
         return {"type": "function", "function": function}
 
     def open(self) -> ToolSession:
-        """See Tool. What the server keeps, it keeps for all responses of a rank."""
+        """See Tool. State that the server keeps is shared by all responses of a rank."""
         return _Calls(self._server, self.type)
 
 
@@ -77,27 +77,28 @@ class _Calls:
             raise ToolError("ended") from None
 
     def end(self) -> None:
-        """Cancels the call that is under way, and tells the server so."""
+        """Cancels the call in progress and notifies the server."""
         with self._lock:
             self._ended = True
             if self._under_way:
                 self._under_way.cancel()
 
     def close(self) -> None:
-        """Nothing is held between calls."""
+        """Does nothing: nothing is held between calls."""
 
 
 class Server:
-    """A server and its tools. It lives in a thread of its own, with which it ends, and all that it started: at the end
-    of this process, however that comes about."""
+    """A server and its tools. It runs in its own thread. When this process ends, in whatever way, the thread, the
+    server and all that the server started end too."""
 
     def __init__(self, command: Sequence[str], environment: Sequence[str]) -> None:
-        """
+        """Starts the server.
+
         Args:
             command: a program and its arguments.
-            environment: names of variables that it gets beside PATH, HOME and the user's name.
+            environment: names of the variables that it gets, besides PATH, HOME and the user's name.
         Raises:
-            ServerStartError: it says nothing of its tools.
+            ServerStartError: it does not list its tools.
         """
         self._command, self._environment = list(command), environment
         self._loop = asyncio.new_event_loop()
@@ -111,14 +112,15 @@ class Server:
         self.tools = tuple(ServerTool.of(self, tool) for tool in listed)
 
     def begin(self, name: str, arguments: dict[str, Any]) -> "Future[str]":
-        """Begins a call. Its result raises ToolError where the tool says that it failed, and ServerEndedError."""
+        """Starts a call. Its result raises ToolError if the tool reports a failure, and ServerEndedError if the server
+        ends."""
         return asyncio.run_coroutine_threadsafe(self._call(name, arguments), self._loop)
 
     def _run(self, started: "Future[list[Any]]") -> None:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._serve(started))
-        except BaseException as error:  # an ExceptionGroup of what the streams raise
+        except BaseException as error:  # an ExceptionGroup of the errors of the streams
             if not started.done():
                 started.set_exception(ServerStartError(_first(error)))
         finally:
@@ -131,7 +133,7 @@ class Server:
         program, *arguments = watched(self._command)
         variables = {name: os.environ[name] for name in self._environment if name in os.environ}
         parameters = StdioServerParameters(command=program, args=arguments, env=library_variables() | variables)
-        # A file with a descriptor, where standard error is captured too.
+        # A file with a descriptor, even if standard error is captured.
         with open(os.dup(2), "w", encoding="utf-8") as errors:
             async with stdio_client(parameters, errors) as streams, mcp.ClientSession(*streams) as session:
                 await session.initialize()
@@ -165,7 +167,7 @@ class Server:
 
 
 def _first(error: BaseException) -> str:
-    """The first cause, in words."""
+    """Returns the first cause, in words."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"
@@ -173,5 +175,6 @@ def _first(error: BaseException) -> str:
 
 @lru_cache(maxsize=16)
 def server_of(command: tuple[str, ...], environment: tuple[str, ...]) -> Server:
-    """The process's server of this command, started when it is needed first. ServerStartError: it does not start."""
+    """Returns the process's server of this command, which is started when first needed. Raises ServerStartError if it
+    does not start."""
     return Server(command, environment)

@@ -1,4 +1,4 @@
-"""A tool: a function that the policy may call, with a description for its prompt."""
+"""Tools: functions that the policy may call, each with a description for its prompt."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -11,27 +11,27 @@ from specs.schema.rollout import ToolSection
 
 
 class ToolSession(Protocol):
-    """A tool as one response calls it."""
+    """A tool in use by one response."""
 
     def call(self, arguments: Mapping[str, Any]) -> str:
-        """The answer to a call.
+        """Returns the answer to a call.
 
         Raises:
-            ToolError: the call is wrong; the policy is told why.
+            ToolError: the call is wrong; the policy gets the text as the answer.
         """
         ...
 
     def close(self) -> None:
-        """Ends it, with the response."""
+        """Ends the session at the end of the response."""
         ...
 
 
 @runtime_checkable
 class EndingSession(ToolSession, Protocol):
-    """A session whose calls can be ended."""
+    """A session whose calls can be ended from outside."""
 
     def end(self) -> None:
-        """Ends the call that is under way, and any later one. Called from another thread than the call's."""
+        """Ends the call in progress and any later one. Called from another thread than the call's."""
         ...
 
 
@@ -40,23 +40,23 @@ class Tool(ToolSection):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Name, description and parameters, as a JSON Schema of the kind that chat templates take."""
+        """Returns name, description and parameters, as a JSON Schema in the form that chat templates read."""
 
     @abstractmethod
     def open(self) -> ToolSession:
-        """The tool for one response. Called in any thread; calls of one session come one at a time."""
+        """Returns a session for one response. Called in any thread; a session gets one call at a time."""
 
     def offered(self) -> "tuple[Tool, ...]":
-        """Tools that the policy may call by it: itself, or those of a server.
+        """Returns the tools that this section provides: itself, or those of a server.
 
         Raises:
-            IssueError: there are none. The path begins at the section.
+            IssueError: the section provides none. The issue's path begins at the section.
         """
         return (self,)
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the parameters, in order."""
+        """Returns the names of the parameters, in order."""
         return tuple(self.describe()["function"]["parameters"]["properties"])
 
 
@@ -70,19 +70,19 @@ class FunctionTool(Tool):
     """Names of environment variables that the function may read, beside those of its user's home and languages."""
 
     def describe(self) -> dict[str, Any]:
-        """See Tool. Types and docstring are read by transformers."""
+        """See Tool. Transformers reads the function's types and docstring."""
         from transformers.utils.chat_template_utils import get_json_schema
 
         schema: dict[str, Any] = get_json_schema(type(self).function)
         return {**schema, "function": {**schema["function"], "name": self.type}}
 
     def open(self) -> ToolSession:
-        """See Tool. Nothing is kept from call to call."""
+        """See Tool. The session keeps nothing from call to call."""
         return FunctionCalls(type(self).function, self.environment)
 
 
 def one_text(name: str, description: str, parameter: str, meaning: str) -> dict[str, Any]:
-    """The description of a tool that takes one text."""
+    """Returns the description of a tool that takes one text."""
     return {
         "type": "function",
         "function": {
@@ -98,10 +98,10 @@ def one_text(name: str, description: str, parameter: str, meaning: str) -> dict[
 
 
 def only_text(arguments: Mapping[str, Any], parameter: str) -> str:
-    """The argument of such a tool.
+    """Returns the argument of such a tool.
 
     Raises:
-        ToolError: there is another argument, none, or one that is no text.
+        ToolError: the arguments are not exactly this one, or it is not a text.
     """
     value = arguments.get(parameter)
     if set(arguments) != {parameter} or not isinstance(value, str):

@@ -1,5 +1,5 @@
-"""The error by which a tool tells the policy why it does not answer."""
+"""The error that tells the policy why a tool gives no answer."""
 
 
 class ToolError(Exception):
-    """A call that cannot be answered. The policy is told the text."""
+    """A call that cannot be answered. The policy gets the text."""

@@ -1,4 +1,4 @@
-"""GPUs by what estimates need of them: memory, matrix products, bandwidth, by NVIDIA's data sheets."""
+"""GPUs with the figures that estimates need: memory, matrix products and bandwidth, from NVIDIA's data sheets."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ class Card:
     """One kind of GPU."""
 
     name: str
-    """With its article, as a sentence has it."""
+    """Name with its article, as in a sentence."""
     part: str
-    """Part of the name that the driver gives it."""
+    """Substring of the driver's name for it."""
     memory_gib: float
-    """All that a process can have, as the driver reports it."""
+    """Memory that a process can use, as the driver reports it, GiB."""
     flops: float
-    """Dense matrix products in bfloat16, FLOP/s; 0: it has none."""
+    """Dense matrix products in bfloat16, FLOP/s; 0 if it has none."""
     bandwidth: float
     """Bandwidth of its memory, bytes/s."""
 
@@ -31,18 +31,18 @@ CARDS = (
     Card("an H200", "H200", 140.4, 989e12, 4.8e12),
     Card("a B200", "B200", 179.1, 2250e12, 8.0e12),
 )
-"""From the smallest on."""
+"""Known cards, from the smallest."""
 H100 = next(card for card in CARDS if card.name == "an H100")
-"""What estimates assume where nothing says which GPU it will be."""
+"""Card that estimates assume if no GPU is named."""
 
 
 def card_named(gpu: str) -> Card | None:
-    """The card of a GPU by the name that the driver gives it; None where it is not known."""
-    known = sorted(CARDS, key=lambda card: -len(card.part))  # an L40S is no L4
+    """Returns the card with the driver's name of a GPU; None if it is not known."""
+    known = sorted(CARDS, key=lambda card: -len(card.part))  # an L40S is not an L4
     return next((card for card in known if card.part in gpu), None)
 
 
 def peak_flops(gpu: str) -> float:
-    """FLOP/s of a GPU in bfloat16, by the name that the driver gives it; 0 where it is not known."""
+    """Returns the FLOP/s of a GPU in bfloat16, given the driver's name of it; 0 if it is not known."""
     card = card_named(gpu)
     return card.flops if card else 0.0

@@ -1,9 +1,9 @@
-"""How often a process looks for what only points at itself."""
+"""Frequency of a process's garbage collections."""
 
 import gc
 
 
 def collect_rarely() -> None:
-    """Has the garbage collector look at each hundred thousand new objects, not at each thousand. Imports make nothing
-    but what lives on, and looking through it again and again took a fifth of their time."""
+    """Makes the garbage collector run at every hundred thousand new objects instead of every thousand. Objects made by
+    imports live on, and scanning them repeatedly took a fifth of the import time."""
     gc.set_threshold(100_000)

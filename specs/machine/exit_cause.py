@@ -1,7 +1,7 @@
-"""How a process of ours ends before it is done: its exit code, and the one word for the cause.
+"""Premature ends of our processes: the exit code, and one word for the cause.
 
-A process that can leaves the cause, or the user's mistakes, in a file for whoever started it; of one that could not,
-the words it printed tell. Needs no torch: whoever waits for a trainer uses it too.
+A process writes the cause, or the user's mistakes, into a file for the process that started it. If it could not, its
+printed output is searched. The module needs no torch, since the process that waits for a trainer uses it too.
 """
 
 import json
@@ -18,11 +18,11 @@ from specs.errors import Issue, read_issue
 from specs.secrets import hide
 
 USER_ERROR = 2
-"""Exit code: what the user gave is wrong; `leave_issues` has said how."""
+"""Exit code: the user's input is wrong; `leave_issues` has recorded the issues."""
 STOPPED = 143
 """Exit code of a trainer that was asked to stop and has saved its state: 128 + SIGTERM."""
 SIGNALLED = 128
-"""Exit codes above it are 128 + the signal that ended the process, as a shell has them."""
+"""Exit codes above it are 128 + the signal that ended the process, as in a shell."""
 
 Cause = Literal[
     "out_of_memory",
@@ -39,19 +39,18 @@ Cause = Literal[
     "stopped",
     "other",
 ]
-"""out_of_memory: of a GPU or the host. sampler_out_of_memory: so while sampling. diverged: a guard ended it, or a
-gradient that is not finite. lost_peer: a rank died, or the others no longer hear it. preempted: SIGTERM from elsewhere,
-state saved. user_error: what the user gave is wrong. disk_full: nothing can be written. hung: longer than its time
-limit. reward_failed: most responses of the first step could not be scored, by the reward's own fault. reward_away: so
-since a service that it asks did not answer. program_error: an exception that the same inputs raise again, such as an
-index out of range. stopped: as the user asked."""
+"""out_of_memory: on a GPU or the host. sampler_out_of_memory: the same while sampling. diverged: ended by a guard, or
+by a gradient that is not finite. lost_peer: a rank died, or the others lost the connection to it. preempted: SIGTERM
+from outside, state saved. user_error: the user's input is wrong. disk_full: nothing can be written. hung: over its time
+limit. reward_failed: most responses of the first step could not be scored, by the reward's own fault. reward_away: the
+same, because a service that the reward asks did not answer. program_error: an exception that the same inputs raise
+again, such as an index out of range. stopped: at the user's request."""
 
 RETRIED = frozenset({"out_of_memory", "lost_peer", "preempted", "hung", "reward_away", "other"})
-"""Causes after which another attempt may go better; out_of_memory once, with smaller microbatches: they are the
-learner's alone."""
+"""Retryable causes. out_of_memory is retried once, with smaller microbatches, which only the learner has."""
 
 _WORDS: tuple[tuple[Cause, str], ...] = (
-    # Before the others: the words of a reward's own exception come behind.
+    # Before the others, since the words of the reward's own exception follow in the same text.
     ("reward_failed", r"RewardFailedError"),
     ("reward_away", r"RewardAwayError"),
     ("sampler_out_of_memory", r"SamplerOutOfMemoryError"),
@@ -66,23 +65,24 @@ _WORDS: tuple[tuple[Cause, str], ...] = (
         r"DistBackendError|DistNetworkError|Connection (closed|reset|refused)( by peer)?|Timed out waiting|NCCL|"
         r"Broken pipe.*gloo|gloo.*(timeout|Timeout)|heartbeat",
     ),
-    # Where a traceback names it, at the beginning of a line.
+    # The name of the exception at the beginning of a line, as in a traceback.
     (
         "program_error",
         r"(?m)^(Index|Key|Type|Attribute|Name|Value|NotImplemented|Assertion|ZeroDivision|Import|ModuleNotFound)Error\b|"
         r"device-side assert triggered",
     ),
 )
-"""The first pattern that fits gives the cause."""
+"""Cause -> pattern. The first pattern that matches gives the cause."""
 
 
 def cause_in(text: str) -> Cause:
-    """The cause that the words of an error or of a log give."""
+    """Returns the cause that the words of an error or of a log indicate."""
     return next((cause for cause, pattern in _WORDS if re.search(pattern, text)), "other")
 
 
 def cause_of(error: BaseException) -> Cause:
-    """The cause of an exception; where its own words do not tell, that of the exception that it was raised from."""
+    """Returns the cause of an exception; if its own words do not tell, that of the exception from which it was
+    raised."""
     own = cause = cause_in(f"{type(error).__name__}: {error}")
     while cause in ("other", "program_error") and error.__cause__ is not None:
         error = error.__cause__
@@ -92,29 +92,29 @@ def cause_of(error: BaseException) -> Cause:
 
 @dataclass(frozen=True, slots=True)
 class EarlyExit:
-    """How a process ended before it was done."""
+    """Record of a process that ended before it was done."""
 
     cause: Cause
     message: str = ""
-    """Its own words; empty where it left none."""
+    """The process's own message; empty if it left none."""
     microbatch_tokens: int = 0
-    """Tokens of the largest microbatch that it tried, padding included; 0: not known."""
+    """Tokens of the largest microbatch that it tried, padding included; 0 if not known."""
 
 
 def note_exit(run_dir: Path, early: EarlyExit) -> None:
-    """Leaves a rank's end in the run's directory, as far as that is possible now; its first note stays."""
+    """Writes a rank's end into the run's directory if it still can be written; the rank's first note stays."""
     from specs.machine.files import DiskError, write_json
 
     path = run_dir / "exits" / f"rank-{int(os.environ.get('RANK', '0')):05}.json"
     try:
         if not path.exists():
             write_json(path, asdict(replace(early, message=hide(early.message))), durable=False)
-    except (OSError, MemoryError, DiskError):  # what it printed tells as well
+    except (OSError, MemoryError, DiskError):  # its printed output has the cause as well
         return
 
 
 def noted_exits(run_dir: Path) -> list[EarlyExit]:
-    """Notes of the ranks on how they ended, in their order; a note that is not whole is left out."""
+    """Returns the ranks' notes on their ends, in the order of the ranks; incomplete notes are left out."""
     exits = []
     for path in sorted((run_dir / "exits").glob("rank-*.json")):
         with suppress(OSError, ValueError, TypeError):
@@ -123,17 +123,17 @@ def noted_exits(run_dir: Path) -> list[EarlyExit]:
 
 
 def forget_exits(run_dir: Path) -> None:
-    """Removes the notes of an earlier attempt: they would be taken for those of the next one."""
+    """Removes the notes of an earlier attempt, which would be read as those of the next one."""
     shutil.rmtree(run_dir / "exits", ignore_errors=True)
 
 
 def leave_issues(path: Path, issues: Sequence[Issue]) -> None:
-    """Writes what is wrong with what the user gave, for the one who started this process."""
+    """Writes the issues in the user's input for the process that started this one."""
     path.write_text(hide(json.dumps([asdict(issue) for issue in issues])), encoding="utf-8")
 
 
 def read_issues(path: Path) -> list[Issue]:
-    """Issues that a process left with `leave_issues`; empty where it left nothing readable."""
+    """Returns the issues that a process wrote with `leave_issues`; empty if there is no readable file."""
     try:
         return [read_issue(plain) for plain in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError, KeyError):

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, made durable, read leniently, hashed; a disk that takes no more is explained."""
+"""Files: atomic and durable writes, lenient reads, digests, and clear errors for a full or failing disk."""
 
 import errno
 import hashlib
@@ -26,12 +26,12 @@ _REASONS = {
 
 
 class DiskError(RuntimeError):
-    """Something could not be written. What was on disk before is whole."""
+    """A write failed. Earlier content on the disk is intact."""
 
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turns a disk's refusal into a DiskError that names the place and the way out; other errors pass."""
+    """Turns a disk error into a DiskError that names the place and the remedy; other errors pass through."""
     try:
         yield
     except Exception as error:
@@ -43,24 +43,26 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def _errno_of(error: Exception) -> int:
-    """The system's error number; 0 where there is none. Libraries in Rust (safetensors) put it into the message."""
+    """Returns the system's error number; 0 if the error has no number. Libraries in Rust (safetensors) put it into the
+    message."""
     in_message = re.search(r"\(os error (\d+)\)", str(error))
     return int(in_message[1]) if in_message else getattr(error, "errno", None) or 0
 
 
 def aside_of(path: Path) -> Path:
-    """A new hidden name beside the path, to write to first. Random: processes of two containers may have one number."""
+    """Returns a new hidden path next to this one, to write to first. It is random, since processes of two containers
+    may have the same pid."""
     return path.with_name(f".{path.name.lstrip('.')}.{secrets.token_hex(8)}.partial")
 
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Gives a path aside to write to; what was written there then takes the name `path`, or nothing changes.
+    """Yields a temporary path to write to. Its file is then renamed to `path`; after an error nothing changes.
 
-    A reader of `path` sees the old file or the new one, never a part. Missing directories are made.
+    A reader of `path` sees the old file or the new one, never a part. Missing directories are created.
 
     Args:
-        durable: the new file also survives a power cut.
+        durable: whether the new file must survive a power cut.
     Raises:
         DiskError: the disk refused.
     """
@@ -80,16 +82,16 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True, allow_nan: bool = False) -> None:
-    """Writes JSON as `replacing` does. Raises ValueError for a NaN or an infinity that is not allowed."""
+    """Writes JSON atomically, see `replacing`. Raises ValueError for a NaN or an infinity that is not allowed."""
     with replacing(path, durable=durable) as aside, aside.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=1, ensure_ascii=False, allow_nan=allow_nan)
 
 
 def create_json(path: Path, value: Any) -> None:
-    """Writes JSON under a name that nobody has taken: of several processes that try at once, one succeeds.
+    """Writes JSON to a new file. If several processes try at once, one succeeds.
 
     Raises:
-        FileExistsError: the name is taken; that file is untouched.
+        FileExistsError: the file exists; it is not changed.
         DiskError: the disk refused.
     """
     aside = aside_of(path)
@@ -102,12 +104,13 @@ def create_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file, as `read_document` gives it; empty where the file is missing, not whole, or holds none."""
+    """Returns the object in a file, as `read_document` reads it; empty if the file is missing, incomplete, or holds no
+    object."""
     return read_document(path)
 
 
 def publish_directory(aside: Path, final: Path) -> None:
-    """Makes a filled directory durable and gives it its name, in the place of one that may have it."""
+    """Makes a filled directory durable and renames it to its final name, replacing a directory of that name."""
     sync_tree(aside)
     old = final.with_name(f".{final.name}.old")
     shutil.rmtree(old, ignore_errors=True)
@@ -119,7 +122,7 @@ def publish_directory(aside: Path, final: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file's content, or the names in a directory, are on the disk."""
+    """Waits until a file's content, or a directory's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -128,35 +131,35 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Waits until a directory is on the disk with all that is below it."""
+    """Waits until a directory and everything below it is on the disk."""
     for path in [directory, *directory.rglob("*")]:
         if path.is_file() or path.is_dir():
             sync(path)
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file's content, hexadecimal."""
+    """Returns the SHA-256 of a file's content, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_within(name: str) -> bool:
-    """Whether a path that a record gives, relative to a directory, stays in that directory by its words."""
+    """Returns whether a recorded path relative to a directory stays in that directory, judged by its text alone."""
     return bool(name) and not Path(name).is_absolute() and ".." not in Path(name).parts and "\0" not in name
 
 
 def files_under(directory: Path) -> list[Path]:
-    """Every file, in a fixed order."""
+    """Returns every file below a directory, in a fixed order."""
     return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
 def now(timespec: str = "milliseconds") -> str:
-    """The time, UTC, as ISO-8601; `timespec` as of `datetime.isoformat`."""
+    """Returns the time, UTC, in ISO-8601; `timespec` is that of `datetime.isoformat`."""
     return datetime.now(UTC).isoformat(timespec=timespec)
 
 
 def versions_of(*packages: str) -> dict[str, str]:
-    """The installed versions of packages; one that is not installed is left out."""
+    """Returns the installed versions of packages; packages that are not installed are left out."""
     versions = {}
     for package in packages:
         with suppress(PackageNotFoundError):

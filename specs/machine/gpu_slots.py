@@ -1,9 +1,9 @@
-"""Leases of this machine's GPU slots, so that two runs never compute on one GPU by accident, whoever started them.
+"""Leases of this machine's GPU slots, so that two runs never use one GPU by accident, whichever users started them.
 
-A lease is a file of its own with a file lock (flock) on it, in a directory that all users of the machine share and none
-of them owns. It ends with the process that holds it, however that ends. The users need not trust each other: a process
-writes only to files that it has just made, and of another's file it reads who holds it and asks whether it is locked.
-See docs/decisions/0012-slot-leases.md.
+A lease is a file with a file lock (flock) on it, in a directory that all users of the machine share and none of them
+owns. It ends with the process that holds it, in whatever way that ends. The users need not trust each other: a process
+writes only to files that it has just created. It reads the holder from another user's file and tests its lock. See
+docs/decisions/0012-slot-leases.md.
 """
 
 import fcntl
@@ -22,32 +22,34 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SLOTS = "RPG_SLOTS"
-"""Environment variable that names the machine's slots, separated by commas, in place of the GPUs that it has."""
+"""Environment variable with the machine's slots, separated by commas, instead of its GPUs."""
 DIRECTORY = "RPG_SLOT_DIR"
-"""Environment variable that names the directory of the leases, one a machine."""
+"""Environment variable with the directory of the leases, one a machine."""
 OF_RUN = "RPG_GPUS"
-"""Environment variable that names all GPUs of a run on this machine, the ranks' first. In CUDA_VISIBLE_DEVICES the
-launcher of DeepSpeed leaves each rank only its own."""
+"""Environment variable with all GPUs of a run on this machine, those of the ranks first. DeepSpeed's launcher leaves
+each rank only its own GPU in CUDA_VISIBLE_DEVICES."""
 _SHARED_DIRECTORIES = (Path("/run/lock"), Path("/tmp"), Path("/var/tmp"))
-"""The first that is root's and sticky is taken: the same for all users of a machine, whatever their TMPDIR is."""
+"""Candidates. The first one that root owns and that is sticky is used: it is the same for all users of a machine,
+whatever their TMPDIR is."""
 _POLL_SECONDS = 0.5
 _TRIES = 8
-"""Two that choose at the same moment may both step back: each tries so often, at moments of its own."""
+"""Tries of a process. Two that choose at the same moment may both step back, so each retries after random pauses."""
 _LEASE_BYTES = 4096
 
 
 class TooFewSlotsError(Exception):
-    """The machine has fewer slots than are asked for, or they are taken and the caller does not wait."""
+    """The machine has fewer slots than requested, or they are in use and the caller does not wait."""
 
 
 def slots_here(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The machine's slots, as CUDA_VISIBLE_DEVICES can name them: those in RPG_SLOTS, else the visible GPUs by UUID."""
+    """Returns the machine's slots in a form that CUDA_VISIBLE_DEVICES accepts: those in RPG_SLOTS, else the visible
+    GPUs by UUID."""
     if SLOTS in environment:
         return _listed(environment[SLOTS])
     gpus = _gpus()
     if "CUDA_VISIBLE_DEVICES" not in environment:
         return list(gpus.values())
-    # The name of a MIG device and an abbreviated UUID are kept as they are.
+    # The name of a MIG device and an abbreviated UUID are not changed.
     return [gpus.get(name, name) for name in _listed(environment["CUDA_VISIBLE_DEVICES"])] if gpus else []
 
 
@@ -56,7 +58,7 @@ def _listed(text: str) -> list[str]:
 
 
 def _gpus() -> dict[str, str]:
-    """Index -> UUID of each GPU, from nvidia-smi, since torch takes seconds to import."""
+    """Returns index -> UUID of each GPU, from nvidia-smi, since importing torch takes seconds."""
     program = shutil.which("nvidia-smi")
     if not program:
         return {}
@@ -69,18 +71,19 @@ def _gpus() -> dict[str, str]:
 
 
 def gpus_of_run(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The GPUs of the run that this process belongs to, as CUDA_VISIBLE_DEVICES names them; empty where not known."""
+    """Returns the GPUs of this process's run, in the form of CUDA_VISIBLE_DEVICES; empty if not known."""
     return _listed(environment.get(OF_RUN) or environment.get("CUDA_VISIBLE_DEVICES", ""))
 
 
 def gpu_at(known: Sequence[str], place: int) -> str:
-    """The name of the run's GPU at this place. A place beyond the known GPUs, as in a run of ranks that were started by
-    hand, is itself the name."""
+    """Returns the name of the run's GPU with this index. If the index is beyond the known GPUs, because the ranks were
+    started by hand, the index itself is the name."""
     return known[place] if place < len(known) else str(place)
 
 
 def slots_wanted(device: str, gpus: int) -> int:
-    """How many GPU slots a run of this `resources.device` has to lease here; 0 where it computes on the CPU."""
+    """Returns the number of GPU slots that a run with this `resources.device` must lease here; 0 if it computes on the
+    CPU."""
     return 0 if device == "cpu" or (device == "auto" and not slots_here()) else gpus
 
 
@@ -88,14 +91,15 @@ def slots_wanted(device: str, gpus: int) -> int:
 def leased(
     count: int, holder: str, *, waiting: Callable[[str], None] | None, available: Sequence[str] | None = None
 ) -> Iterator[list[str]]:
-    """Holds `count` slots within the block: the first that are free, all together or none.
+    """Leases the first `count` free slots for the block, all of them or none.
 
     Args:
-        holder: the name that others who wait for the slots are shown.
+        holder: the name that is shown to others who wait for the slots.
         waiting: called about twice a second with a message that names the holders; may raise. None: do not wait.
         available: the machine's slots; None: `slots_here()`.
     Raises:
-        TooFewSlotsError: the machine has fewer, or they are taken and `waiting` is None; the message names the holders.
+        TooFewSlotsError: the machine has fewer slots, or they are in use and `waiting` is None; the message names the
+            holders.
     """
     if not count:
         yield []
@@ -118,50 +122,50 @@ def leased(
 
 
 def free_slots() -> list[str]:
-    """The machine's slots that nobody holds at this moment."""
+    """Returns the machine's slots that are free at this moment."""
     slots = slots_here()
     directory = _directory() if slots else Path()
     return [slot for slot in slots if not any(_is_held(path) for path in _lease_files(directory, slot))]
 
 
 def holders(slots: Sequence[str]) -> str:
-    """Who holds which slot, in words; empty where all are free."""
+    """Returns the holders of the slots, in words; empty if all are free."""
     directory = _directory()
     held = ((slot, path) for slot in slots for path in _lease_files(directory, slot))
     return "; ".join(f"{slot} is held by {holder}" for slot, path in held if (holder := _holder_of(path)))
 
 
 class _Lease:
-    """One slot, held by this process: a locked file that it has made itself."""
+    """One slot held by this process: a locked file that it has created."""
 
     def __init__(self, directory: Path, slot: str) -> None:
-        """Makes the file and locks it.
+        """Creates the file and locks it.
 
         Raises:
-            BlockingIOError: another process looked at the file in that moment; a new one will do.
-            OSError: the directory takes no file.
+            BlockingIOError: another process tested the file's lock at that moment; retryable with a new file.
+            OSError: no file can be created in the directory.
         """
         self.slot = slot
-        # A name that nobody can guess and take first; O_EXCL takes no file or link that is there.
+        # An unguessable name, so that no other user can create it first; O_EXCL follows no existing file or link.
         self._path = directory / f"{_prefix(slot)}{secrets.token_hex(8)}.lock"
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         try:
-            os.fchmod(self._file, 0o644)  # whatever the umask: the others must be able to ask
+            os.fchmod(self._file, 0o644)  # whatever the umask: other users must be able to test the lock
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.fstat(self._file).st_nlink:  # taken for one that a dead process had left, and removed
+            if not os.fstat(self._file).st_nlink:  # removed by a process that took it for a dead one's
                 raise BlockingIOError
         except OSError:
             self.release()
             raise
 
     def is_alone(self) -> bool:
-        """Whether no other process has a lease of this slot."""
+        """Returns whether no other process has a lease of this slot."""
         others = (path for path in _lease_files(self._path.parent, self.slot) if path != self._path)
         return not any(_is_held(path) for path in others)
 
     def sign(self, holder: str) -> None:
-        """Writes who holds it."""
-        with suppress(OSError):  # a full file system: the lock holds without a name
+        """Writes the holder's name into the file."""
+        with suppress(OSError):  # a full file system: the lock works without a name
             os.pwrite(self._file, json.dumps({"holder": holder, "pid": os.getpid()}).encode()[:_LEASE_BYTES], 0)
 
     def release(self) -> None:
@@ -172,16 +176,16 @@ class _Lease:
 
 
 def _directory() -> Path:
-    """The directory of the leases.
+    """Returns the directory of the leases.
 
     Raises:
-        TooFewSlotsError: there is none in which a user's files are safe from the others.
+        TooFewSlotsError: in no directory are a user's files safe from the other users.
     """
     if named := os.environ.get(DIRECTORY):
         path = Path(named)
         if not path.exists():
             path.mkdir(parents=True, exist_ok=True)
-            with suppress(PermissionError):  # another user was first
+            with suppress(PermissionError):  # another user was faster
                 path.chmod(0o1777)
         mode = path.stat().st_mode
         if not stat.S_ISDIR(mode) or (mode & stat.S_IWOTH and not mode & stat.S_ISVTX):
@@ -199,10 +203,10 @@ def _directory() -> Path:
 
 
 def _take(directory: Path, slots: Sequence[str], count: int, holder: str) -> list[_Lease] | None:
-    """Leases of the first slots that are free. None, and none taken, where too few are.
+    """Returns leases of the first free slots. Returns None, and leases nothing, if too few are free.
 
     Raises:
-        TooFewSlotsError: the directory takes no file.
+        TooFewSlotsError: no file can be created in the directory.
     """
     for _ in range(_TRIES):
         leases: list[_Lease] = []
@@ -222,15 +226,16 @@ def _take(directory: Path, slots: Sequence[str], count: int, holder: str) -> lis
                 lease.sign(holder)
             return leases
         _release(leases)
-        # Nobody waits for a slot while it holds another, so that two cannot wait for each other.
+        # No process waits for a slot while it holds another, so that two cannot wait for each other.
         time.sleep(random.uniform(0.0, 0.05))
     return None
 
 
 def _lease(directory: Path, slot: str) -> _Lease | None:
-    """A lease of the slot; None where another process has one.
+    """Returns a lease of the slot; None if another process has one.
 
-    Each first locks a file of its own and then looks for others: of two at the same moment at least one sees the other.
+    Each process first locks its own file and then checks for others: of two that do so at the same moment, at least one
+    sees the other.
     """
     if any(_is_held(path) for path in _lease_files(directory, slot)):
         return None
@@ -252,14 +257,15 @@ def _prefix(slot: str) -> str:
 
 
 def _lease_files(directory: Path, slot: str) -> list[Path]:
-    """The files that are leases of the slot by their name."""
+    """Returns the files whose names mark them as leases of the slot."""
     prefix = _prefix(slot)
     return sorted(directory / name for name in os.listdir(directory) if name.startswith(prefix))
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
-    """A lease to look at; None for a link, a pipe, or another's file that says nothing: no process of ours made it."""
+    """Yields the descriptor of a lease; None for a link, a pipe, or an empty file of another user, which our code never
+    creates."""
     file = -1
     try:
         with suppress(OSError):
@@ -271,7 +277,7 @@ def _opened(path: Path) -> Iterator[int | None]:
 
 
 def _is_held(path: Path) -> bool:
-    """Whether a process has locked the file; one of this user's that a dead process left is removed."""
+    """Returns whether a process has locked the file. If a dead process of this user left it, it is removed."""
     with _opened(path) as file:
         if file is None:
             return False
@@ -286,7 +292,8 @@ def _is_held(path: Path) -> bool:
 
 
 def _holder_of(path: Path) -> str:
-    """Who holds the lease, in words; empty where it is not held. The user is the file's, whatever is written in it."""
+    """Returns the holder of the lease, in words; empty if it is not held. The user named is the file's owner, whatever
+    the file says."""
     with _opened(path) as file, suppress(OSError):
         if file is None or not _is_held(path):
             return ""
@@ -296,7 +303,7 @@ def _holder_of(path: Path) -> str:
             holder, pid = str(written["holder"])[:100], int(written["pid"])
         except (ValueError, TypeError, KeyError):
             return f"a process of {user}"
-        # Another user's words go to this one's terminal.
+        # Another user's text is printed on this user's terminal.
         return f"{''.join(filter(str.isprintable, holder))} (process {pid} of {user})"
     return ""
 

@@ -1,31 +1,31 @@
-"""Message of a launcher to the ranks and engines of one launch, beside what PyTorch reads."""
+"""Settings that a launcher passes to the ranks and engines of one launch, besides those that PyTorch reads."""
 
 import os
 import secrets
 
 KEY = "RPG_LAUNCH_KEY"
-"""Environment variable with the word by which they know each other. It is made anew for each launch, and never written
-down."""
+"""Environment variable with the key by which the processes of a launch authenticate each other. Each launch has a new
+key, which is never written to disk."""
 ENGINES_ELSEWHERE = "RPG_ENGINES_ELSEWHERE"
-"""Environment variable that is set where the engines are on other machines than the ranks, and there alone."""
+"""Environment variable that is set only if the engines are on other machines than the ranks."""
 LOOPBACK = "127.0.0.1"
-"""Where processes meet that are all on one machine: nobody elsewhere reaches it."""
+"""Address at which processes meet if all are on one machine: unreachable from other machines."""
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Environment of such processes: gloo and NCCL listen there too."""
+"""Environment of such processes: gloo and NCCL also listen there."""
 
 
 def new_key() -> str:
-    """A key that nobody can guess."""
+    """Returns a key that cannot be guessed."""
     return secrets.token_hex(32)
 
 
 def launch_key() -> bytes:
-    """This launch's key. Raises RuntimeError where there is none."""
+    """Returns this launch's key. Raises RuntimeError if it is not set."""
     if key := os.environ.get(KEY):
         return key.encode()
     raise RuntimeError(f"{KEY} is not set: ranks meet only where a launcher has started them and given them one")
 
 
 def engines_elsewhere() -> bool:
-    """Whether the engines of this process's launch are on machines without ranks."""
+    """Returns whether the engines of this process's launch are on machines without ranks."""
     return ENGINES_ELSEWHERE in os.environ

@@ -1,10 +1,10 @@
-"""The lease on a run: one process at a time executes it, and whoever looks can tell which, and whether it still does.
+"""Leases on runs. One process at a time executes a run; the lease tells which one, and whether it still does.
 
 A lease is a file of the run's directory, `leases/<number>.json` (`liveness.LeaseRecord` has the fields). The highest
-number owns the run. To take a run is to create the file of the next number, in which only one of several processes can
-succeed. Its holder renews the heartbeat in it, and nobody else writes it; a lease whose holder died, or does not beat,
-may be followed by the next one. The holder before, should it wake up, finds that file and stops: `fence`. A lock of the
-file system would not do: a stopped process keeps it.
+number owns the run. A process takes a run by creating the file with the next number, which only one of several
+processes can do. Its holder renews the heartbeat in it, and no other process writes it. If its holder died, or its
+heartbeat stops, another process may create the next one. If the former holder wakes up, it finds that file and stops:
+`fence`. A lock of the file system would not work: a stopped process keeps it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from specs.machine.liveness import LeaseRecord, is_executed, newest_lease, pid_n
 
 BEAT_SECONDS = 5.0
 STILL_SECONDS = 12.0
-"""A heartbeat of another host has to stand still so long, two beats and some delay, before its run is taken over."""
+"""Seconds without a heartbeat, two intervals and some delay, after which a run held on another host is taken over."""
 _LOOK_SECONDS = 0.5
 
 
@@ -32,13 +32,13 @@ class RunBusyError(Exception):
 
 
 class Lease:
-    """A run that this process holds, until `release` or the end of the block. A thread renews the heartbeat."""
+    """A run that this process holds until `release` or the end of the block. A thread renews the heartbeat."""
 
     def __init__(self, run_directory: Path, record: LeaseRecord, *, after: LeaseRecord | None) -> None:
-        """Use `acquire`. `after`: the lease before this one."""
+        """Takes the written lease; use `acquire` instead. `after` is the previous lease."""
         self.fence = Fence(run_directory, record.number)
         self.is_takeover = after is not None and (after.settles or not after.released)
-        """Whether the holder before did not give the run back: what it started may still be there."""
+        """Whether the previous holder did not give the run back: its processes may still run."""
         self._path = lease_file(run_directory, record.number)
         self._record = record
         self._ended = threading.Event()
@@ -47,20 +47,21 @@ class Lease:
 
     @property
     def number(self) -> int:
-        """From 1; one more than that of the lease before."""
+        """Returns the number, from 1; one more than that of the previous lease."""
         return self.fence.number
 
     @property
     def superseded(self) -> bool:
-        """Whether another process has taken the run over. Ask before every write; it costs one look at the disk."""
+        """Returns whether another process has taken the run over. Ask before every write; it costs one file lookup."""
         return self.fence.superseded
 
     def release(self) -> None:
-        """Gives the run back: from now on nobody holds it, though this process lives on, and be the disk full."""
+        """Gives the run back: from now on it has no holder, even if this process lives on and the disk is full."""
         self._ended.set()
         self._thread.join()
         if not self.superseded and not self._write(replace(self._record, at=now(), released=True)):
-            # That needs no room. An empty lease keeps its number, so that the fence of what worked under it holds.
+            # Truncating needs no disk space. An empty lease keeps its number, so that fences with that number still
+            # work.
             with contextlib.suppress(OSError):
                 os.truncate(self._path, 0)
 
@@ -78,7 +79,8 @@ class Lease:
             self._write(self._record)
 
     def _write(self, record: LeaseRecord) -> bool:
-        """Writes, and says whether the disk took it. One that is full or away costs a few heartbeats, not the run."""
+        """Writes the lease; returns whether that succeeded. A full or unavailable disk costs a few heartbeats, not the
+        run."""
         try:
             write_json(self._path, asdict(record), durable=False)
         except (OSError, DiskError):
@@ -94,16 +96,16 @@ def acquire(
     watched: bool = False,
     settles: bool = False,
 ) -> Lease:
-    """Takes a run for this process. It need not exist yet, and a run that nobody executes any more is taken over.
+    """Takes a run for this process. The run need not exist yet; a run without a live process is taken over.
 
-    A heartbeat of another host that looks old may come from a clock that differs from this one. So it is watched for
-    `STILL_SECONDS`, and the run is taken over only where it stands still.
+    If a heartbeat of another host looks old, that host's clock may only differ from this one. So it is watched for
+    `STILL_SECONDS`, and the run is taken over only if it does not change.
 
     Args:
-        worker: name of the worker that started this process; empty where a command did.
-        refresh: called before each look, where leases of other hosts reach the directory only by being fetched.
+        worker: name of the worker that started this process; empty if a command did.
+        refresh: called before each read, for directories into which leases of other hosts must be fetched.
         watched: whether the caller has watched the heartbeat (`specs.machine.liveness.LeaseWatch`).
-        settles: whether the caller will execute nothing, only write down how the run stands.
+        settles: whether the caller executes nothing and only records the run's status.
     Raises:
         RunBusyError: another process executes the run; the message says which, where and since when.
         DiskError: the disk refused.
@@ -132,14 +134,15 @@ def acquire(
             settles=settles,
             place=place_of(run_directory),
         )
-        # Where another process was first, the next round meets its lease.
+        # If another process was faster, the next round finds its lease.
         with contextlib.suppress(FileExistsError):
             create_json(lease_file(run_directory, record.number), asdict(record))
             return Lease(run_directory, record, after=before)
 
 
 def _after_watching(run_directory: Path, before: LeaseRecord, refresh: Callable[[], object]) -> LeaseRecord:
-    """The run's newest lease as soon as it differs from the one before; that one where it stands still."""
+    """Returns the run's newest lease as soon as it differs from the previous one; the unchanged one if it does not
+    change."""
     deadline = time.monotonic() + STILL_SECONDS
     newest = before
     while newest == before and time.monotonic() < deadline:
@@ -150,7 +153,7 @@ def _after_watching(run_directory: Path, before: LeaseRecord, refresh: Callable[
 
 
 def _busy(run_directory: Path, lease: LeaseRecord | None) -> str:
-    """Who executes a run, in words."""
+    """Returns a text on the process that executes a run."""
     run_id = run_directory.name
     if lease is None or lease.is_of_this_host:
         holder = str(lease.pid if lease else read_json(run_directory / "state.json").get("pid"))

@@ -1,7 +1,7 @@
-"""Liveness of a run: by its newest lease and that one's heartbeat, and by the process that holds it.
+"""Liveness of a run, judged by its newest lease, the lease's heartbeat, and the process that holds it.
 
-`specs.machine.lease` writes leases; here they are read. A run that says `running` and that nobody executes has
-crashed.
+`specs.machine.lease` writes leases; this module reads them. A run whose status is `running` but that has no live
+process has crashed.
 """
 
 import os
@@ -17,14 +17,16 @@ import psutil
 from specs.documents.reading import numbered, read_document
 
 FINAL = ("finished", "failed", "cancelled")
-"""A run that is so has ended on record, and nobody executes it."""
+"""Statuses of a run that has ended on record and has no process."""
 STATUSES = ("pending", "running", *FINAL, "crashed")
 LEASE_SECONDS = 20.0
-"""Without a heartbeat for that long, a holder of another host counts as dead and a stopped one of this host too."""
+"""Seconds without a heartbeat after which a holder on another host counts as dead, and a stopped one on this host
+too."""
 
 
 def status_of(run_directory: Path, state: dict[str, Any]) -> str:
-    """The status to show for a run: the one on record, or `crashed` if that is running and nobody executes the run.
+    """Returns the status to show for a run: the one on record, or `crashed` if that is running but no process executes
+    the run.
 
     Args:
         state: the run's state.json.
@@ -38,11 +40,11 @@ def status_of(run_directory: Path, state: dict[str, Any]) -> str:
 
 
 def is_executed(run_directory: Path, state: dict[str, Any]) -> bool:
-    """Whether a process executes the run now.
+    """Returns whether a process executes the run now.
 
     Args:
-        state: the run's state.json. It tells where there is no lease, as of a run that an earlier version began; such a
-            run has no heartbeat, so that on another host than its own nobody counts as executing it.
+        state: the run's state.json. It decides if there is no lease, because an earlier version began the run. Such a
+            run has no heartbeat, so on other hosts it counts as not executed.
     """
     if lease := newest_lease(run_directory):
         return lease.is_held()
@@ -51,10 +53,10 @@ def is_executed(run_directory: Path, state: dict[str, Any]) -> bool:
 
 
 def is_dead(run_directory: Path, state: dict[str, Any]) -> bool:
-    """Whether nobody executes the run, on whichever machine one looks, until a lease of it is written.
+    """Returns whether no process executes the run, judged from any machine, until a new lease of it is written.
 
     Args:
-        state: the run's state.json, as of `is_executed`. Where there is no lease, the run's own host alone can tell.
+        state: the run's state.json, see `is_executed`. Without a lease, only the run's own host can tell.
     """
     if lease := newest_lease(run_directory):
         return not lease.is_held()
@@ -62,12 +64,13 @@ def is_dead(run_directory: Path, state: dict[str, Any]) -> bool:
 
 
 def has_holder(run_directory: Path, state: dict[str, Any]) -> bool:
-    """Whether the process that holds the run is there, be it stopped (SIGSTOP, Ctrl-Z) for however long.
+    """Returns whether the process that holds the run exists, even if it has been stopped (SIGSTOP, Ctrl-Z) for long.
 
-    Such a run is not executed and may be taken over, but until then what it started is its own.
+    The run of a stopped process is not executed and may be taken over. Until then the processes that it started belong
+    to it.
 
     Args:
-        state: the run's state.json, as of `is_executed`, which judges a run of another host.
+        state: the run's state.json, see `is_executed`, which judges a run of another host.
     """
     lease = newest_lease(run_directory)
     if lease and not lease.released and lease.is_of_this_host:
@@ -77,40 +80,41 @@ def has_holder(run_directory: Path, state: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """A run's lease as it lies on disk, in `leases/<number>.json`. Its holder alone writes it."""
+    """Content of a run's lease file, `leases/<number>.json`. Only its holder writes it."""
 
     number: int
-    """From 1. The lease with the highest number is the run's."""
+    """Number of the lease, from 1. The lease with the highest number owns the run."""
     host: str = ""
     pid: int = 0
     pid_started: str = ""
-    """Tells the process from others of that pid: `start_of`."""
+    """Distinguishes the process from others with that pid: `start_of`."""
     worker: str = ""
-    """Name of the worker that started the process; empty where a command did."""
+    """Name of the worker that started the process; empty if a command did."""
     since: str = ""
-    """When the run was taken, UTC, ISO-8601."""
+    """Time at which the run was taken, UTC, ISO-8601."""
     beat: int = 0
-    """How many heartbeats there were: one about every five seconds."""
+    """Number of heartbeats so far: one about every five seconds."""
     at: str = ""
-    """When the last one was, UTC, ISO-8601."""
+    """Time of the last heartbeat, UTC, ISO-8601."""
     released: bool = False
     """Whether the holder gave the run back at its end."""
     pid_namespace: str = ""
-    """In which `pid` counts: `pid_namespace_here`; empty where the system has none."""
+    """PID namespace in which `pid` is valid: `pid_namespace_here`; empty if the system has none."""
     settles: bool = False
-    """Whether the run was taken only to write down how it stands: what a holder before has left is still there."""
+    """Whether the run was taken only to record its status: processes of an earlier holder may still run."""
     place: str = ""
     """The run's directory: `place_of`; empty if none was recorded."""
     is_copied: bool = False
-    """Whether the lease was read in another directory than it is of. Then its holder executes another copy of the run,
-    and only a heartbeat that reaches this one, as through an object store, shows that it executes this one too."""
+    """Whether the lease was read in another directory than the one it was written in. Then its holder executes another
+    copy of the run. Only a heartbeat that reaches this directory, such as through an object store, shows that it
+    executes this copy too."""
 
     @property
     def is_of_this_host(self) -> bool:
-        """Whether the holder runs on this host, since its last boot, so that its process can be looked at.
+        """Returns whether the holder runs on this host, since its last boot, so that its process can be examined.
 
-        The holder of a copied lease is looked at by the home that the lease is of. Containers may have the host's name
-        and boot; a process of another one cannot be looked at all the same.
+        The holder of a copied lease is examined from the home that the lease belongs to. Containers may have the host's
+        name and boot; a process of another container still cannot be examined.
         """
         of_this_boot = self.pid_started.partition(":")[0] == (_boot() or "clock")
         is_near = self.host == socket.gethostname() and of_this_boot and is_visible(self.pid_namespace)
@@ -118,21 +122,21 @@ class LeaseRecord:
 
     @property
     def seconds_since_beat(self) -> float:
-        """Seconds since the last heartbeat by this host's clock, which may be some seconds off the holder's; infinite
-        where the time is unreadable."""
+        """Returns the seconds since the last heartbeat by this host's clock, which may differ from the holder's by some
+        seconds; infinite if the time is unreadable."""
         try:
             return abs((datetime.now(UTC) - datetime.fromisoformat(self.at)).total_seconds())
         except (TypeError, ValueError):
             return float("inf")
 
     def is_held(self, *, beats: bool | None = None) -> bool:
-        """Whether the holder executes the run.
+        """Returns whether the holder executes the run.
 
-        A holder of this host does while its process lives; but a stopped one (SIGSTOP) only while its heartbeat is
-        fresh. A holder of another host does while its heartbeat is fresh.
+        A holder on this host does while its process lives; a stopped one (SIGSTOP) only while its heartbeat is fresh. A
+        holder on another host does while its heartbeat is fresh.
 
         Args:
-            beats: whether the heartbeat is fresh, where a `LeaseWatch` has seen that; None: by the time written in it.
+            beats: whether a `LeaseWatch` found the heartbeat fresh. None: the time written in it decides.
         """
         if self.released or not self.host:
             return False
@@ -143,13 +147,14 @@ class LeaseRecord:
 
 
 def newest_lease(run_directory: Path, *, settling: bool = True) -> LeaseRecord | None:
-    """The run's lease of the highest number, released or not; None where there is none.
+    """Returns the run's lease with the highest number, released or not; None if the run has no lease.
 
     Args:
-        settling: one counts too under which the run was only settled; else the newest of those that were to execute it.
+        settling: whether leases that only recorded the run's status count too; else the newest lease for execution is
+            returned.
     """
     for path in reversed(numbered(run_directory / "leases")):
-        # Where it is unreadable its number counts all the same, and nobody holds it: `Lease.release` has an empty one.
+        # Even if it is unreadable its number counts, and it has no holder: `Lease.release` leaves an empty one.
         document = read_document(path)
         known = {name: document[name] for name in LeaseRecord.__slots__ if name in document}
         is_copied = not is_place(str(known.get("place", "")), run_directory)
@@ -160,15 +165,15 @@ def newest_lease(run_directory: Path, *, settling: bool = True) -> LeaseRecord |
 
 
 class LeaseWatch:
-    """Looks at leases again and again, and judges heartbeats by its own clock alone: those of hosts may differ."""
+    """Repeated check of leases, which judges heartbeats only by its own clock: clocks of hosts may differ."""
 
     def __init__(self) -> None:
         self._seen: dict[Path, tuple[tuple[int, int], float]] = {}
-        """Run directory -> the newest lease's number and beat, and when they were first seen."""
+        """Run directory -> number and heartbeat of the newest lease, and the time at which these were first seen."""
 
     def is_executed(self, run_directory: Path, state: dict[str, Any]) -> bool:
-        """Whether a process executes the run, as the function of that name says it; but a heartbeat is fresh until this
-        watch has seen it unchanged for `LEASE_SECONDS`."""
+        """Returns whether a process executes the run, like the function of that name. But a heartbeat counts as fresh
+        until this watch has seen it unchanged for `LEASE_SECONDS`."""
         lease = newest_lease(run_directory)
         if lease is None:
             return is_executed(run_directory, state)
@@ -179,7 +184,7 @@ class LeaseWatch:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether the process is held by a signal or a debugger."""
+    """Returns whether a signal or a debugger has stopped the process."""
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     except psutil.Error:
@@ -187,7 +192,8 @@ def _is_stopped(pid: int) -> bool:
 
 
 def is_alive(pid: Any, started: Any) -> bool:
-    """Whether this host's process of that number still is the one that had this `start_of`. A zombie does not live."""
+    """Returns whether this host's process with that pid is still the one that had this `start_of`. A zombie is not
+    alive."""
     if not isinstance(pid, int) or not isinstance(started, str):
         return False
     try:
@@ -199,10 +205,11 @@ def is_alive(pid: Any, started: Any) -> bool:
 
 
 def start_of(pid: int) -> str:
-    """Tells a process from every other that has had its number: `<boot>:<when it started>`. Raises psutil.Error.
+    """Returns a text that distinguishes a process from all others with its pid: `<boot>:<start time>`. Raises
+    psutil.Error.
 
-    Linux counts from the boot, in clock ticks, so setting the clock changes nothing; psutil's `create_time` there is
-    that count added to a boot time which moves with the clock. Elsewhere the kernel keeps the time it was started at.
+    Linux counts from the boot, in clock ticks, so setting the clock changes nothing. psutil's `create_time` there is
+    that count plus a boot time that moves with the clock. Other kernels keep the start time itself.
     """
     if not (boot := _boot()):
         return f"clock:{psutil.Process(pid).create_time()}"
@@ -212,20 +219,21 @@ def start_of(pid: int) -> str:
         raise psutil.AccessDenied(pid) from None
     except OSError:
         raise psutil.NoSuchProcess(pid) from None
-    # The name, in parentheses, may hold anything; the state after it is field 3, the start field 22: proc_pid_stat(5).
+    # The name, in parentheses, may hold anything; the state after it is field 3, the start time field 22:
+    # proc_pid_stat(5).
     return f"{boot}:{status.rpartition(')')[2].split()[22 - 3]}"
 
 
 def place_of(directory: Path) -> str:
-    """Tells a directory from its copies: its inode and its path. The device is left out: machines that share a
-    directory number its device each in its own way."""
+    """Returns a text that distinguishes a directory from its copies: its inode and its path. The device is left out:
+    machines that share a directory number its device differently."""
     return f"{directory.stat().st_ino} {os.path.realpath(directory)}"
 
 
 def is_place(place: str, directory: Path) -> bool:
-    """Whether a directory is the one that had this `place_of`, and no copy of it; assumed where none was recorded.
+    """Returns whether a directory is the one that had this `place_of`, and not a copy of it; true if none was recorded.
 
-    It may have another name by now, or have one on each machine.
+    The directory may have been renamed since, or have a different name on each machine.
     """
     inode, _, path = place.partition(" ")
     if path in ("", str(directory)) or path == os.path.realpath(directory):
@@ -233,19 +241,20 @@ def is_place(place: str, directory: Path) -> bool:
     try:
         if inode != str(directory.stat().st_ino):
             return False
-        return os.path.samefile(path, directory)  # else two file systems happen to have the same number
-    except OSError:  # nothing has that name any more, or on this machine
+        return os.path.samefile(path, directory)  # otherwise two file systems happen to have the same number
+    except OSError:  # no such path exists any more, or on this machine
         return True
 
 
 def began_with(pid: int, leader: str) -> bool:
-    """Whether a process started when or after another one did, whose `start_of` is given. Raises psutil.Error."""
+    """Returns whether a process started at the same time as or after another one, whose `start_of` is given. Raises
+    psutil.Error."""
     (boot, begun), (leaders_boot, leaders_start) = (text.split(":") for text in (start_of(pid), leader))
     return boot == leaders_boot and float(begun) >= float(leaders_start)
 
 
 def pid_namespace_here() -> str:
-    """The PID namespace of this process, as `pid:[4026531836]`; empty where the system has none."""
+    """Returns the PID namespace of this process, such as `pid:[4026531836]`; empty if the system has none."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -253,12 +262,12 @@ def pid_namespace_here() -> str:
 
 
 def is_visible(pid_namespace: str) -> bool:
-    """Whether a process of that namespace has the same number here; so it was assumed when none was recorded."""
+    """Returns whether a process of that namespace has the same pid here; true if none was recorded."""
     return pid_namespace in ("", pid_namespace_here())
 
 
 def _boot() -> str:
-    """Which boot of the machine this is; empty where the system does not say."""
+    """Returns an id of the machine's current boot; empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -1,9 +1,9 @@
-"""Manifests: the files of a published directory with their digests, and whether the files still are those.
+"""Manifests: the files of a published directory with their digests, and checks that the files are unchanged.
 
-One rule for all who ask. A file that has the size and the time of change that it had when it was last hashed counts as
-unchanged; any other file is hashed, and its digest noted. The notes lie in the directory itself, in `.verified.json`;
-where they cannot be written or are lost, files are hashed again and nothing else happens. Only a check in full, which
-hashes every file whatever is noted, finds what a failing disk changed without changing size or time.
+All callers follow one rule. A file counts as unchanged if its size and modification time are those of its last hashing;
+any other file is hashed, and its digest noted. The notes are in the directory itself, in `.verified.json`. If they
+cannot be written or are lost, files are hashed again, without other effects. Only a full check, which hashes every file
+whatever the notes say, finds changes by a failing disk that leave size and time as they were.
 """
 
 import contextlib
@@ -18,19 +18,20 @@ from typing import Any
 from specs.machine.files import aside_of, digest, is_within, read_json
 
 NOTES = ".verified.json"
-"""{file: [bytes, time of change in ns, SHA-256]}: no part of what is published."""
+"""{file: [bytes, modification time in ns, SHA-256]}. Not part of the published files."""
 _SETTLED_NS = 100_000_000
-"""A file younger than this may change again within one tick of its file system's clock: it is not noted yet."""
+"""Age in ns below which a file is not noted: it may change again within one tick of its file system's clock."""
 _WHOLE_FILE = 64 * 2**20
 _END = 2**20
-"""Bytes at each end of a larger file that are hashed."""
+"""Bytes at each end of a large file that are hashed."""
 
 _noted_here: dict[Path, dict[str, Any]] = {}
 """Notes of directories that this process cannot write to."""
 
 
 def list_files(directory: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """A manifest's entries for files of a directory, hashed now: {name: {"sha256": hexadecimal, "bytes": size}}."""
+    """Returns a manifest's entries for files of a directory, hashed now: {name: {"sha256": hexadecimal, "bytes":
+    size}}."""
     notes: dict[str, Any] = {}
     entries = {
         name: {"sha256": _hash(directory, name, notes), "bytes": (directory / name).stat().st_size}
@@ -43,11 +44,11 @@ def list_files(directory: Path, names: Iterable[str]) -> dict[str, dict[str, Any
 
 
 def find_damage(directory: Path, entries: Mapping[str, Any], *, full: bool = False) -> str:
-    """The first difference between a directory's files and the entries of its manifest; empty where there is none.
+    """Returns the first difference between a directory's files and the entries of its manifest; empty if they agree.
 
     Args:
-        entries: as `list_files` gives them; those written by a trainer are bare digests, of which no size is known.
-        full: hash every file, noted or not.
+        entries: those of `list_files`; a trainer writes bare digests, without sizes.
+        full: whether to hash every file, even if it is noted.
     """
     kept = {} if full else _noted_here.get(directory) or read_json(directory / NOTES)
     notes = dict(kept)
@@ -66,12 +67,13 @@ def _file_damage(directory: Path, name: str, entry: Any, notes: dict[str, Any]) 
     expected = entry if isinstance(entry, dict) else {"sha256": entry}
     try:
         return _difference(directory, name, expected, notes)
-    except FileNotFoundError:  # or removed meanwhile
+    except FileNotFoundError:  # or removed in the meantime
         return f"{name} is missing"
 
 
 def _difference(directory: Path, name: str, expected: Mapping[str, Any], notes: dict[str, Any]) -> str:
-    """Raises FileNotFoundError where there is no such file."""
+    """Returns how a file differs from its entry; empty if it does not. Raises FileNotFoundError if it does not
+    exist."""
     if not is_within(name):
         return f"{name} is not a file of it"
     file = directory / name
@@ -89,7 +91,7 @@ def _difference(directory: Path, name: str, expected: Mapping[str, Any], notes: 
 
 
 def _hash(directory: Path, name: str, notes: dict[str, Any]) -> str:
-    """A file's digest, noted with the size and time that it had before it was read."""
+    """Returns a file's digest, and notes it with the size and time that the file had before it was read."""
     status = (directory / name).stat()
     sha256 = digest(directory / name)
     if time.time_ns() - status.st_mtime_ns > _SETTLED_NS:
@@ -98,12 +100,12 @@ def _hash(directory: Path, name: str, notes: dict[str, Any]) -> str:
 
 
 def _keep(directory: Path, notes: dict[str, Any]) -> None:
-    """Writes the notes; never makes the directory, which another process may be removing or replacing."""
+    """Writes the notes; never creates the directory, which another process may be removing or replacing."""
     aside = aside_of(directory / NOTES)
     try:
         aside.write_text(json.dumps(notes), encoding="utf-8")
         aside.replace(directory / NOTES)
-    except OSError:  # gone, not ours to write to, or a full disk
+    except OSError:  # deleted, not writable, or a full disk
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
         _noted_here[directory] = notes
@@ -116,7 +118,7 @@ def _forget(directory: Path) -> None:
 
 
 def directory_digest(directory: Path) -> str:
-    """SHA-256, hexadecimal, of the names and the contents of a directory's files; see `file_digest`."""
+    """Returns the SHA-256, hexadecimal, of the names and the contents of a directory's files; see `file_digest`."""
     content = hashlib.sha256()
     for file in sorted(directory.rglob("*")):
         if file.is_file() and file.name != NOTES:
@@ -125,8 +127,8 @@ def directory_digest(directory: Path) -> str:
 
 
 def file_digest(file: Path) -> str:
-    """SHA-256, hexadecimal, of a file. Of one beyond 64 MiB the first and the last MiB are hashed, with its size and
-    its time of change: a model of many gigabytes cannot be read at every plan."""
+    """Returns the SHA-256, hexadecimal, of a file. For a file beyond 64 MiB it covers the first and the last MiB, the
+    size and the modification time: a model of many gigabytes cannot be read at every plan."""
     status = file.stat()
     return _file_digest(str(file), status.st_size, status.st_mtime_ns)
 

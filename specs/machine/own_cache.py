@@ -1,9 +1,9 @@
 """The user's own cache directory, for files outside a home and for the code that torch, Triton and vLLM compile.
 
-If other users could write there, they could run code as this user, or plant findings that were never made. So the
-directory is made with mode 0700, and each process that uses it checks it. The check fails if another user owns the
-directory, can write it or replace it, or owns a file that is about to be read from it, or can write it by a hard link
-elsewhere. Root is trusted.
+If other users could write there, they could run code as this user, or forge cached results. So the directory is made
+with mode 0700, and each process that uses it checks it. The check fails if another user owns the directory, can write
+it or replace it, or owns a file that is about to be read from it, or can write it by a hard link elsewhere. Root is
+trusted.
 """
 
 import errno
@@ -27,16 +27,17 @@ _OF_LIBRARIES = {
     "VLLM_CACHE_ROOT": "vllm",
     "TORCH_EXTENSIONS_DIR": "extensions",
 }
-"""Environment variable of a library -> directory of the code that it compiles, below `compiled`."""
+"""Environment variable of a library -> directory for the code that it compiles, below `compiled`."""
 _SWITCHED_OFF = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", "TORCHINDUCTOR_ENABLE_CACHING_MODULE": "0"}
-"""Caches that torch 2.13 keeps in `/tmp/torchinductor_USER` whatever TORCHINDUCTOR_CACHE_DIR says."""
+"""Caches that torch 2.13 keeps in `/tmp/torchinductor_USER` even if TORCHINDUCTOR_CACHE_DIR is set."""
 _SHARED_BY_MACHINES = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gluster", "gpfs", "lustre", "nfs", "smb", "weka")
-"""Beginnings of the names of network file systems."""
+"""Prefixes of the names of network file systems."""
 _MOST_LINKS = 40
 
 
 class UnsafeDirectoryError(RpgError):
-    """Something that another user controls, or could control, stands where only this user's own files may be."""
+    """A file or directory that another user controls, or could control, where only this user's own files are
+    allowed."""
 
     def __init__(self, path: Path, reason: str, status: os.stat_result) -> None:
         found = f"{reason} (owner {_user_name(status.st_uid)}, mode {stat.S_IMODE(status.st_mode):04o})"
@@ -45,11 +46,11 @@ class UnsafeDirectoryError(RpgError):
 
 
 def directory() -> Path:
-    """Returns the user's own cache directory, which is made if it is missing.
+    """Returns the user's own cache directory; creates it if it is missing.
 
     Raises:
         UnsafeDirectoryError: another user controls it.
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     named = os.environ.get("XDG_CACHE_HOME", "")
     parent = Path(named if os.path.isabs(named) else os.path.expanduser("~/.cache"))
@@ -59,11 +60,11 @@ def directory() -> Path:
 
 
 def place(*names: str) -> Path:
-    """Returns a path below that directory. Its parts that exist are checked.
+    """Returns a path below that directory. Its existing parts are checked.
 
     Raises:
         UnsafeDirectoryError: another user controls the directory, or owns a part of the path or can write the file.
-        OSError: the directory cannot be made.
+        OSError: the directory cannot be created.
     """
     path = directory()
     for name in names:
@@ -74,12 +75,12 @@ def place(*names: str) -> Path:
 
 
 def place_to_save_time(*names: str) -> Path | None:
-    """Returns such a path, or None if there can be none. If another user is the cause, the first call warns."""
+    """Returns such a path, or None if that is impossible. If another user is the cause, the first call warns."""
     try:
         return place(*names)
     except UnsafeDirectoryError as error:
         _warn(str(error))
-    except OSError:  # a home directory that is missing or read-only
+    except OSError:  # a missing or read-only home directory
         pass
     return None
 
@@ -87,8 +88,8 @@ def place_to_save_time(*names: str) -> Path | None:
 def local_directory(name: str) -> Path:
     """Returns a directory on a disk of this machine that is this user's alone.
 
-    It lies in the cache directory; if that is on a network file system, among the temporary files; and if neither is
-    safe, in a new directory that no later process uses.
+    It is in the cache directory; if that is on a network file system, among the temporary files; if neither is safe, it
+    is a new directory that no later process uses.
 
     Raises:
         UnsafeDirectoryError: other users control the directory for temporary files.
@@ -110,16 +111,16 @@ def local_directory(name: str) -> Path:
 def library_variables() -> dict[str, str]:
     """Returns environment variables by which torch, Triton and vLLM keep compiled code where only this user can write.
 
-    A value that the user has set stays if it is safe.
+    A value set by the user stays if it is safe.
     """
     return dict(_library_variables(tuple(os.environ.get(name, "") for name in _OF_LIBRARIES), os.geteuid()))
 
 
 @cache
 def _library_variables(given: tuple[str, ...], _user: int) -> Mapping[str, str]:
-    """Returns what `library_variables` does. A process asks once: it may start thousands of programs."""
+    """Returns the result of `library_variables`. It is cached, since a process may start thousands of programs."""
     own = local_directory("compiled")
-    # Torch names the versions only below its own default.
+    # Torch adds version names only below its own default directory.
     versions = "-".join([str(sys.implementation.cache_tag), *versions_of("torch").values()])
     chosen = {name: own / kind for name, kind in _OF_LIBRARIES.items()}
     chosen["TORCH_EXTENSIONS_DIR"] /= versions
@@ -128,8 +129,8 @@ def _library_variables(given: tuple[str, ...], _user: int) -> Mapping[str, str]:
 
 
 def _stays(variable: str, value: str) -> bool:
-    """Returns whether a library keeps the directory that the environment names. One in the cache directory is our own
-    choice, perhaps for another machine."""
+    """Returns whether a library keeps the directory that the environment names. A directory in the cache is our own
+    choice, perhaps made for another machine."""
     path = Path(value).expanduser().absolute()
     try:
         if path.is_relative_to(place("compiled")):
@@ -145,10 +146,10 @@ def _stays(variable: str, value: str) -> bool:
 
 
 def _checked(path: Path, *, closed: bool = True) -> Path:
-    """Returns the real path of a directory that only this user can write or replace. Missing directories are made.
+    """Returns the real path of a directory that only this user can write or replace. Missing directories are created.
 
     Args:
-        closed: no other user may enter it, so that its files may have any mode.
+        closed: whether no other user may enter it, so that its files may have any mode.
     Raises:
         UnsafeDirectoryError: another user owns it, can write it, or controls a directory or link on the way to it.
     """
@@ -188,7 +189,7 @@ def _check_contents(top: Path, *, closed: bool) -> None:
     """Raises UnsafeDirectoryError if another user owns something in a directory, or can write it.
 
     Args:
-        closed: no other user can enter the directory.
+        closed: whether no other user can enter the directory.
     """
     with os.scandir(top) as entries:
         for entry in entries:
@@ -202,24 +203,25 @@ def _check_contents(top: Path, *, closed: bool) -> None:
 
 
 def _check_owner(path: Path, status: os.stat_result, *, link: bool = False) -> None:
-    """Raises UnsafeDirectoryError if another user owns something, or can write it wherever it lies."""
+    """Raises UnsafeDirectoryError if another user owns a file, or can write it anywhere."""
     if status.st_uid not in (os.geteuid(), _root()):
         raise UnsafeDirectoryError(path, "another user has made this link" if link else "another user owns it", status)
-    # In a closed directory a file may have any mode, unless it has a name elsewhere too.
+    # In a closed directory a file may have any mode, unless it also has a hard link elsewhere.
     if stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and _others_may_write(status):
         raise UnsafeDirectoryError(path, "other users may write it by another of its names", status)
 
 
 @cache
 def _root() -> int:
-    """Returns root's number, which is another one in a user namespace."""
+    """Returns root's id, which differs in a user namespace."""
     with suppress(OSError):
         return os.stat("/proc/sys").st_uid
     return 0
 
 
 def _others_may_write(status: os.stat_result) -> bool:
-    """Returns whether its mode lets others write. The members of a group are others, unless it is this user's own."""
+    """Returns whether the mode lets others write. Members of a group count as others, unless it is this user's own
+    group."""
     if status.st_mode & stat.S_IWOTH or not status.st_mode & stat.S_IWGRP:
         return bool(status.st_mode & stat.S_IWOTH)
     with suppress(KeyError):
@@ -232,7 +234,7 @@ def _is_shared_by_machines(path: Path, mounts: str = "") -> bool:
     """Returns whether a directory is on a network file system.
 
     Args:
-        mounts: as in /proc/self/mountinfo; empty: those that this process sees.
+        mounts: text in the form of /proc/self/mountinfo; empty means the mounts of this process.
     """
     with suppress(OSError):
         mounts = mounts or Path("/proc/self/mountinfo").read_text(encoding="utf-8")
@@ -249,7 +251,7 @@ def _temporary(_user: int) -> Path:
 
 @cache
 def _warn(message: str) -> None:
-    """Prints a warning in one line, the first time that it is given."""
+    """Prints a warning on one line, once per text."""
     print("warning: " + message.replace("\n  hint:", ";"), file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""Proxies that a shell names for the network: programs on this machine reach each other without them."""
+"""Network proxies named in the environment: programs on this machine reach each other without them."""
 
 import os
 from collections.abc import MutableMapping
@@ -7,7 +7,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 EXCEPTIONS = ("no_proxy", "NO_PROXY")
 """Variables that list hosts without a proxy. Clients differ in which of the two they read."""
 _EXCEPTIONS_OF_GRPC = "no_grpc_proxy"
-"""gRPC reads this variable instead where it is set."""
+"""gRPC reads this variable instead if it is set."""
 
 
 def reach_this_machine_directly(environment: MutableMapping[str, str] = os.environ) -> None:

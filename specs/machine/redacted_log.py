@@ -1,4 +1,4 @@
-"""Logs without secrets: a process's output, and what Python logs, which Prefect sends to its server."""
+"""Logs without secrets: a process's output, and Python's log records, which Prefect sends to its server."""
 
 import logging
 import os
@@ -11,18 +11,19 @@ from typing import Any, BinaryIO
 from specs.secrets import HIDDEN, hide, secrets_in
 
 _DRAIN_SECONDS = 5.0
-"""How long the log waits for a process that has ended but left its output open to another."""
+"""Seconds that the log waits if a process has ended but another process still holds its output open."""
 
 
 @contextmanager
 def redacted_log(log: Path, environment: Mapping[str, str]) -> Iterator[BinaryIO]:
-    """Pipe for a process's stdout or stderr, so that the log gets what is written without the environment's secrets.
+    """Yields a file for a process's stdout or stderr. The log gets the output without the environment's secrets.
 
-    At the end of the block the log holds all that was written: end it when the process has ended. While there is no
-    secret to hide, this is the log itself; else a pipe, which a thread of this process empties into the log.
+    At the end of the block the log holds the whole output, so leave the block when the process has ended. If there is
+    no secret to hide, the file is the log itself; else it is a pipe, which a thread of this process copies into the
+    log.
 
     Args:
-        environment: of the process.
+        environment: environment of the process.
     """
     with open(log, "ab", buffering=0) as file:
         secrets = [secret.encode() for secret in secrets_in(environment)]
@@ -42,7 +43,7 @@ def redacted_log(log: Path, environment: Mapping[str, str]) -> Iterator[BinaryIO
 
 
 def _copy(out: int, log: int, secrets: Sequence[bytes]) -> None:
-    """Copies a pipe to the log until all its writers are gone, and closes both: a writer may outlive the block."""
+    """Copies a pipe to the log until all its writers are gone, and closes both. A writer may outlive the block."""
     rest = b""
     try:
         while part := os.read(out, 1 << 16):
@@ -57,7 +58,8 @@ def _copy(out: int, log: int, secrets: Sequence[bytes]) -> None:
 
 
 def _write(log: int, data: bytes) -> None:
-    """A log that takes no more, on a full disk, is no reason to stop the process that writes to it."""
+    """Writes to the log. If the log cannot be written, because the disk is full, the process that writes to it still
+    runs on."""
     try:
         while data:
             data = data[os.write(log, data) :]
@@ -72,7 +74,7 @@ def _hide(data: bytes, secrets: Sequence[bytes]) -> bytes:
 
 
 def _begun(data: bytes, secrets: Sequence[bytes]) -> int:
-    """How many bytes at the end are the beginning of a secret, whose rest may come with the next part."""
+    """Returns how many bytes at the end are the beginning of a secret that the next part may complete."""
     longest = min(len(data), max(map(len, secrets)) - 1)
     for size in range(longest, 0, -1):
         if any(secret.startswith(data[-size:]) for secret in secrets):
@@ -81,7 +83,7 @@ def _begun(data: bytes, secrets: Sequence[bytes]) -> int:
 
 
 class _RedactedRecord(logging.LogRecord):
-    """A record of Python's logging whose message and traceback are without this process's secrets."""
+    """A record of Python's logging whose message and traceback contain no secret of this process."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -89,10 +91,10 @@ class _RedactedRecord(logging.LogRecord):
             self.exc_text = hide(logging.Formatter().formatException(self.exc_info))
 
     def getMessage(self) -> str:  # noqa: N802
-        """The message, its arguments put in."""
+        """Returns the message with its arguments filled in."""
         return hide(super().getMessage())
 
 
 def redact_log_records() -> None:
-    """From now on all that this process logs is without its secrets, in each of logging's handlers."""
+    """Removes this process's secrets from all later log records, in every handler."""
     logging.setLogRecordFactory(_RedactedRecord)

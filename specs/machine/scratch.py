@@ -1,8 +1,8 @@
-"""Temporary directories of processes. The next process that makes one removes those of killed processes, and so does
-every command that runs something.
+"""Temporary directories of processes. When a process makes one, it removes those of killed processes, as does every
+command that runs something.
 
-They lie below a home, in `tmp`, each beside a file of its name that its process holds locked: the kernel ends the lock
-with the process, however that ends.
+They are in `tmp` of a home, each next to a lock file of its name that its process keeps locked. The kernel releases the
+lock when the process ends, in whatever way.
 """
 
 import fcntl
@@ -19,14 +19,15 @@ _LOCK = ".lock"
 
 
 class Scratch:
-    """A directory of this process that only this user can read, until `remove`, the end of the block, or the process's
-    death."""
+    """A directory of this process that only this user can read. It exists until `remove`, the end of the block, or the
+    process's death."""
 
     def __init__(self, root: Path, kind: str) -> None:
-        """
+        """Creates the directory.
+
         Args:
-            root: the home's directory. Where nothing can be written to it, the directory is one of the system's.
-            kind: what it is for, the beginning of its name.
+            root: the home's directory. If it is not writable, the system's temporary directory is used.
+            kind: purpose of the directory, the beginning of its name.
         """
         self._lock = -1
         sweep(root)
@@ -38,12 +39,12 @@ class Scratch:
             self._lock = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             with suppress(OSError):  # a file system without locks: no other process removes it
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            aside.rename(_lock_of(self.path))  # Other processes see it locked.
+            aside.rename(_lock_of(self.path))  # Other processes see it already locked.
         except OSError:
             self.path = Path(tempfile.mkdtemp(prefix=f"rpg-{kind}-"))
 
     def remove(self) -> None:
-        """Removes it with all that is in it."""
+        """Removes the directory with all its content."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             _lock_of(self.path).unlink(missing_ok=True)
@@ -60,9 +61,9 @@ class Scratch:
 
 
 def sweep(root: Path) -> None:
-    """Removes the scratch directories of a home whose processes are gone."""
+    """Removes the scratch directories of a home whose processes have ended."""
     for path in (root / "tmp").glob(f"[!.]*{_LOCK}"):
-        with suppress(OSError):  # locked: its process lives; gone: another command was quicker
+        with suppress(OSError):  # locked: its process lives; gone: another command was faster
             lock = os.open(path, os.O_RDWR)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

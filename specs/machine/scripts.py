@@ -1,4 +1,4 @@
-"""Interpreters of scripts, as their first lines name them: `#!/bin/sh`, `#!/usr/bin/env NAME`."""
+"""Interpreters of scripts, named in their first lines: `#!/bin/sh`, `#!/usr/bin/env NAME`."""
 
 import os
 import shlex
@@ -13,12 +13,12 @@ _READ_BYTES = 256
 
 
 def interpreters(program: str, search: str) -> list[str]:
-    """Paths of the programs that run a script: its interpreter, what `env` then begins, and theirs where these are
-    scripts too. Empty for a program that is no script.
+    """Returns the paths of the programs that run a script: its interpreter, the program that `env` starts, and their
+    interpreters if these are scripts too. Empty for a program that is not a script.
 
     Args:
-        program: its whole path.
-        search: the PATH on which `env` looks.
+        program: absolute path of the program.
+        search: the PATH that `env` searches.
     Raises:
         IssueError: one of them is not on this machine. The path of the issue is empty.
     """
@@ -33,7 +33,8 @@ def interpreters(program: str, search: str) -> list[str]:
 
 
 def _named(script: str, search: str) -> list[str]:
-    """What the first line of one script names: an interpreter, and what `env` begins."""
+    """Returns the programs that the first line of one script names: an interpreter, and the program that `env`
+    starts."""
     line = _first_line(script)
     if line is None:
         return []
@@ -50,7 +51,7 @@ def _named(script: str, search: str) -> list[str]:
 
 
 def _first_line(script: str) -> str | None:
-    """What stands behind `#!`; None: it is no script, or cannot be read."""
+    """Returns the text after `#!`; None if the program is not a script, or cannot be read."""
     with suppress(OSError), Path(script).open("rb") as file:
         start = file.read(_READ_BYTES)
         if start.startswith(b"#!"):
@@ -59,11 +60,11 @@ def _first_line(script: str) -> str | None:
 
 
 def _begun_by_env(argument: str) -> str:
-    """Name of the program that `env` begins; empty where its options leave that open."""
+    """Returns the name of the program that `env` starts; empty if its options leave that open."""
     words = [argument]
     for option in ("-S", "--split-string="):
         if argument.startswith(option):
-            with suppress(ValueError):  # a quotation that does not end, at which env ends too
+            with suppress(ValueError):  # an unclosed quotation, at which env fails too
                 words = shlex.split(argument.removeprefix(option))
     name = next((word for word in words if "=" not in word), "")
     is_open = name.startswith("-") or any(word.startswith("PATH=") or "$" in word or "\\" in word for word in words)

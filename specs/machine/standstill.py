@@ -1,7 +1,7 @@
-"""Ends a stage of which no process works any more, with the stacks of its ranks in the log.
+"""Ends a stage in which no process makes progress any more, and prints the stacks of its ranks into the log.
 
-A rank that waits for others cannot tell a deadlock from a long answer that another samples. But all processes of a
-stage together always show work: a token, a pass, a score, a part of a checkpoint, an exchange. Whichever shows it sets
+A rank that waits for others cannot tell a deadlock from a long answer that another one samples. But the processes of a
+stage together always report progress: a token, a pass, a score, a part of a checkpoint, an exchange. Each report sets
 the time of one file in the stage's directory, and each rank watches that file.
 """
 
@@ -20,45 +20,46 @@ from specs.machine.exit_cause import EarlyExit, note_exit
 SIGN = "working"
 """Name of the file."""
 _VARIABLE = "RPG_SIGN_OF_WORK"
-"""Environment variable: the file's path, for this process and those that it starts."""
+"""Environment variable with the file's path, for this process and those that it starts."""
 _EVERY_SECONDS = 1.0
-"""Between two times that one process sets."""
+"""Least seconds between two updates of the file by one process."""
 _LONGEST_LOOK_SECONDS = 30.0
 _LOOKS_IN_ALL = 10
 _LOOKS_FOR_STACKS = 3
-"""How many looks a rank waits once it has printed its stacks: so do the others meanwhile, whose file systems may show
-the file's time later."""
+"""Checks that a rank waits after it has printed its stacks. The other ranks print theirs meanwhile; their file systems
+may show the file's time later."""
 
 _shown_at = 0.0
 
 
 def show_work() -> None:
-    """Says that this process works. It may be called at every token."""
+    """Reports that this process makes progress. It may be called at every token."""
     global _shown_at
     now = time.monotonic()
     if now - _shown_at < _EVERY_SECONDS:
         return
     _shown_at = now
     if sign := os.environ.get(_VARIABLE):
-        with suppress(OSError):  # a full disk or a lost server ends the run by itself, and not from here
+        with suppress(OSError):  # a full disk or a lost server ends the run elsewhere, not here
             os.utime(sign)
 
 
 def variables_to_show_work(directory: Path) -> dict[str, str]:
-    """Environment of a process that works for a stage, and that none of its ranks starts.
+    """Returns the environment variable for a process that works for a stage but is not started by one of its ranks.
 
     Args:
-        directory: the stage's.
+        directory: directory of the stage.
     """
     return {_VARIABLE: str(directory / SIGN)}
 
 
 def watch_for_standstill(directory: Path, seconds: float) -> None:
-    """From now on ends this process, with exit code 1, once no process of the stage has shown work for so long.
+    """Starts a watch that ends this process, with exit code 1, when no process of the stage has reported progress for
+    this long.
 
     Args:
-        directory: the stage's, on a file system that all its ranks share.
-        seconds: 0: never.
+        directory: directory of the stage, on a file system that all its ranks share.
+        seconds: longest time without progress. 0 disables the watch.
     """
     if not seconds:
         return
@@ -70,12 +71,12 @@ def watch_for_standstill(directory: Path, seconds: float) -> None:
 def _watch(directory: Path, seconds: float) -> None:
     look_seconds = min(seconds / _LOOKS_IN_ALL, _LONGEST_LOOK_SECONDS)
     message = f"no rank has worked for {seconds:g} s: no token, pass, score or exchange"
-    # Looks are counted, not seconds: a process that was suspended has not looked meanwhile.
+    # Checks are counted, not seconds: a suspended process has not checked meanwhile.
     most = round(seconds / look_seconds)
     for still in _looks_without_work(directory / SIGN, look_seconds):
         if still == most:
             rank = os.environ.get("RANK", "0")
-            # In one piece: all ranks print theirs now, most of them into the same log.
+            # In one write: all ranks print theirs now, most of them into the same log.
             print(f"rank {rank}: {message} (standstill_seconds); it is here:\n{_stacks()}", file=sys.stderr, flush=True)
         elif still == most + _LOOKS_FOR_STACKS:
             note_exit(directory, EarlyExit("hung", message))
@@ -83,11 +84,11 @@ def _watch(directory: Path, seconds: float) -> None:
 
 
 def _looks_without_work(sign: Path, look_seconds: float) -> Iterator[int]:
-    """After each look: how many in a row have found the file as it was."""
+    """Yields, after each check, how many checks in a row have found the file unchanged."""
     seen, still = 0, 0
     while True:
         time.sleep(look_seconds)
-        with suppress(OSError):  # what cannot be looked at counts as unchanged
+        with suppress(OSError):  # a file that cannot be read counts as unchanged
             shown = sign.stat().st_mtime_ns
             still = still if shown == seen else -1
             seen = shown
@@ -96,7 +97,7 @@ def _looks_without_work(sign: Path, look_seconds: float) -> Iterator[int]:
 
 
 def _stacks() -> str:
-    """Where each thread of this process is."""
+    """Returns the current stack of each thread of this process."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

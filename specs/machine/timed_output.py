@@ -1,4 +1,4 @@
-"""The time at the beginning of each line that a process prints into a log."""
+"""Timestamps at the beginning of each line that a process prints into a log."""
 
 import io
 import os
@@ -14,13 +14,13 @@ _TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
 
 
 def time_output() -> None:
-    """From now on each line that Python prints here begins with the time (UTC), where the output goes into a log."""
+    """Puts the time (UTC) before each line that Python prints from now on, if the output goes into a log."""
     if os.environ.get(TIMED):
         sys.stdout, sys.stderr = TimedOutput(sys.stdout), TimedOutput(sys.stderr)
 
 
 def without_time(line: str) -> str:
-    """A line of a log without its time."""
+    """Returns a line of a log without its time."""
     return _TIME.sub("", line)
 
 

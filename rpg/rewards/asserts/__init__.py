@@ -1,8 +1,8 @@
 """Tests of a program that are asserts. The program runs in one process of the sandbox, the tests in another.
 
-A call of the program's function goes to the program's process, and its value comes back as plain data: no object of the
-program's is ever compared, and no expected value is where the program can read it. Tests whose form needs more than
-values run beside the program. `values`, `examination` and `beside` are what runs in the sandbox.
+A call of the program's function goes to the program's process, and its value comes back as plain data. So no object of
+the program is ever compared, and the program can read no expected value. Tests that need more than values run in one
+process with the program. `values`, `examination` and `beside` are the modules that run in the sandbox.
 """
 
 import inspect
@@ -34,9 +34,9 @@ def _inside():
 _inside = _inside()
 """
 _LONGEST_KEPT, _MOST_KEPT = 1 << 14, 64
-"""Characters of the values, and number, of the verdicts that are kept of a problem: responses are often alike."""
+"""Longest values that are kept of a problem, in characters; most verdicts kept of it. Responses are often alike."""
 _MOST_PLANS = 256
-"""Problems of which it is kept how their tests are run."""
+"""Most problems whose plan is kept."""
 
 
 class _Problem(NamedTuple):
@@ -49,25 +49,25 @@ class _Problem(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How tests are run."""
+    """How the tests of a problem are run."""
 
     beside: bool
-    """They need the program itself."""
+    """Whether the tests need the program itself."""
     says: str
-    """Calls that each test makes first, JSON. Of tests that run beside the program `1` where the names of builtins are
-    Python's own in them. Empty: the tests fail whatever the program is."""
+    """Calls that each test makes first, JSON. For tests that run beside the program: `1` if the names of builtins are
+    Python's own in them. Empty if the tests fail with any program."""
     verdicts: dict[str, str]
-    """Values that programs have given -> what the tests said of them."""
+    """Values that programs have returned -> verdicts of the tests on them."""
     rounds: bool = False
-    """Tests of such a problem have made further calls, once they knew the values of the first."""
+    """Whether tests of this problem have made further calls after they got the values of the first."""
 
 
 def asserted(sandbox: Sandbox, tests: dict[str, Any], chosen: Sequence[str], code: str) -> Iterator[bool]:
-    """Yields for one test after another whether the program passes it.
+    """Yields, test by test, whether the program passes it.
 
     Args:
         tests: see `rpg.data.test_cases.TestCases`.
-        chosen: statements.
+        chosen: the tests to run, as statements.
         code: the program.
     """
     problem = _Problem(sandbox, f"{tests['setup']}\n", tests["function"], tuple(chosen))
@@ -78,7 +78,7 @@ def asserted(sandbox: Sandbox, tests: dict[str, Any], chosen: Sequence[str], cod
 
 
 def _judged(problem: _Problem, program: str, plan: _Plan) -> str:
-    """Returns P or F for each test that the program gets to."""
+    """Returns P or F for each test that the program reaches."""
     with problem.sandbox.session() as session:
         values = _values(session, problem, program, plan)
         if not values or values in plan.verdicts:
@@ -94,7 +94,7 @@ def _judged(problem: _Problem, program: str, plan: _Plan) -> str:
         number, until = -1, 0.0
         while ":" in said:
             said, _, calls = said.partition(":")
-            if len(said) != number:  # another test
+            if len(said) != number:  # another test has the same number
                 number, until = len(said), time.monotonic() + problem.sandbox.limits.seconds
             values = _last_line(session.execute(_answering(calls))) if time.monotonic() < until else ""
             said += examiner.ask(f"go_on({values!r})")
@@ -105,8 +105,8 @@ def _judged(problem: _Problem, program: str, plan: _Plan) -> str:
 def _values(session: Session, problem: _Problem, program: str, plan: _Plan) -> str:
     """Returns the values of all tests' first calls, JSON; empty if the program cannot make the first test's calls.
 
-    One process makes all calls, if they take no longer than one test may. Else, and if tests make further calls, each
-    test has its own time in the session, which keeps the program.
+    One process makes all calls if together they take no longer than one test may. Otherwise, and if tests make further
+    calls, each test gets its own time in the session, which keeps the program.
     """
     if not plan.rounds:
         given = json.dumps({"sources": [problem.setup, program], "calls": plan.says})
@@ -126,12 +126,12 @@ def _values(session: Session, problem: _Problem, program: str, plan: _Plan) -> s
 
 
 def _answering(calls: str, number: int = 0) -> str:
-    """Returns code that makes the calls of one test, and prints the values."""
+    """Returns code that makes the calls of one test and prints the values."""
     return f"_inside['answer']({calls!r}, globals(), {number})"
 
 
 def _judged_beside(problem: _Problem, program: str, plan: _Plan) -> str:
-    """Returns P or F for each test that the program gets to; see `_values` for the time that tests have."""
+    """Returns P or F for each test that the program reaches; see `_values` for the time limit of the tests."""
     given = [problem.setup, list(problem.tests), plan.says == "1"]
     outcome = problem.sandbox.run(
         Program(f"{_loading('beside')}\n_inside['run']()", json.dumps({"given": given, "program": program}))
@@ -149,13 +149,14 @@ def _judged_beside(problem: _Problem, program: str, plan: _Plan) -> str:
 
 
 def _completed(tests: dict[str, Any], code: str) -> str:
-    """Returns the whole program: a body alone comes after the beginning of its function, which the problem has."""
+    """Returns the whole program: if a response has only a body, the problem's beginning of the function is put before
+    it."""
     is_body = tests["function"] and not re.search(rf"\b{re.escape(tests['function'])}\b", code)
     return tests["setup"] + code if is_body else code
 
 
 def _last_line(outcome: Outcome) -> str:
-    """Returns the last line that a call has printed; empty if the call failed."""
+    """Returns the last line that a call printed; empty if the call failed."""
     return outcome.stdout.rstrip("\n").rpartition("\n")[2] if outcome.fine else ""
 
 
@@ -174,7 +175,7 @@ def _loading(last: str) -> str:
 
 
 class _Examiner:
-    """An interpreter with the tests of a problem, and nothing of a program."""
+    """An interpreter that has the tests of a problem, and nothing of a program."""
 
     def __init__(self, problem: _Problem) -> None:
         self._session = problem.sandbox.session()
@@ -195,7 +196,7 @@ class _Examiner:
 
 
 class _Examiners:
-    """Examiners of problems, which go from one response to the next. Those that idle are as many as there are cores."""
+    """Examiners of problems, reused for one response after another. At most one idle examiner per core is kept."""
 
     def __init__(self) -> None:
         self._plans: OrderedDict[_Problem, _Plan] = OrderedDict()
@@ -209,7 +210,7 @@ class _Examiners:
                 self._plans.move_to_end(problem)
                 return plan
         examiner = _Examiner(problem)
-        if examiner.plan.says:  # else it may have had no time on a busy machine
+        if examiner.plan.says:  # if empty, the examiner may have run out of time on a busy machine
             self.keep(problem, examiner.plan)
         if examiner.plan.says and not examiner.plan.beside:
             self.give_back(problem, examiner)
@@ -225,13 +226,13 @@ class _Examiners:
                 self._plans.popitem(last=False)
 
     def take(self, problem: _Problem) -> _Examiner:
-        """Returns an examiner of the problem, for one program."""
+        """Returns an examiner of the problem for one program."""
         with self._lock:
             places = [place for place, (other, _) in enumerate(self._idle) if other == problem]
             examiner = self._idle.pop(places[-1])[1] if places else None
         if examiner and examiner.ask("plan"):
             return examiner
-        if examiner:  # it has ended meanwhile, with the values of an earlier program or for want of memory
+        if examiner:  # it has ended since: by the values of an earlier program, or for lack of memory
             examiner.close()
         return _Examiner(problem)
 

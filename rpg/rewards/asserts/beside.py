@@ -1,6 +1,6 @@
 """Tests that need the program itself, such as its classes, and run in one process with it.
 
-It runs in the sandbox, where our packages are not shown, and imports the standard library and its neighbours alone.
+It runs in the sandbox, where our packages are not visible. It imports only the standard library and its neighbours.
 """
 
 import ast
@@ -22,8 +22,8 @@ _exit, _urandom = os._exit, os.urandom
 
 
 class _PlainSides(ast.NodeTransformer):
-    """Where tests compare with a literal, puts `_plain(X)` in the place of the other side X, and `_literal(N)` in that
-    of the literal: who called a function is seen by it, with the literals in it."""
+    """Rewrites comparisons of tests with a literal: the other side X becomes `_plain(X)`, the literal becomes
+    `_literal(N)`. A function can see its caller, with the literals in it."""
 
     def __init__(self) -> None:
         self.literals: list[Any] = []
@@ -50,7 +50,7 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def run() -> None:
-    """Runs all tests of standard input beside the program that is there too, and replies P or F for each."""
+    """Runs all tests from standard input beside the program, which is also read there; replies P or F for each."""
     request = loads(sys.stdin.buffer.read())
     tests = Beside(*request.pop("given"))  # the program sees this frame
     begun = monotonic()
@@ -68,14 +68,14 @@ class Beside:
     """Tests that run beside the program, in a child of a process that has not loaded it.
 
     Builtins and literals of the tests are bound before the program is loaded. The child reports a passed test by a word
-    that its parent checks; its output and its exit code count for nothing.
+    that its parent checks; its output and its exit code are ignored.
     """
 
     def __init__(self, setup: str, tests: list[str], own_builtins: bool) -> None:
         """Runs the setup and compiles the tests.
 
         Args:
-            own_builtins: whether the name of a builtin is Python's own in tests, and not a function of the program.
+            own_builtins: whether names of builtins mean Python's own in tests, and not functions of the program.
         """
         self._main = ModuleType("__main__")
         exec(compile(setup, "<setup>", "exec"), self._main.__dict__)

@@ -1,6 +1,6 @@
-"""Tests that run without the program. This process has the expected values, and nothing of the program but plain data.
+"""Tests that run without the program. This process has the expected values; of the program it has only plain data.
 
-It runs in the sandbox, where our packages are not shown, and imports the standard library and `values` alone.
+It runs in the sandbox, where our packages are not visible. It imports only the standard library and `values`.
 """
 
 import ast
@@ -16,22 +16,22 @@ from typing import Any
 from rpg.rewards.asserts.values import DEEPEST, MAKERS, decoded, dumps, encoded, loads
 
 _MOST_UNKNOWN = 2_000
-"""Calls that are asked for at once, and conditions on values that are not known: a test may loop until one holds."""
+"""Most calls requested at once, and most conditions on unknown values: a test may loop until one holds."""
 
 
 class NeedsProgramError(BaseException):
-    """The tests need the program itself, and not its values alone. No Exception, as tests may catch those."""
+    """The tests need the program itself, and not only its values. Not an Exception, since tests may catch those."""
 
 
 class _EnoughError(BaseException):
-    """A test that has asked for as much as is asked for at once."""
+    """A test has requested as many calls as are allowed at once."""
 
 
 class _Unknown:
-    """Value of a call that has not been made. What is done with it has no result yet."""
+    """Value of a call that has not been made. An operation on it has no result yet."""
 
     conditions = 0
-    """How often one was a condition in this run of a test. They hold."""
+    """How often an unknown value was used as a condition in this run of a test. Each time it counted as true."""
 
     __array_ufunc__ = __iter__ = __contains__ = None
     __hash__ = object.__hash__
@@ -58,7 +58,7 @@ class _Unknown:
 
 
 class _UnknownMethod(_Unknown):
-    """What a value that is not known yet has under the name of a method of plain data."""
+    """Attribute of an unknown value, under the name of a method of plain data."""
 
     def __call__(self, *_: object, **__: object) -> Any:
         return _Unknown()
@@ -70,7 +70,7 @@ _METHODS = {name for kind in (str, list, dict, set, bytes, int, float) for name 
 def _itself(self: _Unknown, *others: object) -> _Unknown:
     for other in others:
         if not isinstance(other, _Unknown):
-            encoded(other, _refused)  # an object is compared by its own means
+            encoded(other, _refused)  # an object would be compared by its own methods
     return self
 
 
@@ -85,19 +85,19 @@ _MODULES = {
     *("fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "numbers", "numpy", "operator"),
     *("queue", "random", "re", "statistics", "string", "typing", "unicodedata"),
 }
-"""What tests may import: nothing that would run a text, which may be a value of the program."""
+"""Modules that tests may import: none that would run a text, since the text may be a value of the program."""
 _COMPARISONS = {
     "numpy": ("allclose", "isclose"),
     "numpy.testing": ("assert_allclose", "assert_almost_equal", "assert_array_almost_equal", "assert_array_equal"),
 }
-"""Module -> its functions that find an empty array equal to any value of which it takes the shape."""
+"""Module -> its functions for which an empty array equals any value that broadcasts to its shape."""
 _RUNS_TEXT = {"eval", "exec", "compile", "__import__", "open", "input", "globals", "locals", "vars"}
 
 
 class _Asserts(ast.NodeTransformer):
     """Replaces `assert X` by `_assert(lambda: X)`, so that a test continues if X is not known yet.
 
-    Where there may be arrays, `X == Y`, `X - Y` and the like become `_operate(lambda x, y: x == y, X, Y)`.
+    If arrays may occur, `X == Y`, `X - Y` and the like become `_operate(lambda x, y: x == y, X, Y)`.
     """
 
     def __init__(self, *, arrays: bool) -> None:
@@ -137,8 +137,8 @@ def _function(names: tuple[str, ...], body: ast.expr) -> ast.Lambda:
 
 
 def _operate(operation: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
-    """Returns what an operation gives. AssertionError if an array is empty and the other side is not: numpy gives it
-    the shape of the empty one, of which all is true."""
+    """Returns the result of an operation. Raises AssertionError if one side is an empty array and the other is not
+    empty: numpy would return an empty result, of which `all` is true."""
     numpy = sys.modules.get("numpy")
     if numpy and any(isinstance(each, numpy.ndarray) for each in (one, other)):
         _check_sizes(one, other)
@@ -150,7 +150,7 @@ def _check_sizes(one: Any, other: Any) -> None:
 
     if isinstance(one, _Unknown) or isinstance(other, _Unknown):
         return
-    with suppress(ValueError):  # of a list whose rows differ in length
+    with suppress(ValueError):  # a list whose rows differ in length
         if (np.size(one) == 0) != (np.size(other) == 0):
             raise AssertionError("one of the values is empty")
 
@@ -158,12 +158,12 @@ def _check_sizes(one: Any, other: Any) -> None:
 class Examination:
     """Tests of a problem, run without the program.
 
-    A test runs with the values that are known. If it makes further calls, it runs on with unknown values, and its calls
-    are noted; then the program is asked for all of these values at once.
+    A test runs with the known values. If it makes further calls, it continues with unknown values, and its calls are
+    recorded. Then the program is asked for all of these values at once.
     """
 
     def __init__(self, setup: str, tests: list[str], function: str) -> None:
-        """Runs the setup. What is wrong with the texts is raised."""
+        """Runs the setup. Errors in the texts are raised."""
         sys.set_int_max_str_digits(0)
         sys.setrecursionlimit(DEEPEST)
         for module in _COMPARISONS:
@@ -179,7 +179,8 @@ class Examination:
         self._answers: list[Any] = []
         self._first: list[list[str]] = []
         self.plan = f"beside:{int(bool(self._functions))}"
-        """`:` and the calls that each test makes first; or `beside:`, see `rpg.rewards.asserts`."""
+        """`:` and the calls that each test makes first; or `beside:` if the tests need the program, see
+        `rpg.rewards.asserts`."""
         needs = any(map(_needs_program, [*used, *ast.walk(ast.parse(setup))]))
         if needs or not _only_called(used, self._functions):
             return
@@ -199,20 +200,20 @@ class Examination:
         Args:
             values: for each test a list, JSON.
         Returns:
-            P or F for each test, until one makes further calls: then `:`, and a list of these, JSON.
+            P or F for each test. If a test makes further calls: the letters so far, `:`, and a JSON list of the calls.
         """
         self._values, self._number = _read(values), 0
         self._begin()
         return self._next()
 
     def go_on(self, values: str) -> str:
-        """Runs the test again with the values of further calls, and then the next ones. Returns as `judge` does."""
+        """Runs the test again with the values of further calls, then the following tests. Returns as `judge` does."""
         new = _read(values)
         self._answers += new[0] if len(new) == 1 and type(new[0]) is list else []
         return self._next(self._judged())
 
     def _next(self, said: str = "") -> str:
-        """Runs the next tests. Returns their letters after those of `said`."""
+        """Runs the following tests. Returns their letters after those in `said`."""
         while self._number < len(self._tests) and ":" not in said:
             known = self._values[self._number] if self._number < len(self._values) else []
             self._requests, self._answers = [*self._first[self._number]], known if type(known) is list else []
@@ -231,7 +232,7 @@ class Examination:
         return "P" if passed else "F"
 
     def _begin(self) -> None:
-        """Forgets what tests have left."""
+        """Clears the state that tests have left."""
         self._names = self._fresh()
         self._names |= {name: partial(self._call, name) for name in self._functions}
         self._names |= {"_assert": self._assert, "_operate": _operate}
@@ -242,10 +243,10 @@ class Examination:
         return names
 
     def _run(self, number: int) -> tuple[bool, dict[str, Any]]:
-        """Runs a test. Returns whether it passed, as far as that is known, and the names that it leaves."""
+        """Runs a test. Returns whether it passed, as far as that is known, and the names that it defines."""
         self._place = self._asked = _Unknown.conditions = 0
         names = dict(self._names)
-        random.seed(0)  # it is to make the same calls each time
+        random.seed(0)  # so that it makes the same calls each time
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed(0)
         try:
@@ -298,19 +299,19 @@ def _refused(_value: Any) -> Any:
 
 
 def _value_of(said: Any) -> Any:
-    """Returns the value of a call, or raises what the call raised."""
+    """Returns the value of a call, or raises the exception of the call."""
     if type(said) is dict and "error" in said:
         name, text = said["error"]
         kind = getattr(builtins, str(name), None)
         kind = kind if isinstance(kind, type) and issubclass(kind, Exception) else Exception
-        if issubclass(kind, (StopIteration, StopAsyncIteration)):  # a `map` of the test's would end, as if it were done
+        if issubclass(kind, (StopIteration, StopAsyncIteration)):  # would silently end a `map` of the test
             raise RuntimeError(f"the function raised {name}: {text}")
         raise kind(text)
     return decoded(said, _OWN_MAKERS)
 
 
 def _compare_sizes(module: str) -> None:
-    """Has a module's functions compare nothing with something. Numpy finds that all of nothing is equal to it."""
+    """Makes a module's functions treat an empty array and a non-empty one as unequal. Numpy treats them as equal."""
     with suppress(ImportError):
         found = importlib.import_module(module)
         for name in _COMPARISONS[module]:
@@ -333,7 +334,7 @@ def _checked(compare: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _array_of(parts: list[Any]) -> Any:
-    """Returns an array of the program's. An empty one is compared and computed with empty ones alone."""
+    """Returns an array of the program. An empty one is compared and computed only with empty ones."""
     import numpy as np
 
     class Empty(np.ndarray[Any, Any]):
@@ -348,11 +349,11 @@ def _array_of(parts: list[Any]) -> Any:
 
 
 _OWN_MAKERS = MAKERS | {"numpy": _array_of}
-"""How the values of the program are made here."""
+"""Name of a kind -> function that makes a value of the program in this process."""
 
 
 def _functions_of(nodes: list[ast.AST], known: dict[str, Any], function: str) -> set[str]:
-    """Names that tests take from the program."""
+    """Returns the names that tests take from the program."""
     loaded = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     own = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
@@ -365,7 +366,7 @@ def _functions_of(nodes: list[ast.AST], known: dict[str, Any], function: str) ->
 
 
 def _needs_program(node: ast.AST) -> bool:
-    """Whether the node might run a text of the program's, or looks at the identity of its objects."""
+    """Returns whether the node might run a text of the program or uses the identity of its objects."""
     match node:
         case ast.Import(names=names):
             return any(alias.name.partition(".")[0] not in _MODULES for alias in names)
@@ -384,10 +385,10 @@ def _needs_program(node: ast.AST) -> bool:
 
 
 def _only_called(nodes: list[ast.AST], functions: set[str]) -> bool:
-    """Whether tests have functions of the program, call them or hand them on, and take the values.
+    """Returns whether tests use functions of the program only by calling them or passing them on, and use the values.
 
-    A name with a capital is a class. A call whose value is dropped is made for its effect on the arguments; within
-    `try` it is made for its exception.
+    A capitalised name is a class. If a call's value is dropped, the call is made for its effect on the arguments;
+    within `try`, it is made for its exception.
     """
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     called = [part for call in calls for part in (call.func, *call.args, *(each.value for each in call.keywords))]

@@ -1,7 +1,7 @@
-"""Values of a program as plain data. The program's process runs `answer`: it calls the program's functions, and sends
-what they return. Whatever it sends is a claim: the process of the tests makes new objects of it.
+"""Values of a program as plain data. The program's process runs `answer`: it calls the program's functions and sends
+the values that they return. The values are untrusted: the process of the tests builds new objects from them.
 
-It runs in the sandbox, where our packages are not shown, and imports the standard library alone.
+It runs in the sandbox, where our packages are not visible. It imports only the standard library.
 """
 
 import itertools
@@ -22,11 +22,12 @@ dumps, loads, write = json.dumps, json.loads, os.write
 """Bound here, before a program can replace them."""
 _SCALARS = {type(None), bool, int, float, str}
 _MOST_ITEMS = 100_000
-"""Items of an iterator that are sent. Whoever asks for more gets an error."""
+"""Most items of an iterator that are sent. Asking for more raises an error."""
 SHORT_SECONDS = 0.1
-"""A program that takes longer to load takes time from its first test. A NUL on standard output says so."""
+"""Seconds. A program that takes longer to load takes time from its first test. A NUL on standard output reports that it
+is loaded."""
 DEEPEST = 50_000
-"""Limit of recursion where values are sent and received."""
+"""Recursion limit while values are sent and received."""
 _NUMPY_KINDS = "biufcSU"
 _NUMBERS: tuple[tuple[Any, Any], ...] = ((Integral, int), (Rational, Fraction), (Real, float), (Complex, complex))
 
@@ -53,16 +54,16 @@ _KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[list[Any]], Any]]] = {
     type({}.values()): (list, lambda parts: dict(enumerate(parts)).values()),
     type({}.items()): (list, lambda parts: dict(parts).items()),
 }
-"""Kind -> how it becomes a list, and how the list becomes it."""
+"""Kind -> function that turns it into a list, and function that turns the list back."""
 _BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (str, str.__str__),
     *((kind, kind) for kind in (tuple, list, dict, set, frozenset, bytes)),
 )
-"""Kinds whose subclasses are sent as the kind itself."""
+"""Kinds whose subclasses are sent as the kind itself, with the function that converts them."""
 
 
 class _Opaque:
-    """A value of the program that is no plain data: it has a truth value and equals nothing."""
+    """A value of the program that is not plain data: it has a truth value and equals nothing."""
 
     def __init__(self, truth: bool) -> None:
         self._truth = truth
@@ -88,7 +89,7 @@ def _iterator_of(parts: list[Any]) -> Iterator[Any]:
 
 MAKERS: dict[str, Callable[[list[Any]], Any]] = {kind.__name__: make for kind, (_, make) in _KINDS.items()}
 MAKERS |= {"numpy": _of_numpy, "iterator": _iterator_of, "object": lambda parts: _Opaque(bool(parts[0]))}
-"""Name of a kind -> makes a value of it of a list."""
+"""Name of a kind -> function that makes a value of it from a list."""
 
 
 def _opaque(value: Any) -> Any:
@@ -96,10 +97,10 @@ def _opaque(value: Any) -> Any:
 
 
 def encoded(value: Any, other: Callable[[Any], Any] = _opaque) -> Any:
-    """Returns the value as JSON has it: scalars and lists as they are, any other kind as {name of the kind: list}.
+    """Returns the value in JSON form: scalars and lists as they are, any other kind as {name of the kind: list}.
 
     Args:
-        other: encodes a value that is no plain data.
+        other: encodes a value that is not plain data.
     """
     kind = type(value)
     if kind in _SCALARS:
@@ -127,7 +128,7 @@ def _all(values: list[Any], other: Callable[[Any], Any]) -> list[Any]:
 
 
 def decoded(value: Any, makers: dict[str, Callable[[list[Any]], Any]] = MAKERS) -> Any:
-    """Returns the value that `encoded` was given, as new objects. Raises an Exception for any other form."""
+    """Returns the value that was given to `encoded`, as new objects. Raises an Exception for any other form."""
     if type(value) is list:
         return list(value) if _SCALARS.issuperset(map(type, value)) else [decoded(each, makers) for each in value]
     if type(value) is not dict:
@@ -137,7 +138,7 @@ def decoded(value: Any, makers: dict[str, Callable[[list[Any]], Any]] = MAKERS) 
 
 
 def run(names: dict[str, Any]) -> None:
-    """Runs sources of standard input in the names, and answers the calls that stand beside them, of all tests."""
+    """Runs the sources from standard input in these names, and answers the calls sent with them, for all tests."""
     request = loads(sys.stdin.buffer.read())
     begun = monotonic()
     for source in request["sources"]:
@@ -148,12 +149,12 @@ def run(names: dict[str, Any]) -> None:
 
 
 def answer(calls: str, names: dict[str, Any], number: int = -1) -> None:
-    """Makes calls of the program's functions, and writes their values as the last line of standard output.
+    """Calls the program's functions and writes their values as the last line of standard output.
 
     Args:
-        calls: for each test its calls, JSON. After each test a NUL is written.
-        names: the program's.
-        number: of the one test whose calls are made; -1: all.
+        calls: JSON list of each test's calls. After each test a NUL is written.
+        names: the program's names.
+        number: number of the test whose calls are made; -1 means all tests.
     """
     digits = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)
@@ -170,7 +171,7 @@ def answer(calls: str, names: dict[str, Any], number: int = -1) -> None:
 
 
 def _called(names: dict[str, Any], name: str, arguments: Any, named: Any) -> Any:
-    """Returns the value of a call, or what it raised, encoded."""
+    """Returns the value of a call, or the exception that it raised, encoded."""
     depth = sys.getrecursionlimit()
     try:
         value = names[name](*decoded(arguments), **(decoded(named) or {}))
@@ -184,7 +185,7 @@ def _called(names: dict[str, Any], name: str, arguments: Any, named: Any) -> Any
 
 
 def reply(text: str) -> None:
-    """Writes the text as a line of standard output, whatever `sys.stdout` is by now."""
+    """Writes the text as a line of standard output, even if the program replaced `sys.stdout`."""
     with suppress(Exception):
         sys.stdout.flush()
     rest = memoryview(f"\n{text}\n".encode())

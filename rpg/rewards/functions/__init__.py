@@ -1,4 +1,4 @@
-"""Our rewards: each module is one, called what a spec calls it, with the options it takes and how it scores.
+"""Our rewards. Each module is one, named as in a spec, and holds its options and its scoring.
 
-Checking a spec imports them: what takes long to import is imported in `score`.
+Checking a spec imports them, so a module that is slow to import is imported in `score`.
 """

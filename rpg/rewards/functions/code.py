@@ -1,4 +1,4 @@
-"""Programs by their tests, run in the sandbox."""
+"""Scoring of programs by their tests, which run in the sandbox."""
 
 import atexit
 import json
@@ -28,7 +28,7 @@ import bisect, collections, copy, functools, heapq, itertools, math, operator, r
 from typing import *; from collections import *; from functools import *; from itertools import *
 sys.setrecursionlimit(50_000)
 """
-"""What the sets' own graders have ready for a solution."""
+"""Imports and names that the sets' own graders provide for a solution."""
 _CALL = """
 import io, json, sys
 request = json.loads(sys.stdin.read())
@@ -40,12 +40,12 @@ function = names.get(request["function"]) or getattr(owner() if owner else None,
 value = function(*request["arguments"])
 answers.write(json.dumps({"value": value}))
 """
-"""Calls a function of the solution, whose value is compared outside the sandbox: where it stands nobody knows what it
-should be."""
+"""Code that calls a function of the solution. Its value is compared outside the sandbox, so nothing inside the sandbox
+knows the expected value."""
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-8
-"""How close numbers are, in the graders that ask for no more: numpy's defaults."""
+"""Tolerances of numbers in the graders that ask for no more: numpy's defaults."""
 _LONGEST_NUMBER = 4300
-"""Characters of a number that is not written as expected; Python reads no longer integer."""
+"""Longest number that is read if it is not written as expected, in characters; Python reads no longer integer."""
 
 
 class Code(Reward):
@@ -112,7 +112,7 @@ class Code(Reward):
         """See Reward; the extracted answer is the program.
 
         Raises:
-            SandboxError: the sandbox itself failed. What a program does wrong is in the score.
+            SandboxError: the sandbox itself failed. Faults of a program are recorded in the score.
         """
         tests: dict[str, Any] = problem.metadata.get("tests") or {}
         chosen = self._chosen(tests)
@@ -144,12 +144,12 @@ class Code(Reward):
         return blocks[-1] if blocks else None
 
     def _outcomes(self, tests: dict[str, Any], chosen: Sequence[Any], code: str) -> Iterator[bool]:
-        """Whether each test passed, one after another."""
+        """Yields, test by test, whether it passed."""
         sandbox = _sandbox(self.seconds_per_test, self.memory_mb)
         if tests["kind"] == "assert":
             yield from asserted(sandbox, tests, chosen, code)
             return
-        # An import from __future__ stands before all else.
+        # An import from __future__ must come before everything else.
         prelude = "" if self.language != "python" or "__future__" in code else _PRELUDE
         for given, expected in chosen:
             if tests["kind"] == "call":
@@ -161,7 +161,7 @@ class Code(Reward):
 
 @lru_cache(maxsize=8)
 def _sandbox(seconds: float, memory_mb: int) -> Sandbox:
-    """The process's sandbox for programs with these limits: it stays warm from one scorer to the next."""
+    """Returns the process's sandbox for programs with these limits. It stays warm from one scorer to the next."""
     limits = Limits(
         seconds=seconds, memory_bytes=memory_mb << 20, processes=16, file_bytes=16 << 20, output_bytes=16 << 20
     )
@@ -186,23 +186,24 @@ def _called(sandbox: Sandbox, tests: dict[str, Any], solution: str, arguments: A
 
 
 def _fits(text: str, expected: Any) -> bool:
-    """Whether JSON has no more parts than the expected value, so that it costs no more to read than that."""
+    """Returns whether JSON has no more parts than the expected value, so that it takes no longer to read."""
     wanted = json.dumps(expected)
     return all(text.count(mark) <= wanted.count(mark) for mark in '[{",')
 
 
 def same_output(output: str, expected: str, *, close: bool) -> bool:
-    """Whether a program printed what it should.
+    """Returns whether a program printed the expected output.
 
-    As LiveCodeBench's grader: line for line, white space around lines aside, each the same text or the same decimal
-    numbers. `close`, as those of APPS and TACO: numbers that are close are the same.
+    Compares line by line, as LiveCodeBench's grader does: white space around lines is ignored, and each line must be
+    the same text or the same decimal numbers. With `close`, as in the graders of APPS and TACO, numbers within a
+    tolerance are equal.
 
     Example:
         >>> same_output("1 2.50 \\n", "1 2.5", close=False), same_output("0.333333333", "0.3333333", close=True)
         (True, True)
     """
     wanted = expected.strip().split("\n")
-    got = output.strip().split("\n", len(wanted))  # never more parts than a right output has, and one
+    got = output.strip().split("\n", len(wanted))  # at most one part more than a right output has
     return len(got) == len(wanted) and all(
         _same_line(one.strip(), other.strip(), close=close) for one, other in zip(got, wanted, strict=True)
     )
@@ -237,7 +238,7 @@ def _close(got: Any, wanted: Any) -> bool:
 
 
 def same_value(value: Any, expected: Any) -> bool:
-    """Whether two values of JSON are the same, numbers that are no whole ones being close."""
+    """Returns whether two JSON values are the same. Numbers that are not whole need only be close."""
     if isinstance(value, list) and isinstance(expected, list):
         return len(value) == len(expected) and all(map(same_value, value, expected))
     if isinstance(value, float) or isinstance(expected, float):

@@ -1,4 +1,4 @@
-"""What a language model says of a response: a judge behind an address, or one of its own on this machine."""
+"""Scoring of a response by a language model: a judge behind an address, or one that runs on this machine."""
 
 import os
 from collections.abc import Iterator
@@ -26,9 +26,9 @@ from specs.schema.reward import Reward
 from specs.schema.rollout import VllmRollout, not_installed
 
 _AT_ONCE_TOKENS = 16
-"""Tokens of a verdict without reasons."""
+"""Longest verdict without reasons, in tokens."""
 _VLLM_SHARE = 0.4
-"""Share of a GPU's memory, where the spec does not say."""
+"""Share of a GPU's memory if the spec names none."""
 
 
 class Scale(Spec):
@@ -134,22 +134,22 @@ class Judge(Reward):
             yield ("model",), "directory", self.model
 
     def calls(self, groups: int, size: int) -> int:
-        """Calls for so many groups of responses, at most."""
+        """Returns the most calls for this number of groups of responses."""
         questions = {"each": size, "pairs": size * (size - 1), "group": 2 * (size > 1)}[self.compare]
         return groups * questions * self.votes
 
     @property
     def reply_tokens(self) -> int:
-        """Tokens of a reply at most."""
+        """Returns the most tokens of a reply."""
         return self.max_tokens if self.reasoning else min(self.max_tokens, _AT_ONCE_TOKENS)
 
     @property
     def vllm_share(self) -> float:
-        """Share of the GPU's memory that vLLM takes."""
+        """Returns the share of the GPU's memory that vLLM takes."""
         return self.memory_fraction or _VLLM_SHARE
 
     def engine_here(self, device: str) -> Literal["transformers", "vllm"]:
-        """The engine on a device of this type."""
+        """Returns the engine that runs on a device of this type."""
         if self.engine != "auto":
             return self.engine
         return "vllm" if device == "cuda" and find_spec("vllm") else "transformers"
@@ -214,7 +214,7 @@ class Judge(Reward):
         )
 
     def score(self, problem: Problem, response: str) -> Score:
-        """One verdict by hand: nothing is kept of it, and it counts for no budget."""
+        """Returns one verdict outside a run: it is not kept and counts for no budget."""
         with self.open(Place()) as scorer:
             return scorer.submit(problem, response).result()
 

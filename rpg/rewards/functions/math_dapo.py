@@ -9,10 +9,11 @@ from rpg.types import Problem
 from specs.schema.reward import Reward
 
 _TAIL = 300
-"""Characters of the response that are looked at, from its end."""
+"""Characters at the end of the response that are searched."""
 _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
 
-# The two lists of Lewkowycz et al. 2022 (Minerva, arXiv:2206.14858, appendix D), as DAPO's rule has them: without "ft".
+# The two lists of Lewkowycz et al. 2022 (Minerva, arXiv:2206.14858, appendix D), in the form of DAPO's rule: without
+# "ft".
 _SUBSTITUTIONS = (
     ("an ", ""),
     ("a ", ""),
@@ -58,7 +59,7 @@ _BRACED = (
 
 
 def normalise(answer: str) -> str:
-    r"""The form in which two answers are compared, character by character.
+    r"""Returns the form in which two answers are compared, character by character.
 
     Source: DAPO's reward rule (arXiv:2503.14476, its released scorer), which takes Minerva's normalisation.
     Example:
@@ -77,7 +78,7 @@ def normalise(answer: str) -> str:
 
 
 def rewritten(answer: str) -> str:
-    r"""A formula without the text around it and what it is wrapped in, in a time that grows with the length alone.
+    r"""Returns a formula without its wrapping and the text around it. The time is linear in the length.
 
     Example:
         >>> rewritten(r"so $\boxed{\frac12}$ is it")
@@ -90,10 +91,10 @@ def rewritten(answer: str) -> str:
 
 
 def _unwrapped(line: str) -> str:
-    if line.count("$") > 1:  # a formula inside text stands for the whole
+    if line.count("$") > 1:  # a formula inside text replaces the whole
         line = f"${line.split('$', 2)[1]}$"
     for pattern in _WRAPPERS if "\\" in line else ():
-        # Beyond the last brace nothing is closed. To look there from each opening one takes the square of the length.
+        # After the last brace nothing closes. Searching there from each opening one would take quadratic time.
         end = line.rfind("}") + 1
         line = pattern.sub(r"\1", line[:end]) + line[end:]
     return line

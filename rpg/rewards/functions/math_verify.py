@@ -1,7 +1,7 @@
-"""Mathematical equality: exact where both sides are numbers, else by the math-verify library.
+"""Mathematical equality: exact if both sides are numbers, otherwise by the math-verify library.
 
-It may loop or exhaust memory: in a worker process only. What it evaluates has digits and operators alone, no name of
-Python; it is sealed all the same, where that is possible.
+The library may loop or exhaust memory, so it runs only in a worker process. It evaluates only digits and operators, no
+names of Python; the worker is sandboxed all the same, if the machine can do that.
 """
 
 import logging
@@ -34,9 +34,9 @@ _SPELLINGS = (
     (re.compile(r"∞"), r"\\infty "),
     (re.compile(r"°|\\degree(?![A-Za-z])"), r"^\\circ "),
 )
-"""Spellings that the library does not read -> those that it does."""
+"""Spellings that the library does not read -> those that it reads."""
 _SIGNS = str.maketrans("\u2212\u207b\u00d7\u00b7\u22c5\u00f7\u2044", "--***//")
-"""Minus, times, divided by."""
+"""Characters for minus, times and division -> ASCII."""
 _OTHER_BOX = re.compile(r"\\(?:fbox|framebox)(?=\s*\{)")
 _BETWEEN = r"(?:\s|\$|\\[()\[\],;]|\\q?quad\b|\\text\s*\{|\}|[A-Za-z]\w{0,3}\s*=)*"
 _JOINED_BOX = re.compile(
@@ -45,14 +45,14 @@ _JOINED_BOX = re.compile(
     + r"(?:[,;]\s*(?:and\b|or\b)?|and\b|or\b)"
     + _BETWEEN
 )
-"""A box, and what joins the next one to it as another part of one answer."""
+"""A box, followed by a separator that joins the next one to it as another part of one answer."""
 _LONGEST = 200
-"""Characters of a formula that stands alone."""
+"""Most characters of a formula that stands alone."""
 _SAID = re.compile(r"(?i)answer(?:\s+is)?[ \t:*]*([^\n]*)")
 _UNREAD = re.compile(r"pi|sqrt|[^\x00-\x7f]")
 _FORMULA = re.compile(r"(?:[^A-Za-z\\$]|(?<![A-Za-z])(?:[A-Za-z]|pi|sqrt)(?![A-Za-z]))+")
 _WORDING = r"(?:\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{|[\s:$*_>])*"
-"""What may stand before a letter: emphasis, spaces, colons."""
+"""Text that may come before a letter: emphasis, spaces, colons."""
 _BOXED = re.compile(rf"\\boxed\s*\{{{_WORDING}(?i:option|choice)?\s*\(?([A-Za-z])(?=[).:]|[\s}}$*]*\}})")
 _ALONE = re.compile(rf"{_WORDING}\(?([A-Z])(?:[.:)][^\n]*|[\s}}$*.]*)")
 _NAMED = tuple(
@@ -62,7 +62,7 @@ _NAMED = tuple(
     for name in ("answer", "option|choice")
 )
 _DIGITS = 50
-"""Digits to which irrational numbers are compared."""
+"""Digits of irrational numbers that are compared."""
 
 
 class MathVerify(Reward):
@@ -78,7 +78,7 @@ class MathVerify(Reward):
         """See Reward."""
         import math_verify  # noqa: F401
 
-        # It logs each expression it cannot compare, with a traceback.
+        # The library logs each expression it cannot compare, with a traceback.
         logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
     def objects_to(self, problem: Problem) -> Issue | None:
@@ -92,8 +92,8 @@ class MathVerify(Reward):
     def score(self, problem: Problem, response: str) -> Score:
         """See Reward; the extracted answer is the last expression.
 
-        The library's own time limits are off: they come in whole seconds, turn into a silent "unequal", and need the
-        signal that the worker uses itself.
+        The library's own time limits are off: they are whole seconds, end in a silent "unequal", and need the signal
+        that the worker uses itself.
         """
         if letter := _ALONE.fullmatch(problem.answer.strip()):
             chosen = _choice(response)
@@ -117,9 +117,10 @@ class MathVerify(Reward):
 
 
 def _what_counts(response: str) -> str:
-    r"""Returns a response from its last box on, with the boxes that a comma, `and` or `or` joins to it.
+    r"""Returns the part of a response from its last box on, with the boxes that a comma, `and` or `or` joins to it.
 
-    A response without a box that says what its answer is, or is one, gets dollars where the library would not read it.
+    If a response without a box names its answer, or is one, dollars are put around an answer that the library would not
+    read.
 
     Example:
         >>> _what_counts(r"\boxed{1}. No: \boxed{2} or \boxed{3}"), _what_counts("The answer is π/2.")
@@ -140,7 +141,8 @@ def _what_counts(response: str) -> str:
 
 
 def _spelled(text: str) -> str:
-    r"""Returns a text with roots, powers, fractions, pi, degrees, digits and signs as the library reads them.
+    r"""Returns a text with roots, powers, fractions, pi, degrees, digits and signs in the spelling that the library
+    reads.
 
     Example:
         >>> _spelled("√(1/3) + pi/2"), _spelled("1.5e3"), _spelled(r"½ x² - 0.\overline{3}")
@@ -152,22 +154,22 @@ def _spelled(text: str) -> str:
 
 
 def _ascii(text: str) -> str:
-    """Returns digits, signs and full-width characters as ASCII has them, and other characters as they are."""
+    """Returns a text with ASCII for digits, signs and full-width characters; other characters stay as they are."""
     plain = unicodedata.normalize("NFKC", text.translate(_SIGNS)).translate(_SIGNS)
     plain = "".join(str(int(each)) if each.isdecimal() else each for each in plain)
     return plain if plain.isascii() else text
 
 
 def _repeating(begin: str, period: str) -> str:
-    """Returns the fraction that a decimal is whose last digits repeat for ever."""
+    """Returns the fraction equal to a decimal whose last digits repeat forever."""
     places = len(begin.partition(".")[2])
     digits = begin.replace(".", "")
     return f"\\frac{{{int(digits + period) - int(digits or 0)}}}{{{(10 ** len(period) - 1) * 10**places}}}"
 
 
 def _choice(response: str) -> str | None:
-    r"""Returns the letter that a response chooses: in its last box, behind its last `answer is`, behind its last
-    `option`, or the one that it is or begins with.
+    r"""Returns the letter that a response chooses: in its last box, after its last `answer is`, after its last
+    `option`, or the letter that it consists of or begins with.
 
     Example:
         >>> _choice(r"B looks right, but \boxed{C}"), _choice("The answer is (D), option A is not"), _choice("A or B")
@@ -181,7 +183,7 @@ def _choice(response: str) -> str | None:
 
 
 def _exact(expression: Any) -> Any:
-    """Returns an expression with its decimals as fractions, and the symbol i as the number."""
+    """Returns an expression with its decimals as fractions and the symbol i as the imaginary unit."""
     import sympy
 
     if not isinstance(expression, (sympy.Basic, sympy.MatrixBase)):
@@ -195,9 +197,9 @@ def _exact(expression: Any) -> Any:
 
 @cache
 def _compare_exactly() -> None:
-    """Has the library compare numbers exactly, wherever in an expression they stand.
+    """Makes the library compare numbers exactly, anywhere in an expression.
 
-    It rounds to a few digits behind the point, where all small numbers are 0.
+    The library itself rounds to a few digits after the point, so that all small numbers are 0.
     """
     from math_verify import grader
 
@@ -222,7 +224,7 @@ def _are_equal(one: Any, other: Any) -> bool:
         return bool(one.doit() == other.doit())
     difference = one - other
     parts = difference.evalf(_DIGITS, maxn=4 * _DIGITS).as_real_imag()
-    if any(not part.is_zero and part._prec > 1 for part in parts):  # so many digits of it are known
+    if any(not part.is_zero and part._prec > 1 for part in parts):  # that many digits of it are known
         return False
     difference = difference.doit()
     return bool(difference == 0) if difference.is_Rational else not isinstance(difference, sympy.core.numbers.NaN)

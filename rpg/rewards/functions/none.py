@@ -1,4 +1,4 @@
-"""No reward: what is learnt, the reference alone says."""
+"""No reward: training learns from the reference model alone."""
 
 from typing import ClassVar
 

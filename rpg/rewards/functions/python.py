@@ -1,4 +1,4 @@
-"""A function in a file of one's own."""
+"""A reward function in a user's own file."""
 
 import ast
 import hashlib
@@ -16,7 +16,7 @@ from specs.schema.base import names_path
 from specs.schema.reward import Reward
 
 _TRL = "completions"
-"""The argument by which a function of TRL's signature is known."""
+"""The argument that identifies a function with TRL's signature."""
 
 
 class Python(Reward):
@@ -71,7 +71,7 @@ class Python(Reward):
             yield Issue("belongs to gives: grades", ("least",), f"{self.least:g}")
 
     def identity(self) -> dict[str, Any]:
-        """See Spec: the file by its content, wherever it lies."""
+        """See Spec: the file counts by its content, not by its path."""
         plain = super().identity()
         del plain["path"]
         return plain | {"code": {"content": hashlib.sha256(self.code.encode()).hexdigest()}}
@@ -89,7 +89,7 @@ class Python(Reward):
         return (self.path,)
 
     def prepare(self) -> None:
-        """See Reward: runs the file. What it raises is told of each response."""
+        """See Reward: runs the file. If that raises, each response gets the error."""
         names: dict[str, Any] = {"__name__": "reward", "__file__": self.path}
         try:
             exec(compile(self.code, self.path, "exec"), names)
@@ -132,7 +132,7 @@ class Python(Reward):
         return values[0]
 
     def _wanted(self, known: dict[str, Any], taken: Any) -> dict[str, Any]:
-        """The arguments that the function takes. ValueError where one is missing."""
+        """Returns the arguments that the function takes. Raises ValueError if one is missing."""
         kinds = {parameter.kind for parameter in taken.values()}
         named = {name: each for name, each in taken.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
         absent = [name for name, each in named.items() if name not in known and each.default is each.empty]
@@ -144,6 +144,6 @@ class Python(Reward):
 
 
 def _columns(problem: Problem) -> dict[str, Any]:
-    """The problem's columns by name."""
+    """Returns the problem's columns by name."""
     own = {"prompt": problem.prompt, "answer": problem.answer, "dataset": problem.dataset}
     return {**problem.metadata, **own}

@@ -1,4 +1,4 @@
-"""The scorers that come with reasoning-gym's tasks. Those that evaluate the answer get what was parsed of it."""
+"""The scorers that come with reasoning-gym's tasks. Scorers that evaluate the answer get a parsed form of it."""
 
 import builtins
 import json
@@ -19,8 +19,8 @@ from specs.schema.reward import Reward
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 CHECKED_VERSION = "0.1.25"
-"""Version of reasoning-gym whose scorers people have read: those that `PARSED` and `REFUSED` do not name evaluate no
-answer. Of another one no task is scored."""
+"""Version of reasoning-gym whose scorers have been reviewed: scorers that `PARSED` and `REFUSED` do not name evaluate
+no answer. No task of another version is scored."""
 _LIBRARY = "reasoning_gym."
 _INTEGERS = re.compile(r"[0-9]+")
 _PROBABILITY = re.compile(r"[0-9]{1,40}/[0-9]{1,40}|[0-9]{0,40}\.?[0-9]{0,40}(e-?[0-9]{1,2})?", re.IGNORECASE)
@@ -32,8 +32,8 @@ def _listed(answer: str, entry: dict[str, Any]) -> str:
 
 
 def _combined(answer: str, entry: dict[str, Any]) -> str:
-    """Returns the arithmetic where its numbers are the problem's and its value is 24: the task itself asks only how
-    many numbers there are, and drops the value's fraction."""
+    """Returns the arithmetic if its numbers are the problem's and its value is 24. The task itself checks only how many
+    numbers there are, and drops the value's fraction."""
     from sympy.parsing.sympy_parser import parse_expr
 
     written = arithmetic(answer)
@@ -54,12 +54,12 @@ PARSED: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "puzzle24": _combined,
     **dict.fromkeys(("intermediate_integration", "polynomial_multiplication", "simple_integration"), _expression),
 }
-"""Tasks whose scorers evaluate the answer, and what they are given in its place."""
+"""Tasks whose scorers evaluate the answer -> function that returns the text to give them instead."""
 
 
 def _probability(answer: str, entry: dict[str, Any]) -> str:
-    """Returns the answer where it is within 0.0001, as the task asks, and 1 % of the probability. The task itself gives
-    `0` the full mark, as it begins like `0.5` and is near small probabilities."""
+    """Returns the answer if it is within 0.0001, as the task requires, and within 1 % of the probability. The task
+    itself gives `0` the full mark: `0.5` begins with it, and it is near small probabilities."""
     plain, right = answer.replace(",", ""), Fraction(entry["answer"])
     try:
         given = Fraction(plain) if _PROBABILITY.fullmatch(plain) else Fraction(-1)
@@ -69,7 +69,7 @@ def _probability(answer: str, entry: dict[str, Any]) -> str:
 
 
 def _finite(answer: str, _entry: dict[str, Any]) -> str:
-    """Returns the list of numbers where all are finite: NaN has no order, and no distance from the right number."""
+    """Returns the list of numbers if all are finite: NaN has no order, and no distance from the right number."""
     try:
         numbers = json.loads(answer.replace("'", '"'))
         return answer if all(math.isfinite(float(number)) for number in numbers) else ""
@@ -83,16 +83,15 @@ CHECKED: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "game_of_life_halting": lambda answer, entry: answer if answer.lower() == entry["answer"].lower() else "",
     "number_sorting": _finite,
 }
-"""Tasks whose scorers give the full mark to some answers that are wrong, and what they are given in an answer's place:
-the answer, or an empty text where it is such a one."""
+"""Tasks whose scorers give the full mark to some wrong answers -> function that returns the text to give them instead:
+the answer, or an empty text if it is such a wrong answer."""
 ALONE = frozenset(
     {"arc_agi", "bitwise_arithmetic", "boxnet", "calendar_arithmetic", "codeio", "number_sorting", "rearc"}
     | {"propositional_logic", "rubiks_cube", "rush_hour", "sokoban", "word_ladder"}
 )
-"""Tasks whose scorers evaluate no answer, but call what may keep a state: each answer is scored in a process of its
-own."""
+"""Tasks whose scorers evaluate no answer but call code that may keep state: each answer has its own process."""
 REFUSED = {"composite": "it hands the answer on to the scorers of other tasks: name those tasks as sets of their own"}
-"""Tasks that are not scored, and why."""
+"""Tasks that are not scored -> reason."""
 
 
 class ReasoningGym(Reward):
@@ -129,15 +128,15 @@ class ReasoningGym(Reward):
     def objects_to(self, problem: Problem) -> Issue | None:
         """See Reward."""
         if "entry" not in problem.metadata:
-            return None  # `refuses` says so of the source
+            return None  # `refuses` reports this for the source
         why = why_not(task := problem.metadata["task"], type(_task_of(problem)))
         return _refusal(task, why) if why else None
 
     def score(self, problem: Problem, response: str) -> Score:
         """See Reward.
 
-        The answer is what stands in the last <answer> tag, as reasoning-gym's own system prompts ask for, else the
-        whole response; white space around it does not count. `problem.metadata` is what the data stage wrote: task,
+        The answer is the content of the last <answer> tag, which reasoning-gym's own system prompts ask for; without a
+        tag it is the whole response. White space around it is ignored. The data stage wrote `problem.metadata`: task,
         config and the generator's entry.
         """
         tagged = _TAGGED.findall(response)
@@ -154,7 +153,7 @@ class ReasoningGym(Reward):
 
 
 def why_not(task: str, scorer: type) -> str:
-    """Returns why a task's answers are not scored; empty where they are."""
+    """Returns the reason why a task's answers are not scored; empty if they are."""
     if task in REFUSED:
         return REFUSED[task]
     if not scorer.__module__.startswith(_LIBRARY):
@@ -175,7 +174,7 @@ def _installed() -> str:
 
 
 def _task_of(problem: Problem) -> Any:
-    """The task's dataset, which scores. ValueError where the problem comes from elsewhere."""
+    """Returns the task's dataset, which scores. Raises ValueError if the problem comes from elsewhere."""
     origin = problem.metadata
     if "entry" not in origin:
         raise ValueError(f"problem {problem.problem_id} does not come from reasoning_gym: it has no task to score it")

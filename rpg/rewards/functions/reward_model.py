@@ -1,4 +1,4 @@
-"""The value that a sequence classifier gives a response."""
+"""Scoring of a response by a sequence classifier."""
 
 import json
 import os
@@ -38,7 +38,7 @@ class RewardModel(Reward):
     """Tokens of problem and response at most; a longer one cannot be scored. 0: the model's context, at most 16384."""
 
     def worst_value(self) -> float | None:
-        """See Reward: that of a probability is known."""
+        """See Reward. Known if the value is a probability."""
         return 0.0 if self.label else None
 
     def lacks(self) -> Issue | None:
@@ -79,7 +79,7 @@ class RewardModel(Reward):
         return ClassifierScorer(name, model, KeptReplies(place.verdicts), threads=2 * self.batch_size)
 
     def score(self, problem: Problem, response: str) -> Score:
-        """One value by hand; nothing is kept of it."""
+        """Returns one value outside a run; it is not kept."""
         with self.open(Place()) as scorer:
             return scorer.submit(problem, response).result()
 
@@ -91,7 +91,7 @@ class RewardModel(Reward):
         return config if isinstance(config, dict) else {}
 
     def _labels(self) -> list[str]:
-        """Names of the outputs, in their order; transformers takes two where the config does not say."""
+        """Returns the names of the outputs, in their order; transformers assumes two if the config does not say."""
         named = self._config().get("id2label")
         if not isinstance(named, dict):
             return ["LABEL_0", "LABEL_1"]
@@ -99,14 +99,14 @@ class RewardModel(Reward):
 
 
 class ClassifierScorer(Scorer):
-    """A Scorer that has a classifier say the values, many at once."""
+    """A Scorer that gets its values from a classifier, many at once."""
 
     def __init__(self, name: str, model: ScoringModel, kept: KeptReplies, *, threads: int) -> None:
         self._name, self._model, self._kept = name, model, kept
         self._threads = ThreadPoolExecutor(threads, "classifying")
 
     def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":  # noqa: ARG002
-        """See Scorer. Its result raises ScoringModelError where the model's process ends."""
+        """See Scorer. Its result raises ScoringModelError if the model's process ends."""
         return self._threads.submit(self._value, [*problem.conversation(), {"role": "assistant", "content": response}])
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Several rewards added up."""
+"""Weighted sum of several rewards."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ class Term(Spec):
 
     @property
     def label(self) -> str:
-        """The name, or what stands for it."""
+        """Returns the name, or the label that replaces it."""
         return self.name or self.reward.type
 
 
@@ -52,7 +52,7 @@ class WeightedSum(Reward):
         return self.terms[0].reward.grades()
 
     def worst_value(self) -> float | None:
-        """See Reward. Known where each term's is, and none counts against the sum."""
+        """See Reward. Known if each term's worst value is known and no weight is negative."""
         worst = [term.reward.worst_value() for term in self.terms]
         known = [value for value, term in zip(worst, self.terms, strict=True) if value is not None and term.weight >= 0]
         if len(known) < len(worst):
@@ -60,7 +60,7 @@ class WeightedSum(Reward):
         return sum(term.weight * value for term, value in zip(self.terms, known, strict=True))
 
     def largest_value(self) -> float:
-        """See Reward: that of the terms' largest values, added up."""
+        """See Reward: the sum of the terms' largest values."""
         return sum(abs(term.weight) * term.reward.largest_value() for term in self.terms)
 
     def prepare(self) -> None:
@@ -73,7 +73,7 @@ class WeightedSum(Reward):
         return self.together({term.label: verdict(term.reward, problem, response) for term in self.terms})
 
     def together(self, scores: Mapping[str, Score]) -> Score:
-        """The sum, given each term's score by its label."""
+        """Returns the sum, given each term's score by its label."""
         verdicts = [said for score in scores.values() for said in json.loads(score.verdicts or "[]")]
         said = json.dumps(verdicts, ensure_ascii=False) if verdicts else None
         for label, score in scores.items():

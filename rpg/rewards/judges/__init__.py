@@ -1,5 +1,5 @@
-"""Scorers that are models: a judge behind an address or in a process of its own, a classifier in a process of its own.
+"""Scorers that are models: a judge behind an address or in its own process, a classifier in its own process.
 
-`prompts` is what a judge is asked, `endpoint` and `model_process` who answers, `verdicts` what was said and where it is
-kept, `budget` what may be spent, `scorer` makes scores of it.
+`prompts` writes the questions to a judge. `endpoint` and `model_process` get the answers. `verdicts` reads and keeps
+the verdicts. `budget` bounds the spending. `scorer` turns verdicts into scores.
 """

@@ -1,4 +1,4 @@
-"""What a run has asked of its judges, and the bound of it. It outlives every attempt."""
+"""Count of a run's calls to its judges, and their bound. It covers all attempts of the run."""
 
 import contextlib
 from pathlib import Path
@@ -9,7 +9,7 @@ from specs.errors import Issue, SpecError
 from specs.machine.files import read_json, write_json
 
 SPENT = "judged.json"
-"""File in a run's directory: how often its judges were asked, and what that cost."""
+"""File in a run's directory: number of calls to its judges, and their cost."""
 
 
 class Budget:
@@ -20,18 +20,20 @@ class Budget:
     """
 
     def __init__(self, run: Path | None, *, calls: int, money: float, path: tuple[str | int, ...]) -> None:
-        """
+        """Takes the bounds.
+
         Args:
             run: the run's directory; None: nothing is counted.
             calls: most calls; 0: any number.
-            money: most that they may cost; 0: any.
-            path: where the spec says so.
+            money: most that they may cost; 0: any amount.
+            path: place of the budget in the spec.
         """
         self._file = run / SPENT if run else None
         self._calls, self._money, self._path = calls, money, path
 
     def take(self) -> None:
-        """Counts a call that is about to be made. SpecError where it may not be made: the bound is reached."""
+        """Counts a call that is about to be made. Raises SpecError if the bound is reached and the call may not be
+        made."""
         if self._file is None:
             return
         with FileLock(f"{self._file}.lock"):
@@ -45,7 +47,7 @@ class Budget:
             self._write(calls + 1, cost)
 
     def pay(self, cost: float) -> None:
-        """Counts what a call has cost."""
+        """Adds the cost of a call."""
         if self._file is None or not cost:
             return
         with FileLock(f"{self._file}.lock"):

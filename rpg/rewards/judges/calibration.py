@@ -1,4 +1,4 @@
-"""A judge against labels: it judges answers of which somebody has said what they are worth."""
+"""Calibration of a judge against labels: it judges answers whose value is already labelled."""
 
 import itertools
 import math
@@ -30,26 +30,27 @@ class Labelled:
     prompt: str
     response: str
     label: float
-    """On the judge's scale; for a judge that compares in any unit, the higher the better."""
+    """Label on the judge's scale; for a judge that compares, in any unit, the higher the better."""
     answer: str = ""
     """The problem's right answer."""
     author: str = ""
-    """Name of the model that wrote it; empty: not known."""
+    """Name of the model that wrote the answer; empty if not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What came of the judge's questions."""
+    """Results of the judge's questions."""
 
     judgements: Judgements
     position: Interval | None
-    """Share of comparisons that the answer shown first wins, less that of the other; None of a judge of each alone."""
+    """Share of comparisons won by the answer shown first, minus the share won by the other; None if the judge rates
+    each answer alone."""
     unread: int
-    """Answers or pairs without a verdict: nothing could be read of any vote."""
+    """Answers or pairs without a verdict: no vote could be read."""
 
 
 def labelled_in(judge: Judge) -> list[Labelled]:
-    """The labels that a judge names. SpecError where the file holds something else."""
+    """Returns the labels that a judge names. Raises SpecError if the file holds something else."""
     path, found, issues = judge.labels, list[Labelled](), list[Issue]()
     try:
         lines = read_within(path).decode("utf-8").splitlines()
@@ -70,7 +71,7 @@ def labelled_in(judge: Judge) -> list[Labelled]:
 
 
 def _row(judge: Judge, line: str) -> Labelled | str:
-    """The row, or what is wrong with it."""
+    """Returns the row, or a message about its error."""
     try:
         row = parse_json(line)
     except ValueError as error:
@@ -92,7 +93,7 @@ def judged(judge: Judge, rows: Sequence[Labelled], verdicts: Path) -> Judged:
     """Asks the judge about all answers, or about all pairs with different labels, several at once.
 
     Args:
-        verdicts: the directory of what was said before.
+        verdicts: the directory of earlier verdicts.
     """
     questions: list[tuple[Labelled, ...]] = list(_pairs(rows)) if judge.compares() else [(row,) for row in rows]
     problems = [Problem("", row.prompt, row.answer, "labels") for row, *_ in questions]
@@ -105,7 +106,7 @@ def judged(judge: Judge, rows: Sequence[Labelled], verdicts: Path) -> Judged:
     first_won: dict[tuple[Labelled, ...], float] = {}
     kept: list[tuple[Any, float]] = []
     for question, orders in zip(questions, replies, strict=True):
-        # Of an answer alone its numbers; of a pair, how the first one fared in either order.
+        # For a single answer its numbers; for a pair, the result of the first one in either order.
         scores = [[each.score for each in order[0] if each.score is not None] for order in orders]
         mine = [*scores[0], *(1 - score for order in scores[1:] for score in order)]
         if mine:

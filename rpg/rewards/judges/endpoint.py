@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint, asked patiently: a limit of its rate and an outage are waited out."""
+"""An OpenAI-compatible endpoint. Requests wait out rate limits and outages."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -21,49 +21,49 @@ if TYPE_CHECKING:
     import httpx
 
 _LONGEST_REPLY = 4 << 20
-"""Bytes of an answer of the endpoint."""
+"""Most bytes of the endpoint's answer."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
-"""Seconds between two tries."""
+"""Shortest and longest seconds between two tries."""
 _LONGEST_RETRY_AFTER = 600.0
-"""Seconds that an endpoint may ask to be left alone."""
+"""Most seconds of a Retry-After that are respected."""
 _AWAY = frozenset({408, 425, 429})
-"""Beside 5xx: states that pass."""
+"""Temporary status codes, besides 5xx."""
 _REFUSED = frozenset({401, 402, 403, 404, 405})
-"""States that do not: a key, an account or an address is wrong. No response is to blame."""
+"""Permanent status codes: a key, an account or an address is wrong. No response is at fault."""
 _LOOPBACK = ("127.", "localhost", "[::1]", "::1")
 _SHOWN = 300
-"""Characters of an error's text that are repeated."""
+"""Most characters of an error's text that are repeated."""
 
 
 class RequestRefusedError(ValueError):
-    """The endpoint takes this request for wrong: it is too long, say."""
+    """The endpoint rejects this request, for example because it is too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
-    """What an endpoint is asked with."""
+    """Settings of the requests to an endpoint."""
 
     url: str
-    """Up to and including /v1."""
+    """Address up to and including /v1."""
     model: str
     key: str
-    """A reference, see `specs.secrets`; empty: none."""
+    """A reference, see `specs.secrets`; empty if there is no key."""
     path: tuple[str | int, ...]
-    """Where the spec has the section that names it."""
+    """Place in the spec of the section that names the endpoint."""
     timeout_seconds: float
-    """Limit of one call."""
+    """Time limit of one call."""
     patience_seconds: float
-    """How long an endpoint may be away before that ends the attempt."""
+    """How long an endpoint may be unavailable before the attempt ends."""
     who: str = "judge"
-    """What the model is to the run, in messages."""
+    """Role of the model in the run, used in messages."""
     input_price: float = 0.0
     output_price: float = 0.0
-    """Price of a million tokens."""
+    """Price of a million tokens of replies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """How a reply is drawn."""
+    """Sampling settings of a reply."""
 
     temperature: float
     max_tokens: int
@@ -71,7 +71,7 @@ class Drawn:
 
 
 class Endpoint:
-    """Chat completions of one model. Any thread may ask."""
+    """Chat completions of one model. Safe to call from any thread."""
 
     def __init__(self, settings: EndpointSettings) -> None:
         import httpx
@@ -87,12 +87,12 @@ class Endpoint:
         )
 
     def ask(self, messages: Sequence[Message], drawn: Drawn) -> Reply:
-        """The model's reply, once there is one.
+        """Returns the model's reply; waits for it.
 
         Raises:
-            RewardAwayError: the endpoint was away for longer than the spec waits.
-            SpecError: it refuses the key, the model or the address.
-            RequestRefusedError: it refuses this request alone.
+            RewardAwayError: the endpoint was unavailable for longer than the spec allows.
+            SpecError: the endpoint refuses the key, the model or the address.
+            RequestRefusedError: the endpoint refuses only this request.
         """
         settings = self._settings
         body = {
@@ -115,19 +115,20 @@ class Endpoint:
             self._wait(wait)
 
     def close(self) -> None:
-        """Ends what waits for another try."""
+        """Ends the calls that wait for another try."""
         self._closing.set()
         self._client.close()
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            show_work()  # the run stands still for a reason
+            show_work()  # the run is waiting, not hung
             if self._closing.wait(min(1.0, left)):
                 raise RewardAwayError(f"closed while the {self._settings.who} at {self._settings.url} was away")
 
     def _try(self, body: dict[str, Any]) -> tuple[Reply | None, str, float | None]:
-        """The reply; or none, why, and the seconds that the endpoint asks to be left alone, if it does."""
+        """Returns the reply; without a reply, the reason and the seconds that the endpoint asks to wait, if it names
+        any."""
         import httpx
 
         url = f"{self._settings.url.rstrip('/')}/chat/completions"
@@ -176,7 +177,7 @@ class Endpoint:
 
 
 def key_of(reference: str, path: tuple[str | int, ...]) -> str:
-    """The key that a spec refers to. SpecError where it is not on this machine."""
+    """Returns the key that a spec refers to. Raises SpecError if it is not on this machine."""
     if not reference:
         return ""
     try:
@@ -186,12 +187,12 @@ def key_of(reference: str, path: tuple[str | int, ...]) -> str:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether the address is of this machine, which no proxy is asked for."""
+    """Returns whether the address is on this machine, for which no proxy is used."""
     return (urlsplit(url).hostname or "").startswith(_LOOPBACK)
 
 
 def address_issues(url: str) -> Iterator[Issue]:
-    """Faults of the field `endpoint` of a section."""
+    """Yields the faults of the field `endpoint` of a section."""
     allowed = "http://HOST:PORT/v1 or https://HOST/v1"
     try:
         parts = urlsplit(url)
@@ -206,7 +207,8 @@ def address_issues(url: str) -> Iterator[Issue]:
 
 
 def trouble_of(url: str, key: str, path: tuple[str | int, ...], *, seconds: float) -> str:
-    """Why an endpoint is of no use: it does not answer within so long, or refuses; empty where it would be of use."""
+    """Returns why an endpoint is unusable: it does not answer within this many seconds, or refuses. Empty if it is
+    usable."""
     import httpx
 
     try:
@@ -222,7 +224,7 @@ def trouble_of(url: str, key: str, path: tuple[str | int, ...], *, seconds: floa
         return f"does not answer ({type(error).__name__})"
     if status in (401, 402, 403) or status >= httpx.codes.INTERNAL_SERVER_ERROR:
         return f"refuses with HTTP {status}"
-    return ""  # some servers have no list of their models
+    return ""  # some servers do not list their models
 
 
 def _bounded(response: "httpx.Response") -> bytes:
@@ -235,7 +237,7 @@ def _bounded(response: "httpx.Response") -> bytes:
 
 
 def _retry_after(header: str) -> float | None:
-    """Seconds of a Retry-After, which may be a number or a date."""
+    """Returns the seconds in a Retry-After header, which may be a number or a date."""
     if header.strip().isdecimal():
         return min(float(header), _LONGEST_RETRY_AFTER)
     try:

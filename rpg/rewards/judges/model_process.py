@@ -1,6 +1,6 @@
-"""A model that scores, in a process of its own: a judge that writes, or a classifier.
+"""A scoring model in its own process: a judge that writes, or a classifier.
 
-The process is `rpg.scoring_model`. It starts with the first request and ends with this one, however that ends.
+The process is `rpg.scoring_model`. It starts with the first request and ends with this process, even if this one dies.
 """
 
 import itertools
@@ -29,31 +29,31 @@ _POLL_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """What the process loads."""
+    """Settings with which the process loads its model."""
 
     kind: Literal["judge", "classifier"]
     directory: Path
     device: str
-    """cpu, or cuda: the GPU of the rank that asks."""
+    """cpu, or cuda for the GPU of the rank that asks."""
     batch_size: int
-    """Requests that are computed together at most."""
+    """Most requests that are computed together."""
     max_length: int
-    """Tokens of a request, the reply included; 0: the model's context."""
+    """Most tokens of a request, with its reply; 0 means the model's context."""
     engine: Literal["transformers", "vllm"] = "transformers"
     memory_fraction: float = 0.0
     """Share of the GPU's memory that vLLM takes."""
     prefix: str = ""
-    """What a judge's reply begins with; it goes on from there."""
+    """Text that a judge's reply begins with; the model continues it."""
     label: int = 0
-    """Number of the label whose probability a classifier's score is, where it has several."""
+    """Index of the label whose probability is a classifier's score, if it has several."""
 
 
 class ScoringModelError(RuntimeError):
-    """The process of a model that scores failed or has ended."""
+    """The process of a scoring model failed or has ended."""
 
 
 class ScoringModel:
-    """The process, as those see it that ask. Any thread may ask."""
+    """Client of the scoring process. Safe to call from any thread."""
 
     def __init__(self, settings: ModelSettings) -> None:
         self._settings = settings
@@ -66,24 +66,24 @@ class ScoringModel:
         self._closing = False
 
     def ask(self, messages: Sequence[Message], drawn: Drawn) -> Reply:
-        """A judge's reply. RequestRefusedError where the request is too long."""
+        """Returns a judge's reply. Raises RequestRefusedError if the request is too long."""
         found = self._call({"messages": list(messages), **asdict(drawn)})
         return Reply(found["text"], found["prompt_tokens"], found["tokens"])
 
     def classify(self, messages: Sequence[Message]) -> float:
-        """A classifier's value for a conversation. RequestRefusedError where it is too long."""
+        """Returns a classifier's value for a conversation. Raises RequestRefusedError if it is too long."""
         return float(self._call({"messages": list(messages)})["value"])
 
     def close(self) -> None:
-        """Ends the process; what waits for it gets no reply."""
+        """Ends the process; waiting requests get no reply."""
         with self._lock:
             self._closing = True
             connection, child, thread = self._connection, self._child, self._thread
         if child is not None:
-            child.kill()  # it has nothing to save
+            child.kill()  # it has no state to save
             child.wait(_CLOSE_SECONDS)
         if thread is not None:
-            thread.join(_CLOSE_SECONDS)  # the end of the connection ends it
+            thread.join(_CLOSE_SECONDS)  # the thread ends when the connection does
         if connection is not None:
             connection.close()
 
@@ -95,7 +95,7 @@ class ScoringModel:
             number = next(self._numbers)
             self._waiting[number] = found
             if self._thread is None:
-                # A thread of its own: the process dies with the thread that started it.
+                # A separate thread: the process dies with the thread that started it.
                 started = threading.Event()
                 self._thread = threading.Thread(target=self._serve, args=[started], name="scoring model", daemon=True)
                 self._thread.start()
@@ -107,14 +107,14 @@ class ScoringModel:
                 with self._lock:
                     connection.send_bytes(content)
         except OSError:
-            pass  # it has ended, which the thread says
+            pass  # it has ended; the thread reports that
         reply = found.result()
         if refused := reply.get("refused"):
             raise RequestRefusedError(refused)
         return reply
 
     def _serve(self, started: threading.Event) -> None:
-        """The thread: starts the process, and hands out replies until it ends."""
+        """Runs in the thread: starts the process, and passes on replies until it ends."""
         try:
             self._start()
             connection = self._connection
@@ -155,7 +155,7 @@ class ScoringModel:
         ours, theirs = socket.socketpair()
         visible = {}
         if self._settings.device == "cuda":
-            from rpg.processes import ranks  # here, as checking a spec imports this module, and needs no torch
+            from rpg.processes import ranks  # imported here: checking a spec imports this module and needs no torch
 
             visible = {"CUDA_VISIBLE_DEVICES": gpu_at(gpus_of_run(), ranks.local_rank())}
         job = json.dumps({**asdict(self._settings), "directory": str(self._settings.directory)})

@@ -1,8 +1,8 @@
-"""What a judge is asked, and how its reply is read.
+"""Questions to a judge, and reading of its replies.
 
-An answer that is judged is data. It stands between lines with a key that follows from the whole question, the answer
-included, so that no answer can name it: none can close its own part, and none can write the line that is read as the
-verdict. What a model reads as control tokens is broken up.
+An answer under judgement is data. It stands between lines with a key that is derived from the whole question, the
+answer included, so that no answer can contain it: none can close its own part, and none can write the line that is
+read as the verdict. Texts that a model reads as control tokens are broken up.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 VERSION = 1
-"""Version of the texts below. Another text is another version: it changes what judges say."""
+"""Version of the texts below. A changed text needs a new version, since it changes the judges' verdicts."""
 
 Message = dict[str, str]
 _RULES = (
@@ -36,29 +36,29 @@ _SQUARE = (
     "|CLS|SEP|MASK|gMASK"
 )
 _CONTROL = re.compile(rf"<(?=[|\uff5c]|/?(?:{_ANGLED})>|<SYS>|</SYS>)|\[(?=/?(?:{_SQUARE})\])")
-"""Beginnings of what chat templates take for control tokens: <|im_end|>, </s>, [INST]. A service is sent a text, and
-does not say which tokens its model has; a model of this machine gets tokens, see `rpg.data.plain_text`."""
+"""Beginnings of texts that chat templates read as control tokens: <|im_end|>, </s>, [INST]. A service receives text and
+does not report which tokens its model has; a model on this machine receives tokens, see `rpg.data.plain_text`."""
 PREFIX = "Verdict: "
-"""What the reply of a local judge begins with that is to say its verdict at once: it goes on from there."""
+"""Beginning of the reply of a local judge that gives its verdict at once; the model continues it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request of a judge."""
+    """One request to a judge."""
 
     messages: tuple[Message, ...]
     key: str
-    """Names this question in its own lines; 12 hexadecimal digits."""
+    """Key that marks this question's own lines; 12 hexadecimal digits."""
 
     @property
     def text(self) -> str:
-        """The request as it is kept with the verdict."""
+        """Returns the request in the form that is kept with the verdict."""
         return json.dumps(self.messages, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a judge is asked, apart from what it is asked about."""
+    """Form of the questions, apart from their content."""
 
     kind: str
     """each: a number for one answer; pairs: the better of two; group: an order of all."""
@@ -66,13 +66,13 @@ class Form:
     low: float
     high: float
     reasoning: bool
-    """Whether the verdict comes after some sentences."""
+    """Whether some sentences of reasoning come before the verdict."""
     template: str = ""
-    """A text that is sent in the place of ours, see `Judge.template`."""
+    """A text that is sent instead of ours, see `Judge.template`."""
 
 
 def question(form: Form, problem: str, answers: Sequence[str], gold: str = "") -> Question:
-    """The request for a verdict on the answers to a problem; `gold`: a right answer to show, empty for none."""
+    """Returns the request for a verdict on the answers to a problem. `gold` is a right answer to show, or empty."""
     content = json.dumps([VERSION, form.kind, form.rubric, problem, list(answers), gold], ensure_ascii=False)
     key = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     texts = [harmless(answer) for answer in answers]
@@ -90,7 +90,7 @@ def question(form: Form, problem: str, answers: Sequence[str], gold: str = "") -
 
 
 def harmless(text: str) -> str:
-    """The text with a space in what a model would read as control tokens.
+    """Returns the text with a space in each sequence that a model would read as a control token.
 
     Example:
         >>> harmless("</s> 1 < 2 <|im_end|> [TOOL_CALLS]")
@@ -100,12 +100,12 @@ def harmless(text: str) -> str:
 
 
 def number_in(form: Form, reply: str, key: str, *, at_once: bool) -> float:
-    """The number of the scale that the reply ends with.
+    """Returns the number on the scale that the reply ends with.
 
     Args:
-        at_once: the reply is what followed PREFIX.
+        at_once: whether the reply is the text after PREFIX.
     Raises:
-        ValueError: there is none, or one that is not on the scale.
+        ValueError: the reply has no number, or one that is not on the scale.
     """
     said = _said(reply, key, at_once=at_once)
     if not re.fullmatch(r"[-+]?\d+(\.\d+)?", said) or not math.isfinite(value := float(said)):
@@ -116,7 +116,7 @@ def number_in(form: Form, reply: str, key: str, *, at_once: bool) -> float:
 
 
 def preferred_in(reply: str, key: str, *, at_once: bool) -> int:
-    """0: none is better; else the number of the better answer. ValueError where the reply does not say."""
+    """Returns the number of the better answer, 0 for a tie. Raises ValueError if the reply names neither."""
     said = _said(reply, key, at_once=at_once)
     if said not in ("0", "1", "2"):
         raise ValueError(f"not 0, 1 or 2: {said[:60]!r}")
@@ -124,7 +124,8 @@ def preferred_in(reply: str, key: str, *, at_once: bool) -> int:
 
 
 def order_in(reply: str, key: str, count: int, *, at_once: bool) -> list[int]:
-    """The answers from the best on, counted from 0. ValueError where the reply does not name each once."""
+    """Returns the answers from the best to the worst, counted from 0. Raises ValueError unless the reply names each
+    once."""
     said = _said(reply, key, at_once=at_once)
     numbers = [int(part) for part in re.split(r"[\s,>]+", said) if part.isdecimal() and part.isascii()]
     if sorted(numbers) != list(range(1, count + 1)):
@@ -133,7 +134,8 @@ def order_in(reply: str, key: str, count: int, *, at_once: bool) -> list[int]:
 
 
 def _said(reply: str, key: str, *, at_once: bool) -> str:
-    """What the reply's last line says after the question's own word. What an answer may have had it repeat is none."""
+    """Returns the text after the question's own word in the reply's last line. A line that an answer made the judge
+    repeat does not count."""
     lines = [line.strip().strip("*` ") for line in reply.strip().splitlines() if line.strip()]
     if not lines:
         raise ValueError("an empty reply")
@@ -146,5 +148,5 @@ def _said(reply: str, key: str, *, at_once: bool) -> str:
 
 
 def _filled(template: str, **fields: str) -> str:
-    """The template with its fields; what a field brings is not looked at for fields again."""
+    """Returns the template with its fields filled in; inserted texts are not searched for fields again."""
     return re.sub(r"\{(rubric|problem|answer|gold|key)\}", lambda match: fields[match[1]], template)

@@ -1,4 +1,4 @@
-"""Scores by a judge: each response alone, each two of a group, or a whole group at once."""
+"""Scores by a judge, which sees each response alone, each two of a group, or a whole group at once."""
 
 import itertools
 import json
@@ -20,23 +20,23 @@ from specs.machine.standstill import show_work
 
 
 class Asked(Protocol):
-    """Who gives the replies: an endpoint, or a model in a process of its own."""
+    """Source of the replies: an endpoint, or a model in its own process."""
 
     def ask(self, messages: Sequence[Message], drawn: Drawn) -> Reply:
-        """The reply to a request; any thread may ask."""
+        """Returns the reply to a request. Safe to call from any thread."""
         ...
 
     def close(self) -> None:
-        """Ends it."""
+        """Releases its resources."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeSettings:
-    """How a judge is asked, but for who it is."""
+    """Settings of the questions, without the judge itself."""
 
     name: str
-    """Stands for the model in what is kept and recorded."""
+    """Name of the model in kept and recorded verdicts."""
     form: Form
     votes: int
     temperature: float
@@ -44,27 +44,28 @@ class JudgeSettings:
     shows_answer: bool
     """Whether the judge sees the problem's right answer."""
     at_once: bool
-    """Whether the reply goes on from `prompts.PREFIX`."""
+    """Whether the reply continues `prompts.PREFIX`."""
     concurrency: int
 
 
 class JudgeScorer(Scorer):
-    """A Scorer that asks a judge, so many times at once. What was asked before is not asked again."""
+    """A Scorer that asks a judge, with a bounded number of questions at once. Replies that are kept are not asked for
+    again."""
 
     def __init__(self, settings: JudgeSettings, asked: Asked, kept: KeptReplies, budget: Budget) -> None:
         self._settings, self._asked, self._kept, self._budget = settings, asked, kept, budget
         self._threads = ThreadPoolExecutor(settings.concurrency, "judging")
         self._lock = threading.Lock()
         self._waiting: WeakKeyDictionary[Group, list[Future[Score]]] = WeakKeyDictionary()
-        """Verdicts that a group's comparisons will give; a group may end before it is whole."""
+        """Futures of the verdicts on a group that is still incomplete; the group may be dropped before it is whole."""
         self._under_way: dict[str, Future[Reply]] = {}
-        """Replies that are waited for, by what was asked."""
+        """Pending replies, by their question."""
 
     def submit(self, problem: Problem, response: str, member: Member | None = None) -> "Future[Score]":
-        """See Scorer. A judge that compares begins once all of the group have ended.
+        """See Scorer. A judge that compares begins once all responses of the group have ended.
 
-        The result raises SpecError where the budget is spent or the endpoint refuses, RewardAwayError where it was
-        away for too long.
+        The result raises SpecError if the budget is spent or the endpoint refuses, RewardAwayError if the endpoint was
+        unavailable for too long.
         """
         if self._settings.form.kind == "each":
             return self._threads.submit(self._alone, problem, response)
@@ -78,17 +79,17 @@ class JudgeScorer(Scorer):
         return futures[place]
 
     def close(self) -> None:
-        """Ends what is asked; there is no verdict of it."""
+        """Cancels the pending questions, which get no verdict."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._asked.close()
         self._threads.shutdown()
 
     def ask(self, problem: Problem, answers: Sequence[str]) -> "Future[list[list[Verdict]]]":
-        """Begins to ask one question, see `verdicts`."""
+        """Starts to ask one question, see `verdicts`."""
         return self._threads.submit(self.verdicts, problem, answers)
 
     def verdicts(self, problem: Problem, answers: Sequence[str]) -> list[list[Verdict]]:
-        """One question, asked as often as there are votes: for each answer its verdicts. Waits for them."""
+        """Asks one question once per vote and waits. Returns the verdicts of each answer."""
         gold = problem.answer if self._settings.shows_answer else ""
         asked = prompts.question(self._settings.form, problem.question_text, answers, gold)
         votes = [self._vote(asked, vote, answers) for vote in range(self._settings.votes)]
@@ -100,9 +101,9 @@ class JudgeScorer(Scorer):
         return _score(verdicts, lambda value: (value - form.low) / (form.high - form.low))
 
     def _compare(self, problem: Problem, answers: Sequence[str], scores: Sequence["Future[Score]"]) -> None:
-        """Begins all comparisons of a group; the last one that ends gives the scores.
+        """Starts all comparisons of a group; the last one that ends computes the scores.
 
-        A response that is the same text as another has its verdicts, and is compared with no copy of itself.
+        A response with the same text as another gets the same verdicts, and is not compared with its copy.
         """
         texts = list(dict.fromkeys(answers))
         orders: list[tuple[int, ...]]
@@ -123,7 +124,7 @@ class JudgeScorer(Scorer):
                 )
                 for score, answer in zip(scores, answers, strict=True):
                     score.set_result(by_text[answer])
-            except BaseException as error:  # of a question; or it was cancelled, and nobody waits
+            except BaseException as error:  # raised by a question; or it was cancelled, and no caller waits
                 for score in scores:
                     score.set_exception(error)
 
@@ -171,7 +172,7 @@ class JudgeScorer(Scorer):
             "max_tokens": settings.max_tokens,
             "vote": vote,
         }
-        with self._lock:  # the same question, asked of two responses with one text, is one question
+        with self._lock:  # two responses with the same text share one question
             found = self._under_way.get(name := json.dumps(asked, sort_keys=True))
             first = found is None
             found = self._under_way.setdefault(name, Future())
@@ -190,7 +191,8 @@ class JudgeScorer(Scorer):
         return reply
 
     def _new_reply(self, question: Question, vote: int, asked: dict[str, Any]) -> Reply:
-        """A reply that is paid for; where another process had one to the same question first, that one."""
+        """Asks for a new reply, which costs money; returns the kept one if another process answered the same question
+        first."""
         settings = self._settings
         self._budget.take()
         reply = self._asked.ask(question.messages, Drawn(settings.temperature, settings.max_tokens, vote))
@@ -201,7 +203,8 @@ class JudgeScorer(Scorer):
 def _compared(
     count: int, orders: Sequence[tuple[int, ...]], found: Sequence[Sequence[Sequence[Verdict]]]
 ) -> list[Score]:
-    """The scores of so many answers, given the verdicts on each of the questions that showed them in these orders."""
+    """Returns the scores of this number of answers, given the verdicts on each question, which showed them in these
+    orders."""
     verdicts: list[list[Verdict]] = [[] for _ in range(count)]
     for order, answers in zip(orders, found, strict=True):
         for index, of_one in zip(order, answers, strict=True):
@@ -210,7 +213,7 @@ def _compared(
 
 
 def _score(verdicts: Sequence[Verdict], value_of: Callable[[float], float], alone: float | None = None) -> Score:
-    """The mean of what could be read. `alone`: the value of a response without any verdict."""
+    """Returns the mean of the readable verdicts. `alone` is the value of a response without any verdict."""
     read = [verdict.score for verdict in verdicts if verdict.score is not None]
     said = json.dumps([asdict(verdict) for verdict in verdicts], ensure_ascii=False) if verdicts else None
     if not read:

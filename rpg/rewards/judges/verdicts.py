@@ -1,4 +1,4 @@
-"""What judges said, kept by what they were asked, so that the same question has the same verdict again."""
+"""Verdicts of judges, kept by their question, so that the same question gets the same verdict again."""
 
 import hashlib
 import json
@@ -18,38 +18,38 @@ from specs.machine.files import DiskError, create_json, read_json
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One reply of a judge. The same question has the same one, so it says nothing of when it was asked."""
+    """One reply of a judge. The same question has the same reply, so it does not record when it was asked."""
 
     judge: str
     """Name or directory of the model."""
     vote: int
-    """From 0, among the replies to the same question."""
+    """Number of the vote on the same question, from 0."""
     text: str
     """The whole reply."""
     score: float | None
-    """What was read from it: a number of the scale; of two answers 1 where this response is the better one, 0.5, or 0;
-    of a group from 1 for the best to 0 for the last. None: nothing could be read."""
+    """Number read from the reply: a number of the scale; for two answers 1 if this response is the better one, 0.5 for
+    a tie, or 0; for a group from 1 for the best to 0 for the last. None if nothing could be read."""
     error: str | None
-    """Why nothing could be read."""
+    """Why nothing could be read; None if something was."""
     prompt_tokens: int
-    """Tokens of the question, as the service counts them; 0 where it does not."""
+    """Tokens of the question, as the service counts them; 0 if it does not count them."""
     tokens: int
     """Tokens of the reply."""
     cost: float
-    """In the currency of the spec's price; 0 without one."""
+    """Cost in the currency of the spec's price; 0 without a price."""
     key: str
-    """Names the question in its own lines."""
+    """Key that marks the question's own lines."""
     place: int = 0
-    """Where the response stood among the answers of the question, from 0."""
+    """Position of the response among the answers of the question, from 0."""
 
 
 _VERDICTS = TypeAdapter(list[Verdict])
 _LARGEST = 2**31
-"""The record's whole numbers are below it."""
+"""Upper bound of the record's whole numbers, not included."""
 
 
 def check_verdicts(said: str | None) -> None:
-    """Raises ValueError where a text is no JSON list of verdicts, as the view `verdicts` reads them."""
+    """Raises ValueError unless a text is a JSON list of verdicts in the form that the view `verdicts` reads."""
     try:
         verdicts = _VERDICTS.validate_json(said or "", strict=True)
     except ValidationError as error:
@@ -66,7 +66,7 @@ def check_verdicts(said: str | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a judge said, and what it took."""
+    """A judge's reply, with its tokens and cost."""
 
     text: str
     prompt_tokens: int = 0
@@ -75,34 +75,35 @@ class Reply:
 
 
 class KeptReplies:
-    """Replies in a directory that runs share: a file each, whole or not there.
+    """Replies in a directory that runs share. Each is a file that is either complete or absent.
 
-    A directory that cannot be written or read costs the verdicts their memory, and no run.
+    If the directory cannot be written or read, verdicts are not kept; no run fails.
     """
 
     def __init__(self, directory: Path | None) -> None:
-        """`directory`: None keeps nothing."""
+        """Takes the directory. None means that nothing is kept."""
         self._directory = directory
         self._untold = Lock()
-        """Held for good by whoever says that replies are not kept: many threads ask a judge at once."""
+        """Acquired once by the thread that reports that replies are not kept, and never released: many threads ask at
+        once."""
 
     def read(self, asked: dict[str, Any]) -> Reply | None:
-        """The reply to what was asked; None where there is none."""
+        """Returns the kept reply to a question; None if it is new."""
         if self._directory is None:
             return None
         file = self._file(asked)
         try:
             found = read_json(file)
             reply = Reply(**found["reply"]) if found else None
-        except (OSError, ValueError, TypeError, KeyError):  # damaged, or of another hand: asked again
+        except (OSError, ValueError, TypeError, KeyError):  # damaged, or written by something else: asked again
             return None
         if reply:
-            with suppress(OSError):  # in a directory that is only read nothing is freed either
-                os.utime(file)  # `rpg gc` frees what was not said for long
+            with suppress(OSError):  # a read-only directory also frees nothing
+                os.utime(file)  # `rpg gc` frees replies that were not used for long
         return reply
 
     def write(self, asked: dict[str, Any], reply: Reply) -> Reply:
-        """Keeps a reply. Returns the one that is kept: another process may have had one first."""
+        """Keeps a reply. Returns the kept one: another process may have kept one first."""
         if self._directory is None:
             return reply
         file = self._file(asked)

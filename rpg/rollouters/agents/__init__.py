@@ -1,1 +1,1 @@
-"""Our programs of agents: each module holds one, is called what a spec calls it, and says what options it takes."""
+"""Our programs of agents. Each module holds one, named as in a spec, and its options."""

@@ -1,4 +1,4 @@
-"""A program that is a command, in a process of its own."""
+"""An agent's program that is a command in its own process."""
 
 import json
 import os
@@ -25,9 +25,10 @@ from specs.machine.scripts import interpreters
 from specs.schema.base import execution, names_path
 
 _LIMITS = Limits(memory_bytes=1 << 40, processes=0, file_bytes=1 << 40, open_files=4096)
-"""A program that is not sealed may do what its user may."""
+"""Limits of a program outside the sandbox, which may do whatever its user may."""
 _PROCESSES = 4096
-"""Processes and threads of sealed programs; as root all on a machine together, for they are one user's."""
+"""Most processes and threads of sandboxed programs. As root this counts all programs of a machine together, since they
+run as one user."""
 _SEALED_FILE_BYTES = 64 << 20
 _TRIES = """
 import os, sys
@@ -35,11 +36,12 @@ run, *paths = sys.argv[1:]
 ways = [os.X_OK] * int(run) + [os.R_OK] * len(paths)
 print(next((n for n, path in enumerate(paths) if not os.access(path, ways[n])), ""), end="")
 """
-"""Writes which of the paths a sealed process may not run (as many as its first argument says) or read."""
+"""Program that prints the index of the first path that a sandboxed process cannot execute or read. Its first argument
+is the number of paths to execute; these come first."""
 _MOST_WRITTEN = 16 << 20
-"""Bytes that a program may write on standard output."""
+"""Most bytes that a program may write to standard output."""
 _MOST_OF_AN_ERROR = 500
-"""Characters of what a program wrote last on standard error, that say why it failed."""
+"""Characters at the end of a program's standard error that are shown as the reason of its failure."""
 
 
 class Command(AgentProgram):
@@ -66,7 +68,7 @@ class Command(AgentProgram):
 
     @property
     def _program(self) -> str | None:
-        """Path of the program; None: there is none."""
+        """Returns the path of the program; None if it is not found."""
         first = self.command[0]
         if first == "python":
             return sys.executable
@@ -75,12 +77,12 @@ class Command(AgentProgram):
 
     @property
     def _whole_file(self) -> str:
-        """Real path of `file`; empty where there is none."""
+        """Returns the real path of `file`; empty if no file is given."""
         return str(Path(self.file).resolve()) if self.file else ""
 
     @property
     def _shown(self) -> list[Path]:
-        """What a sealed program is shown."""
+        """Returns the paths that a sandboxed program can see."""
         return [Path(path) for path in (*self.readable, self._whole_file) if path]
 
     def lacks(self) -> Issue | None:
@@ -102,10 +104,10 @@ class Command(AgentProgram):
         return self._unseen(programs) if self.sealed else None
 
     def _unseen(self, programs: list[str]) -> Issue | None:
-        """What the sandbox does not show of what the command needs, tried in it.
+        """Returns the issue that the sandbox hides a file that the command needs; tested inside the sandbox.
 
         Args:
-            programs: the command's and its interpreters.
+            programs: paths of the command's program and of its interpreters.
         """
         named: list[tuple[tuple[str | int, ...], str]] = [(("command", 0), program) for program in programs]
         named += [(("file",), self._whole_file)] if self.file else []
@@ -140,7 +142,7 @@ class Command(AgentProgram):
         return _Process(words, json.dumps(asked), settings, self)
 
     def start(self, words: list[str], settings: dict[str, str], **pipes: Any) -> Confined:
-        """The process of a program that finds these variables."""
+        """Starts the process of a program with these environment variables."""
         if not self.sealed:
             return start(words, sealed=False, limits=_LIMITS, variables=self.environment, settings=settings, **pipes)
         named = {name: os.environ[name] for name in self.environment if name in os.environ}
@@ -163,18 +165,18 @@ class Command(AgentProgram):
 
 
 class _Process:
-    """The command under way."""
+    """The running command."""
 
     def __init__(self, words: list[str], asked: str, settings: dict[str, str], options: Command) -> None:
         self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (`result` closes it)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._complaints}
         self._confined = options.start(words, settings, **pipes)
-        # A pipe holds 64 KiB, and a program may never read it.
+        # In a file: a pipe holds only 64 KiB, and a program may never read it.
         threading.Thread(target=self._give, args=(asked.encode(),), name="an agent's input", daemon=True).start()
 
     def _give(self, asked: bytes) -> None:
-        """Writes the program's input, and closes it."""
-        with suppress(OSError, ValueError), self._confined.stdin as pipe:  # it has ended, or was ended meanwhile
+        """Writes the program's input and closes it."""
+        with suppress(OSError, ValueError), self._confined.stdin as pipe:  # it has ended, or was ended in the meantime
             pipe.write(asked)
 
     def result(self) -> str | None:
@@ -182,14 +184,14 @@ class _Process:
         with self._complaints:
             try:
                 written = self._confined.stdout.read(_MOST_WRITTEN + 1)
-            except ValueError:  # it was ended meanwhile
+            except ValueError:  # it was ended in the meantime
                 written = b""
             if len(written) > _MOST_WRITTEN:
                 self._confined.end()
                 raise RuntimeError(f"it wrote more than {_MOST_WRITTEN >> 20} MiB")
             ending = self._confined.ending(60.0)
             length = self._complaints.seek(0, os.SEEK_END)
-            self._complaints.seek(max(0, length - 4 * _MOST_OF_AN_ERROR))  # a character has 4 bytes at most
+            self._complaints.seek(max(0, length - 4 * _MOST_OF_AN_ERROR))  # a character has at most 4 bytes
             complaints = self._complaints.read().decode(errors="replace").strip()
         if ending != "exit 0":
             raise RuntimeError(f"{ending}: {complaints[-_MOST_OF_AN_ERROR:]}" if complaints else ending)

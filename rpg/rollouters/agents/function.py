@@ -1,4 +1,4 @@
-"""A program that is a function in a Python file of one's own."""
+"""An agent's program that is a function in a user's own Python file."""
 
 import importlib.util
 import inspect
@@ -33,7 +33,7 @@ class Function(AgentProgram):
         """See ProgramSection. It loads the file."""
         try:
             functions = self._functions()
-        except Exception as error:  # whatever the file does
+        except Exception as error:  # any error that the file raises
             given = f"{type(error).__name__}: {error}"[:500]
             hint = "install what it imports into the environment of the run"
             return Issue("the file cannot be loaded", ("file",), given, hint=hint)
@@ -50,18 +50,18 @@ class Function(AgentProgram):
         return Called(self._functions()[self.function], (problem, base_url, api_key))
 
     def _functions(self) -> dict[str, Callable[..., Any]]:
-        with _loads:  # threads that load it at once would load it each
+        with _loads:  # otherwise threads that load it at once would each load it
             return _functions_of(str(Path(self.file).resolve()))
 
 
 @cache
 def _functions_of(file: str) -> dict[str, Callable[..., Any]]:
-    """The functions of a file, by name."""
+    """Returns the functions of a file, by name."""
     spec = importlib.util.spec_from_file_location(file, file)
     if spec is None or spec.loader is None:
         raise ImportError("its name does not end in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[file] = module  # dataclasses and pickle look their module up
+    sys.modules[file] = module  # dataclasses and pickle look up their module
     try:
         spec.loader.exec_module(module)
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Our environments: each module holds one, is called what a spec calls it, and says what options it takes.
+"""Our environments. Each module holds one, named as in a spec, and its options.
 
-Checking a spec imports it, so it imports no torch; what takes long to import is imported in `generate`.
+Checking a spec imports it, so it imports no torch. Modules that are slow to import are imported in `generate`.
 """

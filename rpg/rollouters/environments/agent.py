@@ -1,4 +1,4 @@
-"""The environment of an agent: a program asks the policy over an OpenAI-compatible endpoint, as often as it likes."""
+"""The environment of an agent: a program asks the policy over an OpenAI-compatible endpoint, as often as it needs."""
 
 import json
 import math
@@ -52,7 +52,7 @@ class Agent(TakingTurns):
 
     @property
     def asked_at_once(self) -> int:
-        """See TakingTurns. Each waits in a thread; `programs_at_once` bounds the programs."""
+        """See TakingTurns. Each answer waits in a thread; `programs_at_once` bounds the programs."""
         return sys.maxsize
 
     @property
@@ -61,7 +61,7 @@ class Agent(TakingTurns):
         return self.in_step
 
     def paths(self) -> Iterator[tuple[tuple[str | int, ...], PathKind, str]]:
-        """See Spec. Those of the program are among them."""
+        """See Spec. They include those of the program."""
         yield from super().paths()
         yield from ((("program", *where), kind, path) for where, kind, path in self.program.paths())
 
@@ -71,7 +71,7 @@ class Agent(TakingTurns):
         return replace(issue, path=("program", *issue.path)) if issue else None
 
     def answering(self, seconds: float) -> Iterator[Answering]:
-        """See RollouterSection. The program is begun on a made-up prompt: it answers where it asks the policy."""
+        """See RollouterSection. The program is started on an artificial prompt; it passes if it asks the policy."""
         assert isinstance(self.program, AgentProgram)
         if issue := self.program.lacks():
             yield Answering("agent", self.program.type, f"{issue.message}: {issue.given}")
@@ -82,7 +82,7 @@ class Agent(TakingTurns):
         yield Answering("agent", self.program.type, _why_not(arrived) if isinstance(arrived, Ended) else "")
 
     def bounds(self, max_response_length: int) -> TurnBounds:
-        """See RollouterSection. Requests are given before and between the turns, of a token each at least."""
+        """See RollouterSection. Requests come before and between the turns, each of at least one token."""
         turns = min(max_response_length, self.max_turns * (self.turn_tokens or max_response_length))
         sampled = min(turns, self.sampled_tokens or turns)
         seconds = (self.max_turns + 1) * self.program_seconds
@@ -105,7 +105,7 @@ class Agent(TakingTurns):
 
 
 class _Asking(Counterpart):
-    """The programs, as they ask the policy."""
+    """Counterpart that runs the programs, which ask the policy."""
 
     hears_all = True
 
@@ -117,7 +117,7 @@ class _Asking(Counterpart):
         self._chat = ChatTokens(tokenizer, options.template)
 
     def opening(self, conversation: Conversation) -> Question:
-        """See Counterpart. The program begins."""
+        """See Counterpart. Starts the program."""
         problem = conversation.prompt.problem
         asked = [as_clients_send(message) for message in problem.conversation()]
         history = History(self._chat, asked, conversation.prompt.token_ids)
@@ -142,12 +142,14 @@ class _Asking(Counterpart):
             return []
 
         def remember(answers: Sequence[Answer]) -> None:
-            """The program is begun again once it is asked for what is not known: then it is told all that was said."""
+            """Does nothing. The program is started again when an unrecorded answer is needed; it gets the recorded
+            answers first."""
 
         return Question(work.go_on, late, remember, at_once=False, seconds=math.inf)
 
     def turns(self, conversation: Conversation, answers: Sequence[Answer]) -> list[Turn] | None:
-        """See Counterpart. What a request adds to what the policy saw last; a restart, where it is no addition."""
+        """See Counterpart. Returns the tokens that a request adds to the policy's last context; a restart if
+        the request does not continue it."""
         work: _Work = conversation.held["work"]
         told = json.loads(answers[0].text)
         if "messages" not in told:
@@ -194,30 +196,30 @@ class _Asking(Counterpart):
 
 
 def _why_not(ended: Ended) -> str:
-    """Reason why a program that has ended asked nothing."""
+    """Returns the reason why a program ended without asking anything."""
     return ended.error or f"it asked nothing, and returned {ended.answer!r}"
 
 
 class _Work:
-    """A program's work on one response."""
+    """Work of a program on one response."""
 
     def __init__(self, asking: _Asking, conversation: Conversation, history: History) -> None:
-        # What the policy says may run in the program, or be shown what it has.
+        # Text of the policy may run in the program, or see the data of the program.
         self._asking, self._problem = asking, conversation.prompt.problem.public()
         self.history = history
         self.request = Request([], [], None)
-        """The last one that was given to the policy."""
+        """The last request that was given to the policy."""
         self.context: tuple[int, ...] = ()
-        """The tokens behind which the policy spoke then."""
+        """The tokens after which the policy answered that request."""
         self.replies: list[Reply] = []
-        """Answers that the program has not heard yet: several where an earlier attempt of the run got further."""
+        """Answers that the program has not received yet: several if an earlier attempt of the run got further."""
         self._lock = threading.Lock()
         self._begun: _Begun | None = None
         self._arrived: Asked | Ended | None = None
         self._closed = self._has_place = False
 
     def go_on(self) -> list[Answer]:
-        """Has the program hear what was said. Waits for what it asks then, or for its end."""
+        """Gives the program the waiting answers. Waits for its next request, or for its end."""
         arrived = self._arrived or self._begin()
         while self.replies and isinstance(arrived, Asked):
             arrived.answer(self.replies.pop(0))
@@ -244,7 +246,7 @@ class _Work:
         return self._begun.line.next(self._asking.options.program_seconds)
 
     def close(self, why: str) -> None:
-        """Ends the program, if it has not ended; what it asks is refused. The first reason given is what it is told."""
+        """Ends the program if it still runs, and refuses its requests with the first reason given."""
         with self._lock:
             self._closed, begun = True, self._begun
         if begun:
@@ -259,12 +261,13 @@ class _Work:
 
 
 class _Begun:
-    """A program at work in a thread of its own, and the line on which it asks."""
+    """A program at work in its own thread, and its line of requests."""
 
     def __init__(self, program: AgentProgram, problem: Problem, at: Endpoint, ended: Callable[[], None]) -> None:
-        """
+        """Starts the program.
+
         Args:
-            ended: called once it has ended, before the line says so.
+            ended: called when the program has ended, before the line reports that.
         """
         self.line = at.open()
         self._program, self._problem, self._at, self._ended = program, problem, at, ended
@@ -283,13 +286,13 @@ class _Begun:
             answer = running.result()
             half = half_character(answer or "")
             ended = Ended(error=f"its answer holds {half}") if half else Ended(answer)
-        except Exception as error:  # whatever the program does
+        except Exception as error:  # any error of the program
             ended = Ended(error=f"{type(error).__name__}: {error}"[:2000])
         self._ended()
         self.line.finish(ended)
 
     def close(self, why: str) -> None:
-        """Ends the program, if it has not ended; what it asks is refused."""
+        """Ends the program if it still runs, and refuses its requests."""
         with self._lock:
             self._closed, running = True, self._running
         self._at.close(self.line, why)

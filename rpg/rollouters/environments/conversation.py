@@ -49,7 +49,7 @@ class Conversation(TakingTurns):
         return self.user.rewards_turns
 
     def bounds(self, max_response_length: int) -> TurnBounds:
-        """See RollouterSection. A remark stands between two turns of the policy, of a token each at least."""
+        """See RollouterSection. A remark of at least one token comes between two turns of the policy."""
         remarks = min(self.max_turns - 1, self.user.remarks or self.max_turns)
         tokens = min(max_response_length, (remarks + 1) * (self.turn_tokens or max_response_length))
         sampled = min(tokens, self.sampled_tokens or tokens)
@@ -85,7 +85,7 @@ class Conversation(TakingTurns):
 
 
 class _Speaking(Counterpart):
-    """The user, as it speaks with the policy."""
+    """Counterpart that speaks as the user."""
 
     def __init__(self, options: Conversation, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._options, self._tokenizer = options, tokenizer
@@ -113,7 +113,7 @@ class _Speaking(Counterpart):
             return []
 
         def remember(answers: Sequence[Answer]) -> None:
-            """A user keeps nothing of its own."""
+            """Does nothing: a user keeps no state of its own."""
 
         seconds = self._options.user_seconds if self._user.own_seconds is None else math.inf
         return Question(answer, late, remember, self._user.immediate, seconds)
@@ -125,7 +125,7 @@ class _Speaking(Counterpart):
         return [Turn(answer_ids(self._tokenizer, answer.text, self._around, most=self._options.words_tokens))]
 
     def close(self, conversation: UnderWay) -> None:
-        """See Counterpart. Nothing is held."""
+        """See Counterpart. There is nothing to end."""
 
     def leave(self) -> None:
         """See Counterpart."""

@@ -1,4 +1,4 @@
-"""The environment of tools: the policy calls, the tool answers, and the context grows."""
+"""The environment of tools: the policy calls a tool, the tool answers, and the context grows."""
 
 import threading
 import time
@@ -70,10 +70,10 @@ class Tools(TakingTurns):
 
     @property
     def offered(self) -> tuple[Tool, ...]:
-        """The tools that the policy may call, those of servers among them.
+        """Returns the tools that the policy may call, including those of servers.
 
         Raises:
-            SpecError: a server has none, or two tools have one name.
+            SpecError: a server has no tools, or two tools have the same name.
         """
         path = ("rollout", "rollouter", "tools")
         found: dict[str, Tool] = {}
@@ -100,7 +100,7 @@ class Tools(TakingTurns):
         return next((replace(issue, path=("tools", place, *issue.path)) for place, issue in found if issue), None)
 
     def answering(self, seconds: float) -> Iterator[Answering]:  # noqa: ARG002 (a server has a time of its own to start in)
-        """See RollouterSection. A tool answers that says what it is good for; a server starts for it."""
+        """See RollouterSection. A tool passes if it returns its description; a server is started for that."""
         for section in self.tools:
             assert isinstance(section, Tool)
             trouble = section.lacks()
@@ -113,7 +113,7 @@ class Tools(TakingTurns):
             yield Answering("tool", section.type, why)
 
     def bounds(self, max_response_length: int) -> TurnBounds:
-        """See RollouterSection. An answer stands between two turns of the policy, of a token each at least; hermes has
+        """See RollouterSection. An answer of at least one token comes between two turns of the policy; hermes allows
         any number of answers there."""
         turns = min(max_response_length, self.max_turns * (self.turn_tokens or max_response_length))
         sampled = min(turns, self.sampled_tokens or turns)
@@ -164,18 +164,18 @@ def _close(sessions: dict[str, ToolSession]) -> None:
 
 
 class _Held:
-    """State of a response's calls, from turn to turn."""
+    """State of a response's calls that lasts from turn to turn."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.seconds = 0.0
         self.sessions: dict[str, ToolSession] = {}
         self.said_before: list[Call] = []
-        """Calls that an earlier attempt of the run made, and that tools with a state have not seen in this one."""
+        """Calls that an earlier attempt of the run made and that tools with a state have not received in this one."""
 
 
 class _Answering(Counterpart):
-    """The tools, as they answer the policy."""
+    """Counterpart that answers by the tools."""
 
     def __init__(self, options: Tools, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.options, self._tokenizer = options, tokenizer
@@ -198,7 +198,7 @@ class _Answering(Counterpart):
         return Question(exchange.answer, exchange.late, exchange.remember, at_once, exchange.seconds)
 
     def _refusal(self, call: Call, earlier: int, seconds: float) -> str:
-        """Why a call after so many others is not made; empty: it is."""
+        """Returns the reason why a call after this many others is not made; empty if it is made."""
         if call.error:
             return call.error
         if earlier >= self.options.calls:
@@ -230,11 +230,11 @@ class _Answering(Counterpart):
             _close(conversation.held.pop("calls").sessions)
 
     def leave(self) -> None:
-        """See Counterpart. Nothing is held."""
+        """See Counterpart. There is nothing to end."""
 
 
 class _Exchange:
-    """The calls of a turn, and their answers."""
+    """Calls of a turn, and their answers."""
 
     def __init__(
         self, answering: _Answering, held: _Held, calls: Sequence[Call], refusals: Sequence[str], seconds: float
@@ -246,7 +246,8 @@ class _Exchange:
         self._given_up = self._under_way = False
 
     def answer(self) -> list[Answer]:
-        """Answers to the calls, one after another. Where they are given up meanwhile, it closes the sessions."""
+        """Makes the calls one after another and returns their answers. If they are given up meanwhile, it closes the
+        sessions."""
         with self._lock:
             self._under_way = True
         answers = []
@@ -261,7 +262,7 @@ class _Exchange:
         return answers
 
     def late(self) -> list[Answer]:
-        """Gives the calls up, and ends the one that is under way."""
+        """Gives up the calls, and ends the one in progress."""
         with self._lock:
             self._given_up = True
             self._held.sessions = {}
@@ -273,7 +274,7 @@ class _Exchange:
         return [self._said(call, "", f"no answer within {self.seconds:g} s", self.seconds) for call in self._calls]
 
     def remember(self, answers: Sequence[Answer]) -> None:
-        """Notes the calls that were made before: a tool with a state comes to it by them."""
+        """Records the calls that were made before, from which a tool with a state restores that."""
         made = zip(self._calls, self._refusals, answers, strict=True)
         self._held.said_before += [call for call, refusal, _ in made if not refusal and self._tools[call.tool].stateful]
 
@@ -281,7 +282,7 @@ class _Exchange:
         return Answer(call.tool, text, error, seconds, self._rewards.error if error else self._rewards.call)
 
     def _called(self, call: Call) -> tuple[str, str]:
-        """Text and error of a call."""
+        """Returns text and error of a call."""
         try:
             with self._lock:
                 if self._given_up:

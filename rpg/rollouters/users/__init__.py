@@ -1,4 +1,4 @@
-"""Our users that speak with the policy: each module holds one, and is called what a spec calls it.
+"""Our users that speak with the policy. Each module holds one, named as in a spec.
 
 Checking a spec imports it, so it imports no torch.
 """

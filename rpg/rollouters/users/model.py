@@ -1,4 +1,4 @@
-"""A user whose words a language model writes."""
+"""A user whose words come from a language model."""
 
 import logging
 import re
@@ -26,7 +26,8 @@ from specs.schema.execution import SecretReference
 _AT = ("rollout", "rollouter", "user")
 _ROLES = {"user": "assistant", "assistant": "user"}
 _OPENING: Message = {"role": "user", "content": "Begin."}
-"""Before the user's first words, which are the model's: many chat templates want a user to speak first."""
+"""Message before the user's first words, which the model writes: many chat templates require that a user speaks
+first."""
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Model(User):
 
     @property
     def own_seconds(self) -> float | None:
-        """See UserSection. An endpoint that is away aside."""
+        """See UserSection. Waiting for an unavailable endpoint does not count."""
         return self.timeout_seconds
 
     def lacks(self) -> Issue | None:
@@ -97,7 +98,7 @@ class Model(User):
         drawn = Drawn(self.temperature, self.max_tokens, seed)
         try:
             text = endpoint.ask(self._messages(problem, said), drawn).text.strip()
-        except RequestRefusedError as error:  # this conversation is too long for it, say
+        except RequestRefusedError as error:  # for example, the conversation is too long for it
             logger.warning("the user at %s says nothing more in a conversation: %s", self.endpoint, error)
             return None
         return Remark(text) if text and not (self.end and self.end in text) else None

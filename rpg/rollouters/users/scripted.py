@@ -1,4 +1,4 @@
-"""A user that says what a script says."""
+"""A user that follows a script."""
 
 from collections.abc import Sequence
 from typing import ClassVar

@@ -1,4 +1,5 @@
-"""The transformers sampler, in the trainer's own process, over the learner's own weights where these are whole."""
+"""The transformers sampler. It runs in the trainer's own process, on the learner's own weights if these are not
+sharded."""
 
 from rpg.samplers.transformers.sampler import open_sampler
 

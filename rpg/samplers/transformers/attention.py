@@ -8,7 +8,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 ATTENTION = "rpg_decode"
-"""The name under which transformers models find it."""
+"""Name under which transformers models find it."""
 
 
 def decode_attention(
@@ -20,9 +20,10 @@ def decode_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention, except that for one token the queries that share a key stand in for time.
+    """Computes transformers' attention, but for one token puts the queries that share a key in the place of the time
+    axis.
 
-    transformers' own repeats keys and values for each query head wherever there is a mask, which copies the cache at
+    Given a mask, transformers' own attention repeats keys and values for each query head, which copies the cache at
     every token. Shapes as there: query [batch, query heads, 1, dim], key and value [batch, key heads, positions, dim],
     mask [batch, 1, 1, positions]; returns [batch, 1, query heads, dim].
     """

@@ -1,4 +1,4 @@
-"""A KV cache of slots: sequences of unequal length side by side that enter and leave without copying the others."""
+"""A KV cache of slots: sequences of unequal length side by side, which enter and leave without copies of the others."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -11,21 +11,21 @@ from transformers import PretrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 _GROWTH = 1.5
-"""Factor by which a full cache grows, so that the copying is amortised."""
+"""Growth factor of a full cache, which amortises the copying."""
 
 KeysValues = tuple[Tensor, Tensor]
-"""One layer's, each [sequences, heads, positions, head_dim]."""
+"""Keys and values of one layer, each [sequences, heads, positions, head_dim]."""
 KeptRows = list[KeysValues]
 """Keys and values of one sequence, layer by layer, each [heads, positions, head_dim]."""
 
 
 def caches_all_layers(config: PretrainedConfig) -> bool:
-    """Whether every layer of the model has full attention, whose keys and values a `SlotCache` can hold."""
+    """Returns whether every layer of the model has full attention, whose keys and values a `SlotCache` can hold."""
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer's keys and values, [slots, heads, capacity, head_dim]; a slot's sequence begins at position 0."""
+    """Keys and values of one layer, [slots, heads, capacity, head_dim]; a slot's sequence begins at position 0."""
 
     is_sliding = False
 
@@ -35,13 +35,13 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     @property
     def buffers(self) -> KeysValues:
-        """Keys and values as allocated."""
+        """Returns keys and values as allocated."""
         assert self.keys is not None
         assert self.values is not None
         return self.keys, self.values
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocates for the cache's slots and capacity; heads, size and type are those of the states."""
+        """Allocates the cache's slots and capacity; heads, size and type are those of the states."""
         self.keys, self.values = self._zeros(key_states), self._zeros(value_states)
         self.is_initialized = True
 
@@ -60,7 +60,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return keys[:active, :, :width], values[:active, :, :width]
 
     def resize(self) -> None:
-        """Moves keys and values to new buffers of the cache's present number of slots and capacity."""
+        """Moves keys and values to new buffers with the cache's present number of slots and capacity."""
         if self.is_initialized:
             smaller = self.buffers
             self.lazy_initialization(*smaller)
@@ -69,20 +69,21 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
                 new[:slots, :, : old.shape[2]] = old[:slots]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002  # transformers' signature
-        """(Keys that the query sees, offset of the first.)"""
+        """Returns the number of keys that the query sees, and the offset of the first."""
         return self._cache.width, 0
 
     def get_seq_length(self) -> int:
-        """Length of the longest active sequence, the new token not counted."""
+        """Returns the length of the longest active sequence, without the new token."""
         return max(self._cache.width - 1, 0)
 
     def get_max_length(self) -> int:
-        """-1: it grows on demand."""
+        """Returns -1: the cache grows on demand."""
         return -1
 
 
 class SlotCache(Cache):
-    """The cache of all layers. `aim` says where each active sequence's next token goes; the model then updates it."""
+    """The cache of all layers. `aim` sets where each active sequence's next token goes; the model then updates the
+    cache."""
 
     def __init__(self, num_layers: int, *, slots: int, capacity: int) -> None:
         self.slots, self.capacity = slots, capacity
@@ -91,11 +92,11 @@ class SlotCache(Cache):
         super().__init__(layers=[*self._slot_layers])
 
     def aim(self, rows: Tensor, ends: Tensor, *, width: int) -> None:
-        """The next update writes slot rows[i] at position ends[i], and its window is `width` positions wide."""
+        """Makes the next update write slot rows[i] at position ends[i], with a window `width` positions wide."""
         self.rows, self.ends, self.width = rows, ends, width
 
     def reserve(self, *, slots: int, width: int) -> None:
-        """Makes room for `width` positions; a buffer too narrow is replaced by one of `slots` slots."""
+        """Makes room for `width` positions; replaces a buffer that is too narrow by one with `slots` slots."""
         if width > self.capacity:
             self.slots, self.capacity = slots, max(width, int(self.capacity * _GROWTH))
             for layer in self._slot_layers:
@@ -104,7 +105,7 @@ class SlotCache(Cache):
     def admit(self, slots: Tensor, source: list[KeysValues], rows: Tensor, *, length: int) -> None:
         """Copies the first `length` positions of the source's rows into slots.
 
-        A row may go to many slots: so the responses of a group share the states of their prompt.
+        A row may be copied to many slots, so that the responses of a group share the states of their prompt.
         """
         for layer, states in zip(self._slot_layers, source, strict=True):
             if not layer.is_initialized:
@@ -113,7 +114,7 @@ class SlotCache(Cache):
                 buffer[slots, :, :length] = state[rows, :, :length]
 
     def rows_of(self, slot: int, length: int) -> KeptRows:
-        """A copy of the first `length` positions of a slot."""
+        """Returns a copy of the first `length` positions of a slot."""
         return [
             tuple(buffer[slot, :, :length].clone() for buffer in layer.buffers)  # type: ignore[misc]
             for layer in self._slot_layers
@@ -127,7 +128,8 @@ class SlotCache(Cache):
 
 
 class ReturningContexts:
-    """Rows of sequences that have left their slots. A context that begins with one is computed from its end on."""
+    """Rows of sequences that have left their slots. For a context that begins with one of them, only the rest is
+    computed."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, tuple[tuple[int, ...], KeptRows]] = OrderedDict()
@@ -143,13 +145,14 @@ class ReturningContexts:
         self._kept.move_to_end(key)
 
     def shrink(self, positions: int) -> None:
-        """Drops the oldest, until no more than so many positions are kept."""
+        """Drops the oldest rows until at most this number of positions is kept."""
         while self._kept and self._positions > positions:
             _, (dropped, _) = self._kept.popitem(last=False)
             self._positions -= len(dropped)
 
     def of(self, token_ids: Sequence[int]) -> KeptRows:
-        """Rows of the longest beginning of a context that is kept, its last two tokens aside; empty: there is none."""
+        """Returns the rows of the longest kept beginning of a context, which excludes the context's last two tokens;
+        empty if there is no such beginning."""
         hashes = list(_hashes(token_ids[:-2])) if self._kept else []
         for length in range(len(hashes), 0, -1):
             known, rows = self._kept.get(hashes[length - 1], ((), []))
@@ -159,7 +162,7 @@ class ReturningContexts:
 
 
 def _hashes(token_ids: Sequence[int]) -> Iterator[int]:
-    """Hash of each beginning of the tokens, of one token and more: all of them in one pass."""
+    """Yields the hash of each beginning of the tokens, from one token on, all in one pass."""
     so_far = 0
     for token in token_ids:
         so_far = hash((so_far, token))
@@ -167,7 +170,8 @@ def _hashes(token_ids: Sequence[int]) -> Iterator[int]:
 
 
 def laid_out(sequences: Sequence[KeptRows]) -> list[KeysValues]:
-    """The rows of several sequences as one batch, layer by layer; shorter ones have zeros behind."""
+    """Returns the rows of several sequences as one batch, layer by layer; shorter ones are padded with zeros at the
+    end."""
     return [
         tuple(
             pad_sequence([rows[layer][part].transpose(0, 1) for rows in sequences], batch_first=True).transpose(1, 2)

@@ -1,4 +1,5 @@
-"""One call of the transformers sampler: responses enter a slot of the cache, gain a token a step, leave at the end."""
+"""One call of the transformers sampler: responses enter a slot of the cache, gain a token a step, and leave at the
+end."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,24 +18,27 @@ from rpg.types import OnResponse, Rollout, Sampling, Turn
 from specs.machine.standstill import show_work
 
 _PREFILL_TOKENS = 8192
-"""Prompt tokens, padding included, that one prefill pass takes at most."""
+"""Most prompt tokens, padding included, of one prefill pass."""
 _FIRST_CAPACITY = 64
-"""Response positions that the cache has room for at first; it grows with what is sampled, not with the maximum."""
+"""Response positions for which the cache has room at first; it grows with the sampled tokens, not with the maximum."""
 
 _WIDTHS = {"cuda": 64}
-"""Kind of device -> keys that attention sees come in multiples of it, 1 where it is left out. Kernels of cuDNN, which
-torch prefers on Hopper, make a plan for each number of keys: some 30 ms, where a step takes 10. So they cost no more
-than others: on an H200 64 slots of a 1.7B model take a step in 36.6 ms with them and in 38.7 ms without."""
+"""Kind of device -> the number of keys in attention is a multiple of this; 1 if the device is not listed. cuDNN's
+kernels, which torch prefers on Hopper, make a plan for each number of keys: some 30 ms, where a step takes 10. With the
+multiple they cost no more than others: on an H200 64 slots of a 1.7B model take a step in 36.6 ms with them and in 38.7
+ms without."""
 
 WatchFn = Callable[[Sequence[int]], StopTextWatch]
 """Prompt token ids -> a watch for stop texts in one response to that prompt."""
 
 
 class Decoding:
-    """The state of the loop. Control is NumPy on the host, one entry a slot; the first `active` slots are in use.
+    """State of the decoding loop. Its control data are NumPy arrays on the host, one entry a slot; the first `active`
+    slots are in use.
 
-    A prompt's keys and values are computed once, less its last token, and copied to the slots of its group. The last
-    token is the first that a slot is fed, so that the first response token comes out of the same step as all others.
+    A prompt's keys and values are computed once, without its last token, and copied to the slots of its group. The last
+    token is the first one that a slot is fed, so that the first response token comes out of the same step as all
+    others.
     """
 
     def __init__(
@@ -55,39 +59,39 @@ class Decoding:
         max_length: int = 0,
         taken: list[torch.Tensor] | None = None,
     ) -> None:
-        """See Sampler. The first `admitted` of the prompts may begin at once; as many responses have a slot, and no
-        more than `max_concurrent`. `open_ended`: prompts, seeds and limits are lists that grow during the call. Such a
-        prompt may go on from a response that has ended, whose keys and values are kept while the slots leave room for
-        them: all together have `max_length` positions a slot. `taken`: where the experts of each pass are appended, see
-        `rpg.routing.choices_taken`; such prompts do not go on from responses."""
+        """See Sampler. The first `admitted` of the prompts may start at once; their responses have slots, at most
+        `max_concurrent`. With `open_ended`, prompts, seeds and limits are lists that grow during the call. A new prompt
+        may continue a response that has ended. Keys and values of such responses are kept while the slots leave room:
+        all together have `max_length` positions a slot. `taken` is the list to which the experts of each pass are
+        appended, see `rpg.routing.choices_taken`; with it, prompts do not continue responses."""
         self.model, self.device = model, model.device
         self.prompts, self.seeds, self.group_size, self.sampling = prompts, seeds, group_size, sampling
         self.pad_id, self.eos_ids = pad_id, np.array(eos_ids)
         self.limits = limits
-        """Response tokens of each prompt at most."""
+        """Most response tokens of each prompt."""
         self.admitted = admitted
-        """Prompts that may have begun."""
+        """Number of prompts that may have started."""
         self.entered = 0
-        """Responses that have had a slot. They get one in order: response i is the (i mod group_size)-th to prompt
-        i // group_size."""
+        """Number of responses that have had a slot. They get slots in order: response i is the (i mod group_size)-th to
+        prompt i // group_size."""
         slots = min(max_concurrent, max(admitted, 1) * group_size)
         longest = max([sampling.max_response_length if open_ended else 0, *limits], default=0)
         self.responses = np.zeros(slots, dtype=np.int64)
-        """Which response each slot holds."""
+        """Response in each slot."""
         self.lengths = np.zeros(slots, dtype=np.int64)
-        """Positions of each slot in the cache, the token about to be fed not counted."""
+        """Number of positions of each slot in the cache, without the token about to be fed."""
         self.counts = np.zeros(slots, dtype=np.int64)
-        """Response tokens sampled so far."""
+        """Number of response tokens sampled so far."""
         self.most = np.zeros(slots, dtype=np.int64)
-        """Response tokens at most."""
+        """Most response tokens."""
         self.feed = np.zeros(slots, dtype=np.int64)
-        """The token each slot is fed next."""
+        """Token that each slot is fed next."""
         self.noise = np.zeros((slots, min(longest, BLOCK)))
         self.watch = watch
-        """None where no text ends a response."""
+        """Factory of stop-text watches; None if no text ends a response."""
         self.watches = np.empty(slots if watch else 0, dtype=object)
         self.taken = taken
-        """None: nobody wants to know the experts of a token."""
+        """List of the experts of each pass; None if they are not requested."""
         self.experts = np.empty(slots if taken is not None else 0, dtype=object)
         """Experts of the tokens that each slot has been fed, in parts. [tokens, layers, experts a token] each"""
         self.prefilled_experts: list[NDArray[np.int16]] = []
@@ -99,15 +103,16 @@ class Decoding:
         self.cache = SlotCache(model.config.get_text_config().num_hidden_layers, slots=slots, capacity=capacity)
         self.prefilled: list[KeysValues] = []
         self.prefilled_range = range(0)
-        """Prompts whose keys and values `prefilled` holds."""
+        """Prompts whose keys and values are in `prefilled`."""
         self.prefilled_rows = np.zeros(0, dtype=np.int64)
-        """Row of each of these prompts in `prefilled`: neighbours that are the same share one."""
+        """Row of each of these prompts in `prefilled`: equal consecutive prompts share a row."""
         self.open_ended = open_ended
         self.max_length = max_length
         self.returning = ReturningContexts()
 
     def run(self, on_response: OnResponse, admit: AdmitMore | None = None) -> int:
-        """Samples until all responses to the admitted prompts have ended, or `admit` ends it; see InProcessSampler.
+        """Samples until all responses to the admitted prompts have ended, or `admit` ends the call; see
+        InProcessSampler.
 
         Returns the tokens of the responses that have not ended.
         """
@@ -148,7 +153,7 @@ class Decoding:
         return Rollout(turns, "stop" if stopped else "length", experts=experts)
 
     def _keep(self, slot: int) -> None:
-        """Keeps what was computed of a response that has ended: its environment may go on from it."""
+        """Keeps the keys and values of a response that has ended: its environment may continue it."""
         length = int(self.lengths[slot])
         if length <= self._room():
             prompt = self.prompts[self.responses[slot] // self.group_size]
@@ -157,16 +162,16 @@ class Decoding:
             self.returning.shrink(self._room())
 
     def _room(self) -> int:
-        """Positions of what may be kept."""
+        """Returns the number of positions that may be kept."""
         return len(self.responses) * self.max_length - self.cache.slots * self.cache.capacity
 
     def _reserve(self, slots: int, width: int) -> None:
-        """Makes room in the slots for so many positions; it comes before what is kept."""
+        """Makes room in the slots for this number of positions; slots have priority over kept rows."""
         self.cache.reserve(slots=slots, width=width)
         self.returning.shrink(self._room())
 
     def _step(self) -> None:
-        """One token for every active slot."""
+        """Samples one token for every active slot."""
         active = self.active
         lengths = self.lengths[:active]
         multiple = _WIDTHS.get(self.device.type, 1)
@@ -198,7 +203,7 @@ class Decoding:
         self._record(tokens.cpu().numpy(), logprobs.cpu().numpy())
 
     def _device(self, values: NDArray[np.generic]) -> torch.Tensor:
-        # A copy: on the CPU the tensor would otherwise share memory with what the next step changes.
+        # A copy: otherwise the tensor on the CPU would share memory with data that the next step changes.
         return torch.from_numpy(values.copy()).to(self.device, non_blocking=True)
 
     def _record(self, tokens: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
@@ -218,7 +223,7 @@ class Decoding:
         self.noise[slot] = uniforms(self.seeds[prompt], member, block, self.noise.shape[1])
 
     def _refill(self, free: NDArray[np.int64]) -> None:
-        """Fills free slots with waiting responses. Where none wait, the last active slots move into the free ones."""
+        """Fills free slots with waiting responses. If none wait, the last active slots move into the free ones."""
         admitted = self._admit(free)
         unfilled = free[admitted:]
         remaining = self.active - len(unfilled)
@@ -245,7 +250,7 @@ class Decoding:
         self.active = remaining
 
     def _admit(self, free: NDArray[np.int64]) -> int:
-        """Puts waiting responses into the first of the free slots; returns how many."""
+        """Puts waiting responses into the first free slots; returns how many."""
         number = min(len(free), self.admitted * self.group_size - self.entered)
         done = 0
         while done < number:
@@ -261,7 +266,7 @@ class Decoding:
         return number
 
     def _enter(self, slots: NDArray[np.int64], responses: NDArray[np.int64]) -> None:
-        """Starts the responses, whose prompts are prefilled, in the slots."""
+        """Starts the responses in the slots; their prompts are already prefilled."""
         prompts = responses // self.group_size
         self.responses[slots], self.counts[slots] = responses, 0
         self.lengths[slots] = [len(self.prompts[prompt]) - 1 for prompt in prompts]
@@ -282,8 +287,8 @@ class Decoding:
             self.cache.admit(self._device(slots), self.prefilled, source_rows, length=longest)
 
     def _prefill(self, first: int) -> None:
-        """The keys and values of as many prompts from `first` on as one pass takes, each less its last token. Those of
-        one pass are all new, or all go on from what is kept."""
+        """Computes the keys and values of as many prompts from `first` on as one pass holds, each without its last
+        token. The prompts of one pass are either all new, or all continue kept rows."""
         longest = 0
         block: list[Sequence[int]] = []
         kept: list[KeptRows] = []
@@ -303,7 +308,7 @@ class Decoding:
         if kept[0]:
             self.prefilled = self._gone_on(block, kept)
         elif longest:
-            # Padding stands after the prompt, where causal attention keeps it out of the prompt's own states.
+            # Padding comes after the prompt, so causal attention excludes it from the prompt's own states.
             padded = [[*prompt[:-1], *[self.pad_id] * (longest + 1 - len(prompt))] for prompt in block]
             ids = torch.tensor(padded, device=self.device)
             cache = DynamicCache()
@@ -314,7 +319,8 @@ class Decoding:
                 self.prefilled_experts = [own[: len(prompt) - 1] for own, prompt in zip(of_rows, block, strict=True)]
 
     def _gone_on(self, prompts: Sequence[Sequence[int]], kept: Sequence[KeptRows]) -> list[KeysValues]:
-        """The keys and values of prompts whose beginnings are kept: the tokens behind them alone are computed."""
+        """Returns the keys and values of prompts whose beginnings are kept; only the tokens after these are
+        computed."""
         before = torch.tensor([rows[0][0].shape[1] for rows in kept], device=self.device)
         most = int(before.max())
         new = [prompt[rows[0][0].shape[1] : -1] for prompt, rows in zip(prompts, kept, strict=True)]
@@ -324,7 +330,7 @@ class Decoding:
         for layer, (keys, values) in enumerate(laid_out(kept)):
             cache.update(keys, values, layer)
         place = torch.arange(longest, device=self.device)
-        # A token sees what was kept of its own prompt, and the new tokens up to itself.
+        # A token sees the kept part of its own prompt, and the new tokens up to itself.
         old = (torch.arange(most, device=self.device) < before[:, None])[:, None].expand(-1, longest, -1)
         seen = torch.cat([old, (place[:, None] >= place).expand(len(new), -1, -1)], dim=-1)
         mask = torch.zeros(seen.shape, dtype=self.model.dtype, device=self.device)
@@ -337,7 +343,7 @@ class Decoding:
             use_cache=True,
             logits_to_keep=1,
         )
-        # New tokens stand behind the longest of what was kept; here each prompt's come behind its own.
+        # New tokens are placed after the longest kept part; here each prompt's are moved to the end of its own.
         position = torch.arange(max(map(len, prompts)) - 1, device=self.device)
         source = torch.where(position < before[:, None], position, most + position - before[:, None])
         source = source.clamp_(max=most + longest - 1)[:, None, :, None]

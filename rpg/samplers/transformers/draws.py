@@ -1,4 +1,5 @@
-"""Drawing a token: uniform noise that depends on the response alone, and the inverse of the distribution function."""
+"""Sampling of a token: uniform noise that depends only on the response, and the inverse of the distribution
+function."""
 
 import numpy as np
 import torch
@@ -6,13 +7,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 BLOCK = 1024
-"""Positions whose noise is made at once."""
+"""Positions whose noise is generated at once."""
 
 
 def uniforms(seed: int, response: int, block: int, size: int = BLOCK) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1) for `size` <= BLOCK positions, from block * BLOCK on, of a prompt's response.
+    """Returns uniform numbers in [0, 1) for `size` <= BLOCK positions, from block * BLOCK on, of a prompt's response.
 
-    Counter-based (Philox), so that they are a function of (seed, response, position) and of nothing else in the batch.
+    They are counter-based (Philox), so that they depend only on (seed, response, position), and on nothing else in the
+    batch.
     """
     key = np.array([seed % 2**64, response], dtype=np.uint64)
     counter = np.array([0, 0, block, 0], dtype=np.uint64)
@@ -20,15 +22,15 @@ def uniforms(seed: int, response: int, block: int, size: int = BLOCK) -> NDArray
 
 
 def draw(logits: Tensor, noise: Tensor, *, temperature: float, top_p: float, top_k: int = 0) -> tuple[Tensor, Tensor]:
-    """One token per row, and its logprob under the distribution that it was drawn from.
+    """Returns one token per row, and its logprob under the distribution from which it was drawn.
 
     Args:
         logits: [rows, vocabulary], float32.
-        noise: [rows], float64 in [0, 1); not used where temperature is 0.
+        noise: [rows], float64 in [0, 1); not used at temperature 0.
         temperature: logits are divided by it; 0 takes the likeliest token, with logprob 0 since it is certain.
         top_p: nucleus probability in (0, 1]: the smallest set of likeliest tokens that holds it, renormalised.
-        top_k: so many of the likeliest tokens are kept, and all that tie with the last of them, before the nucleus is
-            taken; 0 keeps all.
+        top_k: number of the likeliest tokens that are kept, with all that tie with the last of them, before the nucleus
+            is selected; 0 keeps all.
     Returns:
         tokens [rows] int64, logprobs [rows] float32, nats.
     """
@@ -40,7 +42,7 @@ def draw(logits: Tensor, noise: Tensor, *, temperature: float, top_p: float, top
     logprobs = torch.log_softmax(logits, dim=-1)
     if top_p < 1:
         logprobs = torch.log_softmax(logprobs.masked_fill(~nucleus(logprobs, top_p), -torch.inf), dim=-1)
-    # float64: over a large vocabulary a float32 sum would round the tail away.
+    # float64: in float32 the sum over a large vocabulary would lose the tail to rounding.
     cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
     tokens = torch.searchsorted(cumulative, (noise * cumulative[:, -1])[:, None], right=True)
     tokens = tokens.clamp_(max=logits.shape[-1] - 1)
@@ -48,7 +50,8 @@ def draw(logits: Tensor, noise: Tensor, *, temperature: float, top_p: float, top
 
 
 def nucleus(logprobs: Tensor, top_p: float) -> Tensor:
-    """Mask [rows, vocabulary] of the fewest likeliest tokens whose probability reaches top_p (Holtzman 2020)."""
+    """Returns a mask [rows, vocabulary] of the fewest likeliest tokens whose probability reaches top_p (Holtzman
+    2020)."""
     ordered, indices = logprobs.exp().sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1, dtype=torch.float64) - ordered
     return torch.zeros_like(logprobs, dtype=torch.bool).scatter(-1, indices, before < top_p)

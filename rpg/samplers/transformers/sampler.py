@@ -1,9 +1,9 @@
-"""Sampling with a transformers model in this process, over weights of its own or over the learner's.
+"""Sampling with a transformers model in this process, on its own weights or on the learner's.
 
-Why not transformers' own: `generate` keeps every sequence in the batch until the longest ends, and copies the whole
-cache at each token. Its continuous batching (`generate_batch`) seeds and draws from the process's one generator, so
-that a response depends on its batch-mates and the learner's random state on the sampler. They have
-0.2 and 0.6 times this one's speed where lengths have a long tail, 0.7 and 0.4 times where they are equal (decision 31).
+The sampler does not use transformers' own methods. `generate` keeps every sequence in the batch until the longest ends,
+and copies the whole cache at each token. Continuous batching (`generate_batch`) seeds and uses the process's one
+generator, so that a response depends on its batch-mates, and the learner's random state on the sampler. They have 0.2
+and 0.6 times this sampler's speed if lengths have a long tail, 0.7 and 0.4 times if they are equal (decision 31).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,14 +26,14 @@ from rpg.types import OnResponse, Sampling
 from specs.schema.rollout import TransformersRollout
 
 _UNBOUNDED = 1 << 20
-"""Tokens of prompt and response together at most, of a model whose config has no bound."""
+"""Most tokens of prompt and response together for a model whose config has no bound."""
 
 
 class TransformersSampler(InProcessSampler):
-    """Draws responses by continuous batching.
+    """Sampler with continuous batching.
 
-    With ZeRO stage 3 the parameters are gathered in each forward pass, in which all ranks must take part equally often:
-    not supported here.
+    ZeRO stage 3 is not supported: it gathers the parameters in each forward pass, in which all ranks must take part
+    equally often.
     """
 
     def __init__(
@@ -47,15 +47,16 @@ class TransformersSampler(InProcessSampler):
         shared: bool = False,
         tokenizer_dir: Path | None = None,
     ) -> None:
-        """
+        """Takes the model.
+
         Args:
             model: a decoder with full attention in all layers (Qwen3, Llama, GPT-2).
-            eos_id: the token, or any of the tokens, that ends a response.
+            eos_id: the token, or the tokens, each of which ends a response.
             pad_id: fills prompts up to a common length; never seen by attention.
-            max_concurrent: responses in flight at once.
-            max_length: tokens of prompt and response together at most; default, the model's context.
-            shared: the model is the learner's own: loading weights then only counts the version.
-            tokenizer_dir: the policy's tokenizer, which stop texts need.
+            max_concurrent: most responses in flight at once.
+            max_length: most tokens of prompt and response together; None means the model's context.
+            shared: whether the model is the learner's own; then loading weights only counts the version.
+            tokenizer_dir: directory of the policy's tokenizer, which stop texts need.
         """
         if not caches_all_layers(model.config):
             raise ValueError(
@@ -115,31 +116,31 @@ class TransformersSampler(InProcessSampler):
         return partial(StopTextWatch, tokenizer_in(self._tokenizer_dir).backend_tokenizer, stop)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
-        """Copies the weights in, unless the module is shared: then they are there already.
+        """Copies the weights into the model, unless the module is shared and has them already.
 
         Raises:
-            ValueError: a name is given that the model does not have, or one of the model's is missing.
+            ValueError: a name is not in the model, or one of the model's names is missing.
         """
         if not self._shared:
             copy_weights(self._model, weights)
         self.policy_version = policy_version
 
     def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
-        """Logprobs of the tokens after the prompt, nats, from one pass without a cache."""
+        """Returns logprobs of the tokens after the prompt, nats, from one pass without a cache."""
         return model_logprobs(self._model, token_ids, prompt_length=prompt_length, temperature=temperature)
 
     def forget(self) -> None:
-        """Nothing is kept of earlier calls."""
+        """Does nothing: no state of earlier calls is kept."""
 
     def sleep(self) -> None:
-        """Nothing is held between calls but the weights."""
+        """Does nothing: only the weights are held between calls."""
 
     def close(self) -> None:
-        """Nothing is held between calls."""
+        """Does nothing: nothing is held between calls."""
 
 
 def open_sampler(rollout: TransformersRollout, settings: SamplerSettings) -> TransformersSampler:
-    """Over the learner's own module where that is given, else over the weights of the directory.
+    """Opens the sampler on the learner's own module if that is given, else on the weights in the directory.
 
     Raises:
         SpecError: the directory names no end token.
@@ -164,7 +165,7 @@ def open_sampler(rollout: TransformersRollout, settings: SamplerSettings) -> Tra
 def model_logprobs(
     model: PreTrainedModel, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0
 ) -> list[float]:
-    """Logprobs of token_ids[prompt_length:] under the model, nats, in float32 from one forward pass."""
+    """Returns logprobs of token_ids[prompt_length:] under the model, nats, in float32 from one forward pass."""
     ids = torch.tensor([list(token_ids)], device=model.device)
     with _evaluating(model), torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits[0, prompt_length - 1 : -1]
@@ -176,7 +177,7 @@ def copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) 
     """Copies named tensors into the model's parameters; a tied parameter may have any of its names.
 
     Raises:
-        ValueError: a name is given that the model does not have, or one of the model's is missing.
+        ValueError: a name is not in the model, or one of the model's names is missing.
     """
     targets = dict(model.named_parameters(remove_duplicate=False))
     missing = {id(parameter): name for name, parameter in targets.items()}
@@ -192,13 +193,13 @@ def copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) 
 
 @contextmanager
 def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Puts the model into evaluation mode, with an attention made for the cache; restores both afterwards."""
+    """Puts the model into evaluation mode, with an attention for the cache; restores both afterwards."""
     training = [module for module in model.modules() if module.training]
     attention = model.config._attn_implementation
     try:
         for module in training:
             module.training = False
-        if attention != "eager":  # a model that only knows eager attention may need what that does besides
+        if attention != "eager":  # a model that supports only eager attention may need its other effects
             model.config._attn_implementation = ATTENTION
         yield
     finally:

@@ -1,6 +1,6 @@
-"""The vLLM sampler: its engine in this process or in a dedicated one, and how weights reach it.
+"""The vLLM sampler: its engine in this process or in a dedicated one, and the transfer of weights to it.
 
-vLLM itself is imported when an engine starts, so that all else here can be read and tested where it is not installed.
+vLLM itself is imported when an engine starts, so that the other code can be imported and tested without it.
 """
 
 from rpg.samplers.vllm.placement import open_sampler

@@ -1,4 +1,4 @@
-"""An engine's process that is a child of its rank."""
+"""Processes of engines that are children of their ranks."""
 
 import os
 import socket
@@ -16,15 +16,15 @@ _CLOSE_SECONDS = 30.0
 
 
 class ChildEngine:
-    """It is connected by a socket pair and ends with this process, however that ends."""
+    """An engine's process, connected by a socket pair. It ends with this process, even if this one dies."""
 
     sender_address = ""
 
     def __init__(self, gpus: Sequence[str] = ()) -> None:
-        """Starts it.
+        """Starts the process.
 
         Args:
-            gpus: the GPUs that it may see, as CUDA_VISIBLE_DEVICES names them; none on a CPU.
+            gpus: the GPUs that it may use, in the form of CUDA_VISIBLE_DEVICES; empty on a CPU.
         """
         parent_end, child_end = socket.socketpair()
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
@@ -43,7 +43,7 @@ class ChildEngine:
         return self.child.poll() is not None
 
     def end_error(self, method: str) -> EngineProcessError:
-        """The error of an ended engine, with the exit code or the signal."""
+        """Returns the error for an ended engine, with the exit code or the signal."""
         try:
             code = self.child.wait(timeout=_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -52,7 +52,7 @@ class ChildEngine:
         return EngineProcessError(f"the engine's process ended {how} in {method}; what it said stands above")
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         self.connection.close()
         try:
             self.child.wait(timeout=_CLOSE_SECONDS)

@@ -1,7 +1,7 @@
-"""Sampling with a vLLM engine in a process of its own, on GPUs of its own where there are any.
+"""Sampling with a vLLM engine in its own process, on its own GPUs if there are any.
 
 The process answers calls over a connection. It is a child of the rank (`child_engine`), or on a machine without ranks
-(`remote_engine`); docs/decisions/0009-dedicated-engine.md weighs both against vLLM's server.
+(`remote_engine`); docs/decisions/0009-dedicated-engine.md compares both with vLLM's server.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,42 +23,42 @@ class EngineProcessError(RuntimeError):
 
 
 class EngineConnection(Protocol):
-    """Carries a value at a time, in order: `multiprocessing.connection.Connection` on one machine."""
+    """Connection that carries one value at a time, in order: `multiprocessing.connection.Connection` on one machine."""
 
     def send(self, value: Any, /) -> None:
-        """Raises OSError where it has ended."""
+        """Sends a value. Raises OSError if the connection has ended."""
         ...
 
     def recv(self) -> Any:
-        """Raises EOFError or OSError where it has ended."""
+        """Returns the next value. Raises EOFError or OSError if the connection has ended."""
         ...
 
     def poll(self, timeout: float = 0.0, /) -> bool:
-        """Whether there is something to receive, be it the end."""
+        """Returns whether there is something to receive; the end of the connection counts."""
         ...
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the connection."""
         ...
 
 
 class EngineProcess(Protocol):
-    """A process that serves an engine (`engine_process.serve`), as the rank sees it that holds the engine."""
+    """A process that serves an engine (`engine_process.serve`), seen from the rank that holds the engine."""
 
     @property
     def connection(self) -> EngineConnection:
-        """To it."""
+        """Returns the connection to the process."""
         ...
 
     sender_address: str
-    """The address at which it reaches this machine; empty where it is on this machine."""
+    """The address at which the process reaches this machine; empty if it is on this machine."""
 
     def has_ended(self) -> bool:
-        """Whether the engine is known to have ended. The end of the connection says so too."""
+        """Returns whether the engine is known to have ended. The end of the connection shows that too."""
         ...
 
     def end_error(self, method: str) -> EngineProcessError:
-        """The exception to raise where the engine has ended in a call of a method."""
+        """Returns the exception to raise if the engine has ended during a call of a method."""
         ...
 
     def close(self) -> None:
@@ -67,16 +67,16 @@ class EngineProcess(Protocol):
 
 
 class DedicatedSampler:
-    """An engine in a process of its own."""
+    """A sampler with an engine in its own process."""
 
     def __init__(self, settings: EngineSettings, process: EngineProcess) -> None:
         """Starts the engine and waits until it is ready.
 
         Args:
-            settings: of the engine.
-            process: which is to serve it. The sampler ends it.
+            settings: settings of the engine.
+            process: the process that serves it. The sampler ends it.
         Raises:
-            SpecError: vLLM does not run this model, or not with these settings.
+            SpecError: vLLM cannot run this model, or not with these settings.
             EngineProcessError: the process failed.
         """
         self.policy_version = 0
@@ -101,7 +101,7 @@ class DedicatedSampler:
         limits: Sequence[int] | None = None,
         on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
-        """`group_size` responses to each prompt; see VllmSampler."""
+        """Returns `group_size` responses to each prompt; see VllmSampler."""
         arguments = {
             "prompts": [list(prompt) for prompt in prompts],
             "group_size": group_size,
@@ -129,7 +129,7 @@ class DedicatedSampler:
         admit: Admit,
         on_response: OnResponse,
     ) -> int:
-        """Samples prompts as they are admitted; see Sampler. The engine waits while `admit` is asked."""
+        """Samples prompts as they are admitted; see Sampler. The engine waits during `admit`."""
         arguments = {
             "prompts": [list(prompt) for prompt in prompts],
             "group_size": group_size,
@@ -148,7 +148,7 @@ class DedicatedSampler:
                 return unfinished
 
     def serve(self, next_turns: NextTurns, *, sampling: Sampling, on_response: OnResponse) -> int:
-        """Samples turns as they are asked for; see Sampler. The engine waits while `next_turns` is asked."""
+        """Samples turns as they are requested; see Sampler. The engine waits during `next_turns`."""
         self._send(("serve", {"sampling": sampling, "next_turns": True, "on_response": True}))
         while True:
             kind, value = self._receive("serve")
@@ -161,13 +161,13 @@ class DedicatedSampler:
                 return unfinished
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
-        """Hands the weights over: by nccl or ipc on GPUs, as safetensors on a CPU."""
+        """Transfers the weights: by nccl or ipc on GPUs, as safetensors on a CPU."""
         assert self._transfer is not None
         self._transfer.send(weights, policy_version)
         self.policy_version = policy_version
 
     def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
-        """Logprobs of the tokens after the prompt, nats; see VllmSampler."""
+        """Returns logprobs of the tokens after the prompt, nats; see VllmSampler."""
         logprobs: list[float] = self.call(
             "logprobs", token_ids=list(token_ids), prompt_length=prompt_length, temperature=temperature
         )
@@ -178,7 +178,7 @@ class DedicatedSampler:
         self.call("forget")
 
     def sleep(self) -> None:
-        """Its memory is its own."""
+        """Does nothing: the engine's memory is separate."""
 
     def call(self, method: str, /, **arguments: Any) -> Any:
         """Calls a method of the engine's VllmSampler and returns its result.
@@ -194,7 +194,7 @@ class DedicatedSampler:
         try:
             self._connection.send(call)
         except OSError:
-            # The end is the cause, not the connection: it is no lost rank.
+            # The engine's end is the cause, not the connection: no rank was lost.
             raise self._process.end_error(call[0]) from None
 
     def _reply(self, method: str) -> Any:

@@ -1,4 +1,4 @@
-"""Starting and ending vLLM in this process, and keeping the process as it was."""
+"""Start and end of vLLM in this process, which leave the process as it was."""
 
 import gc
 import os
@@ -25,52 +25,52 @@ if TYPE_CHECKING:
 _BYTES_PER_GIB = 2**30
 
 Transfer = Literal["", "nccl", "ipc"]
-"""How vLLM itself hands weights to an engine in another process; empty: they come from a directory, or the engine is in
-this process."""
+"""How vLLM itself transfers weights to an engine in another process; empty if they come from a directory, or the engine
+is in this process."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Settings that an engine is started with."""
+    """Settings with which an engine is started."""
 
     weights_dir: Path
-    """Config and safetensors of a transformers model, and its tokenizer where stop texts are asked for."""
+    """Directory with config and safetensors of a transformers model, and its tokenizer if there are stop texts."""
     eos_ids: tuple[int, ...]
-    """Any of them ends a response."""
+    """End tokens, each of which ends a response."""
     device_type: str
     """cpu or cuda."""
     max_length: int
-    """Tokens of prompt and response together at most."""
+    """Most tokens of prompt and response together."""
     max_concurrent: int
-    """Responses in flight at once."""
+    """Most responses in flight at once."""
     memory_fraction: float = 0.4
     """Share of a GPU's memory that the engine may take."""
     cpu_cache_gib: float = 1.0
-    """Its KV cache on a CPU, GiB."""
+    """Size of the KV cache on a CPU, GiB."""
     seed: int = 0
-    """Seed of the engine itself; each response has a seed of its own."""
+    """Seed of the engine itself; each response has its own seed."""
     kv_cache: Literal["auto", "fp8"] = "auto"
-    """Type of the KV cache: the model's, or eight bits."""
+    """Type of the KV cache: the model's type, or eight bits."""
     prefix_caching: bool = True
-    """Whether the states of a prompt are kept for when it comes again."""
+    """Whether the states of a prompt are kept in case it comes again."""
     tensor_parallel_size: int = 1
-    """Processes over which each weight matrix is spread."""
+    """Number of processes over which each weight matrix is split."""
     sleeps: bool = False
-    """Whether it gives a GPU's memory back after each call of `generate`."""
+    """Whether the engine frees the GPU's memory after each call of `generate`."""
     transfer: Transfer = ""
     returns_experts: bool = False
-    """Whether responses tell the experts of their tokens; on GPUs alone."""
+    """Whether responses contain the experts of their tokens; only on GPUs."""
 
 
 def start(settings: EngineSettings) -> "LLM":
     """Starts vLLM in this process, without a tokenizer. Its logprobs are those of the distribution it samples from.
 
     Raises:
-        SpecError: vLLM does not run this model, or not with these settings.
+        SpecError: vLLM cannot run this model, or not with these settings.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else the learner's threads are bound as well
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # otherwise the learner's threads are bound as well
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     on_cpu = settings.device_type == "cpu"
@@ -99,13 +99,13 @@ def start(settings: EngineSettings) -> "LLM":
                 worker_extension_cls="rpg.samplers.vllm.worker.WorkerExtension",
                 **_device_settings(settings),
             )
-        except ValueError as error:  # it does not run this architecture, length or memory
+        except ValueError as error:  # vLLM does not support this architecture, length or memory
             message = " ".join(str(error).rpartition("Value error, ")[2].split())
             hint = f"it says: {textwrap.shorten(message, 300)}"
             raise SpecError(
                 Issue("vLLM does not start with this model and these settings", ("rollout",), hint=hint)
             ) from error
-        if settings.tensor_parallel_size > 1:  # else the worker is in this process
+        if settings.tensor_parallel_size > 1:  # otherwise the worker is in this process
             llm.collective_rpc("follow_engine")
         return llm
 
@@ -113,18 +113,18 @@ def start(settings: EngineSettings) -> "LLM":
 def _executor(settings: EngineSettings) -> str:
     if settings.tensor_parallel_size > 1:
         return "mp"
-    # Where the trainer has several ranks, their process group exists already, and each rank has its own engine.
+    # If the trainer has several ranks, their process group already exists, and each rank has its own engine.
     several_ranks = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
     return "external_launcher" if several_ranks else "uni"
 
 
 def _device_settings(settings: EngineSettings) -> dict[str, Any]:
     if settings.device_type == "cpu":
-        # vLLM rewinds the generator of a request whose prompt it splits between passes, and a CPU's cannot be rewound.
-        # Unsplit, a pass takes at least max_model_len tokens.
+        # vLLM rewinds the generator of a request whose prompt it splits between passes, and a CPU's generator cannot be
+        # rewound. To avoid splits, a pass holds at least max_model_len tokens.
         unsplit = {"enable_chunked_prefill": False}
         return {"kv_cache_memory_bytes": int(settings.cpu_cache_gib * _BYTES_PER_GIB), **unsplit}
-    # As the learner's, the logits of bfloat16 weights are not rounded to bfloat16.
+    # Like the learner's, the logits of bfloat16 weights are not rounded to bfloat16.
     head = {"head_dtype": "float32"}
     chosen: dict[str, Any] = {"gpu_memory_utilization": settings.memory_fraction, "hf_overrides": head}
     chosen["kv_cache_dtype"] = settings.kv_cache
@@ -138,7 +138,7 @@ def _device_settings(settings: EngineSettings) -> dict[str, Any]:
 
 
 def _check_head_size(weights_dir: Path) -> None:
-    """Raises SpecError where vLLM's attention for CPUs does not support the model's head size.
+    """Raises SpecError if vLLM's attention for CPUs does not support the model's head size.
 
     Without this check the first token would fail.
     """
@@ -160,7 +160,7 @@ def _check_head_size(weights_dir: Path) -> None:
 
 
 def asleep_bytes() -> int:
-    """Bytes of the engine's tensors in this process whose memory is given back; torch goes on counting them."""
+    """Returns the bytes of the engine's tensors in this process whose memory is freed while torch still counts them."""
     from vllm.device_allocator.cumem import CuMemAllocator
 
     allocator = CuMemAllocator.instance
@@ -168,7 +168,7 @@ def asleep_bytes() -> int:
 
 
 def shut_down(llm: "LLM", *, owns_distributed: bool) -> None:
-    """Ends the engine. A process group that was there before it stays."""
+    """Ends the engine. A process group that existed before it stays."""
     client = llm.llm_engine.engine_core
     if owns_distributed:
         client.shutdown()
@@ -177,7 +177,7 @@ def shut_down(llm: "LLM", *, owns_distributed: bool) -> None:
 
 
 def _shut_down_beside_learner(client: Any) -> None:
-    """Does what the engine's own shutdown does, but leaves the default process group, which is the learner's."""
+    """Performs the engine's own shutdown, but keeps the default process group, which is the learner's."""
     from vllm.distributed import destroy_model_parallel, parallel_state
 
     client._finalizer.detach()
@@ -193,8 +193,8 @@ def _shut_down_beside_learner(client: Any) -> None:
 
 @contextmanager
 def process_restored() -> Iterator[None]:
-    """Restores what vLLM changes in this process: it seeds the global random generators, draws from them, and replaces
-    torch.set_num_threads."""
+    """Restores the state that vLLM changes in this process: it seeds the global random generators, draws from them, and
+    replaces torch.set_num_threads."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     try:
@@ -212,13 +212,14 @@ def process_restored() -> Iterator[None]:
 
 
 def _own_gpu() -> list[int]:
-    """The current GPU, whose random state vLLM changes; those of other ranks are not to be touched."""
+    """Returns the current GPU, whose random state vLLM changes; those of other ranks must not be touched."""
     return [torch.cuda.current_device()] if torch.cuda.is_available() else []
 
 
 @contextmanager
 def _on_engine_stream() -> Iterator[None]:
-    """Runs vLLM on one CUDA stream, whatever thread calls it, after and before the caller's own work.
+    """Runs vLLM on one CUDA stream, whichever thread calls it, ordered after the caller's earlier work and before its
+    later work.
 
     vLLM keeps the stream of its first step and leaves the thread on it. On any other stream it would copy sampled
     tokens to the host without waiting for them.

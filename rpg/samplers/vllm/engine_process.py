@@ -1,8 +1,8 @@
-"""The other end of a DedicatedSampler, as the rank's child: `python -m rpg.samplers.vllm.engine_process CONNECTION
-PARENT`.
+"""The process that a DedicatedSampler starts as the rank's child: `python -m rpg.samplers.vllm.engine_process
+CONNECTION PARENT`.
 
-It receives the settings of an engine, then calls of its methods one after another, until the connection ends. Signals
-that ask the trainer to stop are ignored: the trainer stops at the end of its step, and needs the engine until then.
+It receives the settings of an engine, then calls of its methods one after another, until the connection ends. It
+ignores signals that ask the trainer to stop: the trainer stops at the end of its step, and needs the engine until then.
 """
 
 import os
@@ -19,9 +19,9 @@ from specs.machine.parent import before_torch, die_with_parent
 Call = tuple[str, dict[str, Any]]
 """Method and its arguments."""
 Reply = tuple[str, Any]
-"""Kind and content. While `generate` or `stream` goes on: ("response", (index, rollout)). While `stream` goes on also
-("admit", None), a question: the trainer sends how many prompts may begin, or None. At the end of a call: ("result",
-what it returned), ("spec_error", issues), ("value_error", message) or ("failed", traceback)."""
+"""Kind and content. During `generate` or `stream`: ("response", (index, rollout)). During `stream` also ("admit",
+None), a question: the trainer answers how many prompts may start, or None. At the end of a call: ("result", returned
+value), ("spec_error", issues), ("value_error", message) or ("failed", traceback)."""
 
 METHODS = frozenset(
     {
@@ -31,24 +31,25 @@ METHODS = frozenset(
 )
 """The methods of VllmSampler that may be called."""
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Environment variables that a launcher sets for ranks. vLLM must not take its process for one."""
+"""Environment variables that a launcher sets for ranks. vLLM must not see them, or it would take its process for a
+rank."""
 
 
 def prepare() -> None:
-    """Makes this process that of an engine; call it before vLLM is imported."""
+    """Prepares this process for an engine. Call it before vLLM is imported."""
     for name in _RANK_VARIABLES:
         os.environ.pop(name, None)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # an engine's own processes are all on this machine
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    os.dup2(2, 1)  # what vLLM prints does not belong on the trainer's stdout
+    os.dup2(2, 1)  # vLLM's output must not go to the trainer's stdout
 
 
 def serve(connection: Any) -> None:
     """Serves one engine.
 
     Args:
-        connection: to its rank, see `dedicated.EngineConnection`.
+        connection: the connection to its rank, see `dedicated.EngineConnection`.
     """
     settings: Any = connection.recv()
     from rpg.samplers.vllm.sampler import VllmSampler
@@ -69,13 +70,13 @@ def serve(connection: Any) -> None:
             if arguments.get("next_turns"):
                 arguments["next_turns"] = lambda pause: _ask(connection, "next_turns", pause)
             connection.send(_answer(sampler, method, arguments))
-    except (EOFError, OSError):  # the trainer has closed its end, or is gone
+    except (EOFError, OSError):  # the trainer has closed its end, or has died
         sampler.close()
-        os._exit(0)  # the interpreter's own clean-up would take seconds to free what the system frees anyway
+        os._exit(0)  # the interpreter's own cleanup would take seconds to free memory that the system frees anyway
 
 
 def _ask(connection: Any, question: str, value: Any = None) -> Any:
-    """What may begin, as the trainer says."""
+    """Asks the trainer what may start, and returns its answer."""
     connection.send((question, value))
     return connection.recv()
 

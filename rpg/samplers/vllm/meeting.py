@@ -1,8 +1,8 @@
-"""How an engine on another machine and the rank that holds it find each other, and know each other for the launch's.
+"""Connection between an engine on another machine and the rank that holds it, with authentication by the launch's key.
 
-The engine listens at a port of its machine's choice and says where in the launch's store; the rank connects. Both prove
-that they have the launch's key, as `multiprocessing.connection` does. What they say after that is plain values, which
-run no code where they are read; it is not encrypted, as between ranks.
+The engine listens at a port that its machine chooses and publishes its address in the launch's store; the rank
+connects. Both prove that they have the launch's key, in the way of `multiprocessing.connection`. After that they send
+plain values, which run no code when they are read. The connection is not encrypted, like those between ranks.
 """
 
 import json
@@ -21,36 +21,36 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 MEETING_SECONDS = 1800.0
-"""How long a rank and its engine wait for each other, either of which may wait for GPUs; ranks among them wait as
+"""Seconds that a rank and its engine wait for each other. Either may wait for GPUs; ranks wait for each other as
 long."""
 _PROOF_SECONDS = 10
-"""How long one who has connected to an engine may take to prove that it has the key."""
+"""Seconds in which a peer that has connected to an engine must prove that it has the key."""
 _TURN_SECONDS = 300
-"""How long a rank waits until the engine asks it for that: others may have connected before."""
+"""Seconds that a rank waits for the engine's challenge: other peers may have connected before."""
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
-"""A machine that was cut off is noticed after 35 s, in which the launcher may have ended the launch."""
+"""Keepalive settings that detect an unreachable machine after 35 s; by then the launcher may have ended the launch."""
 
 
 class MeetingError(Exception):
-    """The engine has not come, or who is there in its place does not have the key."""
+    """The engine did not connect, or its peer failed authentication."""
 
 
 class PlainConnection:
-    """A connection to another machine over which values go as `rpg.messages` makes bytes of them."""
+    """A connection to another machine. `rpg.messages` converts its values to bytes."""
 
     def __init__(self, connection: "Connection[Any, Any]") -> None:
         self._connection = connection
         self.fileno, self.poll, self.close = connection.fileno, connection.poll, connection.close
 
     def send(self, value: Any) -> None:
-        """Raises OSError where the connection has ended."""
+        """Sends a value. Raises OSError if the connection has ended."""
         self._connection.send_bytes(encoded(value))
 
     def recv(self) -> Any:
-        """Raises EOFError or OSError where the connection has ended."""
+        """Returns the next value. Raises EOFError or OSError if the connection has ended."""
         try:
             return decoded(self._connection.recv_bytes())
-        except ValueError as error:  # of a peer that is none of ours, or no more
+        except ValueError as error:  # from a peer that is not, or no longer, one of our processes
             raise OSError(str(error)) from None
 
 
@@ -62,17 +62,17 @@ class Meeting:
     host: str
     """Name of the engine's machine."""
     own_address: str
-    """The address of this machine from which the engine was reached."""
+    """Address of this machine from which the engine was reached."""
 
 
 def await_rank(number: int, address: str, key: bytes, store: "Store") -> PlainConnection:
-    """The connection to the rank that holds this engine.
+    """Waits for the rank that holds this engine and returns the connection to it.
 
     Args:
-        number: of the engine, from 0.
-        address: of this machine, IPv4; the engine listens there.
-        key: the launch's.
-        store: the launch's.
+        number: number of the engine, from 0.
+        address: IPv4 address of this machine, at which the engine listens.
+        key: the launch's key.
+        store: the launch's store.
     """
     with socket.create_server((address, 0)) as listener:
         store.set(_place(number), json.dumps([address, listener.getsockname()[1], socket.gethostname()]))
@@ -83,7 +83,7 @@ def await_rank(number: int, address: str, key: bytes, store: "Store") -> PlainCo
                 deliver_challenge(connection, key)
                 answer_challenge(connection, key)
             except (AuthenticationError, EOFError, OSError):
-                connection.close()  # of anyone; the rank is yet to come
+                connection.close()  # an unknown peer; the rank has not connected yet
             else:
                 _limit_silence(connection, 0)
                 return PlainConnection(connection)
@@ -93,12 +93,12 @@ def meet_engine(number: int, key: bytes, store: "Store", *, seconds: float = MEE
     """Waits for an engine and connects to it.
 
     Args:
-        number: of the engine, from 0.
-        key: the launch's.
-        store: the launch's.
-        seconds: to wait for the engine.
+        number: number of the engine, from 0.
+        key: the launch's key.
+        store: the launch's store.
+        seconds: longest time to wait for the engine.
     Raises:
-        MeetingError: it has not come, cannot be reached, or does not have the key.
+        MeetingError: the engine did not start, cannot be reached, or does not have the key.
     """
     from torch.distributed import DistStoreError
 
@@ -113,7 +113,7 @@ def meet_engine(number: int, key: bytes, store: "Store", *, seconds: float = MEE
         connection = _prepared(reached, _TURN_SECONDS)
         answer_challenge(connection, key)
         deliver_challenge(connection, key)
-    except (AuthenticationError, AssertionError):  # the latter of what is no challenge at all
+    except (AuthenticationError, AssertionError):  # AssertionError if the peer's message is not a challenge
         raise MeetingError(f"who listens at {address}:{port} for engine {number} has another launch's key") from None
     except (EOFError, OSError) as error:
         raise MeetingError(f"engine {number} on {host} cannot be reached at {address}:{port}: {error}") from None
@@ -122,16 +122,16 @@ def meet_engine(number: int, key: bytes, store: "Store", *, seconds: float = MEE
 
 
 def _place(number: int) -> str:
-    """The key in the store under which an engine says where it is."""
+    """Returns the key in the store under which an engine publishes its address."""
     return f"rpg/engine/{number}"
 
 
 def _prepared(reached: socket.socket, patience: int) -> "Connection[Any, Any]":
-    """A connection whose messages go out at once, and which notices that the other machine is gone.
+    """Returns a connection that sends messages at once, and detects that the other machine is unreachable.
 
     Args:
-        reached: which it is made of.
-        patience: seconds after which a read fails that gets nothing, for now.
+        reached: the connected socket.
+        patience: seconds after which a read without data fails, until the limit is changed.
     """
     reached.setblocking(True)
     reached.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -144,6 +144,6 @@ def _prepared(reached: socket.socket, patience: int) -> "Connection[Any, Any]":
 
 
 def _limit_silence(connection: "Connection[Any, Any]", seconds: int) -> None:
-    """Has a read fail that gets nothing for so long; 0: never."""
+    """Makes a read fail after this many seconds without data; 0 disables the limit."""
     with socket.socket(fileno=os.dup(connection.fileno())) as shared:
         shared.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))

@@ -1,5 +1,5 @@
-"""Where the vLLM engine of a rank lives: in this process, or in one of its own, which other ranks may share and which
-may be on another machine."""
+"""Placement of a rank's vLLM engine: in this process, or in a separate one, which other ranks may share and which may
+be on another machine."""
 
 import os
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ from specs.schema.rollout import VllmRollout
 
 
 def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
-    """The engine of this rank, or that of another rank which it shares.
+    """Opens the engine of this rank, or shares that of another rank.
 
     Raises:
-        SpecError: vLLM does not start so, or there is no GPU for it.
+        SpecError: vLLM does not start with these settings, or has no GPU.
         SamplerOutOfMemoryError: the engine does not fit.
     """
     device = settings.device
@@ -73,16 +73,17 @@ def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
 
 
 def _process(rollout: VllmRollout, gpus: Sequence[str]) -> EngineProcess:
-    """That of the engine which this rank holds; `gpus`: the engine's, where it is on this machine."""
+    """Returns the process of the engine that this rank holds. `gpus` are the engine's GPUs, if it is on this
+    machine."""
     return RemoteEngine(ranks.rank() // rollout.ranks_per_engine) if engines_elsewhere() else ChildEngine(gpus)
 
 
 def engine_gpus(rollout: VllmRollout) -> tuple[str, ...]:
-    """The GPUs of the engine that serves this rank, as CUDA_VISIBLE_DEVICES is to name them. All ranks call it.
+    """Returns the GPUs of the engine that serves this rank, in the form of CUDA_VISIBLE_DEVICES. All ranks call it.
 
     Raises:
-        SpecError: the engines of a machine cannot be on the GPUs that the spec names. All ranks raise it: they would
-            wait in vain for one that did alone.
+        SpecError: the engines of a machine cannot be on the GPUs that the spec names. All ranks raise it, since they
+            would wait forever for a single rank that did.
     """
     if issues := list(rollout.placement_issues(ranks.gather(_local_ranks()))):
         raise SpecError(*issues)
@@ -91,15 +92,15 @@ def engine_gpus(rollout: VllmRollout) -> tuple[str, ...]:
 
 
 def transfer_to_engines(rollout: VllmRollout) -> Transfer:
-    """How weights reach the engines: ipc where they are on GPUs of the ranks that they serve, nccl where they are on
-    others, in all of the run the same way. A GPU cannot be in nccl's group twice, as rank and as engine; and with ipc
+    """Returns how weights reach the engines: ipc if they are on GPUs of the ranks that they serve, nccl if they are on
+    others; the same way in the whole run. A GPU cannot be in nccl's group twice, as rank and as engine; and with ipc
     all ranks take part."""
     shared = not engines_elsewhere() and rollout.share_gpus([_local_ranks()]) == {True}
     return "ipc" if shared else "nccl"
 
 
 def _local_ranks() -> int:
-    """Ranks of this machine."""
+    """Returns the number of ranks of this machine."""
     for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
         if name in os.environ:
             return int(os.environ[name])

@@ -1,4 +1,4 @@
-"""An engine's process on a machine without ranks, where the launcher has started it."""
+"""Processes of engines on machines without ranks, started by the launcher."""
 
 from rpg.processes import ranks
 from rpg.processes.store import launch_store
@@ -8,15 +8,15 @@ from specs.machine.launch import launch_key
 
 
 class RemoteEngine:
-    """It is connected by TCP, and ends with the connection. How it ended is the launcher's to see."""
+    """An engine's process, connected by TCP. It ends with the connection. Only the launcher sees how it ended."""
 
     def __init__(self, number: int) -> None:
-        """Waits until it is there.
+        """Waits until the engine is reachable.
 
         Args:
-            number: of the engine among those of the run, from 0.
+            number: number of the engine among those of the run, from 0.
         Raises:
-            EngineProcessError: it has not come.
+            EngineProcessError: the engine did not become reachable.
         """
         store = launch_store(keeps=ranks.rank() == 0)
         try:
@@ -28,16 +28,16 @@ class RemoteEngine:
         self.sender_address = self._meeting.own_address
 
     def has_ended(self) -> bool:
-        """Nobody on this machine knows."""
+        """Returns False: this machine cannot know."""
         return False
 
     def end_error(self, method: str) -> EngineProcessError:
-        """The error of an ended engine, with the machine, whose log has the cause."""
+        """Returns the error for an ended engine, with the machine whose log has the cause."""
         return EngineProcessError(
             f"engine {self._number} on {self._meeting.host} has ended, or cannot be reached any more, in {method}. The"
             " log of its machine has what it said"
         )
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the connection, and the engine with it."""
         self.connection.close()

@@ -1,4 +1,4 @@
-"""Sampling with a vLLM engine that lives in this process, so that new weights reach it without leaving memory."""
+"""Sampling with a vLLM engine in this process, so that new weights reach it without leaving memory."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
 
 Request = tuple[dict[str, list[int]], "SamplingParams"]
-"""The prompt of a response, and how it is drawn."""
+"""Prompt of a response, and its sampling settings."""
 
 
 class VllmSampler(InProcessSampler):
     """A vLLM engine, one a rank.
 
-    Each response is a request with a seed of its own; vLLM's prefix caching shares the prompt. Batch-mates may change
-    the last bits of logprobs. Weights are handed over in this process, from the learner's tensors: vLLM's
-    weight-transfer API (nccl, ipc) is for engines in processes of their own, see rpg/samplers/vllm/dedicated.py.
+    Each response is a request with its own seed; vLLM's prefix caching shares the prompt. Batch-mates may change the
+    last bits of logprobs. Weights are copied in this process, from the learner's tensors. vLLM's weight-transfer API
+    (nccl, ipc) is for engines in separate processes, see rpg/samplers/vllm/dedicated.py.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Raises SpecError where vLLM does not run this model, or not with these settings."""
+        """Starts the engine. Raises SpecError if vLLM cannot run this model, or not with these settings."""
         self._settings = settings
         self._owns_distributed = not torch.distributed.is_initialized()
         self._llm = start(settings)
         self._asleep = False
-        """Whether the GPU's memory is given back, all of it or what is not the weights'."""
+        """Whether the GPU's memory is freed, all of it or all but the weights."""
         self._has_weights = True
 
     def _sample(
@@ -77,7 +77,7 @@ class VllmSampler(InProcessSampler):
         return self._settings.max_length
 
     def _request(self, prompt: Sequence[int], sampling: Sampling, *, limit: int, seed: int) -> "Request":
-        """The engine's request for one response."""
+        """Returns the engine's request for one response."""
         from vllm import SamplingParams
 
         return {"prompt_token_ids": list(prompt)}, SamplingParams(
@@ -93,12 +93,12 @@ class VllmSampler(InProcessSampler):
         )
 
     def _need_tokenizer(self) -> None:
-        """Gives vLLM's search for stop texts the policy's tokenizer, which the engine starts without."""
+        """Gives the policy's tokenizer to vLLM's search for stop texts; the engine starts without one."""
         processor = self._llm.llm_engine.output_processor
         processor.tokenizer = processor.tokenizer or tokenizer_in(self._settings.weights_dir)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
-        """Copies the weights in, packs again those that a kernel keeps packed, and drops what the old ones cached."""
+        """Loads the weights, repacks those that a kernel keeps packed, and drops cached states of the old ones."""
         self.wake_weights()
         self._reload(weights)
         self.finish_load(policy_version)
@@ -115,7 +115,7 @@ class VllmSampler(InProcessSampler):
             self.load_directory(directory, policy_version=policy_version)
 
     def finish_load(self, policy_version: int) -> None:
-        """The end of every load, in whichever way the weights came in.
+        """Finishes a load of weights, whichever way they came.
 
         Raises:
             RuntimeError: requests are still running.
@@ -127,7 +127,7 @@ class VllmSampler(InProcessSampler):
         self.policy_version = policy_version
 
     def forget(self) -> None:
-        """Empties the prefix cache; an engine that is asleep has none.
+        """Empties the prefix cache; a sleeping engine has none.
 
         Raises:
             RuntimeError: requests are still running.
@@ -148,7 +148,7 @@ class VllmSampler(InProcessSampler):
         return results
 
     def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
-        """Logprobs of the tokens after the prompt, nats, by a prefill that reads no cache.
+        """Returns logprobs of the tokens after the prompt, nats, by a prefill that reads no cache.
 
         Raises:
             ValueError: a temperature other than 1, which vLLM does not apply to given tokens.
@@ -162,7 +162,7 @@ class VllmSampler(InProcessSampler):
         request = {"prompt_token_ids": list(token_ids)}, parameters
         self._run(lambda _, __: [request], 1, lambda _, output: outputs.append(output))
         assert outputs[0].prompt_logprobs is not None
-        entries = zip(token_ids, outputs[0].prompt_logprobs, strict=True)  # None for the first token
+        entries = zip(token_ids, outputs[0].prompt_logprobs, strict=True)  # the first token's entry is None
         return [entry[token].logprob for token, entry in entries if entry is not None][prompt_length - 1 :]
 
     def _run(
@@ -178,9 +178,9 @@ class VllmSampler(InProcessSampler):
 
         Args:
             requests: (first, end) -> the requests of these prompts, in order.
-            num_prompts: all there are.
-            finished: called with the index and the output of each request as it ends. If it raises, or `admit` does,
-                the others are aborted.
+            num_prompts: number of all prompts.
+            finished: called with the index and the output of each request as it ends. If `finished` or `admit` raises,
+                the other requests are aborted.
             admit: see InProcessSampler.
             open_ended: see InProcessSampler.
         Returns:
@@ -195,7 +195,7 @@ class VllmSampler(InProcessSampler):
             nonlocal begun, count
             added = requests(begun, admitted)
             names = self._llm.enqueue([prompt for prompt, _ in added], [drawn for _, drawn in added], use_tqdm=False)
-            # The engine appends a suffix to a name to make it unique, and leaves the suffix out of its outputs.
+            # The engine appends a suffix to a name to make it unique, and omits the suffix in its outputs.
             indices.update((name.partition("-")[0], count + place) for place, name in enumerate(names))
             begun, count = admitted, count + len(added)
 
@@ -227,7 +227,7 @@ class VllmSampler(InProcessSampler):
                     engine.abort_request(list(indices))
 
     def sleep(self) -> None:
-        """Gives the GPU's memory back where the spec has the engine sleep, that of the weights too, since new ones come
+        """Frees the GPU's memory if the spec lets the engine sleep, including that of the weights, since new ones come
         before anything is sampled."""
         if self._settings.sleeps:
             self._llm.sleep(level=2)
@@ -235,8 +235,8 @@ class VllmSampler(InProcessSampler):
             self._asleep, self._has_weights = True, False
 
     def wake_weights(self) -> None:
-        """Takes back the memory of the weights alone, if the engine is asleep: while new ones come in, which the
-        learner may hold gathered or merged beside its own, there is no cache yet. The engine wakes as a whole before it
+        """Reallocates only the memory of the weights, if the engine is asleep. There is no cache yet while new weights
+        come in, which the learner may hold gathered or merged besides its own. The engine wakes fully before it
         samples.
         """
         if self._asleep:
@@ -244,10 +244,10 @@ class VllmSampler(InProcessSampler):
             peak_of_gpu().unmapped(asleep_bytes())
 
     def wake(self) -> None:
-        """Takes the memory back, if the engine is asleep.
+        """Reallocates the engine's memory if it is asleep.
 
         Raises:
-            RuntimeError: it has been given no weights since it slept.
+            RuntimeError: no weights were loaded since it went to sleep.
         """
         if not self._has_weights:
             raise RuntimeError("vLLM has slept, and was given no weights since")
@@ -257,13 +257,14 @@ class VllmSampler(InProcessSampler):
             self._asleep = False
 
     def close(self) -> None:
-        """Ends the engine. A process group that was there before it stays."""
+        """Ends the engine. A process group that existed before it stays."""
         shut_down(self._llm, owns_distributed=self._owns_distributed)
         del self._llm
 
 
 def _response_seed(seed: int, member: int) -> int:
-    """A seed in [0, 2^63). By vLLM's own rule, seed + member, prompts with neighbouring seeds would share seeds."""
+    """Returns a seed in [0, 2^63). By vLLM's own rule, seed + member, prompts with neighbouring seeds would share
+    seeds."""
     state = np.random.SeedSequence([seed % 2**64, member]).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(1))
 
@@ -279,10 +280,11 @@ def _rollout(output: "RequestOutput", *, certain: bool) -> Rollout:
 
 
 def _experts(output: "RequestOutput") -> NDArray[np.integer[Any]]:
-    """Experts of each token of prompt and response but the last. [prompt + response - 1, layers, experts a token]
+    """Returns the experts of each token of prompt and response except the last. [prompt + response - 1, layers, experts
+    a token]
 
     Raises:
-        RuntimeError: the engine did not say.
+        RuntimeError: the engine did not return them.
     """
     completion, prompt = output.outputs[0], output.prompt_token_ids or []
     count = len(prompt) + len(completion.token_ids) - 1

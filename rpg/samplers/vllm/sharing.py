@@ -1,7 +1,8 @@
-"""A dedicated engine that several ranks of a machine share: its host, which holds it, and the host's guests.
+"""Dedicated engines shared by several ranks of a machine. The host is the rank that holds the engine; the others are
+its guests.
 
-Prompts are dealt to hosts alone (`rpg/samplers/sampling_ranks.py`). A guest takes part in what all ranks do together:
-the gathering of weights, the exchanges of a stream, the proof that the engine holds the learner's weights.
+Only hosts get prompts (`rpg/samplers/sampling_ranks.py`). A guest takes part in the work that all ranks do together:
+the gathering of weights, the exchanges of a stream, the check that the engine holds the learner's weights.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,63 +22,65 @@ class HostSampler(DedicatedSampler):
     """The engine, on the rank that holds it."""
 
     def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
-        """See DedicatedSampler. All ranks call it, and the guests get what the engine says."""
+        """See DedicatedSampler. All ranks call it; the guests get the engine's result."""
         engine = super().logprobs
         return _from_host(lambda: engine(token_ids, prompt_length=prompt_length, temperature=temperature))
 
 
 class GuestSampler:
-    """The engine, on a rank that shares another's. It is given no prompts."""
+    """The engine, on a rank that shares another rank's. It gets no prompts."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        """`settings`: of the engine."""
+        """Takes the engine's settings."""
         self.policy_version = 0
         self._transfer = open_guests_transfer(settings)
 
     def generate(self, prompts: Sequence[Sequence[int]], **_: Any) -> list[RolloutGroup]:
-        """No groups for no prompts."""
+        """Returns no groups; it gets no prompts."""
         assert not prompts
         return []
 
     def stream(self, prompts: Sequence[Sequence[int]], *, admit: Admit, **_: Any) -> int:
-        """Asks with the ranks that sample, each time, until that ends the call. No token is under way at the end."""
+        """Calls `admit` together with the ranks that sample until it ends the call. Returns 0: no token is unfinished
+        at the end."""
         assert not prompts
         while admit() is not None:
             pass
         return 0
 
     def serve(self, next_turns: NextTurns, **_: Any) -> int:
-        """Asks until that ends the call. There are no turns."""
+        """Calls `next_turns` until it ends the call. There are no turns."""
         while (turns := next_turns("idle")) is not None:
             assert not turns
         return 0
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
-        """Takes part in what the host sends."""
+        """Takes part in the host's transfer."""
         self._transfer.send(weights, policy_version)
         self.policy_version = policy_version
 
     def logprobs(self, token_ids: Sequence[int], **_: Any) -> list[float]:  # noqa: ARG002  # the host asks the engine
-        """Logprobs that the engine gives its host. All ranks call it."""
+        """Returns the logprobs that the engine gives its host. All ranks call it."""
         return _from_host(lambda: None)
 
     def forget(self) -> None:
-        """The host's to do."""
+        """Does nothing: the host does it."""
 
     def sleep(self) -> None:
-        """The engine's memory is its own."""
+        """Does nothing: the engine's memory is separate."""
 
     def close(self) -> None:
-        """Frees what the transfer holds. The engine is the host's to end."""
+        """Frees the transfer's resources. The host ends the engine."""
         self._transfer.close()
 
 
 def opened_on_all_ranks(make: Callable[[], HostSampler | GuestSampler]) -> HostSampler | GuestSampler:
-    """Opens `make` on this rank, and waits until all have opened theirs. Else guests would wait in vain for their host.
+    """Calls `make` on this rank, and waits until all ranks have done so. Otherwise guests would wait forever for a
+    failed host.
 
     Raises:
-        SpecError: what `make` raised, on this rank or another.
-        RuntimeError: it failed otherwise on another rank.
+        SpecError: `make` raised it, on this rank or another.
+        RuntimeError: `make` failed with another error on another rank.
     """
     refused: list[Issue] = []
 
@@ -99,7 +102,6 @@ def opened_on_all_ranks(make: Callable[[], HostSampler | GuestSampler]) -> HostS
 
 
 def _from_host(logprobs: Callable[[], list[float] | None]) -> list[float]:
-    """The logprobs of this rank's engine: a host's are its own, a guest has none and gets those of the last host before
-    it."""
+    """Returns the logprobs of this rank's engine. A host has its own; a guest gets those of the last host before it."""
     of_ranks = ranks.gather_made(logprobs, what="logprobs of the probe")
     return next(each for each in reversed(of_ranks[: ranks.rank() + 1]) if each is not None)

@@ -1,4 +1,4 @@
-"""Handing the learner's weights to an engine in another process: as safetensors on CPUs, by vLLM's nccl and ipc on
+"""Transfer of the learner's weights to an engine in another process: as safetensors on CPUs, by vLLM's nccl and ipc on
 GPUs."""
 
 import math
@@ -21,29 +21,29 @@ from rpg.pretrained import config_of
 from rpg.samplers.vllm.engine import EngineSettings, process_restored
 
 CallFn = Callable[..., Any]
-"""(method, **arguments) -> what the engine's VllmSampler returns."""
+"""(method, **arguments) -> result of that method of the engine's VllmSampler."""
 Weights = Iterable[tuple[str, Tensor]]
 
 
 class WeightTransfer(Protocol):
-    """One way of handing weights over."""
+    """One way of transferring weights."""
 
     def send(self, weights: Weights, policy_version: int) -> None:
-        """Returns when the engine samples with them."""
+        """Transfers the weights. Returns when the engine samples with them."""
         ...
 
     def close(self) -> None:
-        """Frees what it holds."""
+        """Frees its resources."""
         ...
 
 
 def open_transfer(settings: EngineSettings, call: CallFn, *, sender_address: str = "") -> WeightTransfer:
-    """The transfer that the settings name. For nccl and ipc, this rank's GPU must be the current CUDA device.
+    """Opens the transfer that the settings name. For nccl and ipc, this rank's GPU must be the current CUDA device.
 
     Args:
-        settings: of the engine.
-        call: of the engine's methods.
-        sender_address: at which the engine's machine reaches this one; empty where it is this one.
+        settings: settings of the engine.
+        call: calls a method of the engine.
+        sender_address: address at which the engine's machine reaches this one; empty if it is this one.
     """
     if settings.transfer:
         return VllmTransfer(settings, call, sender_address=sender_address)
@@ -51,30 +51,31 @@ def open_transfer(settings: EngineSettings, call: CallFn, *, sender_address: str
 
 
 def open_guests_transfer(settings: EngineSettings) -> WeightTransfer:
-    """Takes part in a transfer as a guest of another rank's engine. All ranks send at the same time."""
+    """Opens a transfer for a guest of another rank's engine. All ranks send at the same time."""
     return VllmTransfer(settings, _no_call, sends=False) if settings.transfer == "ipc" else GatherOnlyTransfer()
 
 
 def _no_call(method: str, /, **_: Any) -> None:
-    """A call that the rank which holds the engine makes."""
+    """Stands in for a call that only the rank that holds the engine makes."""
     del method
 
 
 class GatherOnlyTransfer:
-    """Sends nothing, but reads the weights: at ZeRO 3 all ranks gather each of them."""
+    """A transfer that sends nothing, but reads the weights: at ZeRO 3 all ranks gather each of them."""
 
     def send(self, weights: Weights, policy_version: int) -> None:
-        """Returns when every weight was gathered."""
+        """Reads the weights. Returns when every weight was gathered."""
         del policy_version
         for _ in weights:
             pass
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: no resources are held."""
 
 
 class SafetensorsTransfer:
-    """On one machine the engine reads them from this process's memory; else they go over its connection."""
+    """Transfer as safetensors. On one machine the engine reads them from this process's memory; otherwise they go over
+    its connection."""
 
     def __init__(self, config_dir: Path, call: CallFn, *, same_machine: bool) -> None:
         self._config_dir = config_dir
@@ -82,7 +83,7 @@ class SafetensorsTransfer:
         self._same_machine = same_machine
 
     def send(self, weights: Weights, policy_version: int) -> None:
-        """Copies each weight, since at ZeRO 3 it is whole for a moment only."""
+        """Sends the weights. Each is copied, since at ZeRO 3 it is whole only for a moment."""
         from safetensors.torch import save
 
         tensors = {name: weight.detach().to("cpu", copy=True).contiguous() for name, weight in weights}
@@ -95,24 +96,24 @@ class SafetensorsTransfer:
             self._call("load_directory", weights_dir=directory, policy_version=policy_version)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: no resources are held."""
 
 
 @contextmanager
 def directory_in_memory(config_dir: Path, safetensors: bytes) -> Iterator[str]:
-    """A transformers directory for the time of the block, whose weights are in memory.
+    """Yields a transformers directory whose weights are in memory; it exists during the block.
 
     The memory is a file without a name, so that nothing large stays behind when a process is killed.
 
     Args:
-        config_dir: of a model of the same shape.
-        safetensors: the weights, as the file would hold them.
+        config_dir: directory of a model of the same shape.
+        safetensors: the weights, as the content of a safetensors file.
     """
     memory = os.memfd_create("weights")
     try:
         with open(memory, "wb", closefd=False) as file:
             file.write(safetensors)
-        del safetensors  # else they would be in memory twice
+        del safetensors  # otherwise they would be in memory twice
         with tempfile.TemporaryDirectory(prefix="rpg-weights-") as directory:
             shutil.copy(config_dir / "config.json", directory)
             Path(directory, "model.safetensors").symlink_to(f"/proc/{os.getpid()}/fd/{memory}")
@@ -122,18 +123,20 @@ def directory_in_memory(config_dir: Path, safetensors: bytes) -> Iterator[str]:
 
 
 class VllmTransfer:
-    """vLLM's own API, the rank that holds the engine being the only one that calls it.
+    """Transfer by vLLM's own API, which only the rank that holds the engine calls.
 
-    nccl broadcasts to the engine's GPUs over a communicator of their own; ipc lets an engine on the GPUs of the ranks
-    that it serves read the weights from a buffer on each. Either way they go in chunks, so that never all of them are
-    gathered or merged. With ipc all ranks of the run tell each other, in their default group, where their buffers are.
+    nccl broadcasts to the engine's GPUs over a separate communicator. With ipc, an engine on the GPUs of the ranks that
+    it serves reads the weights from a buffer on each. Either way the weights go in chunks, so that they are never all
+    gathered or merged at once. With ipc all ranks of the run exchange the locations of their buffers in their default
+    group.
     """
 
     def __init__(self, settings: EngineSettings, call: CallFn, *, sends: bool = True, sender_address: str = "") -> None:
-        """`sends`: whether this rank holds the engine; else it has its buffer read. The rest: see `open_transfer`.
+        """Opens the transfer. `sends` tells whether this rank holds the engine; otherwise only its buffer is read. For
+        the rest see `open_transfer`.
 
         Raises:
-            EngineProcessError: the engine failed or is gone.
+            EngineProcessError: the engine failed or has ended.
         """
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
@@ -146,7 +149,7 @@ class VllmTransfer:
 
         def open_sender() -> None:
             try:
-                if device is not None:  # a thread begins with the first one
+                if device is not None:  # a thread starts with device 0
                     torch.cuda.set_device(device)
                 with process_restored():
                     sender = WeightTransferTrainerFactory.trainer_init(info, client=client, source=self._source)
@@ -154,39 +157,40 @@ class VllmTransfer:
                 sender = error
             ended.put(sender)
 
-        # vLLM waits for the engine's processes, in NCCL for ever. Where the engine ends meanwhile, that wait goes on in
-        # its thread, which does not keep this process from ending.
+        # vLLM waits for the engine's processes, in NCCL without end. If the engine ends meanwhile, that wait continues
+        # in its thread, which does not keep this process from ending.
         threading.Thread(target=open_sender, name="transfer", daemon=True).start()
         self._sender: Any = ended.get()
         if isinstance(self._sender, BaseException):
             raise self._sender
 
     def send(self, weights: Weights, policy_version: int) -> None:
-        """The engine drops what the old weights cached before it says that it holds the new ones.
+        """Sends the weights. The engine drops cached states of the old weights before it confirms the new ones.
 
         Raises:
-            EngineProcessError: the engine failed or is gone. The broadcast that it would have taken part in is aborted.
+            EngineProcessError: the engine failed or has ended. The broadcast to it is aborted.
         """
         self._call("wake_weights")
         self._source.take(weights)
-        # vLLM reads the weights on streams of its own, which do not wait for the one that has written them.
+        # vLLM reads the weights on its own streams, which do not wait for the stream that wrote them.
         torch.cuda.synchronize()
         self._sender.send_weights()
         self._call("finish_load", policy_version=policy_version)
 
     def close(self) -> None:
-        """Leaves the communicator, and so ends a broadcast that waits in it."""
+        """Leaves the communicator, which ends a broadcast that waits in it."""
         if hasattr(self._sender, "shutdown"):
             self._sender.shutdown()
 
 
 def _init_info(settings: EngineSettings, source: Any, *, sends: bool = True, sender_address: str = "") -> Any:
-    """vLLM takes the sender to be rank 0, with which the engine's workers meet at this machine's address."""
+    """Returns vLLM's settings. vLLM takes the sender to be rank 0, which the engine's workers reach at this machine's
+    address."""
     if settings.transfer == "ipc":
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
         from vllm.distributed.weight_transfer.packed_tensor import DEFAULT_PACKED_BUFFER_SIZE_BYTES
 
-        # A weight must fit the buffer whole: the output head of a model of 7B has more than vLLM's 1 GiB.
+        # A weight must fit the buffer whole: the output head of a 7B model is larger than vLLM's 1 GiB.
         size = max(DEFAULT_PACKED_BUFFER_SIZE_BYTES, source.largest_bytes)
         return IPCTrainerInitInfo(rank=0 if sends else 1, packed=True, packed_buffer_size_bytes=size)
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
@@ -200,11 +204,11 @@ def _init_info(settings: EngineSettings, source: Any, *, sends: bool = True, sen
 
 
 class _Client:
-    """vLLM's weight-sync protocol, spoken over the engine's connection: vLLM's workers have these methods."""
+    """vLLM's weight-sync protocol over the engine's connection; the methods are those of vLLM's workers."""
 
     def __init__(self, call: CallFn, fail: Callable[[BaseException], None], abort: Callable[[], None]) -> None:
-        """`fail`: is told what ends the engine's part in opening the transfer. `abort`: ends the broadcast that the
-        sender is in meanwhile."""
+        """Takes the engine's calls. `fail` gets the error that ends the engine's part in opening the transfer. `abort`
+        ends the sender's broadcast in progress."""
         self._call = call
         self._fail = fail
         self._abort = abort
@@ -213,7 +217,8 @@ class _Client:
         self._call("call_workers", method=method, arguments=arguments)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """vLLM calls it in a thread of its own for nccl, beside the wait for the engine's processes."""
+        """Opens the engine's part. For nccl, vLLM calls it in a separate thread, beside the wait for the engine's
+        processes."""
         try:
             self._workers("init_weight_transfer_engine", init_info=init_info)
         except BaseException as error:
@@ -224,8 +229,8 @@ class _Client:
         self._workers("start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
-        """vLLM calls it in a thread of its own, beside the broadcast. It notices an engine that fails or ends, for
-        which the broadcast would wait for ever."""
+        """Updates the engine's weights. vLLM calls it in a separate thread, beside the broadcast. It detects an engine
+        that fails or ends, for which the broadcast would wait forever."""
         try:
             self._workers("update_weights", update_info=update_info)
         except BaseException:
@@ -238,7 +243,7 @@ class _Client:
 
 
 def _source(weights_dir: Path) -> Any:
-    """A vLLM WeightSource whose weights come anew with each load."""
+    """Returns a vLLM WeightSource that gets new weights for each load."""
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
     class Source(WeightSource):  # type: ignore[misc]  # vLLM is not typed
@@ -254,7 +259,7 @@ def _source(weights_dir: Path) -> Any:
 
         @property
         def largest_bytes(self) -> int:
-            """Bytes of the largest single weight, in float32."""
+            """Returns the bytes of the largest single weight, in float32."""
             return max(4 * math.prod(shape) for shape in self._shapes.values())
 
         def take(self, weights: Weights) -> None:
@@ -275,7 +280,7 @@ def _source(weights_dir: Path) -> Any:
 
 
 def _shapes(weights_dir: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of each parameter of the transformers model, in the model's order."""
+    """Returns the shape of each parameter of the transformers model, in the model's order."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Methods that we add to vLLM's workers: vLLM mixes this class into its own, in whatever process it runs."""
+"""Methods that we add to vLLM's workers: vLLM mixes this class into its own, in every worker process."""
 
 import signal
 from typing import Any
@@ -9,23 +9,23 @@ from specs.machine.parent import die_with_parent
 
 
 class WorkerExtension:
-    """Called by name through the engine's `collective_rpc`."""
+    """Mixin whose methods are called by name through the engine's `collective_rpc`."""
 
     def follow_engine(self) -> None:
-        """Makes this process, which must be the worker's own, stop when its engine does and at no signal to stop.
+        """Makes this process, which must be the worker's own, stop when its engine does, and ignore signals to stop.
 
-        vLLM's workers end at SIGTERM, which Slurm sends to all processes of a job: the engine, which goes on until the
-        trainer has ended its step, would be without them.
+        vLLM's workers end at SIGTERM, which Slurm sends to all processes of a job. The engine, which runs until the
+        trainer has ended its step, would lose them.
         """
         die_with_parent()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
 
     def pack_weights_again(self) -> None:
-        """Renews the packed copies of weights with which vLLM multiplies on a CPU; on a GPU there are none.
+        """Renews the packed copies of weights that vLLM multiplies with on a CPU; a GPU has no such copies.
 
         vLLM's own reload does not renew the copy of a tied head, and leaves the experts of a mixture unpacked. It
-        reports nothing, and logprobs are wrong.
+        reports no error, and logprobs are wrong.
         """
         from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
         from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm

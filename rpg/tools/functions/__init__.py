@@ -1,4 +1,4 @@
-"""Our tools: each module holds one, is called what a spec calls it, and says what options it takes.
+"""Our tools. Each module holds one, named as in a spec, and its options.
 
 Checking a spec imports it, so it imports no torch.
 """

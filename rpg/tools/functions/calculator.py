@@ -10,9 +10,9 @@ from rpg.tools.tool_error import ToolError
 
 Number = int | float
 _LONGEST = 200
-"""Characters of an expression at most."""
+"""Most characters of an expression."""
 _LARGEST = 10**60
-"""Numbers beyond it are refused: a power may have more digits than there is memory."""
+"""Largest number allowed: a power may have more digits than fit into memory."""
 _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Number]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -36,7 +36,7 @@ class Calculator(Tool):
         return one_text("calculator", "Computes an arithmetic expression exactly.", "expression", meaning)
 
     def open(self) -> ToolSession:
-        """See Tool. Nothing is kept from call to call."""
+        """See Tool. The session keeps nothing from call to call."""
         return self
 
     def call(self, arguments: Mapping[str, Any]) -> str:
@@ -58,11 +58,11 @@ class Calculator(Tool):
         return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: nothing is held."""
 
 
 def _value(node: ast.expr) -> Number:
-    """ValueError where it is no arithmetic, or too large."""
+    """Returns the value of an expression. Raises ValueError if it is not arithmetic, or too large."""
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             found: Number = value

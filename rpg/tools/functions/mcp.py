@@ -45,7 +45,7 @@ class Mcp(Tool):
         """See Tool.
 
         Raises:
-            IssueError: the server does not start, or has not the tools that are named.
+            IssueError: the server does not start, or lacks one of the named tools.
         """
         from rpg.tools.mcp_server import ServerStartError, server_of
 
@@ -68,5 +68,5 @@ class Mcp(Tool):
         raise NotImplementedError
 
     def open(self) -> ToolSession:
-        """See Tool. Each of its tools is opened by itself."""
+        """See Tool. Each of its tools is opened separately."""
         raise NotImplementedError

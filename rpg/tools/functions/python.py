@@ -13,7 +13,7 @@ from rpg.tools.tool_error import ToolError
 from specs.schema.base import addition
 
 _LAST_LINES = 3
-"""Lines of an error that the policy is shown: the last say what it is."""
+"""Lines at the end of an error that the policy gets: the last ones say what happened."""
 
 
 class Python(Tool):
@@ -60,7 +60,7 @@ class _Interpreter:
 
 @lru_cache(maxsize=8)
 def _sandbox(seconds: float, memory_mb: int) -> Sandbox:
-    """The process's sandbox with these limits: it stays warm from one response to the next."""
+    """Returns the process's sandbox with these limits. It stays warm from one response to the next."""
     limits = Limits(
         seconds=seconds, memory_bytes=memory_mb << 20, processes=16, file_bytes=16 << 20, output_bytes=1 << 20
     )

@@ -1,1 +1,1 @@
-"""What another user of this machine, or a file of somebody else's, may not do to us."""
+"""Protection against other users of this machine and against files of other people."""

@@ -17,20 +17,21 @@ from pathlib import Path
 from specs.machine.parent import die_with_parent
 
 _FRAME = struct.Struct("=cQ")
-"""Kind and number of bytes of one message of the process."""
+"""Kind and number of bytes of one message from the process."""
 _ITEM, _FAILED, _DONE = b"i", b"f", b"d"
 _CHUNK = 1 << 20
 
 
 class LimitError(Exception):
-    """The work passed a limit or failed. `str()` says how."""
+    """The work exceeded a limit or failed; `str()` gives the reason."""
 
 
 @contextmanager
 def limited_memory(most: int) -> Iterator[None]:
     """Lets this process take at most `most` bytes more than it has until the block ends (no limit except on Linux).
 
-    An allocation beyond that raises MemoryError, or an error of its library's. A lower limit of the caller's stays.
+    An allocation beyond that raises MemoryError, or an error of the library that allocates. A lower limit of the caller
+    stays.
     """
     status = Path("/proc/self/status")
     if not status.exists():
@@ -79,19 +80,19 @@ def _raise_in(thread: int) -> None:
 def in_limited_process(
     work: Callable[[], Iterable[str]], *, seconds: float, memory: int, total: float = math.inf
 ) -> Iterator[str]:
-    """Yields the texts that `work` gives in a fork of this process, which is killed when a limit is passed.
+    """Yields the texts that `work` yields in a fork of this process, which is killed when a limit is exceeded.
 
     Args:
         seconds: most that one text may take.
         memory: bytes that the fork may take beyond those of this process.
         total: most seconds that all texts may take.
     Raises:
-        LimitError: a limit was passed, or `work` raised; with the exception's name and words.
+        LimitError: a limit was exceeded, or `work` raised; the text has the exception's name and words.
     """
     reading, writing = os.pipe()
     parent = os.getpid()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of other threads, which the fork does not have
+        warnings.simplefilter("ignore", DeprecationWarning)  # about other threads, which the fork does not have
         child = os.fork()
     if child == 0:
         _work(work, memory, writing, parent)
@@ -114,7 +115,7 @@ def in_limited_process(
 
 
 def _work(work: Callable[[], Iterable[str]], memory: int, output: int, parent: int) -> None:
-    """The fork's part. Does not return."""
+    """Runs in the fork. Does not return."""
     try:
         die_with_parent(parent)
         try:

@@ -20,7 +20,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def foreign_listener(url: str, trusted: Collection[int] | None = None) -> str:
-    """Returns why a password must not be sent to the URL: another user of this machine listens there. The text is empty
+    """Returns the reason why a password must not be sent to the URL: another user of this machine listens there. Empty
     if no other user listens, or if the listener is unknown. An https URL passes: its certificate proves the server.
 
     Args:
@@ -54,11 +54,11 @@ def guard_connections(url: str) -> None:
 
 
 _GUARDED: set[int] = set()
-"""Ports."""
+"""Guarded ports."""
 
 
 def _check_connection(event: str, arguments: tuple[object, ...]) -> None:
-    """Raises ConnectionRefusedError for a guarded connection, as for a server that is away."""
+    """Raises ConnectionRefusedError for a guarded connection, as if the server did not run."""
     if event == "socket.connect":
         address = arguments[1]
         if isinstance(address, tuple) and len(address) > 1 and address[1] in _GUARDED:
@@ -74,7 +74,7 @@ def _port_of(parts: SplitResult) -> int | None:
 
 
 def _trusted_users(scheme: str) -> set[str]:
-    """Returns ids and names."""
+    """Returns ids and names of the trusted users."""
     named = os.environ.get(TRUSTED_USERS, "").split(",")
     own = {"postgres"} if scheme.startswith("postgresql") else set[str]()
     return {"0", str(os.geteuid()), *(name.strip() for name in named)} | own
@@ -97,7 +97,7 @@ def _listening_users(host: str, port: int) -> set[int]:
     listening = [(local, user) for local, at, user in _listeners() if at == port] if addresses else []
     users: set[int] = set()
     for address in addresses:
-        # A socket of this very address takes the connection before one of all addresses.
+        # A socket bound to exactly this address takes the connection before one bound to all addresses.
         exact = {user for local, user in listening if local == address}
         users |= exact or {
             user for local, user in listening if local.is_unspecified and local.version >= address.version
@@ -110,7 +110,7 @@ def _address(text: str) -> _Address:
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
         address = address.ipv4_mapped
-    if address.is_unspecified:  # the kernel takes loopback in its place
+    if address.is_unspecified:  # the kernel uses loopback instead
         return ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
     return address
 

@@ -7,19 +7,19 @@ from typing import IO, Any, AnyStr, TypeVar
 from specs.machine.foreign.limited import limited_memory
 
 _FREE_VALUES, _VALUES_PER_BYTE = 4 << 20, 200
-"""Values that a file may hold: the first number, and the second for each of its bytes. Recorded tokens have one or two
-for each byte."""
+"""Values that a file may hold: the first number, plus the second for each of its bytes. Recorded tokens have one or two
+per byte."""
 _FREE_BYTES, _BYTES_PER_BYTE = 1 << 30, 1000
-"""Bytes that a file may unfold to: the first number, and the second for each of its bytes."""
+"""Bytes to which a file may decompress: the first number, plus the second for each of its bytes."""
 _FREE_MEMORY, _MEMORY_PER_BYTE = 4 << 30, 100
 LONGEST_LINE = 64 << 20
-"""Bytes or characters of one line of CSV or JSON."""
+"""Longest line of CSV or JSON, in bytes or characters."""
 _AT_ONCE = 256
 Item = TypeVar("Item")
 
 
 class OversizedError(ValueError):
-    """A file that unfolds to more than its size allows. `str()` gives both numbers."""
+    """A file that decompresses to more than its size allows. `str()` gives both numbers."""
 
 
 def allowed_memory(size: int) -> int:
@@ -37,7 +37,7 @@ def require_size(size: int, *, values: int, unfolded: int) -> None:
 
 
 def require_parquet(size: int, metadata: Any) -> None:
-    """Raises OversizedError if a Parquet file says that it holds more than it may.
+    """Raises OversizedError if a Parquet file's metadata states more than the file may hold.
 
     Args:
         metadata: pyarrow's FileMetaData.
@@ -49,7 +49,7 @@ def require_parquet(size: int, metadata: Any) -> None:
 
 
 def within_memory(items: Iterator[Item], most: int) -> Iterator[Item]:
-    """Yields the items, each made while this process may take no more than `most` bytes of memory for it."""
+    """Yields the items. Each is made while this process may take at most `most` further bytes of memory."""
     while True:
         with limited_memory(most):
             some = list(islice(items, _AT_ONCE))
@@ -59,7 +59,7 @@ def within_memory(items: Iterator[Item], most: int) -> Iterator[Item]:
 
 
 def lines_of(file: IO[AnyStr]) -> Iterator[AnyStr]:
-    """Yields the lines of a file. Raises OversizedError at one that is longer than LONGEST_LINE."""
+    """Yields the lines of a file. Raises OversizedError at a line longer than LONGEST_LINE."""
     number = 0
     while line := file.readline(LONGEST_LINE + 1):
         number += 1
