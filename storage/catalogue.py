@@ -27,14 +27,14 @@ class Documents:
         """Lines that begin with the document's path in the home."""
 
     def read(self, path: Path) -> Row:
-        """The readable part of a document."""
+        """Returns the readable part of a document."""
         document, problems = read_checked(path)
         self.problems += [f"{path.relative_to(self._root).as_posix()}: {problem}" for problem in problems]
         return document
 
 
 def read_unit(root: Path, unit: str, documents: Documents, read_segments: Callable[[str], None]) -> Rows:
-    """The rows that the documents of a unit give. What cannot be read gives NULLs, never an error.
+    """Returns the rows that the documents of a unit give. What cannot be read gives NULLs, never an error.
 
     Args:
         unit: path of its directory in the home: `runs/ID`, `artifacts/STAGE/FINGERPRINT`, ...
@@ -63,7 +63,7 @@ def read_unit(root: Path, unit: str, documents: Documents, read_segments: Callab
 
 
 def read_attempts(documents: Documents, directory: Path) -> list[Row]:
-    """A run's rows of `attempts`: every start of its trainer, and the last of its steps whose rows still count.
+    """Returns a run's rows of `attempts`: every start of its trainer, and the last of its steps whose rows still count.
 
     A row that attempt a recorded counts if no later attempt resumed from an earlier step than the row's. An attempt
     whose lease has a lower number than that of an earlier attempt began after the run was taken over from it: none of
@@ -99,7 +99,8 @@ def _run(documents: Documents, directory: Path, state: Row) -> Row:
 
 
 def _setting(plan: Row) -> str | None:
-    """A digest of what a run's training and evaluation are made from, its seed left out; None of a run without a plan.
+    """Returns a digest of what a run's training and evaluation are made from, its seed left out; None of a run without
+    a plan.
 
     Args:
         plan: the run's plan.json: the fields that make the fingerprint of each stage, and those of the stages it reads.

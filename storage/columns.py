@@ -54,12 +54,12 @@ def arrow_schema(table: str) -> "pa.Schema":
 
 
 def column_list(table: str) -> str:
-    """The columns as a SQL select list."""
+    """Returns the columns as a SQL select list."""
     return ", ".join(name for name, _ in columns(table))
 
 
 def _bare(hint: Any) -> Any:
-    """The annotation without `| None`."""
+    """Returns the annotation without `| None`."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         return next(part for part in typing.get_args(hint) if part is not type(None))
     return hint

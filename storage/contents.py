@@ -95,7 +95,7 @@ def lost(root: Path, run_id: str, before: Iterable[Segment], listed: Sequence[Se
 
 
 def left_out(directory: Path) -> set[str]:
-    """The tables that a run was told not to record, and those whose rows were freed when their days were over."""
+    """Returns the tables that a run was told not to record, and those whose rows were freed when their days were over."""
     records = [read_document(path).get("record", {}) for path in numbered(directory / "attempts")]
     return {table for record in records for table in record if record[table] == "none"}.union(
         read_document(directory / FREED)
@@ -103,7 +103,7 @@ def left_out(directory: Path) -> set[str]:
 
 
 def _is_of_manifest(root: Path, segment: Segment) -> bool:
-    """Whether the result of an evaluate stage is said to have the segment."""
+    """Returns whether the result of an evaluate stage is said to have the segment."""
     directory = root.joinpath(*segment.key.split("/")[:4])
     files = read_document(directory / "manifest.json").get("files", {})
     return segment.key.split("/", 4)[4] in files
@@ -154,7 +154,7 @@ def inspect(root: Path, segment: Segment) -> Footer:
 
 
 def write_merged(names: Iterable[str]) -> bytes:
-    """The value of `MERGED`."""
+    """Returns the value of `MERGED`."""
     return zlib.compress(json.dumps(sorted(names)).encode())
 
 
@@ -165,13 +165,14 @@ def read_merged(value: bytes) -> frozenset[str]:
 
 
 def read(root: Path, segment: Segment) -> pa.Table:
-    """All rows of a segment, as of `read_groups`."""
+    """Returns all rows of a segment, as of `read_groups`."""
     groups = list(read_groups(root, segment))
     return pa.concat_tables(groups) if groups else arrow_schema(segment.table).empty_table()
 
 
 def read_groups(root: Path, segment: Segment) -> Iterator[pa.Table]:
-    """The rows of a segment, a row group at a time, with today's columns; a column that an older file lacks is NULL.
+    """Yields the rows of a segment, a row group at a time, with today's columns; a column that an older file lacks is
+    NULL.
 
     Raises:
         BadSegmentError: as for `inspect`, or the data are damaged.
@@ -195,7 +196,7 @@ def read_groups(root: Path, segment: Segment) -> Iterator[pa.Table]:
 
 
 def is_damaged(root: Path, pack: str) -> bool:
-    """Whether a pack's content differs from the digest in its name. `pack`: its path, relative to the home.
+    """Returns whether a pack's content differs from the digest in its name. `pack`: its path, relative to the home.
 
     Raises:
         FileNotFoundError: it was deleted meanwhile.
@@ -214,7 +215,7 @@ def _require_columns(schema: pa.Schema, expected: pa.Schema) -> None:
 
 
 def _fits(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of the first type can stand in a column of the second."""
+    """Returns whether values of the first type can stand in a column of the second."""
     families = (_is_number, pa.types.is_boolean, pa.types.is_timestamp, _is_text)
     return bool(pa.types.is_null(kind)) or any(family(kind) and family(wanted) for family in families)
 
@@ -244,7 +245,7 @@ def _require_run(file: pq.ParquetFile, run_id: str) -> None:
 
 
 def _same_columns(schema: pa.Schema, expected: pa.Schema) -> bool:
-    """Whether names and types agree; whether a column may be NULL does not matter to a reader."""
+    """Returns whether names and types agree; whether a column may be NULL does not matter to a reader."""
     return [(field.name, field.type) for field in schema] == [(field.name, field.type) for field in expected]
 
 

@@ -34,8 +34,8 @@ def database_path(root: Path) -> Path:
 
 
 def has_index(root: Path) -> bool:
-    """Whether a home can have an index. DuckDB takes what follows a `?` in a database's path for options, and would put
-    its log into another directory. Queries of such a home read the segments."""
+    """Returns whether a home can have an index. DuckDB takes what follows a `?` in a database's path for options, and
+    would put its log into another directory. Queries of such a home read the segments."""
     return "?" not in str(root)
 
 
@@ -45,7 +45,7 @@ def packs_path(root: Path) -> Path:
 
 
 def has_pack(root: Path, pack: str, num_bytes: int) -> bool:
-    """Whether a pack's file is there, in its size. `pack`: its path, relative to the home."""
+    """Returns whether a pack's file is there, in its size. `pack`: its path, relative to the home."""
     try:
         return (root / pack).stat().st_size == num_bytes
     except OSError:
@@ -59,7 +59,7 @@ def working_path(root: Path) -> Path:
 
 @cache
 def sql(name: str) -> str:
-    """The text of a SQL file of this package."""
+    """Returns the text of a SQL file of this package."""
     return (_HERE / name).read_text(encoding="utf-8")
 
 
@@ -74,7 +74,7 @@ def schema_version() -> str:
 
 
 def quoted(text: object) -> str:
-    """A SQL string literal. What the product itself asks for at each query is written so: DuckDB's first bound
+    """Returns a SQL string literal. What the product itself asks for at each query is written so: DuckDB's first bound
     parameter imports pandas, where it is installed, for a fifth of a second."""
     return "'" + str(text).replace("'", "''") + "'"
 
@@ -90,12 +90,12 @@ def as_pattern(path: object) -> str:
 
 
 def quoted_list(texts: Iterable[str]) -> str:
-    """A SQL list of strings."""
+    """Returns a SQL list of strings."""
     return f"[{', '.join(map(quoted, texts))}]::VARCHAR[]"
 
 
 def connect(path: str | Path = ":memory:") -> duckdb.DuckDBPyConnection:
-    """A connection whose times are UTC. SQL cannot name the variables of the Python around it."""
+    """Returns a connection whose times are UTC. SQL cannot name the variables of the Python around it."""
     connection = duckdb.connect(str(path))
     # Segments never change: whoever asks again need not read their footers again.
     connection.execute("SET parquet_metadata_cache = true")
@@ -122,7 +122,7 @@ def attach(connection: duckdb.DuckDBPyConnection, root: Path) -> str | None:
 
 
 def create(root: Path) -> duckdb.DuckDBPyConnection:
-    """An empty database at the working path."""
+    """Returns an empty database at the working path."""
     discard_working_copy(root)
     connection = connect(working_path(root))
     connection.execute("BEGIN")  # each statement by itself would wait for the disk
@@ -141,7 +141,7 @@ def create_tables(connection: duckdb.DuckDBPyConnection, schema: str) -> None:
 
 
 def open_copy(root: Path) -> duckdb.DuckDBPyConnection:
-    """The present database, copied to the working path."""
+    """Returns the present database, copied to the working path."""
     discard_working_copy(root)
     shutil.copyfile(database_path(root), working_path(root))
     return connect(working_path(root))

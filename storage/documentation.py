@@ -49,7 +49,7 @@ def descriptions() -> dict[str, Description]:
 
 
 def comments(columns: Iterable[tuple[str, str, bool]]) -> Iterator[str]:
-    """The SQL statements that comment tables, views and their columns in a database.
+    """Yields the SQL statements that comment tables, views and their columns in a database.
 
     Args:
         columns: of each column its table's or view's name, its own, and whether it is a view's; table by table.
@@ -76,7 +76,7 @@ def comment(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def metric_names() -> str:
-    """The view `metric_names`, a row for each metric that a step may record, as a SELECT."""
+    """Returns the view `metric_names`, a row for each metric that a step may record, as a SELECT."""
     columns = ("name", "title", "unit", "better", "least", "most", "recorded_with", "meaning")
     rows = (", ".join(_literal(getattr(metric, name)) for name in columns) for metric in metrics.METRICS)
     values = ", ".join(f"({row})" for row in rows)
@@ -84,7 +84,7 @@ def metric_names() -> str:
 
 
 def _literal(value: str | float) -> str:
-    """A text or a bound in SQL; NULL for no bound."""
+    """Returns a text or a bound in SQL; NULL for no bound."""
     if isinstance(value, str):
         return quoted(value)
     return f"{value}::DOUBLE" if math.isfinite(value) else "NULL::DOUBLE"

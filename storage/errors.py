@@ -19,7 +19,7 @@ class QueryError(RpgError):
 
 
 def explain(connection: duckdb.DuckDBPyConnection, error: duckdb.Error) -> str:
-    """The message to show. A table that does not exist gets the nearest name and the list of those there are."""
+    """Returns the message to show. A table that does not exist gets the nearest name and the list of those there are."""
     text = str(error).strip()
     if missing := _MISSING_TABLE.search(text):
         return _missing_table(connection, missing[1])
@@ -29,7 +29,7 @@ def explain(connection: duckdb.DuckDBPyConnection, error: duckdb.Error) -> str:
 
 
 def is_about_files(error: duckdb.Error, root: Path) -> bool:
-    """Whether a file of a home's runs is at fault, and not the statement or a value that an error quotes."""
+    """Returns whether a file of a home's runs is at fault, and not the statement or a value that an error quotes."""
     text = str(error)
     if any(part in text for part in _SHUT):
         return False

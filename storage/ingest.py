@@ -152,7 +152,7 @@ class _Index:
         return self._texts(f"SELECT run_id FROM store.recorded.runs WHERE status IN {_OVER}")
 
     def left_unmerged(self, but: str) -> str | None:
-        """A run that nobody executes and of which the index has segments to merge; None if there is none.
+        """Returns a run that nobody executes and of which the index has segments to merge; None if there is none.
 
         Any of them: one that cannot be merged keeps no other waiting.
         """
@@ -169,7 +169,7 @@ class _Index:
         return [unit.removeprefix("runs/") for unit in self._texts(_WITH_MERGED)]
 
     def stamps(self) -> dict[str, str | None] | None:
-        """The units that the index has, and their stamps; None where it cannot be used.
+        """Returns the units that the index has, and their stamps; None where it cannot be used.
 
         A unit that had merged segments has none: they may have been deleted.
         """
@@ -308,7 +308,8 @@ def _insert_copied(connection: duckdb.DuckDBPyConnection, table: str, parts: lis
 
 
 def _rewards(root: Path, units: list[Unit]) -> list[catalogue.Row]:
-    """The rows of the summary of runs. One whose metrics cannot be read has none: it is left to readers, who say so."""
+    """Returns the rows of the summary of runs. One whose metrics cannot be read has none: it is left to readers, who
+    say so."""
     runs = [unit for unit in units if unit.path.startswith("runs/")]
     if not runs:
         return []

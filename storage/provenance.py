@@ -42,7 +42,7 @@ COLUMNS = ("run_id", "kind", "name", "value", "origin", "file", "line", "attempt
 
 
 def provenance_rows(root: Path, directory: Path) -> list[Row]:
-    """A run's rows of the table `provenance`.
+    """Returns a run's rows of the table `provenance`.
 
     Args:
         root: the home.
@@ -55,14 +55,15 @@ def provenance_rows(root: Path, directory: Path) -> list[Row]:
 
 
 def unit_provenance(root: Path, unit: str) -> list[Row]:
-    """The rows of a unit, whose directory's path in the home it is; none of one that is no run."""
+    """Returns the rows of a unit, whose directory's path in the home it is; none of one that is no run."""
     if not unit.startswith("runs/"):
         return []
     return _marked(provenance_rows(root, root / unit), unit=unit)
 
 
 def input_manifest(root: Path, directory: Path, stage: str) -> Row:
-    """The manifest of the data or the base model that a run was made from; {} where neither home nor run has it.
+    """Returns the manifest of the data or the base model that a run was made from; {} where neither home nor run has
+    it.
 
     Args:
         root: the home.
@@ -75,7 +76,7 @@ def input_manifest(root: Path, directory: Path, stage: str) -> Row:
 
 
 def _marked(rows: Iterable[Row], **columns: str | int) -> list[Row]:
-    """The rows, which are changed, with further columns."""
+    """Returns the rows, which are changed, with further columns."""
     listed = list(rows)
     for row in listed:
         row.update(columns)
@@ -127,7 +128,7 @@ def _row(kind: str, name: str, value: Any) -> Row:
 
 
 def _at(tree: Any, path: list[str | int]) -> Any:
-    """The value at a path of a spec; None where it has none."""
+    """Returns the value at a path of a spec; None where it has none."""
     for part in path:
         try:
             tree = tree[part]
@@ -137,5 +138,5 @@ def _at(tree: Any, path: list[str | int]) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    """A text as it is, anything else as JSON; None for none."""
+    """Returns a text as it is, anything else as JSON; None for none."""
     return value if value is None or isinstance(value, str) else _as_json(value)

@@ -54,7 +54,7 @@ class Record:
         self.close()
 
     def sql(self, query: str, params: Params = ()) -> Result:
-        """The answer to one statement that reads: `.arrow()`, `.df()` (pandas), `.pl()` (Polars), `.rows`.
+        """Returns the answer to one statement that reads: `.arrow()`, `.df()` (pandas), `.pl()` (Polars), `.rows`.
 
         Of a server's record, the first query that names `rollouts` or `tokens` fetches them, and moves to that moment.
 
@@ -87,7 +87,7 @@ class Record:
 
 
 def _open_server(url: str) -> ServerRecord:
-    """The record of a Prefect server, by the entry point of whoever speaks to servers: this package does not.
+    """Returns the record of a Prefect server, by the entry point of whoever speaks to servers: this package does not.
 
     Raises:
         RpgError: no installed package offers one; or the server does not say where its record is.

@@ -35,7 +35,7 @@ class View:
 
 @cache
 def views() -> dict[str, View]:
-    """The views by name, in an order in which they can be made: those of views.sql, and the metrics' names."""
+    """Returns the views by name, in an order in which they can be made: those of views.sql, and the metrics' names."""
     made: dict[str, View] = {}
     for name, select in _STATEMENT.findall(database.sql("queries/views.sql")):
         words = re.findall(r"[\w.]+", select)
@@ -60,7 +60,7 @@ class Pack:
 
 
 def known_packs(connection: duckdb.DuckDBPyConnection, schema: str, table: str, unit_holds: str) -> list[Pack]:
-    """A table's packs in an index, those aside of which no row counts.
+    """Returns a table's packs in an index, those aside of which no row counts.
 
     Args:
         unit_holds: SQL: whether a row with a `run_id` is of a unit that is as the index says.
@@ -83,7 +83,7 @@ def in_segments(
     resumed: Collection[str] = (),
     packs: Iterable[Pack] = (),
 ) -> str:
-    """A table's rows that lie in segments, as a SELECT.
+    """Returns a table's rows that lie in segments, as a SELECT.
 
     Args:
         current: segments with exactly today's columns: one file's footer is enough to bind the query.
@@ -107,7 +107,7 @@ def in_segments(
 
 
 def _read_packs(root: Path, packs: Iterable[Pack]) -> Iterator[str]:
-    """A SELECT for all packs of which the same rows count."""
+    """Yields a SELECT for all packs of which the same rows count."""
     paths_where: dict[str, list[str]] = {}
     for pack in packs:
         conditions = [f"run_id NOT IN ({', '.join(map(database.quoted, pack.without))})"] if pack.without else []
@@ -119,12 +119,12 @@ def _read_packs(root: Path, packs: Iterable[Pack]) -> Iterator[str]:
 
 
 def rewards(metrics: str) -> str:
-    """The rows of the summary of some rows of `metrics`, both as a SELECT."""
+    """Returns the rows of the summary of some rows of `metrics`, both as a SELECT."""
     return f"WITH metrics AS ({metrics}) {database.sql('queries/rewards.sql')}"
 
 
 def _read(root: Path, segments: Iterable[Segment], options: str) -> str:
-    """A relation with the rows of the files.
+    """Returns a relation with the rows of the files.
 
     The run is taken from the file's path, so that DuckDB opens only the files of the runs that a query asks for.
     """

@@ -46,13 +46,15 @@ class Segment:
         return "/evaluate/" in self.key
 
     def is_as(self, other: "Segment") -> bool:
-        """Whether this file is the other one that was there before: by the digest in its name, else by its time."""
+        """Returns whether this file is the other one that was there before: by the digest in its name, else by its
+        time."""
         here, before = (self.key, self.num_bytes), (other.key, other.num_bytes)
         return here == before and bool(self.parsed.digest or self.modified_ns == other.modified_ns)
 
 
 def run_segments(root: Path, run_id: str) -> list[Segment]:
-    """Every file of one run that is named like a segment, ordered by path; those that were merged into others too."""
+    """Returns every file of one run that is named like a segment, ordered by path; those that were merged into others
+    too."""
     return [segment for segment, is_named in _candidates(root, run_id) if is_named]
 
 
@@ -85,7 +87,7 @@ def _segment(root: Path, entry: "os.DirEntry[str]", table: str, run_id: str) -> 
 
 
 def entries(directory: Path) -> "list[os.DirEntry[str]]":
-    """A directory's entries by name, without hidden ones: those are still being written."""
+    """Returns a directory's entries by name, without hidden ones: those are still being written."""
     try:
         with os.scandir(directory) as scanned:
             published = (e for e in scanned if not e.name.startswith(".") and not e.name.endswith(".tmp"))

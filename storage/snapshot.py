@@ -99,11 +99,11 @@ class Snapshot:
         self._make(views())
 
     def segments_of(self, sql: str) -> list[Segment]:
-        """The segments that a query may read."""
+        """Returns the segments that a query may read."""
         return [entry.segment for table in sorted(_read_for(sql)) for entry in self._entries(table)]
 
     def packs_of(self, sql: str) -> list[str]:
-        """The packs that a query may read: their paths, relative to the home."""
+        """Returns the packs that a query may read: their paths, relative to the home."""
         return [pack.key for table in sorted(_tables_in(sql)) for pack in self._packs(table)]
 
     def _create_catalogue(self, fresh: Collection[catalogue.Rows]) -> None:
@@ -128,7 +128,7 @@ class Snapshot:
         self._without_provenance = []
 
     def _stored(self, table: str, unit: str) -> str:
-        """The rows of a table of the index that still hold. `unit`: SQL for the unit that a row belongs to."""
+        """Returns the rows of a table of the index that still hold. `unit`: SQL for the unit that a row belongs to."""
         return f"SELECT * FROM store.recorded.{table} WHERE {self._holds(unit)}"
 
     def _holds(self, unit: str) -> str:
@@ -147,7 +147,8 @@ class Snapshot:
             self._made.add(name)
 
     def _relation(self, table: str) -> str:
-        """The rows of a table that is recorded in segments: those that the index has a copy of, and those in files."""
+        """Returns the rows of a table that is recorded in segments: those that the index has a copy of, and those in
+        files."""
         if table == SUMMARY:
             made = rewards(self._in_files("metrics", self._entries(SUMMARY)))
             return f"{self._stored(SUMMARY, UNIT_OF_RUN)} UNION ALL BY NAME ({made})" if self._attached else made
@@ -158,22 +159,22 @@ class Snapshot:
         return self._in_files(table, self._entries(table, packs), packs)
 
     def _packs(self, table: str) -> list[Pack]:
-        """A table's packs that can be read."""
+        """Returns a table's packs that can be read."""
         if not self._attached:
             return []
         packs = known_packs(self.connection, "store.recorded", table, self._holds(UNIT_OF_RUN))
         return [p for p in packs if p.key not in self._damaged and database.has_pack(self.root, p.key, p.num_bytes)]
 
     def _in_files(self, table: str, entries: Iterable[KnownSegment], packs: Iterable[Pack] = ()) -> str:
-        """The rows of a table in these segments, those that are damaged aside, and in these packs."""
+        """Returns the rows of a table in these segments, those that are damaged aside, and in these packs."""
         read = [entry for entry in entries if not entry.problem and entry.segment.key not in self._damaged]
         current = [entry.segment for entry in read if entry.current_columns]
         other = [entry.segment for entry in read if not entry.current_columns]
         return in_segments(table, self.root, current, other, () if table in NATIVE else self._resumed(), packs)
 
     def _entries(self, table: str, packs: Iterable[Pack] = ()) -> list[KnownSegment]:
-        """A table's segments that are in none of these packs; of the summary those of the runs that the index has none
-        of."""
+        """Returns a table's segments that are in none of these packs; of the summary those of the runs that the index
+        has none of."""
         if table == SUMMARY:
             indexed = self._indexed(
                 "table_name = 'metrics' AND run_id NOT IN (SELECT run_id FROM store.recorded.rewards)"
@@ -185,24 +186,24 @@ class Snapshot:
         return [*indexed, *(entry for entry in self._fresh if entry.segment.table == table)]
 
     def _indexed(self, condition: str) -> list[KnownSegment]:
-        """The segments of the index that still hold and fulfil a condition in SQL."""
+        """Returns the segments of the index that still hold and fulfil a condition in SQL."""
         known = self._known(condition).values()
         return [entry for entry in known if f"runs/{entry.segment.run_id}" not in self._outdated]
 
     def _is_listed(self, key: str, problem: str) -> bool:
-        """Whether the file must be left out: one that was found to be gone may be listed no more."""
+        """Returns whether the file must be left out: one that was found to be gone may be listed no more."""
         return problem != GONE or bool(self._indexed(f"key = {database.quoted(key)}"))
 
     def _known(self, condition: str) -> dict[str, KnownSegment]:
         return known_segments(self.connection, "store.recorded", condition) if self._attached else {}
 
     def _resumed(self) -> set[str]:
-        """The runs of which some rows are superseded."""
+        """Returns the runs of which some rows are superseded."""
         return {row[0] for row in self.connection.execute("SELECT DISTINCT run_id FROM recorded.superseded").fetchall()}
 
 
 def _views_in(sql: str) -> set[str]:
-    """The views whose names are words of a query: those that it reads, and perhaps others."""
+    """Returns the views whose names are words of a query: those that it reads, and perhaps others."""
     return set(re.findall(r"\w+", sql.lower())) & views().keys()
 
 

@@ -56,16 +56,16 @@ class Result:
         return list(zip(*(column.to_pylist() for column in self.table.columns), strict=True))
 
     def arrow(self) -> "pa.Table":
-        """The answer as an Arrow table."""
+        """Returns the answer as an Arrow table."""
         return self.table
 
     def df(self) -> "pandas.DataFrame":
-        """The answer as a pandas data frame. Raises ImportError where pandas is not installed."""
+        """Returns the answer as a pandas data frame. Raises ImportError where pandas is not installed."""
         _require("pandas")
         return self.table.to_pandas()
 
     def pl(self) -> "polars.DataFrame":
-        """The answer as a Polars data frame. Raises ImportError where Polars is not installed."""
+        """Returns the answer as a Polars data frame. Raises ImportError where Polars is not installed."""
         _require("polars")
         import polars
 
@@ -86,17 +86,17 @@ class Stream:
         return self._statement.columns
 
     def rows(self) -> Iterator[list[tuple[Any, ...]]]:
-        """The rows as plain Python values, some thousand at a time. Times are UTC, with their time zone."""
+        """Returns the rows as plain Python values, some thousand at a time. Times are UTC, with their time zone."""
         return self._statement.rows()
 
     def texts(self) -> Iterator[list[str]] | None:
-        """The rows as text, without line ends between them; None where DuckDB does not write them as text."""
+        """Returns the rows as text, without line ends between them; None where DuckDB does not write them as text."""
         if not self._statement.is_text:
             return None
         return ([text for (text,) in rows] for rows in self._statement.rows())
 
     def batches(self) -> "tuple[pa.Schema, Iterator[pa.RecordBatch]]":
-        """The rows as Arrow's batches instead, and the columns' types."""
+        """Returns the rows as Arrow's batches instead, and the columns' types."""
         return self._statement.batches()
 
 
@@ -125,7 +125,7 @@ class Store:
 
     @classmethod
     def open(cls, home_root: Path, limits: Limits = DEFAULT_LIMITS) -> "Store":
-        """A home that holds nothing yet has all tables, empty. The limits are those of each query."""
+        """Returns a home that holds nothing yet has all tables, empty. The limits are those of each query."""
         return cls(home_root, limits)
 
     def __enter__(self) -> "Store":

@@ -75,7 +75,7 @@ class Unit:
 def unit_stamps(
     root: Path, before: Mapping[str, str | None], tables: Collection[str] = tuple(TABLES)
 ) -> dict[str, str]:
-    """Every unit's directory, by its path relative to the home, and what changes whenever its content does.
+    """Returns every unit's directory, by its path relative to the home, and what changes whenever its content does.
 
     That is its time of change; of a run also those of the directories in it that have leases, attempts, results and
     rows: whoever takes the run up writes there, and a file may be deleted or restored there by hand.
@@ -94,7 +94,7 @@ def unit_stamps(
 
 
 def _run_stamp(directory: str, changed: str, before: str, watched: Iterable[int]) -> str:
-    """The stamp of a run. `watched`: the places in `_PARTS` that are looked at where the run has ended."""
+    """Returns the stamp of a run. `watched`: the places in `_PARTS` that are looked at where the run has ended."""
     time, *known = before.removesuffix(_HAS_ENDED).split() or [""]
     if time == changed and len(known) == len(_PARTS):
         places = watched if before.endswith(_HAS_ENDED) else range(len(_PARTS))
@@ -161,12 +161,12 @@ def _inspected(root: Path, segment: Segment, before: KnownSegment | None) -> Kno
 
 
 def _is_settled(stamp: str) -> bool:
-    """Whether a later change of the directory will have another time, whatever the clock's steps are."""
+    """Returns whether a later change of the directory will have another time, whatever the clock's steps are."""
     return max(map(int, stamp.split())) < time.time_ns() - _SETTLED_NS
 
 
 def _is_closed(root: Path, path: str, rows: Rows, segments: list[KnownSegment]) -> bool:
-    """Whether nothing changes in the unit unless its stamp does.
+    """Returns whether nothing changes in the unit unless its stamp does.
 
     That a run crashes changes no file. One that has crashed is taken up again with a new lease.
     """
@@ -179,7 +179,7 @@ def _is_closed(root: Path, path: str, rows: Rows, segments: list[KnownSegment]) 
 
 
 def _directories(root: Path, parent: str) -> Iterator[tuple[str, int]]:
-    """The directories in a directory of the home, by name: path in the home, and time of change in ns.
+    """Yields the directories in a directory of the home, by name: path in the home, and time of change in ns.
 
     One with another name than a unit can have is passed over: DuckDB would take a glob sign for one.
     """
@@ -190,7 +190,7 @@ def _directories(root: Path, parent: str) -> Iterator[tuple[str, int]]:
 
 
 def _time_of(path: str) -> str:
-    """A directory's time of change, in ns; 0 where there is none."""
+    """Returns a directory's time of change, in ns; 0 where there is none."""
     try:
         return str(os.stat(path).st_mtime_ns)
     except OSError:
@@ -198,12 +198,12 @@ def _time_of(path: str) -> str:
 
 
 def problems(entries: Iterable[KnownSegment]) -> list[str]:
-    """A line for each segment that is skipped."""
+    """Returns a line for each segment that is skipped."""
     return [f"{entry.segment.key}: {entry.problem}" for entry in entries if entry.problem]
 
 
 def known_units(connection: duckdb.DuckDBPyConnection, schema: str) -> dict[str, tuple[str | None, list[str]]]:
-    """The units of an index: their stamps, and what of their documents was passed over."""
+    """Returns the units of an index: their stamps, and what of their documents was passed over."""
     rows = connection.execute(f"SELECT unit, stamp, problems FROM {schema}.units").fetchall()
     return {unit: (stamp, problems or []) for unit, stamp, problems in rows}
 
@@ -214,7 +214,7 @@ def of_units(units: Iterable[str]) -> str:
 
 
 def known_segments(connection: duckdb.DuckDBPyConnection, schema: str, condition: str) -> dict[str, KnownSegment]:
-    """The segments of an index that fulfil a condition in SQL, by key."""
+    """Returns the segments of an index that fulfil a condition in SQL, by key."""
     rows = connection.execute(
         "SELECT key, table_name, run_id, num_bytes, modified_ns, num_rows, current_columns, problem, pack"
         f" FROM {schema}.segments WHERE {condition}"
@@ -223,7 +223,7 @@ def known_segments(connection: duckdb.DuckDBPyConnection, schema: str, condition
 
 
 def as_row(entry: KnownSegment) -> dict[str, Any]:
-    """A row of the table `segments`."""
+    """Returns a row of the table `segments`."""
     segment = entry.segment
     return {
         "key": segment.key,

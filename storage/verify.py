@@ -42,7 +42,7 @@ _EACH_STEP = ("metrics", "rollouts")
 
 
 def check(home_root: Path, *, full: bool = False) -> list[str]:
-    """A line for each thing that is wrong, with the file's path in the home; [] if nothing is.
+    """Returns a line for each thing that is wrong, with the file's path in the home; [] if nothing is.
 
     A segment that is not ingested yet is nothing wrong.
 
@@ -65,12 +65,13 @@ def check(home_root: Path, *, full: bool = False) -> list[str]:
 
 
 def _shown(path: str) -> str:
-    """A path as it can be printed."""
+    """Returns a path as it can be printed."""
     return path if path.isprintable() else ascii(path)[1:-1]
 
 
 def _index(root: Path) -> tuple[dict[str, KnownSegment], str]:
-    """The segments that the index has, by key; and what is wrong with it, empty where nothing is or there is none."""
+    """Returns the segments that the index has, by key; and what is wrong with it, empty where nothing is or there is
+    none."""
     connection = database.connect()
     try:
         obstacle = database.attach(connection, root)

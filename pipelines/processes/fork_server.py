@@ -121,7 +121,7 @@ class Program:
         return _run(self.words)
 
     def _is_outdated(self) -> bool:
-        """Whether a module would now be another than the server imported: by its file, or by a variable."""
+        """Returns whether a module would now be another than the server imported: by its file, or by a variable."""
         differing = {name for name, _ in self.inherited.items() ^ _began_with.items()}
         return any(not name.startswith(READ_LATE) for name in differing) or any(
             _change_of(path) != time for path, time in _changed_at.items()

@@ -42,18 +42,18 @@ _has_forked = False
 
 
 def may_fork() -> bool:
-    """Whether processes of this machine may be forks: it is Linux without a GPU, and nobody forbids it."""
+    """Returns whether processes of this machine may be forks: it is Linux without a GPU, and nobody forbids it."""
     here = sys.platform == "linux" and os.environ.get(FORK_STAGES) != "0"
     return here and not any(Path(path).exists() for path in _ACCELERATORS)
 
 
 def forks_stages(experiment: Experiment, slots: Sequence[str] = ()) -> bool:
-    """Whether stages of the experiment may be forks: they have no GPUs, and an engine that starts no processes."""
+    """Returns whether stages of the experiment may be forks: they have no GPUs, and an engine that starts no processes."""
     return not slots and experiment.rollout.engine != "vllm"
 
 
 def has_forked() -> bool:
-    """Whether a server runs that has the imports, as this process has asked it for a fork."""
+    """Returns whether a server runs that has the imports, as this process has asked it for a fork."""
     return _has_forked
 
 
@@ -78,13 +78,13 @@ class Forked:
                 time.sleep(0.001)
 
     def poll(self) -> int | None:
-        """The exit code (negative: the signal that killed it); None while it runs."""
+        """Returns the exit code (negative: the signal that killed it); None while it runs."""
         if self.returncode is None:
             self.returncode = self._exit_code()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it has ended. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        """Returns its exit code, once it has ended. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -176,8 +176,8 @@ def _set(names: Iterable[str], environment: Mapping[str, str]) -> None:
 
 
 def _told_code(status: int) -> int | None:
-    """The exit code that the server has told through a pipe, which is closed then; None while there is none. The fork
-    of a server that is killed is killed with it."""
+    """Returns the exit code that the server has told through a pipe, which is closed then; None while there is none.
+    The fork of a server that is killed is killed with it."""
     waiting = select.poll()
     waiting.register(status)
     if not waiting.poll(0):

@@ -47,13 +47,14 @@ class ProcessRecord:
 
     @classmethod
     def of(cls, pid: int, stage: str = "", within: Path | None = None) -> "ProcessRecord":
-        """The record of a process that is alive. `within`: the directory of the file that is to have it."""
+        """Returns the record of a process that is alive. `within`: the directory of the file that is to have it."""
         place = place_of(within) if within else ""
         return cls(pid, os.getpgid(pid), start_of(pid), stage, pid_namespace_here(), place)
 
     @classmethod
     def read(cls, path: Path) -> "ProcessRecord | None":
-        """The record in a process.json; None where there is none, it is not whole, or it was copied from elsewhere."""
+        """Returns the record in a process.json; None where there is none, it is not whole, or it was copied from
+        elsewhere."""
         return cls.parse(read_json(path), path.parent)
 
     @classmethod
@@ -77,7 +78,7 @@ class ProcessRecord:
 
 
 def group_members(record: ProcessRecord) -> list[psutil.Process]:
-    """The living processes of its group, and all its descendants. Empty where the pid is another process's now."""
+    """Returns the living processes of its group, and all its descendants. Empty where the pid is another process's now."""
     members: dict[int, psutil.Process] = {}
     if not is_visible(record.pid_namespace):
         return []

@@ -65,7 +65,7 @@ class Stop:
         return self._signal
 
     def requested(self, run_directory: Path | None = None) -> StopRequest | None:
-        """The request that holds now, if there is one.
+        """Returns the request that holds now, if there is one.
 
         Args:
             run_directory: of the run that asks; without one, only signals count.
@@ -137,7 +137,7 @@ def cancel_message(grace: float) -> str:
 
 
 def cancel_grace(message: str | None) -> float:
-    """The seconds in `cancel_message`; the usual ones in any other message, as of the dashboard's button."""
+    """Returns the seconds in `cancel_message`; the usual ones in any other message, as of the dashboard's button."""
     chosen = re.fullmatch(r"rpg cancel --grace ([0-9]+\.[0-9]+)", message or "")
     return float(chosen[1]) if chosen else GRACE_SECONDS
 
@@ -154,7 +154,7 @@ def request_cancel(directory: Path, grace: float, run_ids: Sequence[str] = ()) -
 
 
 def is_cancelled(directory: Path, run_ids: Iterable[str] = ()) -> bool:
-    """Whether a request lies in the directory of a run or an experiment.
+    """Returns whether a request lies in the directory of a run or an experiment.
 
     Args:
         run_ids: of an experiment, the runs that the caller goes through: one for others alone does not count.

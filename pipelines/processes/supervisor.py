@@ -177,7 +177,7 @@ class RunningChild:
         self._deadline = time.monotonic() + (child.timeout_seconds or float("inf"))
 
     def poll(self) -> int | None:
-        """The exit code (negative: the signal that killed it); None while the child runs.
+        """Returns the exit code (negative: the signal that killed it); None while the child runs.
 
         Raises:
             StageError: the time limit passed; the child is ended.
@@ -257,12 +257,12 @@ def _interrupt(child: Child, process: _Process) -> None:
 
 
 def log_size(log: Path) -> int:
-    """A log's length in bytes; 0 where there is none."""
+    """Returns a log's length in bytes; 0 where there is none."""
     return log.stat().st_size if log.exists() else 0
 
 
 def log_tail(log: Path, lines: int = TAIL_LINES, *, since: int = 0) -> str:
-    """The last lines of what was written to a log after its first `since` bytes; empty where it cannot be read."""
+    """Returns the last lines of what was written to a log after its first `since` bytes; empty where it cannot be read."""
     with contextlib.suppress(OSError), open(log, "rb") as file:
         file.seek(max(since, file.seek(0, os.SEEK_END) - 64 * 1024))
         return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
@@ -270,7 +270,7 @@ def log_tail(log: Path, lines: int = TAIL_LINES, *, since: int = 0) -> str:
 
 
 def failure(stage: str, code: int, log: Path, *, since: int = 0) -> StageError:
-    """The error of a child that failed: its exit code, and the end of its log after the first `since` bytes."""
+    """Returns the error of a child that failed: its exit code, and the end of its log after the first `since` bytes."""
     end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     tail = "\n".join(f"    {line}" for line in log_tail(log, since=since).splitlines())
     return StageError(f"{stage} {end}; the end of {log}:\n{tail}", log)

@@ -30,7 +30,7 @@ _ROUNDS = 5
 
 
 def mirror_home(record: str) -> Home:
-    """The home of the mirror of a record, in the user's own cache directory.
+    """Returns the home of the mirror of a record, in the user's own cache directory.
 
     Args:
         record: the URL that the record is read from.
@@ -42,7 +42,7 @@ def mirror_home(record: str) -> Home:
 
 
 def open_source(place: str, auth: str) -> Source:
-    """The source of the record at a place.
+    """Returns the source of the record at a place.
 
     Args:
         place: the URL of a web application (http, https), or of an object store (s3, or what else fsspec opens).
@@ -109,7 +109,7 @@ class Mirror:
                     return
 
     def units(self) -> set[str]:
-        """The units that the mirror has."""
+        """Returns the units that the mirror has."""
         return {str(path.relative_to(self._index).with_suffix("")) for path in self._index.rglob("*.json")}
 
     def _renew(self, unit: str, known: _Unit, tables: Collection[str], logs: bool) -> bool:
@@ -157,7 +157,7 @@ class Mirror:
             shutil.rmtree(self.home.root / unit)
 
     def _read_index(self, only: Collection[str]) -> dict[str, _Unit]:
-        """The index of known units. A document that an interrupted command left in parts counts as none."""
+        """Returns the index of known units. A document that an interrupted command left in parts counts as none."""
         units = {}
         for unit in only or self.units():
             # Not `read_json`, which expects by a file's name what a run's document of that name holds.

@@ -38,13 +38,13 @@ class ObjectStore:
         self._root = str(root).rstrip("/")
 
     def tokens(self) -> dict[str, str]:
-        """A text for each unit in the store that differs between two states of it."""
+        """Returns a text for each unit in the store that differs between two states of it."""
         prefix = f"{self._root}/listings/"
         found = self._files.find(prefix.rstrip("/"), detail=True)
         return {path.removeprefix(prefix).removesuffix(".json"): _token(entry) for path, entry in found.items()}
 
     def listings(self, units: Collection[str]) -> dict[str, dict[str, FileVersion]]:
-        """The files of each of the units that the store has, by path."""
+        """Returns the files of each of the units that the store has, by path."""
         paths = {f"{self._root}/listings/{unit}.json": unit for unit in units}
         contents = self._files.cat(list(paths), on_error="omit") if paths else {}
         return {paths[path]: _parse(paths[path], content) for path, content in contents.items()}
@@ -74,7 +74,7 @@ class ObjectStore:
         self._files.get_file(f"{self._root}/files/{path}", str(local))
 
     def read(self, path: str, start: int = 0) -> bytes:
-        """A file's content from byte `start` on. Raises FileNotFoundError."""
+        """Returns a file's content from byte `start` on. Raises FileNotFoundError."""
         content: bytes = self._files.cat_file(f"{self._root}/files/{path}", start=start or None)
         return content
 
@@ -146,7 +146,7 @@ def _token(entry: Mapping[str, Any]) -> str:
 
 
 def _parse(unit: str, content: bytes) -> dict[str, FileVersion]:
-    """The files that a listing names. Raises SourceError where one lies outside of its unit."""
+    """Returns the files that a listing names. Raises SourceError where one lies outside of its unit."""
     try:
         listed = json.loads(content)["files"]
         files = {path: FileVersion(int(size), str(version)) for path, (size, version) in listed.items()}

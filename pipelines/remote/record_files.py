@@ -75,12 +75,12 @@ class Listing:
 
     @classmethod
     def of(cls, files: Mapping[str, FileVersion]) -> "Listing":
-        """The listing of these files, with its digest."""
+        """Returns the listing of these files, with its digest."""
         lines = [f"{path}\t{file.size}\t{file.version}\n" for path, file in sorted(files.items())]
         return cls(hashlib.sha256("".join(lines).encode()).hexdigest()[:32], files)
 
     def without(self, directories: Collection[str]) -> "Listing":
-        """The listing of a run without what lies in some of its directories."""
+        """Returns the listing of a run without what lies in some of its directories."""
         return Listing.of({path: file for path, file in self.files.items() if path.split("/")[2] not in directories})
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Listing:
 
     @classmethod
     def from_json(cls, unit: str, data: Any) -> "Listing":
-        """The listing of a unit that another machine sent.
+        """Returns the listing of a unit that another machine sent.
 
         Raises:
             ValueError: it is none, or names a file that is not of this unit or not of the record at all.
@@ -109,7 +109,7 @@ class Listing:
 
 
 def is_recorded(path: str) -> bool:
-    """Whether a path, relative to a home and with forward slashes, is one of a file of the record."""
+    """Returns whether a path, relative to a home and with forward slashes, is one of a file of the record."""
     parts = path.split("/")
     return any(
         len(pattern) == len(parts) and all(name.fullmatch(part) for name, part in zip(pattern, parts, strict=True))
@@ -118,13 +118,13 @@ def is_recorded(path: str) -> bool:
 
 
 def unit_of(path: str) -> str:
-    """The unit that a file of the record belongs to, as `runs/RUN` or `artifacts/STAGE/FINGERPRINT`."""
+    """Returns the unit that a file of the record belongs to, as `runs/RUN` or `artifacts/STAGE/FINGERPRINT`."""
     parts = path.split("/")
     return "/".join(parts[: _UNITS[parts[0]]])
 
 
 def read_listings(root: Path, units: Iterable[str] = ()) -> dict[str, Listing]:
-    """The listings of a home's units. A file's version is its time of change.
+    """Returns the listings of a home's units. A file's version is its time of change.
 
     Args:
         units: those to list; none: all. One that the home does not have is left out.
@@ -169,7 +169,7 @@ def open_recorded(root: Path, path: str) -> int:
 
 
 def _patterns_of(unit: str) -> Iterator[_Pattern]:
-    """The patterns of the files of one unit."""
+    """Yields the patterns of the files of one unit."""
     names = [re.compile(re.escape(part)) for part in unit.split("/")]
     for pattern in _PATTERNS:
         if len(names) < len(pattern) and all(
@@ -179,7 +179,7 @@ def _patterns_of(unit: str) -> Iterator[_Pattern]:
 
 
 def _files(directory: str, prefix: str, patterns: Sequence[_Pattern]) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
-    """The files below a directory that the patterns, relative to it, describe: path in the home, and entry."""
+    """Yields the files below a directory that the patterns, relative to it, describe: path in the home, and entry."""
     try:
         with os.scandir(directory) as scanned:
             entries = [(rest, entry) for entry in scanned if (rest := _inside(patterns, entry.name))]

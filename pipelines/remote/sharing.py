@@ -80,7 +80,7 @@ def _unsent_file(home: Home, run_id: str) -> Path:
 
 
 def shared_run(home: Home, run_id: str) -> "SharedRun | None":
-    """The run in the store of RPG_STORE; None without that variable, as where workers share a home."""
+    """Returns the run in the store of RPG_STORE; None without that variable, as where workers share a home."""
     url = os.environ.get(STORE, "")
     return SharedRun(_open(url), home, run_id) if url else None
 
@@ -285,7 +285,7 @@ class SharedRun:
         return True
 
     def _is_taken(self, fence: Fence) -> bool:
-        """Whether another worker has the run, here or elsewhere: its record is the run's now."""
+        """Returns whether another worker has the run, here or elsewhere: its record is the run's now."""
         self.fetch_leases()
         return fence.superseded
 
@@ -379,7 +379,7 @@ def _files(root: Path, unit: str) -> list[str]:
 
 
 def _merged(here: dict[str, Any], there: dict[str, Any]) -> dict[str, Any]:
-    """An experiment's record as two homes have it together, each of which lists the runs that it began.
+    """Returns an experiment's record as two homes have it together, each of which lists the runs that it began.
 
     All runs count. Those of the newer spec are current, of both homes where they have the same cells. What is merged
     once more stays as it is, so that two workers do not send it back and forth.

@@ -48,13 +48,13 @@ class Source(Protocol):
         ...
 
     def read(self, path: str, start: int = 0) -> tuple[bytes, str]:
-        """The content of a file from byte `start` on, or all of it where the file is not that long; and its version,
-        empty where it is not known. Raises FileGoneError where there is no such file.
+        """Returns the content of a file from byte `start` on, or all of it where the file is not that long; and its
+        version, empty where it is not known. Raises FileGoneError where there is no such file.
         """
         ...
 
     def waiting(self) -> list[dict[str, Any]] | None:
-        """The runs that wait for a worker, as `prefect.server.waiting` has them; None: only their server knows."""
+        """Returns the runs that wait for a worker, as `prefect.server.waiting` has them; None: only their server knows."""
         ...
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class WebSource:
             raise SourceError(f"what answers at {self._url} is no record: {error}") from error
 
     def is_record(self) -> bool:
-        """Whether a web application of ours answers there."""
+        """Returns whether a web application of ours answers there."""
         try:
             return self._client.get(f"{self._url}/ready", timeout=_READY_SECONDS).text == READY
         except httpx.HTTPError:

@@ -86,7 +86,7 @@ def objective_gradients(
 
 
 def records_gradient_of(experiment: Experiment) -> bool:
-    """Whether the metric grad_norm is the norm of one gradient at the weights with which the step started.
+    """Returns whether the metric grad_norm is the norm of one gradient at the weights with which the step started.
 
     Else it is a mean over several updates, of which the first alone started there, or the gradient was taken elsewhere,
     as schedule_free_adamw does.
@@ -103,7 +103,7 @@ def _compared(first: ParameterGradient, other: ParameterGradient) -> dict[str, f
 
 
 def _steps(run: RunDirectory, base: Path, on_record: Sequence[int], chosen: ChosenSteps, before: int) -> list[int]:
-    """The chosen steps, or where none are chosen the last one, whose weights are at hand.
+    """Returns the chosen steps, or where none are chosen the last one, whose weights are at hand.
 
     Args:
         before: how many steps before a step its weights were saved, 0 or 1.

@@ -33,7 +33,7 @@ class Alternative:
         return self.label_without("")
 
     def label_without(self, path: str) -> str:
-        """The label without one of the swept values."""
+        """Returns the label without one of the swept values."""
         rest = {swept: value for swept, value in self.swept.items() if swept != path}
         return " ".join(filter(None, [self.named, *_settings(rest)])) or "replayed"
 
@@ -53,7 +53,7 @@ class Alternative:
 
 
 def own_objective(spec: Experiment) -> Alternative:
-    """The objective that a run was trained with, from its resolved spec."""
+    """Returns the objective that a run was trained with, from its resolved spec."""
     return Alternative("", with_objective(spec.model_dump(mode="json"), ""))
 
 
@@ -64,7 +64,7 @@ def alternatives(
     overrides: Sequence[str] = (),
     sweeps: Iterable[str] = (),
 ) -> list[Alternative]:
-    """Every named objective under every combination of the swept values, in the order given.
+    """Returns every named objective under every combination of the swept values, in the order given.
 
     Args:
         spec: the run's, resolved.
@@ -105,12 +105,12 @@ def alternatives(
 
 
 def _settings(values: Mapping[str, Any]) -> list[str]:
-    """Each as an override."""
+    """Returns each as an override."""
     return [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in values.items()]
 
 
 def _sweep(text: str) -> tuple[str, list[Any]]:
-    """The path and the values of `PATH=VALUE,VALUE`."""
+    """Returns the path and the values of `PATH=VALUE,VALUE`."""
     path, equals, values = text.partition("=")
     at = Position(f"--sweep {text}", 0, "")
     node = parse_text(values if values.lstrip().startswith("[") else f"[{values}]", lambda _line: at)
@@ -122,7 +122,7 @@ def _sweep(text: str) -> tuple[str, list[Any]]:
 
 
 def _of_sweep(issue: Issue, settings: Sequence[str]) -> Issue:
-    """The issue of an override, under the name of the option that it came from."""
+    """Returns the issue of an override, under the name of the option that it came from."""
     if issue.file.removeprefix("--set ") not in settings:
         return issue
     return replace(issue, file=issue.file.replace("--set", "--sweep", 1))

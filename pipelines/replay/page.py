@@ -28,13 +28,13 @@ RECORDED = "recorded"
 
 
 def table(replays: Sequence[RunReplay]) -> list[tuple[str, list[float | None]]]:
-    """A row an objective, the run's own first: its label and its FIGURES over all steps."""
+    """Returns a row an objective, the run's own first: its label and its FIGURES over all steps."""
     rows = [(RECORDED, _own(replays[0].overall)), *((replay.replayed.label, replay.overall) for replay in replays)]
     return [(label, [figure(entry) for figure in FIGURES.values()]) for label, entry in rows]
 
 
 def page(replays: Sequence[RunReplay]) -> str:
-    """A page with the table and a chart of each figure, everything inside it."""
+    """Returns a page with the table and a chart of each figure, everything inside it."""
     first = replays[0]
     paths = [
         path for path in first.replayed.swept if all(_is_number(replay.replayed.swept[path]) for replay in replays)
@@ -107,7 +107,7 @@ def _over_steps(replays: Sequence[RunReplay]) -> Section:
 
 
 def _own(entry: Entry) -> Entry:
-    """The run's own objective in place of the other; a cosine with itself is not shown."""
+    """Returns the run's own objective in place of the other; a cosine with itself is not shown."""
     return {**entry, "replayed": entry["recorded"], "cosine": None}
 
 

@@ -97,11 +97,11 @@ class RunRows:
         return dict(self.store.query(_METRIC, [self.run_id, name]).rows)
 
     def steps(self) -> list[int]:
-        """The steps that have rollouts."""
+        """Returns the steps that have rollouts."""
         return [step for step, _ in self.store.query(_STEPS, [self.run_id]).rows]
 
     def chosen_steps(self, chosen: ChosenSteps) -> Iterator[RecordedStep]:
-        """The chosen steps, in their order, without prompts and given tokens.
+        """Yields the chosen steps, in their order, without prompts and given tokens.
 
         Raises:
             NothingToReplayError: none of them is on record, or not with all of its tokens.
@@ -133,7 +133,7 @@ class RunRows:
         return replace(recorded, rollouts=self._with_contexts(step, recorded.rollouts))
 
     def _with_contexts(self, step: int, rollouts: StepRollouts) -> StepRollouts:
-        """The step's rollouts with the contexts that stand in them in the place of the prompt."""
+        """Returns the step's rollouts with the contexts that stand in them in the place of the prompt."""
         found: dict[int, list[tuple[int, int]]] = {}
         for response, place, tokens in self.store.query(_RESTARTS, [self.run_id, step]).rows:
             found.setdefault(response, []).append((place, tokens))
@@ -144,7 +144,7 @@ class RunRows:
         return replace(rollouts, turn_counts=tuple(counts))
 
     def _read(self, begin: int, end: int, *, with_given: bool) -> tuple["pa.Table", "pa.Table"]:
-        """The rollouts and the tokens of neighbouring steps."""
+        """Returns the rollouts and the tokens of neighbouring steps."""
         rollouts = self.store.query(_ROLLOUTS, [self.run_id, begin, end]).arrow()
         return rollouts, self.store.query(_TOKENS, [self.run_id, begin, end, with_given]).arrow()
 
@@ -220,8 +220,8 @@ class RunRows:
 
 
 def _score(row: dict[str, Any], turns: float = 0.0) -> Score:
-    """The score that a response has on record, whose turns have these rewards together. What its reward is more or
-    less than its terms and these is a penalty."""
+    """Returns the score that a response has on record, whose turns have these rewards together. What its reward is more
+    or less than its terms and these is a penalty."""
     held: dict[str, list[float]] = json.loads(row["reward_terms"] or "{}")
     terms, weights = ({name: each[place] for name, each in held.items()} for place in (0, 1))
     value = sum(weights[name] * terms[name] for name in terms) if terms else row["reward"] - turns

@@ -131,7 +131,7 @@ def replay_run(
     chosen: ChosenSteps | None = None,
     gradients: Moment | None = None,
 ) -> list[RunReplay]:
-    """A run's recorded rollouts under its own objective and under others: one replay for each of these.
+    """Returns a run's recorded rollouts under its own objective and under others: one replay for each of these.
 
     Args:
         gradients: where parameter gradients are taken too, see `objective_gradients`; None: they are not.
@@ -199,7 +199,7 @@ def _step_entry(
     own_metrics: dict[str, float],
     other_metrics: dict[str, float],
 ) -> dict[str, Any]:
-    """The metrics of one step under both objectives."""
+    """Returns the metrics of one step under both objectives."""
     gradients = GradientComparison()
     gradients.add(recorded, other)
     trained = int(recorded.trained.sum())

@@ -279,7 +279,7 @@ def extent(values: ArrayLike) -> list[float]:
 
 
 def number(value: float) -> str:
-    """A number as text that is short enough for an axis.
+    """Returns a number as text that is short enough for an axis.
 
     Example:
         >>> number(0.25), number(12500.0), number(0.00002), number(3.0)
@@ -293,8 +293,8 @@ def number(value: float) -> str:
 
 
 def thin(points: ArrayLike, most: int = MOST_POINTS) -> NDArray[np.float64]:
-    """The rows [n, 2 or more] whose first two, x and y, are finite; of more than `most` those that make the line's
-    shape, peaks among them.
+    """Returns the rows [n, 2 or more] whose first two, x and y, are finite; of more than `most` those that make the
+    line's shape, peaks among them.
 
     Largest triangle three buckets: the points are dealt into buckets of neighbours. Of each bucket that point is kept
     which makes the largest triangle with the point kept before it and the mean of the next bucket.

@@ -112,7 +112,7 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
 
 
 def _code_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The code of each run's stages: its results numbers, and how it differs from the release where any does."""
+    """Returns the code of each run's stages: its results numbers, and how it differs from the release where any does."""
     stages = [run.read("plan.json").get("stages", {}) for run in runs]
     shared = [name for name in stages[0] if name != "report" and all(name in each for each in stages)]
     names = {stage: sorted({name for each in stages for name in each[stage].get("code", {})}) for stage in shared}
@@ -129,7 +129,7 @@ def _code_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _of_measuring(spec: "Experiment") -> dict[str, Any]:
-    """The spec with what evaluation takes of `rollout` alone, as `fingerprint.evaluate_identity` has it."""
+    """Returns the spec with what evaluation takes of `rollout` alone, as `fingerprint.evaluate_identity` has it."""
     longest = spec.evaluation.max_response_length or spec.rollout.max_response_length
     evaluation = spec.evaluation.model_dump(mode="json") | {"max_response_length": longest}
     rollout = spec.rollout.model_dump(mode="json", include={"engine", "rollouter"})
@@ -137,7 +137,7 @@ def _of_measuring(spec: "Experiment") -> dict[str, Any]:
 
 
 def _measures(path: str) -> bool:
-    """Whether a field says what is measured and how; or, in a word, what was trained."""
+    """Returns whether a field says what is measured and how; or, in a word, what was trained."""
     section = path.partition(".")[0]
     measuring = section in ("model", "data", "reward", "rollout", "evaluation") and not path.startswith(_OF_TRAINING)
     return measuring or section == "code" or path in ("objective.type", "training.steps")
@@ -147,8 +147,8 @@ _OF_TRAINING = ("data.train", "data.overlap", "evaluation.checkpoints", "evaluat
 
 
 def _distinct(groups: Sequence[Group]) -> list[Group]:
-    """The groups with labels that tell them apart: by their experiments, by values that were set otherwise, or, where
-    nothing differs, by the run."""
+    """Returns the groups with labels that tell them apart: by their experiments, by values that were set otherwise, or,
+    where nothing differs, by the run."""
     labels = [group.label for group in groups]
     if _apart(groups):
         named = [f"{group.runs[0].experiment}: {group.label}" for group in groups]

@@ -26,7 +26,8 @@ def most_points(drawn: Sequence[DrawnGroup]) -> int:
 def learning_curves(
     drawn: Sequence[DrawnGroup], curves: Curves, *, confidence: float
 ) -> tuple[list[Chart], dict[str, Chart]]:
-    """The charts of the metrics that change, and by a note (`learning_rate 0.0001`) that of each that never does."""
+    """Returns the charts of the metrics that change, and by a note (`learning_rate 0.0001`) that of each that never
+    does."""
     charts, constant = [], {}
     for metric in CHARTED:
         by_run = curves.get(metric.name, {})
@@ -46,7 +47,7 @@ def learning_curves(
 
 
 def accuracy_curves(accuracies: Sequence[Accuracy], drawn: Sequence[DrawnGroup]) -> list[Chart]:
-    """A chart of each dataset on which some group was evaluated between its first and its last step too."""
+    """Returns a chart of each dataset on which some group was evaluated between its first and its last step too."""
     charts = []
     shown = {each.group.label: each for each in drawn}
     for dataset, measure in dict.fromkeys((accuracy.dataset, accuracy.measure) for accuracy in accuracies):
@@ -95,8 +96,8 @@ def _lines(drawn: DrawnGroup, metric: Metric, by_run: Mapping[str, Curve], confi
 
 
 def _on_shared_steps(seeds: Sequence[Curve], most: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The steps that all seeds have [points], and the seeds' values there [seeds, points]; of more than `most` steps
-    the means of neighbours."""
+    """Returns the steps that all seeds have [points], and the seeds' values there [seeds, points]; of more than `most`
+    steps the means of neighbours."""
     if not seeds:
         return np.empty(0), np.empty((0, 0))
     steps = seeds[0][:, 0]

@@ -118,12 +118,12 @@ class _Recorded:
 
 
 def diagnose(store: Store, run: Run) -> list[Finding]:
-    """The findings of one run, the gravest first; none of a run that trained nothing."""
+    """Returns the findings of one run, the gravest first; none of a run that trained nothing."""
     return findings_of(run, metric_curves(store, [run.run_id], DIAGNOSED), not_scored(store, [Group("", (run,))]))
 
 
 def findings_of(run: Run, curves: Curves, failed: str = "") -> list[Finding]:
-    """The findings of one run.
+    """Returns the findings of one run.
 
     Args:
         curves: of `DIAGNOSED`.
@@ -165,7 +165,7 @@ def findings_over(runs: Sequence[Run], curves: Curves, said: str) -> list[tuple[
 
 
 def _diverged(of: _Recorded) -> Finding | None:
-    """The divergence from the reference exploded."""
+    """Returns the divergence from the reference exploded."""
     curve = of.curves.get("kl/reverse")
     if curve is None or (start := _since(curve, lambda values: ~(values <= EXPLODED), 1)) is None:
         return None
@@ -226,7 +226,7 @@ def _truncated(of: _Recorded) -> Finding | None:
 
 
 def _collapsed(of: _Recorded) -> Finding | None:
-    """The policy has stopped exploring before the task is solved."""
+    """Returns the policy has stopped exploring before the task is solved."""
     curve = of.curves.get("entropy")
     if curve is None or (start := _since(curve, lambda values: values < COLLAPSED, LASTING)) is None or of.is_solved:
         return None
@@ -243,7 +243,7 @@ def _collapsed(of: _Recorded) -> Finding | None:
 
 
 def _disagree(of: _Recorded) -> Finding | None:
-    """The engine samples from another policy than the learner takes for it."""
+    """Returns the engine samples from another policy than the learner takes for it."""
     curve, ratios = of.curves.get("kl/rollout"), of.curves.get("rollout_ratio/max")
     if curve is None or (start := _since(curve, lambda values: values > APART, LASTING)) is None:
         return None
@@ -259,7 +259,7 @@ def _disagree(of: _Recorded) -> Finding | None:
 
 
 def _still(of: _Recorded) -> Finding | None:
-    """The updates of a step change the policy by next to nothing."""
+    """Returns the updates of a step change the policy by next to nothing."""
     curve, spread = of.curves.get("ratio/max"), of.curves.get("reward/std")
     if curve is None or not of.is_off_policy or len(curve) < LASTING or not (curve[:, 1] < 1 + STILL).all():
         return None
@@ -278,7 +278,7 @@ def _still(of: _Recorded) -> Finding | None:
 
 
 def _clip_idle(of: _Recorded) -> Finding | None:
-    """The clip touches no token, though there are updates away from the sampling policy."""
+    """Returns the clip touches no token, though there are updates away from the sampling policy."""
     fractions = of.clip_fractions
     if not fractions or not of.is_off_policy or of.has_no_clip:
         return None
@@ -298,8 +298,8 @@ def _clip_idle(of: _Recorded) -> Finding | None:
 
 
 def _since(curve: Curve, holds: Callable[[NDArray[np.float64]], NDArray[np.bool_]], least: int) -> int | None:
-    """The first place from which on something holds in `MOSTLY` all steps up to the last; None where it holds for fewer
-    than `least` steps, or than there are.
+    """Returns the first place from which on something holds in `MOSTLY` all steps up to the last; None where it holds
+    for fewer than `least` steps, or than there are.
 
     >>> _since(np.array([[1, 0.0], [2, 0.9], [3, 0.1], [4, 0.9], [5, 0.8]]), lambda values: values > 0.5, 2)
     3
@@ -320,13 +320,13 @@ def _at_the_end(curve: Curve) -> float:
 
 
 def without_signal(groups: Sequence[Group], curves: Curves) -> list[Group]:
-    """The groups in whose runs nearly every prompt's responses all had the same reward, throughout training."""
+    """Returns the groups in whose runs nearly every prompt's responses all had the same reward, throughout training."""
     within = [group for group in groups if _is_within_groups(group)]
     return [group for group in within if _of_group(group, curves, "zero_std_fraction") >= NO_SIGNAL]
 
 
 def not_scored(store: Store, groups: Sequence[Group]) -> str:
-    """How many responses the reward failed on, and why, in training and in evaluations; empty where on none."""
+    """Returns how many responses the reward failed on, and why, in training and in evaluations; empty where on none."""
     runs = {"runs": [run.run_id for group in groups for run in group.runs]}
     ((share, why, count, total, reason),) = store.query(_FAILED, runs).rows
     said = []
@@ -364,13 +364,13 @@ def _silence(groups: Sequence[Group], curves: Curves) -> str:
 
 
 def _is_within_groups(group: Group) -> bool:
-    """Whether the runs learn from a reward by what tells the responses of a group apart."""
+    """Returns whether the runs learn from a reward by what tells the responses of a group apart."""
     spec = group.runs[0].spec
     return spec.reward.type != "none" and spec.advantage.baseline in _WITHIN_GROUPS  # none: a divergence alone trains
 
 
 def _of_group(group: Group, curves: Curves, metric: str) -> float:
-    """The mean over all steps of all its runs; NaN where none has the metric."""
+    """Returns the mean over all steps of all its runs; NaN where none has the metric."""
     by_run = curves.get(metric, {})
     values = [by_run[run_id][:, 1] for run_id in group.run_ids if run_id in by_run]
     return float(np.concatenate(values).mean()) if values else float("nan")

@@ -127,8 +127,8 @@ def compare_with_literature(home: Home, store: Store, groups: Sequence[Group]) -
 
 
 def _tables(home: Home, run: Run) -> "Sequence[LiteratureTable]":
-    """The figures that a run's experiment names, as its file was when it was last run: they may be added when all runs
-    are done. Those of the run's own spec where the experiment has no record."""
+    """Returns the figures that a run's experiment names, as its file was when it was last run: they may be added when
+    all runs are done. Those of the run's own spec where the experiment has no record."""
     from specs.reading.recorded import recorded_spec  # not at the top: the schema is slow to load
 
     directory = home.experiment(run.experiment)
@@ -164,7 +164,7 @@ def _mean_of(values: Sequence[float]) -> float | None:
 
 
 def notes_of(figures: Sequence[LiteratureComparison]) -> list[str]:
-    """Where the figures come from, and what to know of them, in sentences; none without figures."""
+    """Returns where the figures come from, and what to know of them, in sentences; none without figures."""
     if not figures:
         return []
     theirs = dict.fromkeys(f"{figure.source} ({figure.theirs_measure})" for figure in figures)

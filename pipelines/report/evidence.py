@@ -128,11 +128,11 @@ class Run:
         return self.status == "finished" or (self.status == "running" and evaluation == "finished")
 
     def read(self, name: str) -> JsonObject:
-        """A JSON file of the run's directory; empty where there is none."""
+        """Returns a JSON file of the run's directory; empty where there is none."""
         return read_json(self.path / name)
 
     def provenance(self, home: Home) -> list[JsonObject]:
-        """The run's rows of the table `provenance`."""
+        """Returns the run's rows of the table `provenance`."""
         return provenance_rows(home.root, self.path)
 
 
@@ -150,8 +150,8 @@ class Group:
 
 
 def find_groups(home: Home, name: str) -> list[Group]:
-    """The groups of seeds that a name stands for: a study's, an experiment's (NAME, NAME@VERSION), a run's id or an
-    unambiguous part of one.
+    """Returns the groups of seeds that a name stands for: a study's, an experiment's (NAME, NAME@VERSION), a run's id
+    or an unambiguous part of one.
 
     A study's trials are an experiment of its name: there the name stands for the study.
 
@@ -167,7 +167,7 @@ def find_groups(home: Home, name: str) -> list[Group]:
 
 
 def experiment_groups(home: Home, name: str) -> list[Group]:
-    """The runs of an experiment's version, one group per cell of its matrix, in the matrix's order.
+    """Returns the runs of an experiment's version, one group per cell of its matrix, in the matrix's order.
 
     A run whose spec the schema does not take is left out, and `whole.incomplete` says so.
 
@@ -200,7 +200,7 @@ def experiment_groups(home: Home, name: str) -> list[Group]:
 
 
 def study_groups(home: Home, name: str) -> list[Group]:
-    """The seeds of each trial of a study that has runs, in the order of the trials.
+    """Returns the seeds of each trial of a study that has runs, in the order of the trials.
 
     Raises:
         SpecError: no trial has begun.
@@ -221,7 +221,7 @@ def _is_recorded(home: Home, run_id: str) -> bool:
 
 
 def load_run(home: Home, run_id: str) -> Run:
-    """A run's identity, spec and state, from its directory. SpecError where the schema does not take its spec."""
+    """Returns a run's identity, spec and state, from its directory. SpecError where the schema does not take its spec."""
     from specs.reading.recorded import recorded_spec  # not at the top: the schema is slow to load
 
     path = home.run(run_id)
@@ -299,7 +299,8 @@ def chosen_by(store: Store, groups: Sequence[Group]) -> dict[str, set[str]]:
 def other_measures(
     store: Store, runs: Sequence[Run], steps: Collection[int]
 ) -> dict[str, dict[str, dict[str, dict[int, Scores]]]]:
-    """Each problem's pass@k and maj@k for k above 1, by measure, dataset, run, step and problem, from every sample.
+    """Returns each problem's pass@k and maj@k for k above 1, by measure, dataset, run, step and problem, from every
+    sample.
 
     Args:
         steps: of the checkpoints that are wanted.
@@ -376,13 +377,13 @@ def sample_responses(
 
 
 def trouble_of(store: Store, run_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """The first events of the kinds in TROUBLE, oldest first."""
+    """Returns the first events of the kinds in TROUBLE, oldest first."""
     result = store.query(_TROUBLE_QUERY, {"runs": list(run_ids), "kinds": list(TROUBLE), "most": MOST_TROUBLE})
     return [dict(zip(result.columns, row, strict=True)) for row in result.rows]
 
 
 def flatten(tree: Any, path: str = "") -> JsonObject:
-    """A nested mapping as {dotted path: leaf}; lists of plain values are leaves.
+    """Returns a nested mapping as {dotted path: leaf}; lists of plain values are leaves.
 
     Example:
         >>> flatten({"clip": {"low": 0.2}, "seeds": [0, 1]})
@@ -403,7 +404,7 @@ def flatten(tree: Any, path: str = "") -> JsonObject:
 def differences(
     specs: Sequence[JsonObject], *, ignore: Sequence[str] = ("name", "question", "seeds")
 ) -> dict[str, list[Any]]:
-    """The fields in which specs differ, by path: one value per spec, None where a spec has no such field.
+    """Returns the fields in which specs differ, by path: one value per spec, None where a spec has no such field.
 
     What a spec tells of others' figures is none of its settings.
     """
@@ -470,7 +471,7 @@ def _short(name: str, value: Any) -> str:
 
 
 def show(value: Any) -> str:
-    """A spec value in a few characters."""
+    """Returns a spec value in a few characters."""
     if isinstance(value, Mapping):
         return "/".join(show(item) for item in value.values())
     if isinstance(value, (list, tuple)):
@@ -481,7 +482,7 @@ def show(value: Any) -> str:
 
 
 def seconds(stage: Mapping[str, Any]) -> float:
-    """How long a stage took; NaN where it has not ended."""
+    """Returns how long a stage took; NaN where it has not ended."""
     started, ended = stage.get("started_at"), stage.get("ended_at")
     if not started or not ended:
         return math.nan

@@ -163,7 +163,7 @@ class Listed:
 
 
 def _why_rows_are_missing(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each table of responses of which some run did not record all rows, or did not keep them."""
+    """Returns a sentence for each table of responses of which some run did not record all rows, or did not keep them."""
     return [
         f"Not all {what} are on record: {why}"
         for table, what in (("rollouts", "responses"), ("tokens", "tokens"))
@@ -217,13 +217,13 @@ def _provenance(home: Home, runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _origins(home: Home, run: Run) -> list[dict[str, Any]]:
-    """The values of a run's spec that are no defaults, with where each comes from."""
+    """Returns the values of a run's spec that are no defaults, with where each comes from."""
     rows = [row for row in run.provenance(home) if row["kind"] == "spec" and row["origin"] != "default"]
     return [row | {"place": f"{row['file']}:{row['line']}" if row.get("file") else ""} for row in rows]
 
 
 def _spread_over_runs(values: Counter[str]) -> str:
-    """A value, or several with how many runs have each."""
+    """Returns a value, or several with how many runs have each."""
     if len(values) == 1:
         return next(iter(values))
     listed = [f"{value[:12]} ({count} {'run' if count == 1 else 'runs'})" for value, count in values.most_common(4)]
@@ -244,7 +244,7 @@ def _certificates(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def certificate_in_words(certificate: Mapping[str, Any], run: Run) -> dict[str, Any]:
-    """A recorded certificate with what it means for a run."""
+    """Returns a recorded certificate with what it means for a run."""
     return in_words(certificate, **run.off_policy)
 
 
@@ -352,7 +352,7 @@ def _damage_lines(unread: Sequence[str], run_ids: Sequence[str]) -> list[str]:
 
 
 def _trouble_lines(trouble: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> list[str]:
-    """A line for each thing that went wrong on the way."""
+    """Returns a line for each thing that went wrong on the way."""
     names = {run.run_id: run.name or run.run_id for run in runs}
     return [f"{names[event['run_id']]}: {event['kind'].replace('_', ' ')}: {event['message']}." for event in trouble]
 

@@ -22,7 +22,8 @@ from storage import Store
 def figures_of(
     home: Home, groups: Sequence[Group], names: Sequence[str], *, constant: bool = False
 ) -> dict[str, Chart]:
-    """The figures of groups of seeds by name: accuracies before and after, accuracies on the way, training metrics.
+    """Returns the figures of groups of seeds by name: accuracies before and after, accuracies on the way, training
+    metrics.
 
     Args:
         names: of the experiments that are asked about.

@@ -51,7 +51,7 @@ class StepMarks:
     """(step that a run went back to, which run and why)"""
 
     def of(self, color: int) -> "StepMarks":
-        """The marks of one group."""
+        """Returns the marks of one group."""
         kept: list[Any] = [
             {color: marks[color]} if color in marks else {} for marks in (self.moves, self.ramps, self.roll_backs)
         ]
@@ -89,7 +89,7 @@ class StepMarks:
         return [*(["ticks at the foot: the reference moved"] if self.moves else []), *lines]
 
     def _all_ramps(self) -> list[Ramp]:
-        """Each once, since groups often have them in common."""
+        """Returns each once, since groups often have them in common."""
         return list(dict.fromkeys(ramp for of_group in self.ramps.values() for ramp in of_group))
 
     def _rows_of_moves(self) -> list[tuple[str, Sequence[int]]]:
@@ -101,7 +101,7 @@ class StepMarks:
 
 
 def step_marks(store: Store, drawn: Sequence[DrawnGroup], curves: Curves) -> StepMarks:
-    """The marks of the groups that are drawn in a colour of their own."""
+    """Returns the marks of the groups that are drawn in a colour of their own."""
     colors = {run_id: each.color for each in drawn if not each.pale for run_id in each.group.run_ids}
     names = {run.run_id: run.name or run.run_id for each in drawn for run in each.group.runs}
     moves: dict[int, list[int]] = {}
@@ -120,7 +120,7 @@ def step_marks(store: Store, drawn: Sequence[DrawnGroup], curves: Curves) -> Ste
 
 
 def ramps_of(metric: str, curve: Curve) -> Iterator[Ramp]:
-    """The ramps of a recorded value: wherever it differs from one step to the next."""
+    """Yields the ramps of a recorded value: wherever it differs from one step to the next."""
     begun: int | None = None
     for index in range(1, len(curve) + 1):
         changes = index < len(curve) and curve[index, 1] != curve[index - 1, 1]

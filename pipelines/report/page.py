@@ -66,8 +66,8 @@ def _environment() -> Environment:
 
 
 def _with_contents(body: str) -> Markup:
-    """A page's body with a list of links to its headings under its header, where there are some. What is recorded holds
-    no heading: its markup is escaped."""
+    """Returns a page's body with a list of links to its headings under its header, where there are some. What is
+    recorded holds no heading: its markup is escaped."""
     if len(_HEADING.findall(body)) < _LEAST_HEADINGS:
         return Markup(body)
     links: list[str] = []
@@ -81,7 +81,7 @@ def _with_contents(body: str) -> Markup:
 
 
 def _breakable(text: str) -> Markup:
-    """A text that may be broken after the dots between its words, as in `objective.clip.high`."""
+    """Returns a text that may be broken after the dots between its words, as in `objective.clip.high`."""
     return Markup("<wbr>").join(re.split(r"(?<=\.)(?=[^\W\d])", text))
 
 

@@ -23,7 +23,7 @@ class DrawnGroup:
 
 
 def drawn_groups(groups: Sequence[Group], results: Sequence[Outcome]) -> list[DrawnGroup]:
-    """The groups in their order. Of more than PALETTE the first and those of highest accuracy have a colour.
+    """Returns the groups in their order. Of more than PALETTE the first and those of highest accuracy have a colour.
 
     Args:
         results: those of the first dataset tell which are highest; without any the first groups have a colour.

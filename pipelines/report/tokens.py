@@ -72,7 +72,7 @@ class ShownTurn:
 def shown_tokens(
     tokens: Sequence[Mapping[str, Any]], tokenizer: "Tokenizer | None", before: Sequence[int] = ()
 ) -> list[ShownToken]:
-    """The tokens with their texts.
+    """Returns the tokens with their texts.
 
     Args:
         tokens: rows with COLUMNS, in the order of their positions.
@@ -87,7 +87,8 @@ def shown_tokens(
 def conversation(
     turns: Sequence[Mapping[str, Any]], tokens: Sequence[ShownToken] = (), first: int = 0
 ) -> list[ShownTurn]:
-    """The turns of a response with their tokens; of a response whose tokens are shown in part, the turns of that part.
+    """Returns the turns of a response with their tokens; of a response whose tokens are shown in part, the turns of
+    that part.
 
     Args:
         turns: rows with TURN_COLUMNS, in order; none in an environment of a single turn.
@@ -106,13 +107,14 @@ def conversation(
 
 
 def advantage_class(advantage: float) -> str:
-    """The class of a whole response, by its advantage: its tokens share it."""
+    """Returns the class of a whole response, by its advantage: its tokens share it."""
     level = bisect_right(ADVANTAGE_LEVELS, abs(advantage))
     return f"{'p' if advantage > 0 else 'm'}{level}" if level else ""
 
 
 def tokenizer_of(home: Home, run_id: str) -> "Tokenizer | None":
-    """The tokenizer of a run's base model, or that which its weights were saved with; None where neither is here."""
+    """Returns the tokenizer of a run's base model, or that which its weights were saved with; None where neither is
+    here."""
     run = home.run(run_id)
     fingerprint = read_json(run / "run.json").get("fingerprints", {}).get("base", "")
     kept: Iterable[Path] = [home.artifact("base", fingerprint)] if fingerprint else []
@@ -186,7 +188,7 @@ def _called_in(turns: Sequence[Mapping[str, Any]], place: int) -> list[str]:
 
 
 def _name(tool: str) -> str:
-    """A tool's name, which may be anything that the policy wrote, on one short line."""
+    """Returns a tool's name, which may be anything that the policy wrote, on one short line."""
     return " ".join(tool.split())[:_MOST_OF_A_NAME] or "(no name)"
 
 

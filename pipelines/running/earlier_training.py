@@ -174,7 +174,7 @@ def _take_segment(root: Path, segment: "Segment", target: Path, changes: _Change
 
 
 def _kept(rows: "pa.Table", table: str, changes: _Changes) -> "pa.Table":
-    """The rows that hold for this run too."""
+    """Returns the rows that hold for this run too."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -189,7 +189,8 @@ def _kept(rows: "pa.Table", table: str, changes: _Changes) -> "pa.Table":
 
 
 def _of_run(rows: "pa.Table", changes: _Changes) -> "pa.Table":
-    """The rows with this run's id, and with its fingerprint where they were measured as its evaluate stage would."""
+    """Returns the rows with this run's id, and with its fingerprint where they were measured as its evaluate stage
+    would."""
     import pyarrow as pa
 
     def replaced(table: "pa.Table", name: str, column: "pa.Array") -> "pa.Table":

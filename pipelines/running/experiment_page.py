@@ -13,7 +13,7 @@ from storage import Store
 
 
 def experiment_markdown(home: Home, experiment: str, record_url: str = "") -> str:
-    """The page, made from the record in this home; empty where it does not know the experiment.
+    """Returns the page, made from the record in this home; empty where it does not know the experiment.
 
     Args:
         record_url: of the web application whose report pages it leads to; empty: it names their files.
@@ -81,13 +81,13 @@ def _shown(accuracies: Mapping[str, float], datasets: Sequence[str]) -> list[str
 
 
 def _linked(run_id: str, state: Mapping[str, Any]) -> str:
-    """The run's id, which leads to its flow run's page on the same dashboard."""
+    """Returns the run's id, which leads to its flow run's page on the same dashboard."""
     flow_run = state.get("flow_run_id")
     return f"[{run_id}](/v2/runs/flow-run/{flow_run})" if flow_run else run_id
 
 
 def _report(text: str, directory: Path, record_url: str) -> str:
-    """A link to the report of a run or an experiment, or the name of its file; empty where there is neither."""
+    """Returns a link to the report of a run or an experiment, or the name of its file; empty where there is neither."""
     unit = f"{directory.parent.name}/{directory.name}"
     if record_url:
         return f"[{text}]({record_url}/{unit})"

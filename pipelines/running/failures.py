@@ -16,7 +16,7 @@ _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def count_oom_kills() -> int:
-    """How many processes the kernel has killed for memory so far: in this control group, else on this machine."""
+    """Returns how many processes the kernel has killed for memory so far: in this control group, else on this machine."""
     try:
         own = Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::")[2].strip().lstrip("/")
         counters = (Path("/sys/fs/cgroup") / own / "memory.events", Path("/proc/vmstat"))
@@ -32,7 +32,7 @@ def count_oom_kills() -> int:
 
 
 def early_exit(code: int, output: str, run_dir: Path, *, killed_for_memory: bool) -> EarlyExit:
-    """How a process ended that did not exit with 0.
+    """Returns how a process ended that did not exit with 0.
 
     Args:
         code: its exit code, or that of the launcher which passed on its rank's.
@@ -62,7 +62,7 @@ def early_exit(code: int, output: str, run_dir: Path, *, killed_for_memory: bool
 
 
 def cause_of_error(error: BaseException | None) -> Cause:
-    """The cause of the error that ended a stage; `other` where there was no error."""
+    """Returns the cause of the error that ended a stage; `other` where there was no error."""
     if isinstance(error, StageError):
         return error.cause
     if isinstance(error, (StageStoppedError, KeyboardInterrupt)):
@@ -94,7 +94,7 @@ def failure_record(execution: RunExecution, stage: str, error: BaseException) ->
 
 
 def may_retry(execution: RunExecution, stage: str, error: Exception) -> bool:
-    """Whether another attempt may succeed."""
+    """Returns whether another attempt may succeed."""
     cause = cause_of_error(error)
     if cause == "out_of_memory":
         lowered = execution.state.stage(stage).get("microbatch_tokens") or {}

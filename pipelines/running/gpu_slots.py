@@ -50,7 +50,7 @@ def stage_slots(execution: "RunExecution", stage: str) -> Iterator[list[str]]:
 
 
 def slots_of_evaluation(experiment: Experiment) -> int:
-    """How many slots of this machine the ranks of an evaluation lease."""
+    """Returns how many slots of this machine the ranks of an evaluation lease."""
     return _slots_wanted(experiment, "evaluate")
 
 
@@ -71,7 +71,7 @@ def concurrency_warnings(experiment: Experiment) -> Iterator[Issue]:
 
 
 def _too_few(experiment: Experiment, stage: str, slots: Sequence[str]) -> Issue | None:
-    """The issue where a stage needs more slots than these."""
+    """Returns the issue where a stage needs more slots than these."""
     ranks = _ranks(experiment, stage)
     count = _slots_wanted(experiment, stage)
     if count <= len(slots):
@@ -85,7 +85,7 @@ def _too_few(experiment: Experiment, stage: str, slots: Sequence[str]) -> Issue 
 
 
 def ask_room(experiment: Experiment) -> Room:
-    """The launcher's answer, from the machines that it is given."""
+    """Returns the launcher's answer, from the machines that it is given."""
     return launcher_of(experiment).room(experiment)
 
 
@@ -147,7 +147,7 @@ def runs_at_once(runs: "Sequence[RunPlan]", ask: AskRoom = ask_room) -> int:
 
 
 def _slots_wanted(experiment: Experiment, stage: str) -> int:
-    """How many slots of this machine a stage leases."""
+    """Returns how many slots of this machine a stage leases."""
     if stage not in ON_A_GPU or (stage != "base" and not launcher_of(experiment).ranks_run_here):
         return 0
     ranks = _ranks(experiment, stage)
@@ -161,12 +161,12 @@ def _ranks(experiment: Experiment, stage: str) -> int:
 
 
 def evaluates_in_ranks(experiment: Experiment) -> bool:
-    """Whether the launcher starts the evaluation, as it does training. One rank on this machine needs none."""
+    """Returns whether the launcher starts the evaluation, as it does training. One rank on this machine needs none."""
     return experiment.training.ranks > 1 or not launcher_of(experiment).ranks_run_here
 
 
 def slot_environment(slots: list[str]) -> dict[str, str]:
-    """The environment variables that show a process its slots' GPUs and no other."""
+    """Returns the environment variables that show a process its slots' GPUs and no other."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(slots), OF_RUN: ",".join(slots)} if slots else {}
 
 

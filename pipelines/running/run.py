@@ -96,8 +96,8 @@ class RunExecution:
             self.lease.fence.check()
 
     def stop_requested(self) -> StopRequest | None:
-        """The request to stop that holds now: a signal to this process, or for this run one in its directory or on the
-        server.
+        """Returns the request to stop that holds now: a signal to this process, or for this run one in its directory or
+        on the server.
 
         Raises:
             SupersededError: the run was taken over by another process, so that this one has to end at once.
@@ -163,7 +163,7 @@ class RunExecution:
         )
 
     def _server(self, flow_run_id: str | None) -> str:
-        """Where the flow run that a worker was given is; one that a command has made waits nowhere."""
+        """Returns where the flow run that a worker was given is; one that a command has made waits nowhere."""
         before = self.state.record
         if flow_run_id == before["flow_run_id"] or WORKER not in os.environ:
             return str(before.get("api_url") or "")

@@ -130,7 +130,7 @@ def _take(execution: RunExecution, stage: StagePlan) -> StagePlan:
 
 
 def _is_done(execution: RunExecution, stage: StagePlan) -> bool:
-    """Whether the stage's result is there and whole."""
+    """Returns whether the stage's result is there and whole."""
     since = _since(execution, stage)
     if stage.stage == "report":
         current = is_report_current(execution.state.record, stage.fingerprint, stage.inputs, stage.output)

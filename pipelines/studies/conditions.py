@@ -29,7 +29,7 @@ def conditions(document: StudyDocument) -> dict[str, Any]:
 
 
 def _code(document: StudyDocument) -> dict[str, Any]:
-    """The results number of each stage that makes a trial, and how its code differs from the release."""
+    """Returns the results number of each stage that makes a trial, and how its code differs from the release."""
     code, experiment = Code(), document.experiment.experiment
     differing = {stage: found for stage in ENTRIES if (found := code.of_stage(stage, experiment))}
     return {"numbers": {stage: release().results[stage] for stage in ENTRIES}, "differing": differing}
@@ -92,7 +92,7 @@ def changes(before: Mapping[str, Any], document: StudyDocument) -> list[Issue]:
 
 
 def unmeasured(document: StudyDocument, finished: Sequence[Mapping[str, Any]]) -> list[Issue]:
-    """The constraints whose measure no finished trial has recorded, so that every one would seem to break them.
+    """Returns the constraints whose measure no finished trial has recorded, so that every one would seem to break them.
 
     Args:
         finished: what each finished trial has measured, by `measure_label`.
@@ -109,7 +109,7 @@ def unmeasured(document: StudyDocument, finished: Sequence[Mapping[str, Any]]) -
 
 
 def trial_seeds(study: Study, seeds: tuple[int, ...]) -> tuple[int, ...]:
-    """The seeds of each trial of the search.
+    """Returns the seeds of each trial of the search.
 
     Args:
         seeds: the experiment's.

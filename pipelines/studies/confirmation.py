@@ -34,7 +34,7 @@ LEAST_CHANCE = 0.05
 
 
 def experiment_name(study: Study) -> str:
-    """The experiment that the confirmation's runs are: one group of seeds an arm, the baseline first."""
+    """Returns the experiment that the confirmation's runs are: one group of seeds an arm, the baseline first."""
     return experiment_of_confirmation(study.name)
 
 
@@ -52,7 +52,8 @@ def fresh_seeds(study: Study, searched: Sequence[int]) -> list[int]:
 
 
 def arms(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[Arm]:
-    """The baseline and the candidates, the best first, without units; of several goals the front's, by the first goal.
+    """Returns the baseline and the candidates, the best first, without units; of several goals the front's, by the
+    first goal.
 
     A candidate keeps the constraints, differs from the baseline and from the candidates before it. Without a candidate
     there is nothing to confirm.
@@ -88,7 +89,7 @@ def set_aside(study: Study, trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def ranked(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[Trial]:
-    """The finished trials that keep the constraints, the best first; of several goals those of the front first.
+    """Returns the finished trials that keep the constraints, the best first; of several goals those of the front first.
 
     By noisy_gp a trial's place is that of its posterior mean, which its own luck has little part in.
     """
@@ -119,7 +120,7 @@ def standings(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> dic
 
 
 def is_feasible(study: Study, trial: Trial) -> bool:
-    """Whether a finished trial keeps the study's constraints."""
+    """Returns whether a finished trial keeps the study's constraints."""
     return all(missed <= 0 for missed in violations(study, trial.about.get("constraints") or {}).values())
 
 
@@ -140,7 +141,7 @@ def rounds(most: int) -> list[int]:
 
 
 def may_win(candidate: ArrayLike, baseline: ArrayLike, most: int, confidence: float) -> bool:
-    """Whether a candidate has a chance to be told from the baseline after all seeds, by what it has shown.
+    """Returns whether a candidate has a chance to be told from the baseline after all seeds, by what it has shown.
 
     Its remaining seeds are predicted from those it has; it has to come out as far ahead as a look after `most` seeds
     tells apart.
@@ -189,7 +190,7 @@ class Look:
     """Whether a candidate is better than the baseline, which ends the confirmation."""
 
     def plain(self) -> dict[str, Any]:
-        """The look as JSON data."""
+        """Returns the look as JSON data."""
         return asdict(self)
 
     @classmethod
@@ -211,7 +212,7 @@ class Progress:
 
 
 def progress(looks: Sequence[Look], ended: Mapping[int, int], baseline: int | None, most: int) -> Progress:
-    """How far a confirmation is.
+    """Returns how far a confirmation is.
 
     Args:
         looks: those at these very arms.
@@ -247,7 +248,7 @@ def share_of(seeds: int, most: int, taken: Mapping[int, int]) -> int:
 
 
 def look_at(home: Home, record: StudyRecord, look: Look) -> Look:
-    """The look with what it finds: whether a candidate has won, and who stops.
+    """Returns the look with what it finds: whether a candidate has won, and who stops.
 
     Args:
         record: the study's, with the arms on the seeds that they have by now.
@@ -272,7 +273,7 @@ def look_at(home: Home, record: StudyRecord, look: Look) -> Look:
 
 
 def _figures(record: StudyRecord, arm: Arm) -> list[float]:
-    """The figure of each seed, the larger the better, a failed one at the goal's worst value."""
+    """Returns the figure of each seed, the larger the better, a failed one at the goal's worst value."""
     worst = record.first.worst
     values = [worst if unit.value is None else unit.value for unit in arm.units]
     return [-math.inf if value is None else record.first.better(value) for value in values]

@@ -57,7 +57,7 @@ class StudyCost:
 
 
 def study_cost(document: StudyDocument) -> StudyCost:
-    """The cost of all that the study wants, what is done already included."""
+    """Returns the cost of all that the study wants, what is done already included."""
     study, experiment = document.study, document.experiment.experiment
     trials = study.trials
     if study.sampler.type == "grid" and all(num_candidates(searched) for searched in study.parameters.values()):
@@ -78,7 +78,7 @@ def study_cost(document: StudyDocument) -> StudyCost:
 
 
 def least_steps(study: Study, trials: int, horizon: int) -> list[int]:
-    """The last step of each trial where pruning lets no more go on than it has to; the baseline's first.
+    """Returns the last step of each trial where pruning lets no more go on than it has to; the baseline's first.
 
     Args:
         horizon: the step at which a trial ends.
@@ -99,7 +99,7 @@ def least_steps(study: Study, trials: int, horizon: int) -> list[int]:
 
 
 def _halved(pruner: Halving, trials: int, horizon: int) -> list[int]:
-    """The last step of each trial but the baseline, trial 0, which meets no rung."""
+    """Returns the last step of each trial but the baseline, trial 0, which meets no rung."""
     brackets = len(pruner.rungs) if isinstance(pruner, Hyperband) else 1
     ends: list[int] = []
     for bracket in range(brackets):

@@ -57,7 +57,7 @@ class Result:
 
 
 def trial_document(document: StudyDocument, trial: Trial, seeds: Sequence[int]) -> Document:
-    """The experiment of a trial.
+    """Returns the experiment of a trial.
 
     All trials bear the study's name, so that equal values are one run, done once; what they vary is a matrix of one
     cell, by which the dashboard, comparisons and SQL tell them apart. The base model is evaluated with the baseline
@@ -138,7 +138,7 @@ def _failure(run_ids: tuple[str, ...], outcome: RunOutcome, tokens: float) -> Re
 
 
 def _blames(error: SpecError, params: Mapping[str, Any]) -> bool:
-    """Whether the values of this trial are at fault, and not what all trials share."""
+    """Returns whether the values of this trial are at fault, and not what all trials share."""
     searched = [tuple(path.split(".")) for path in params]
     blamed = [tuple(map(str, issue.path)) for issue in error.issues]
     return any(path and (path[: len(s)] == s or s[: len(path)] == path) for path in blamed for s in searched)

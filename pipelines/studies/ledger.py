@@ -98,7 +98,7 @@ class TrialLedger:
         return str(self._storage.storage.get_study_user_attrs(self._search_id)["auto_sampler"])
 
     def looks(self) -> list[Look]:
-        """The looks at the confirmation, in order."""
+        """Returns the looks at the confirmation, in order."""
         attributes = self._storage.storage.get_study_user_attrs(self._search_id)
         return [Look.read(plain) for plain in attributes.get("rounds", [])]
 
@@ -112,11 +112,11 @@ class TrialLedger:
         return {look.seeds: look.share for look in self.looks()}
 
     def trials(self) -> list[Trial]:
-        """The trials of the search, in order."""
+        """Returns the trials of the search, in order."""
         return self._read(self._search_id)
 
     def units(self) -> list[Trial]:
-        """The units of today's confirmation; an earlier one may have had more seeds, or another evaluation set."""
+        """Returns the units of today's confirmation; an earlier one may have had more seeds, or another evaluation set."""
         if self._units_id < 0:
             return []
         wanted = set(self.confirming_seeds)
@@ -127,12 +127,12 @@ class TrialLedger:
         ]
 
     def reread(self, trial: Trial) -> Trial:
-        """The trial as it is stored now."""
+        """Returns the trial as it is stored now."""
         is_unit = "arm" in trial.about
         return read_trial(self._storage.storage.get_trial(trial.id), partial(self._is_held, is_unit))
 
     def add_trial(self, proposal: proposals.Proposal, *, until: int, bracket: int) -> Trial:
-        """A new trial of the search, which this worker has claimed. `until`: the step to train to; 0: the end."""
+        """Returns a new trial of the search, which this worker has claimed. `until`: the step to train to; 0: the end."""
         notes = proposal.sampler_notes
         self._create(self._search_id, proposal.params, until=until, sampler_notes=notes, bracket=bracket)
         return self.claim(self.trials()[-1], until)
@@ -143,7 +143,7 @@ class TrialLedger:
         self._create(self._units_id, dict(arm.params), seed=seed, **about)
 
     def to_take_up(self, trials: Sequence[Trial]) -> Trial | None:
-        """The trial that this worker has claimed already, else the first that nobody works on."""
+        """Returns the trial that this worker has claimed already, else the first that nobody works on."""
         if own := [trial for trial in trials if trial.state == "running" and self._holds(trial)]:
             return own[0]
         for trial in (trial for trial in trials if trial.state == "pending"):
@@ -162,7 +162,7 @@ class TrialLedger:
         return self.reread(trial)
 
     def holds(self, trial: Trial) -> bool:
-        """Whether this worker's claim still holds: one that was given up for dead tells nothing."""
+        """Returns whether this worker's claim still holds: one that was given up for dead tells nothing."""
         return self._holds(trial) and not self.reread(trial).ended
 
     def release(self, trial: Trial) -> None:
@@ -218,7 +218,7 @@ class TrialLedger:
         return [read_trial(frozen, is_held) for frozen in stored]
 
     def _place(self, is_unit: bool, number: int) -> Path:
-        """The directory of a trial's leases."""
+        """Returns the directory of a trial's leases."""
         return self._directory / ("confirmation" if is_unit else "trials") / str(number)
 
     def _is_held(self, is_unit: bool, number: int) -> bool:

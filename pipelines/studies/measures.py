@@ -26,7 +26,7 @@ def score(
     dataset: str = "",
     confidence: float = 0.95,
 ) -> Score | None:
-    """A goal's measure, averaged over the runs' seeds; None where a run lacks it or it is not finite.
+    """Returns a goal's measure, averaged over the runs' seeds; None where a run lacks it or it is not finite.
 
     mean@k and score@k are means over all samples there are: their expected values do not depend on k.
 
@@ -75,7 +75,7 @@ def sampled_tokens(store: Store, home: Home, run_ids: Sequence[str]) -> float:
 def _evaluated(
     store: Store, home: Home, goal: Goal, dataset: str, run_ids: Sequence[str], step: int, confidence: float
 ) -> tuple[Interval | None, list[float]]:
-    """The measure's interval, and its value by seed."""
+    """Returns the measure's interval, and its value by seed."""
     kind = next((kind for kind in ("mean@", "score@") if goal.metric.startswith(kind)), "")
     metric = f"{kind}%" if kind else goal.metric
     rows = store.query(

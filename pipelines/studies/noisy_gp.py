@@ -79,7 +79,7 @@ class Encoding:
         return np.stack(columns, axis=1)
 
     def decode(self, place: Array) -> Params:
-        """The params at a place."""
+        """Returns the params at a place."""
         at = dict(zip(self.space, place, strict=True))
         return build(self.space, lambda path: _value(self.space[path], float(at[path])))
 
@@ -125,8 +125,8 @@ def _between(low: float, high: float, place: float) -> float:
 
 
 def _place(searched: Range, value: Any) -> float:
-    """Where a value lies between its ends, in [0, 1]; outside its range beyond them. One that is not there: 0.5, and a
-    candidate that is none of the space's: -1."""
+    """Returns where a value lies between its ends, in [0, 1]; outside its range beyond them. One that is not there:
+    0.5, and a candidate that is none of the space's: -1."""
     if value is None:
         return 0.5
     if isinstance(searched, (Choice, Cases)):
@@ -215,7 +215,7 @@ class Known:
 
 
 def _is_whole(study: Study, params: Params) -> bool:
-    """Whether the params have every parameter that is searched with them."""
+    """Returns whether the params have every parameter that is searched with them."""
     return all((path in params) == is_active(searched, params) for path, searched in study.parameters.items())
 
 
@@ -253,7 +253,7 @@ GAIN = "noisy_gp:expected_gain"
 def propose(
     study: Study, trials: Sequence[Trial], foreign: Sequence[ForeignResult] = (), *, horizon: int = 0
 ) -> tuple[Params, dict[str, float]]:
-    """The next trial's params, and its note; of several goals, and before there is a model, it has none."""
+    """Returns the next trial's params, and its note; of several goals, and before there is a model, it has none."""
     encoding, number = Encoding(study.parameters), len(trials)
     rng = np.random.default_rng([study.sampler.seed, number])
     known = Known.of(study, trials, foreign, horizon)
@@ -271,8 +271,8 @@ def propose(
 
 
 def _sequence(dimensions: int, seed: int, count: int) -> Array:
-    """The first points of a low-discrepancy sequence: multiples of the powers of the generalised golden ratio, from a
-    place that the seed chooses (Roberts 2018, "The unreasonable effectiveness of quasirandom sequences")."""
+    """Returns the first points of a low-discrepancy sequence: multiples of the powers of the generalised golden ratio,
+    from a place that the seed chooses (Roberts 2018, "The unreasonable effectiveness of quasirandom sequences")."""
     ratio = 1.5
     for _ in range(60):
         ratio = (1 + ratio) ** (1 / (dimensions + 1))
@@ -294,7 +294,7 @@ class _Search:
     """Params that are trials already: once more they would be no new run."""
 
     def best(self, rng: np.random.Generator) -> tuple[Params, float]:
-        """Its params and its worth."""
+        """Returns its params and its worth."""
         space, encoding = self.encoding.space, self.encoding
         if all(map(num_candidates, space.values())) and num_combinations(space) <= _OPTIONS:
             places = encoding.places(list(combinations(space)))
@@ -309,7 +309,7 @@ class _Search:
         return encoding.decode(place), worth
 
     def _best_of(self, options: Array, points: Array) -> tuple[Array, float]:
-        """The place that is worth most of those that are no trial yet, and its worth; where all are, of all."""
+        """Returns the place that is worth most of those that are no trial yet, and its worth; where all are, of all."""
         worth = self._worth(options, points)
         ranked = np.argsort(-worth, kind="stable")
         new = (index for index in ranked if text_of(self.encoding.decode(options[index])) not in self.begun)
@@ -326,7 +326,7 @@ class _Search:
         return _folded(moved)
 
     def _worth(self, options: Array, points: Array) -> Array:
-        """The knowledge gradient of each option, times the chance that a trial there counts."""
+        """Returns the knowledge gradient of each option, times the chance that a trial there counts."""
         encoded, targets = self.encoding.encode(options), self.encoding.encode(points)
         allowed = self._counts(targets) > 0.5
         targets = targets[allowed] if allowed.any() else targets

@@ -33,19 +33,19 @@ MOST_PARAMETERS = 20
 
 
 def automatic(study: Study) -> str:
-    """The sampler that `auto` is."""
+    """Returns the sampler that `auto` is."""
     return "noisy_gp" if len(study.parameters) <= MOST_PARAMETERS else "tpe"
 
 
 def is_exhausted(study: Study, trials: Sequence[Trial]) -> bool:
-    """Whether the sampler has nothing more to propose: of a grid every combination is a trial."""
+    """Returns whether the sampler has nothing more to propose: of a grid every combination is a trial."""
     return study.sampler.type == "grid" and next(_left_of_grid(study, trials), None) is None
 
 
 def propose(
     study: Study, trials: Sequence[Trial], foreign: Sequence[ForeignResult] = (), *, horizon: int = 0
 ) -> Proposal:
-    """The next trial's params, unless the sampler is exhausted. `horizon`: the step at which a trial ends.
+    """Returns the next trial's params, unless the sampler is exhausted. `horizon`: the step at which a trial ends.
 
     The same study proposes the same after the same results: each trial has a sampler seeded by the study's seed and the
     trial's number.
@@ -64,7 +64,7 @@ def propose(
 
 
 def _left_of_grid(study: Study, trials: Sequence[Trial]) -> Iterator[Params]:
-    """The combinations that are no trial yet."""
+    """Returns the combinations that are no trial yet."""
     done = {space.text_of(trial.params) for trial in trials if not trial.baseline}
     return (params for params in combinations(study.parameters) if space.text_of(params) not in done)
 
@@ -93,7 +93,7 @@ def stored_params(study: Study, params: Mapping[str, Any]) -> tuple[dict[str, An
 
 
 def _as_shown(study: Study, trial: Trial) -> "optuna.trial.FrozenTrial | None":
-    """The trial as the sampler sees it; None where it tells nothing."""
+    """Returns the trial as the sampler sees it; None where it tells nothing."""
     from optuna.trial import TrialState, create_trial
 
     inside = all(holds(study.parameters[path], value) for path, value in trial.params.items())

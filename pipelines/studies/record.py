@@ -38,7 +38,7 @@ def study_record(
     standings: Mapping[int, noisy_gp.Standing],
     created_at: str,
 ) -> dict[str, Any]:
-    """The record of a study.
+    """Returns the record of a study.
 
     Args:
         units: the confirmation's trials.

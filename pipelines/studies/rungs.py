@@ -25,17 +25,17 @@ class Promotion:
 
 
 def first_step(study: Study, bracket: int) -> int:
-    """The first rung that a trial of this bracket trains to; 0: the end."""
+    """Returns the first rung that a trial of this bracket trains to; 0: the end."""
     return next(iter(study.rungs[bracket:]), 0)
 
 
 def next_step(study: Study, trial: Trial) -> int:
-    """The rung that a trial trains to from the one that it has reached; 0: the end."""
+    """Returns the rung that a trial trains to from the one that it has reached; 0: the end."""
     return next((step for step in study.rungs[trial.bracket :] if step > trial.rung), 0)
 
 
 def bracket_of(study: Study, number: int) -> int:
-    """How many of the first rungs a new trial passes by."""
+    """Returns how many of the first rungs a new trial passes by."""
     return number % len(study.rungs) if isinstance(study.pruner, Hyperband) else 0
 
 
@@ -72,7 +72,8 @@ def verdict(study: Study, trial: Trial, others: Iterable[Trial]) -> tuple[Verdic
 
 
 def promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
-    """The paused trial that goes on now, if one has earned it: among the best 1/eta of those that were at its rung.
+    """Returns the paused trial that goes on now, if one has earned it: among the best 1/eta of those that were at its
+    rung.
 
     The highest rung is looked at first, as arXiv:1810.05934, algorithm 2, has it.
     """
@@ -88,7 +89,8 @@ def promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
 
 
 def last_promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
-    """Where no trial of the search has come to its end, the paused one that is to: the best of the highest rung."""
+    """Returns where no trial of the search has come to its end, the paused one that is to: the best of the highest
+    rung."""
     searched = [trial for trial in trials if not trial.baseline]
     if any(trial.state == "finished" for trial in searched):
         return None
@@ -109,7 +111,7 @@ def reason_not_promoted(study: Study, trial: Trial, trials: Sequence[Trial]) -> 
 
 
 def _ranked(study: Study, trials: Iterable[Trial], step: int) -> list[Trial]:
-    """The best first; of equals the older one."""
+    """Returns the best first; of equals the older one."""
     return sorted(trials, key=lambda trial: (-_sign(study) * trial.rungs[step].value, trial.number))
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def distribution(searched: Range) -> "BaseDistribution":
-    """The range as Optuna has it."""
+    """Returns the range as Optuna has it."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(searched, FloatRange):
@@ -29,17 +29,17 @@ def distribution(searched: Range) -> "BaseDistribution":
 
 
 def stored(value: Any, searched: Range) -> Any:
-    """A param as Optuna keeps it."""
+    """Returns a param as Optuna keeps it."""
     return text_of(value) if isinstance(searched, Choice) else value
 
 
 def restored(value: Any, searched: Range) -> Any:
-    """The param from which `stored` made the value."""
+    """Returns the param from which `stored` made the value."""
     return json.loads(value) if isinstance(searched, Choice) else value
 
 
 def suggest(trial: "Trial", space: Space) -> Params:
-    """The params that a trial's sampler proposes."""
+    """Returns the params that a trial's sampler proposes."""
     return build(
         space, lambda path: restored(optuna_inside.suggest(trial, path, distribution(space[path])), space[path])
     )
@@ -70,7 +70,7 @@ def changes(before: Mapping[str, Any], space: Space) -> list[Issue]:
 
 
 def plain(space: Space) -> dict[str, Any]:
-    """The space as JSON data."""
+    """Returns the space as JSON data."""
     return {path: searched.model_dump(mode="json") for path, searched in space.items()}
 
 
@@ -87,5 +87,5 @@ def _fixed(searched: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_of(value: Any) -> str:
-    """A value as text that only the same value has; in Python 1 and True are equal."""
+    """Returns a value as text that only the same value has; in Python 1 and True are equal."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False)

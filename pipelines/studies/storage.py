@@ -56,7 +56,7 @@ class StudyStorage:
     """Held while a worker looks at the trials and decides; never while it trains. Free when its holder dies."""
 
     def study_id(self, name: str, directions: "list[Any]") -> int:
-        """The id of an Optuna study in this storage, made where there is none. Called under the lock."""
+        """Returns the id of an Optuna study in this storage, made where there is none. Called under the lock."""
         from optuna.exceptions import DuplicatedStudyError
 
         try:
@@ -92,7 +92,7 @@ class StudyStorage:
 
 
 def open_storage(home: Home, name: str, away: Callable[[str], bool] = lambda _: True) -> StudyStorage:
-    """The storage of a study.
+    """Returns the storage of a study.
 
     Args:
         away: asked again and again while the database starts or is away, with the reason; true gives up.
@@ -134,7 +134,7 @@ def _open_patiently(url: str, away: Callable[[str], bool]) -> "tuple[BaseStorage
 
 
 def open_database(url: str) -> "tuple[BaseStorage, sqlalchemy.Engine]":
-    """The storage of all studies in a database, and a connection to take locks by.
+    """Returns the storage of all studies in a database, and a connection to take locks by.
 
     Raises:
         SpecError: the URL is not PostgreSQL's, or its driver is not installed.

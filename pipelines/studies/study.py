@@ -131,7 +131,7 @@ class _StudyWorker:
             time.sleep(_WAIT_SECONDS)
 
     def _decide(self) -> Task | Literal["wait"] | None:
-        """A claimed task; None: nothing is left; `wait`: others are at work on what is left."""
+        """Returns a claimed task; None: nothing is left; `wait`: others are at work on what is left."""
         trials = self.ledger.trials()
         if self._is_stopped(trials):
             return None
@@ -152,11 +152,11 @@ class _StudyWorker:
         return self._decide_confirmation(trials)
 
     def _is_stopped(self, trials: Sequence[Trial]) -> bool:
-        """Whether a failure has ended the study, as `on_failure` has it."""
+        """Returns whether a failure has ended the study, as `on_failure` has it."""
         return self.study.on_failure == "stop" and any(trial.state == "failed" for trial in trials)
 
     def _may_begin(self, trials: Sequence[Trial]) -> bool:
-        """Whether trials, budget and the sampler leave room for another trial."""
+        """Returns whether trials, budget and the sampler leave room for another trial."""
         started = min((trial.about["started_at"] for trial in trials if "started_at" in trial.about), default=now())
         spent = {name: sum(float(trial.about.get(name, 0.0)) for trial in trials) for name in ("tokens", "gpu_hours")}
         spent["hours"] = (_seconds(now()) - _seconds(started)) / 3600
@@ -175,7 +175,7 @@ class _StudyWorker:
         return self.ledger.add_trial(proposal, until=rungs.first_step(self.study, bracket), bracket=bracket)
 
     def _decide_confirmation(self, trials: Sequence[Trial]) -> Task | Literal["wait"] | None:
-        """The next unit of the confirmation. A round that has ended is looked at here, by whoever comes first."""
+        """Returns the next unit of the confirmation. A round that has ended is looked at here, by whoever comes first."""
         arms = confirmation.arms(self.study, trials, horizon=self.horizon)
         seeds = self.ledger.confirming_seeds
         while arms:
@@ -196,7 +196,7 @@ class _StudyWorker:
         return None
 
     def _confirming(self, arms: Sequence[Arm]) -> Confirming:
-        """How far the confirmation of these arms is."""
+        """Returns how far the confirmation of these arms is."""
         ledger, seeds = self.ledger, self.ledger.confirming_seeds
         ended = {(unit.about["arm"], unit.about["seed"]) for unit in ledger.units() if unit.ended}
         counts = {
@@ -255,7 +255,7 @@ class _StudyWorker:
             time.sleep(waiting)
 
     def _result_of_equal_trial(self, trial: Trial) -> Result | None:
-        """The result of a trial with the same params, if there is one: nothing would come out differently."""
+        """Returns the result of a trial with the same params, if there is one: nothing would come out differently."""
         for other in self.ledger.trials():
             if other.values and other.id != trial.id and space.text_of(other.params) == space.text_of(trial.params):
                 low, high = other.about.get("value_low"), other.about.get("value_high")
@@ -363,7 +363,7 @@ class _StudyWorker:
         return f"trial {trial.number} ({trial.number + 1} of {wanted})  {values}{until}{self._left()}"
 
     def _left(self) -> str:
-        """How long the trials will take, for the end of a line; empty where nothing is known yet."""
+        """Returns how long the trials will take, for the end of a line; empty where nothing is known yet."""
         seconds = self.ledger.transaction(lambda: seconds_left(self.ledger.trials(), self.study.trials))
         return f"  (all trials: about {duration(seconds)} left)" if seconds else ""
 

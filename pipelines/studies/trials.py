@@ -46,7 +46,7 @@ class Score:
     """The value of each seed."""
 
     def plain(self) -> dict[str, Any]:
-        """The value and its interval as JSON data."""
+        """Returns the value and its interval as JSON data."""
         return {"value": self.value, "low": self.low, "high": self.high}
 
 

@@ -97,8 +97,8 @@ def dashboard(home: Home) -> "WSGIApplication":
 
 
 def guarded(application: "WSGIApplication", accepts: Accepts, *, is_named: bool = False) -> "WSGIApplication":
-    """The application, `/ready`, and HTTP basic authentication, which only `/ready` goes without. Requests that change
-    something are refused: optuna-dashboard changes studies by other methods than GET alone.
+    """Returns the application, `/ready`, and HTTP basic authentication, which only `/ready` goes without. Requests that
+    change something are refused: optuna-dashboard changes studies by other methods than GET alone.
 
     Args:
         accepts: which passwords open.

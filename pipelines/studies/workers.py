@@ -114,7 +114,7 @@ def _submitted_to(home: Home, study: str) -> list[str]:
 
 
 def study_named(home: Home, name: str, profile: str = "") -> str:
-    """The study that a user names who cancels something; empty where the name is none's.
+    """Returns the study that a user names who cancels something; empty where the name is none's.
 
     Args:
         name: the study's, which its trials' experiment has too; or that of the experiment which confirms it.
@@ -189,7 +189,7 @@ def _end_dead(home: Home, client: "SyncPrefectClient", study: str, flow_run: "Fl
 
 
 def _executed(home: Home, study: str) -> list[str]:
-    """The runs of a study, of its trials and of those that confirm, that are executed now."""
+    """Returns the runs of a study, of its trials and of those that confirm, that are executed now."""
     run_ids = [*runs_of(home, study), *runs_of(home, experiment_of_confirmation(study))]
     return [run_id for run_id in run_ids if status_of(home, run_id) == "running"]
 

@@ -85,7 +85,7 @@ def delete_merged(root: Path, run_id: str, keep_seconds: float = KEEP_SECONDS) -
 
 
 def _listed(root: Path, run_id: str) -> tuple[list[Segment], set[str]]:
-    """A run's segments but those of evaluate stages, and the keys of those that were merged into others."""
+    """Returns a run's segments but those of evaluate stages, and the keys of those that were merged into others."""
     listed = [segment for segment in run_segments(root, run_id) if not segment.is_of_evaluate_stage]
     return listed, merged_away(root, listed)
 

@@ -46,7 +46,7 @@ def write_packs(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
 
 
 def _to_pack(connection: duckdb.DuckDBPyConnection, table: str) -> Iterator[list[KnownSegment]]:
-    """A table's segments that are to be packed, those of each pack by run."""
+    """Yields a table's segments that are to be packed, those of each pack by run."""
     chosen = _loose(connection, table)
     if len(chosen) < FEWEST:
         return
@@ -71,7 +71,8 @@ def _to_pack(connection: duckdb.DuckDBPyConnection, table: str) -> Iterator[list
 
 
 def _loose(connection: duckdb.DuckDBPyConnection, table: str) -> list[KnownSegment]:
-    """A table's small files that are in no pack, of the runs that have ended; not those that are still to be merged."""
+    """Returns a table's small files that are in no pack, of the runs that have ended; not those that are still to be
+    merged."""
     condition = (
         f"table_name = {quoted(table)} AND problem IS NULL AND pack IS NULL"
         f" AND num_bytes < {SMALL_BYTES}"
@@ -107,7 +108,8 @@ def _write_pack(connection: duckdb.DuckDBPyConnection, root: Path, table: str, m
 
 
 def _rows(root: Path, members: Sequence[KnownSegment], packed: list[str]) -> Iterator[pa.Table]:
-    """The members' rows, a table each, with today's columns and the run as the path names it. Adds keys to `packed`."""
+    """Yields the members' rows, a table each, with today's columns and the run as the path names it. Adds keys to
+    `packed`."""
     for segment in (entry.segment for entry in members):
         try:
             rows = read(root, segment)
@@ -162,5 +164,5 @@ def delete_others(root: Path, named: Collection[str], before: Collection[str], k
 
 
 def packs_in(connection: duckdb.DuckDBPyConnection) -> set[str]:
-    """The packs of the index that is being written."""
+    """Returns the packs of the index that is being written."""
     return {pack for (pack,) in connection.execute("SELECT DISTINCT pack FROM recorded.packed").fetchall()}

@@ -51,7 +51,7 @@ QUERY_LIMITS = Limits(seconds=60)
 
 
 def parse_memory(text: str) -> int:
-    """A size as `4GiB`, in bytes. Raises QueryError for what is none."""
+    """Returns a size as `4GiB`, in bytes. Raises QueryError for what is none."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B)", text.strip(), re.IGNORECASE)
     if not match or not float(match[1]):
         raise QueryError(f"{text!r} is no size of memory; write it as 4GiB or 500MB")
@@ -59,7 +59,7 @@ def parse_memory(text: str) -> int:
 
 
 def memory_text(num_bytes: int) -> str:
-    """A size for people."""
+    """Returns a size for people."""
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 
@@ -86,13 +86,13 @@ def confine(connection: duckdb.DuckDBPyConnection, root: Path, limits: Limits) -
 
 @cache
 def default_memory() -> int:
-    """A quarter of what this machine, or this container, has, in bytes."""
+    """Returns a quarter of what this machine, or this container, has, in bytes."""
     with duckdb.connect() as connection:
         return int(memory_limit(connection) / 0.8 / 4)  # DuckDB takes 80 % by itself
 
 
 def memory_limit(connection: duckdb.DuckDBPyConnection) -> int:
-    """A connection's limit, in bytes."""
+    """Returns a connection's limit, in bytes."""
     row = connection.execute("SELECT current_setting('memory_limit')").fetchone()
     assert row
     return parse_memory(row[0])
@@ -130,7 +130,7 @@ class Stopwatch:
         """Whether a part did not stop when it was told to: its connection still works and must not be closed."""
 
     def run(self, part: Callable[[], _Answer]) -> _Answer:
-        """The answer of a part, which runs in a thread of its own, so that Ctrl-C is heard at once.
+        """Returns the answer of a part, which runs in a thread of its own, so that Ctrl-C is heard at once.
 
         Raises:
             QueryError: the time is over.

@@ -74,7 +74,7 @@ class Statement:
             ) from error
 
     def _as_text(self, sql: str, params: Params, form: Form) -> str | None:
-        """The query that writes the rows of this one as text; None where that cannot be said before it runs."""
+        """Returns the query that writes the rows of this one as text; None where that cannot be said before it runs."""
         inner = sql.rstrip("; \n\t")
         try:
             columns = self._connection.execute(f"DESCRIBE {inner}", params or None).fetchall()
@@ -91,17 +91,17 @@ class Statement:
         return self._watch.stuck
 
     def rows(self) -> Iterator[list[tuple[Any, ...]]]:
-        """The rows as plain Python values, so many at a time. Times are UTC. Raises as `start` does."""
+        """Yields the rows as plain Python values, so many at a time. Times are UTC. Raises as `start` does."""
         while rows := self._within_limits(lambda: self._connection.fetchmany(_BATCH_ROWS)):
             yield rows
 
     def batches(self) -> "tuple[pa.Schema, Iterator[pa.RecordBatch]]":
-        """The columns and their types, and the rows. Raises as `start` does, also while the batches are read."""
+        """Returns the columns and their types, and the rows. Raises as `start` does, also while the batches are read."""
         reader = self._within_limits(lambda: self._connection.to_arrow_reader(_BATCH_ROWS))
         return reader.schema, iter(lambda: self._within_limits(lambda: next(reader, None)), None)
 
     def table(self) -> "pa.Table":
-        """All rows. Raises as `start` does; an answer larger than the memory limit is a QueryError too."""
+        """Returns all rows. Raises as `start` does; an answer larger than the memory limit is a QueryError too."""
         import pyarrow as pa
 
         schema, read = self.batches()
@@ -127,7 +127,7 @@ class Statement:
         self._snapshot.provide(sql)
 
     def _within_limits(self, part: Callable[[], _Answer]) -> _Answer:
-        """The answer of a part of the work; after an error the statement is closed."""
+        """Returns the answer of a part of the work; after an error the statement is closed."""
         try:
             return self._watch.run(part)
         except (duckdb.Error, OSError) as error:

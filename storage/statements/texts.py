@@ -46,7 +46,7 @@ _JSON: Mapping[str, str] = {
 
 
 def written_by_duckdb(sql: str, columns: Sequence[tuple[str, str]], form: Form) -> str | None:
-    """The query whose only column is each row of another one as text: a line of CSV, or an object.
+    """Returns the query whose only column is each row of another one as text: a line of CSV, or an object.
 
     Args:
         columns: name and type of each column of `sql`.
@@ -97,7 +97,7 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def _read(value: str, kind: str, form: Form) -> tuple[str, str]:
-    """The expression and the type by which a column's value is read for a form."""
+    """Returns the expression and the type by which a column's value is read for a form."""
     changes = _NOT_IN["parquet" if form == "parquet" else "rows"].search(kind)
     return (f"{value}::VARCHAR", "VARCHAR") if changes else (value, kind)
 

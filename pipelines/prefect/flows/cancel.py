@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def frozen_document(home: Home, run_id: str, experiment: str = "") -> "Document":
-    """The document that a run was last executed from.
+    """Returns the document that a run was last executed from.
 
     Args:
         experiment: whose frozen document is taken where the run was never begun.
@@ -171,8 +171,8 @@ def cancel_on_server(home: Home, profile: str, name: str, grace: float) -> Itera
 
 
 def _is_of(home: Home, run_id: str, url: str, found: "Sequence[FlowRun]") -> bool:
-    """Whether this home has the run on record as one of that server: by its flow run; or it was submitted there and
-    is executed by a command here, which has given it a flow run of its own."""
+    """Returns whether this home has the run on record as one of that server: by its flow run; or it was submitted there
+    and is executed by a command here, which has given it a flow run of its own."""
     record = RunState(home, run_id).record
     if record["flow_run_id"] in [str(flow_run.id) for flow_run in found]:
         return True
@@ -215,7 +215,7 @@ def patience(grace: float) -> float:
 
 
 def _clocks_differ(home: Home, run_id: str) -> NotStoppedError:
-    """The error for a run whose holder beats, by a clock that is not that of this host, and does not answer."""
+    """Returns the error for a run whose holder beats, by a clock that is not that of this host, and does not answer."""
     lease = liveness.newest_lease(home.run(run_id))
     return NotStoppedError(
         f"{run_id} did not answer: the node {lease.host if lease else 'unknown'} executes it, and its clock is not that"

@@ -38,7 +38,7 @@ def publish_plan(execution: RunExecution) -> None:
 
 
 def plan_markdown(run: RunPlan) -> str:
-    """A Mermaid graph of the stages and a table of reasons."""
+    """Returns a Mermaid graph of the stages and a table of reasons."""
     lines = [f"# {run.name}", "", "```mermaid", "graph LR"]
     lines += [f'  {stage.stage}["{stage.stage}<br/>{stage.action}"]' for stage in run.stages]
     lines += [f"  {source} --> {stage.stage}" for stage in run.stages for source in stage.inputs]
@@ -78,12 +78,12 @@ def publish_begin(execution: RunExecution) -> None:
 
 
 def _renewal(execution: RunExecution) -> Path:
-    """The empty file whose modification time is when a run of this home last renewed its experiment's page."""
+    """Returns the empty file whose modification time is when a run of this home last renewed its experiment's page."""
     return execution.home.prefect / "pages" / execution.plan.experiment.name
 
 
 def publish_progress(execution: RunExecution, percent: float) -> None:
-    """How far training is, as a bar on the dashboard's graph."""
+    """Returns how far training is, as a bar on the dashboard's graph."""
     description = f"Training steps of {execution.run_id}"
     execution.outbox.artifact(key(execution, "training"), "progress", percent, description)
 
@@ -123,7 +123,7 @@ def _listed(steps: Sequence[int]) -> str:
 
 
 def curve_mermaid(points: Sequence[tuple[int, float]], heading: str) -> str:
-    """An xychart of (step, value), thinned by averaging neighbours where there are many points.
+    """Returns an xychart of (step, value), thinned by averaging neighbours where there are many points.
 
     Mermaid spaces the points of a line evenly, so that steps which are not stand as names on the axis; few steps do
     too, as it would mark fractions between them.
@@ -167,7 +167,7 @@ def publish_results(execution: RunExecution) -> None:
 
 
 def key(execution: RunExecution, name: str) -> str:
-    """An artifact's key: lower-case letters, digits and dashes; one history per run."""
+    """Returns an artifact's key: lower-case letters, digits and dashes; one history per run."""
     return f"{re.sub('[^a-z0-9-]+', '-', execution.run_id.lower())}-{name}"
 
 

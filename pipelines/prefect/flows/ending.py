@@ -102,7 +102,7 @@ def end_flow_run(
 
 
 def ending_of(flow_run: "FlowRun") -> Ending:
-    """The ending that only the flow run of a run has: it failed before it took the run, or was cancelled."""
+    """Returns the ending that only the flow run of a run has: it failed before it took the run, or was cancelled."""
     state = state_of(flow_run)
     if state.is_cancelled():
         return Ending("cancelled", "cancelled on the server")
@@ -121,7 +121,7 @@ def end_tasks(client: "SyncPrefectClient", flow_run: "FlowRun", stages: dict[str
 
 
 def state_as(status: str, reason: str) -> "State[Any]":
-    """A run's or a stage's last status as a state of Prefect's."""
+    """Returns a run's or a stage's last status as a state of Prefect's."""
     from prefect.states import Cancelled, Completed, Crashed, Failed
 
     endings = {"finished": Completed, "failed": Failed, "cancelled": Cancelled}

@@ -120,14 +120,14 @@ def execute_plan(
 
 
 def is_all_done(plan: Plan, home: Home) -> bool:
-    """Whether nothing of any run is left to do or to send, so that no flow has to be called."""
+    """Returns whether nothing of any run is left to do or to send, so that no flow has to be called."""
     cached = all(stage.action == "CACHED" for run in plan.runs for stage in run.stages)
     sent = not any(is_behind(home, run.run_id, sink) for run in plan.runs for sink in run.experiment.sinks)
     return cached and sent and all(RunState(home, run.run_id).status == "finished" for run in plan.runs)
 
 
 def recall(runs: Sequence[RunPlan], progress: RunsReporter) -> Outcomes:
-    """The outcomes of runs of which nothing is left to do."""
+    """Yields the outcomes of runs of which nothing is left to do."""
     for position, run in enumerate(runs, start=1):
         reporter = progress.run_started(run.run_id, run.name, position, len(runs))
         for stage in run.stages:
@@ -181,7 +181,7 @@ def execute_in_turn(
 
 
 def next_run(left: Iterable[tuple[int, RunPlan]], home: Home) -> tuple[int, RunPlan]:
-    """The first of these numbered runs that no process executes now; where each is executed, the first."""
+    """Returns the first of these numbered runs that no process executes now; where each is executed, the first."""
     numbered = list(left)
     return next((entry for entry in numbered if not _is_under_way(home, entry[1].run_id)), numbered[0])
 
@@ -241,7 +241,7 @@ def flow_run_name(run: RunPlan) -> str:
 
 
 def flow_tags(run: RunPlan) -> list[str]:
-    """The tags by which a user of the dashboard filters runs."""
+    """Returns the tags by which a user of the dashboard filters runs."""
     if not run.experiment.trains:
         return [f"experiment:{run.experiment.name}", "evaluation"]
     return [f"experiment:{run.experiment.name}", f"seed:{run.seed}", f"objective:{run.experiment.objective.type}"]

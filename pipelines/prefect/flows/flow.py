@@ -109,13 +109,13 @@ def execute_run(name: str, run_id: str, document: str, until: int = 0) -> "State
 
 
 def is_called_off_here() -> bool:
-    """Whether this flow run was cancelled while its worker started this process."""
+    """Returns whether this flow run was cancelled while its worker started this process."""
     flow_run_id = this_flow_run.id
     return flow_run_id is not None and ask_patiently(lambda client: is_called_off(client, UUID(flow_run_id)))
 
 
 def _prepare(run_id: str, document: str, until: int, stop: Stop) -> RunExecution:
-    """The execution that a worker was given, as `execute_run` has its parameters."""
+    """Returns the execution that a worker was given, as `execute_run` has its parameters."""
     given = Document.from_json(frozen.fetch(document))
     return RunExecution(given, run_id, Home.from_environment(), stop=stop, until=until)
 
@@ -201,13 +201,14 @@ def _execute_begun(execution: RunExecution, do: DoStage) -> "State[Any] | None":
 
 
 def _cause(execution: RunExecution, error: BaseException | None) -> Cause:
-    """The cause of the run's failure. On a full disk what fails first may say something else, as the server does."""
+    """Returns the cause of the run's failure. On a full disk what fails first may say something else, as the server
+    does."""
     cause = cause_of_error(error)
     return "disk_full" if cause == "other" and execution.home.is_full() else cause
 
 
 def _is_given_back(execution: RunExecution) -> bool:
-    """Whether the run ended so that another worker goes on with it."""
+    """Returns whether the run ended so that another worker goes on with it."""
     return isinstance(execution.error, StageStoppedError) and execution.error.request.reason == GIVEN_BACK
 
 
@@ -305,7 +306,7 @@ def _wait_before_retry(execution: RunExecution, stage: StagePlan) -> None:
 
 
 def error_text(error: Exception) -> str:
-    """An error's text for the record: a user's mistake as the user sees it, of any other error its message.
+    """Returns an error's text for the record: a user's mistake as the user sees it, of any other error its message.
 
     Without NUL, which a process may print and PostgreSQL takes in no text.
     """

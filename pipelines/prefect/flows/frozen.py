@@ -39,7 +39,7 @@ def send(client: "SyncPrefectClient", frozen: Mapping[str, Any], description: st
 
 
 def fetch(digest: str) -> dict[str, Any]:
-    """The frozen document with this digest, from the server that this process reports to.
+    """Returns the frozen document with this digest, from the server that this process reports to.
 
     A server that is away, or in trouble (an HTTP status from 500), is asked again for some minutes.
 

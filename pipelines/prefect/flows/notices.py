@@ -47,7 +47,7 @@ def ensure_notices(client: "SyncPrefectClient", document: "Document") -> None:
 
 
 def _address(document: "Document", number: int, notice: Notice) -> str:
-    """The secret address of a notice, which the spec only refers to."""
+    """Returns the secret address of a notice, which the spec only refers to."""
     field = "server" if isinstance(notice, EmailNotice) else "url"
     reference = getattr(notice, field)
     path = ("notify", number, field)
@@ -100,7 +100,7 @@ def _save_block(name: str, notice: Notice, address: str) -> UUID:
 
 
 def _apprise_address(notice: EmailNotice, server: str) -> str:
-    """A mail server's address with sender and receivers, as Apprise writes it."""
+    """Returns a mail server's address with sender and receivers, as Apprise writes it."""
     parts = urlsplit(server)
     scheme, mode = _MAIL_SCHEMES[parts.scheme]
     options = {"smtp": parts.hostname, "mode": mode, "from": notice.sender, "to": ",".join(notice.to)}
@@ -108,7 +108,7 @@ def _apprise_address(notice: EmailNotice, server: str) -> str:
 
 
 def _automation(experiment: str, number: int, notice: Notice, occasion: Occasion, block: UUID) -> Any:
-    """The automation that sends one notice on one occasion."""
+    """Returns the automation that sends one notice on one occasion."""
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
     trigger = EventTrigger(
@@ -148,6 +148,6 @@ def _action(experiment: str, notice: Notice, occasion: Occasion, block: UUID) ->
 
 
 def _json_template(**expressions: str) -> str:
-    """A template of a JSON object: key -> a Jinja expression for its value."""
+    """Returns a template of a JSON object: key -> a Jinja expression for its value."""
     fields = [f"{json.dumps(key)}: {{{{ ({expression})|tojson }}}}" for key, expression in expressions.items()]
     return "{" + ", ".join(fields) + "}"

@@ -138,7 +138,7 @@ class _Worker:
         self._write(run.run_id)
 
     def take(self, event: list[Any] | None, request: StopRequest | None) -> RunOutcome | None:
-        """The outcome of its run if the event ends that; any other event is reported.
+        """Returns the outcome of its run if the event ends that; any other event is reported.
 
         Args:
             event: what it said; None: it has ended.
@@ -154,7 +154,7 @@ class _Worker:
         return self._lost(run, request) if event is None else _read_outcome(run, event[1])
 
     def _lost(self, run: RunPlan, request: StopRequest | None) -> RunOutcome:
-        """The outcome of a run whose worker has died: of a signal that was for all, or of something else."""
+        """Returns the outcome of a run whose worker has died: of a signal that was for all, or of something else."""
         code = self.end()
         reap(self._home)
         if request is not None:
@@ -201,7 +201,7 @@ def _send(workers: Iterable[_Worker], *signals: signal.Signals) -> None:
 
 
 def _plain_outcome(status: str, error: Exception | None, *, interrupted: bool = False) -> dict[str, Any]:
-    """The outcome as JSON data, its run left out; of an error what the command shows."""
+    """Returns the outcome as JSON data, its run left out; of an error what the command shows."""
     plain: dict[str, Any] = {"status": status, "interrupted": interrupted}
     if isinstance(error, SpecError):
         plain |= {"issues": [asdict(issue) for issue in error.issues], "done": error.done}

@@ -93,7 +93,7 @@ def schedule_document(
 
 
 def list_schedules(home: Home, profile: str) -> list[Schedule]:
-    """The schedules that a server has. Raises SpecError as `submit_document` does."""
+    """Returns the schedules that a server has. Raises SpecError as `submit_document` does."""
     with prefect_client(home, api_url(home, profile)) as client:
         return [schedule for schedule, *_ in _schedules(client)]
 
@@ -115,7 +115,7 @@ def _remove(client: "SyncPrefectClient", experiment: str) -> bool:
 
 
 def _schedules(client: "SyncPrefectClient") -> list[tuple[Schedule, Any, Any]]:
-    """Each schedule with the ids of its deployment and of itself."""
+    """Returns each schedule with the ids of its deployment and of itself."""
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 
     of_ours = FlowFilter(name=FlowFilterName(any_=[SCHEDULES.flow]))

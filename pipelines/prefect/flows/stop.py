@@ -117,7 +117,7 @@ def ask_to_stop(client: "SyncPrefectClient", flow_run: "FlowRun", grace: float) 
 
 
 def words(run_id: str, status: str, *, begun: str = "here") -> str:
-    """How a run ended that was asked to stop, in words.
+    """Returns how a run ended that was asked to stop, in words.
 
     Args:
         begun: `here`, on record in this home; `elsewhere`, by a worker with another home; empty: never.
@@ -223,7 +223,7 @@ def _stopped(home: Home, client: "SyncPrefectClient", flow_run: "FlowRun", grace
 
 
 def _answers(url: str, silent: set[str]) -> bool:
-    """Whether a server answers. One that has not is not waited for again: `silent` is as of `end_everywhere`."""
+    """Returns whether a server answers. One that has not is not waited for again: `silent` is as of `end_everywhere`."""
     if url not in silent and not is_healthy(url, timeout=10.0):
         silent.add(url)
     return url not in silent
@@ -252,7 +252,7 @@ def _servers(home: Home, state: RunState, silent: set[str]) -> Iterator[list[Flo
 
 
 def _flow_runs(client: "SyncPrefectClient", state: RunState) -> "list[FlowRun]":
-    """The flow run on record, if the server has it, and others of this run that have not ended."""
+    """Returns the flow run on record, if the server has it, and others of this run that have not ended."""
     from prefect.exceptions import ObjectNotFound
 
     run_id, identity = state.path.parent.name, read_json(state.path.parent / "run.json")
@@ -268,13 +268,13 @@ def _flow_runs(client: "SyncPrefectClient", state: RunState) -> "list[FlowRun]":
 
 
 def _own(state: RunState, servers: Iterable[FlowRuns]) -> "FlowRun | None":
-    """The flow run that a run has on record; None where no server has it."""
+    """Returns the flow run that a run has on record; None where no server has it."""
     found = (flow_run for server in servers for flow_run in server.found)
     return next((flow_run for flow_run in found if str(flow_run.id) == state.record["flow_run_id"]), None)
 
 
 def _live(state: RunState, servers: Sequence[FlowRuns], *, look: bool = True) -> bool:
-    """Whether a server has a flow run of a run that has not ended.
+    """Returns whether a server has a flow run of a run that has not ended.
 
     Args:
         look: ask the servers anew.

@@ -79,7 +79,7 @@ class Services:
 
 
 def services_file(home: Home) -> Path:
-    """Where `rpg up` records what it has started."""
+    """Returns where `rpg up` records what it has started."""
     return home.prefect / "server.json"
 
 
@@ -97,7 +97,7 @@ SERVER_COMMAND = (sys.executable, "-P", "-m", "pipelines.prefect.server.api_proc
 
 
 def status_of_answer(address: str, timeout: float = 2.0) -> int:
-    """The status with which a GET of the address is answered; 0 where that takes more than `timeout` seconds."""
+    """Returns the status with which a GET of the address is answered; 0 where that takes more than `timeout` seconds."""
     try:
         with urllib.request.urlopen(address, timeout=timeout) as answer:
             return int(answer.status)
@@ -109,12 +109,12 @@ def status_of_answer(address: str, timeout: float = 2.0) -> int:
 
 
 def answers(address: str, timeout: float = 2.0) -> bool:
-    """Whether a GET of the address is answered with status 200 within `timeout` seconds."""
+    """Returns whether a GET of the address is answered with status 200 within `timeout` seconds."""
     return status_of_answer(address, timeout) == 200
 
 
 def is_healthy(url: str, timeout: float = 2.0) -> bool:
-    """Whether a Prefect API answers at the URL, and its database answers it."""
+    """Returns whether a Prefect API answers at the URL, and its database answers it."""
     return answers(f"{url}/ready", timeout)
 
 
@@ -164,7 +164,7 @@ def auth_string_for(home: Home, url: str) -> str:
 
 
 def _as_recorded(url: str) -> str:
-    """The URL as a server's record has it, which names loopback by its IPv4 address."""
+    """Returns the URL as a server's record has it, which names loopback by its IPv4 address."""
     with contextlib.suppress(ValueError):  # a port that is none
         parts = urlsplit(url.rstrip("/"))
         if parts.hostname in LOOPBACK and parts.port:
@@ -173,7 +173,7 @@ def _as_recorded(url: str) -> str:
 
 
 def _own_urls(home: Home) -> set[str]:
-    """Where the servers of this home answer: those of `rpg up`, and of each command that has one of its own."""
+    """Returns where the servers of this home answer: those of `rpg up`, and of each command that has one of its own."""
     services = running_services(home)
     urls = {services.url, services.record_url} if services else set()
     for path in home.prefect.glob("embedded-*.json"):
@@ -191,7 +191,7 @@ def renew_passwords(home: Home) -> None:
 
 
 def server_of(home: Home) -> tuple[str, str] | None:
-    """The URL of the API that has this home's runs, and what is shown there: that of `rpg up`, or else that of
+    """Returns the URL of the API that has this home's runs, and what is shown there: that of `rpg up`, or else that of
     PREFECT_API_URL; None where there is neither.
     """
     services = running_services(home)

@@ -132,7 +132,7 @@ def _refusal(url: str, response: Any) -> Issue:
 
 
 def api_url(home: Home, profile: str) -> str:
-    """The URL of the API that a profile names; without one, that of `rpg up`.
+    """Returns the URL of the API that a profile names; without one, that of `rpg up`.
 
     The user and password of a Prefect profile come into this process's environment, where Prefect reads them, unless
     the environment has others.
@@ -162,7 +162,7 @@ def api_url(home: Home, profile: str) -> str:
 
 
 def _profile(name: str) -> dict[str, Any]:
-    """The settings of one of the user's Prefect profiles, its URL among them."""
+    """Returns the settings of one of the user's Prefect profiles, its URL among them."""
     path = Path.home() / ".prefect" / "profiles.toml"
     profiles: dict[str, Any] = {}
     if path.is_file():

@@ -31,7 +31,8 @@ Accepts = Callable[[str], bool]
 
 
 def password(home: Home, name: str) -> str:
-    """The password of that name, random and without characters that a URL would quote; made where there is none.
+    """Returns the password of that name, random and without characters that a URL would quote; made where there is
+    none.
 
     Where it is one that people or processes show by HTTP, it is `user:password`.
     """
@@ -77,7 +78,7 @@ def renew(home: Home, *, own: bool) -> None:
 
 
 def login_files(home: Home) -> dict[str, Path]:
-    """Where a person finds what to log in with, by what it is for."""
+    """Returns where a person finds what to log in with, by what it is for."""
     return {"password": _file(home, "auth"), "reader": _file(home, "reader")}
 
 
@@ -93,7 +94,7 @@ class Passwords:
         """Identity (number on the disk and time) and content of each file that was read."""
 
     def __call__(self, shown: str) -> bool:
-        """Whether one of the passwords is `shown`."""
+        """Returns whether one of the passwords is `shown`."""
         given = shown.encode()
         return any(hmac.compare_digest(given, expected) for path in self._paths if (expected := self._current(path)))
 
@@ -121,7 +122,7 @@ def of_home(home: Home) -> Accepts:
 
 
 def named_by(*variables: str) -> Accepts | None:
-    """The passwords that environment variables hold; None: none of them holds one."""
+    """Returns the passwords that environment variables hold; None: none of them holds one."""
     given = [os.environ[name].encode() for name in variables if os.environ.get(name)]
     if not given:
         return None
@@ -129,7 +130,7 @@ def named_by(*variables: str) -> Accepts | None:
 
 
 def shown_in(authorization: str) -> str:
-    """The `user:password` of an Authorization header (HTTP basic authentication); empty where it has none."""
+    """Returns the `user:password` of an Authorization header (HTTP basic authentication); empty where it has none."""
     scheme, _, encoded = authorization.strip().partition(" ")
     if scheme.lower() != "basic":
         return ""
@@ -140,7 +141,7 @@ def shown_in(authorization: str) -> str:
 
 
 def header_with(auth_string: str) -> str:
-    """The Authorization header that shows `user:password`."""
+    """Returns the Authorization header that shows `user:password`."""
     return "Basic " + base64.b64encode(auth_string.encode()).decode()
 
 

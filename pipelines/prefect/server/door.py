@@ -91,7 +91,7 @@ class Door:
         return {**scope, "headers": [*others, (b"authorization", header_with(self._shown).encode())]}
 
     def _with_known_token(self, receive: Receive) -> Receive:
-        """The first message of a client of Prefect's web sockets shows its password."""
+        """Returns the first message of a client of Prefect's web sockets shows its password."""
         is_first = True
 
         async def receive_known() -> Message:

@@ -23,7 +23,7 @@ _PAGE = 200
 def flow_runs(
     client: "SyncPrefectClient", types: Sequence[str], *, name: str = "", experiment: str = "", study: str = ""
 ) -> Iterator["FlowRun"]:
-    """The flow runs of experiments' runs, or those of a study, in states of some types.
+    """Returns the flow runs of experiments' runs, or those of a study, in states of some types.
 
     Args:
         name: only those that the dashboard calls so; empty: all.
@@ -51,7 +51,8 @@ def flow_runs(
 
 
 def pages(read: Callable[[int, int], Sequence[Item]]) -> Iterator[Item]:
-    """All that a query of the server's finds, which it gives by pages. `read`: a page, by its length and its offset."""
+    """Yields all that a query of the server's finds, which it gives by pages. `read`: a page, by its length and its
+    offset."""
     offset, page = 0, _PAGE
     while page == _PAGE:
         found = read(_PAGE, offset)
@@ -60,17 +61,17 @@ def pages(read: Callable[[int, int], Sequence[Item]]) -> Iterator[Item]:
 
 
 def run_id_of(flow_run: "FlowRun") -> str:
-    """The run that a flow run executes; empty where its parameters name none."""
+    """Returns the run that a flow run executes; empty where its parameters name none."""
     return str(flow_run.parameters.get("run_id", ""))
 
 
 def study_of(flow_run: "FlowRun") -> str:
-    """The study that a flow run executes, by its parameter `study NAME`; empty where it executes a run."""
+    """Returns the study that a flow run executes, by its parameter `study NAME`; empty where it executes a run."""
     return "" if run_id_of(flow_run) else str(flow_run.parameters.get("name", "")).removeprefix("study ")
 
 
 def state_of(flow_run: "FlowRun") -> "State[Any]":
-    """Its state, which the server gives every flow run."""
+    """Returns its state, which the server gives every flow run."""
     assert flow_run.state is not None, "the server gives every flow run a state"
     return flow_run.state
 
@@ -89,7 +90,7 @@ def set_state(client: "SyncPrefectClient", flow_run: "FlowRun", state: "State[An
 
 
 def is_unchanged(client: "SyncPrefectClient", flow_run: "FlowRun") -> bool:
-    """Whether a flow run still has the state with which it was read."""
+    """Returns whether a flow run still has the state with which it was read."""
     from prefect.exceptions import ObjectNotFound
 
     with contextlib.suppress(ObjectNotFound):
@@ -98,12 +99,12 @@ def is_unchanged(client: "SyncPrefectClient", flow_run: "FlowRun") -> bool:
 
 
 def has_begun(flow_run: "FlowRun") -> bool:
-    """Whether a worker has ever begun the flow run. Its start time does not tell: any final state sets that."""
+    """Returns whether a worker has ever begun the flow run. Its start time does not tell: any final state sets that."""
     return flow_run.run_count > 0
 
 
 def is_called_off(client: "SyncPrefectClient", flow_run_id: "UUID") -> bool:
-    """Whether a flow run was cancelled since it was last scheduled.
+    """Returns whether a flow run was cancelled since it was last scheduled.
 
     A worker that had it by then starts it all the same, and the server calls it running again.
     """

@@ -180,7 +180,7 @@ def send(client: "SyncPrefectClient", message: Message, present: UUID | None = N
 
 
 def _present(client: "SyncPrefectClient", message: Message) -> UUID | None:
-    """The artifact that the server shows of a message's key, where the message takes its place."""
+    """Returns the artifact that the server shows of a message's key, where the message takes its place."""
     from prefect.client.schemas.filters import ArtifactCollectionFilter, ArtifactCollectionFilterKey
 
     of_key = ArtifactCollectionFilter(key=ArtifactCollectionFilterKey(any_=[message.fields["key"]]))
@@ -223,7 +223,7 @@ def deliver(client: "SyncPrefectClient", home: Home) -> None:
 
 
 def unsent_file(home: Home, flow_run_id: str) -> Path:
-    """Where the messages of a flow that has ended wait for the server."""
+    """Returns where the messages of a flow that has ended wait for the server."""
     return home.prefect / "unsent" / f"{flow_run_id}.json"
 
 

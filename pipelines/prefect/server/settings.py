@@ -47,12 +47,12 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def trusted_hosts() -> tuple[str, ...]:
-    """The names under which a proxy lets others ask for our servers, as RPG_TRUSTED_HOSTS has them."""
+    """Returns the names under which a proxy lets others ask for our servers, as RPG_TRUSTED_HOSTS has them."""
     return tuple(name.strip().lower() for name in os.environ.get(HOSTS_VARIABLE, "").split(",") if name.strip())
 
 
 def origins_of(url: str) -> list[str]:
-    """The origins of pages that may ask an API: those that it serves itself, under each of its names."""
+    """Returns the origins of pages that may ask an API: those that it serves itself, under each of its names."""
     port = urlsplit(url).port or 80
     here = [f"http://{name}:{port}" for name in ("127.0.0.1", "localhost")]
     public = urlsplit(public_url(url))
@@ -61,7 +61,7 @@ def origins_of(url: str) -> list[str]:
 
 
 def public_url(url: str) -> str:
-    """Where a browser asks for the API at `url`: as PREFECT_SERVER_UI_API_URL says, or else there.
+    """Returns where a browser asks for the API at `url`: as PREFECT_SERVER_UI_API_URL says, or else there.
 
     Raises:
         RpgError: it holds no address.
@@ -89,7 +89,7 @@ def client_environment(home: Home, url: str, auth_string: str = "") -> dict[str,
 
 
 def sqlite_file(home: Home) -> Path:
-    """The database of the one API process on SQLite."""
+    """Returns the database of the one API process on SQLite."""
     return home.prefect / "prefect.db"
 
 

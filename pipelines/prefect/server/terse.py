@@ -45,7 +45,7 @@ class _Outages:
         self._lock = threading.Lock()
 
     def passes(self, record: logging.LogRecord) -> bool:
-        """Whether the record is to be logged; it may be shorter by then."""
+        """Returns whether the record is to be logged; it may be shorter by then."""
         words = _outage_of(record)
         if not words:
             return True
@@ -91,7 +91,7 @@ def install() -> None:
 
 
 def _outage_of(record: logging.LogRecord) -> str:
-    """The outage that a record tells of, in one line; empty where it tells of none."""
+    """Returns the outage that a record tells of, in one line; empty where it tells of none."""
     if record.exc_info and record.exc_info[1]:
         return _words(record.exc_info[1])
     text = record.getMessage()
@@ -101,7 +101,7 @@ def _outage_of(record: logging.LogRecord) -> str:
 
 
 def _words(error: BaseException) -> str:
-    """An outage, or what was raised from one, in one line; empty: it is another error."""
+    """Returns an outage, or what was raised from one, in one line; empty: it is another error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     cause: BaseException | None = error

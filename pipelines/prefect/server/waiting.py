@@ -33,7 +33,7 @@ class WaitingRun:
 
 
 def waiting_runs(post: Post) -> list[WaitingRun]:
-    """The runs whose flow runs have not ended, and of those cancelled lately the ones that no worker had begun."""
+    """Returns the runs whose flow runs have not ended, and of those cancelled lately the ones that no worker had begun."""
     by_run: dict[str, WaitingRun] = {}
     for flow_run in _flow_runs(post):
         waiting = _waiting_run(flow_run)
@@ -80,5 +80,5 @@ def _waiting_run(flow_run: dict[str, Any]) -> WaitingRun:
 
 
 def _isoformat(time: str | None) -> str | None:
-    """A time of the server's, as Python writes it: `Z` is `+00:00`."""
+    """Returns a time of the server's, as Python writes it: `Z` is `+00:00`."""
     return time.replace("Z", "+00:00") if time else None

@@ -68,7 +68,7 @@ class Postgres:
             raise ServiceError(f"PostgreSQL's initdb failed:\n{done.stderr.strip()}")
 
     def program(self) -> Program:
-        """The server. It listens at its port of loopback only, at no Unix socket, whose path might be too long."""
+        """Returns the server. It listens at its port of loopback only, at no Unix socket, whose path might be too long."""
         settings = {
             "listen_addresses": "127.0.0.1",
             "port": str(self.port),
@@ -90,7 +90,7 @@ class Postgres:
         return f"{database}:{password(self.home, database)}@127.0.0.1:{self.port}/{database}"
 
     def answers(self) -> bool:
-        """Whether the server takes its administrator's password.
+        """Returns whether the server takes its administrator's password.
 
         Raises:
             ServiceError: it does not, or who listens is another user than the one as whom it runs.
@@ -158,7 +158,7 @@ class Redis:
         return server
 
     def program(self) -> Program:
-        """The server."""
+        """Returns the server."""
         return Program("redis", [self.binary, "redis.conf"], directory=str(self.home.services / "redis"))
 
     @property
@@ -167,7 +167,8 @@ class Redis:
         return f":{password(self.home, 'redis')}@127.0.0.1:{self.port}"
 
     def answers(self) -> bool:
-        """Whether Redis takes the password and has read its append-only file. ServiceError: another user listens."""
+        """Returns whether Redis takes the password and has read its append-only file. ServiceError: another user
+        listens."""
         import redis
 
         refuse_anothers(f"redis://127.0.0.1:{self.port}")
@@ -179,7 +180,7 @@ class Redis:
 
 
 def installed_postgres() -> dict[str, Path]:
-    """Where the programs of each installed major version lie, the newest first; empty: there is none."""
+    """Returns where the programs of each installed major version lie, the newest first; empty: there is none."""
     places = sorted(_DEBIAN.glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]), reverse=True)
     if places or not (elsewhere := shutil.which("postgres")):
         return {path.parts[-3]: path.parent for path in places}
@@ -188,7 +189,7 @@ def installed_postgres() -> dict[str, Path]:
 
 
 def _binaries(version: str) -> Path:
-    """Where the programs of a major version lie; those of the newest one where the version is empty."""
+    """Returns where the programs of a major version lie; those of the newest one where the version is empty."""
     installed = installed_postgres()
     if not installed:
         raise ServiceError("PostgreSQL is not installed; on Debian: apt install postgresql")

@@ -87,7 +87,7 @@ class ServerProfile:
         return Program("services", command, self.environment, log="prefect-services.log")
 
     def record_page(self, port: int) -> Program:
-        """The reports and the record's files, read-only."""
+        """Returns the reports and the record's files, read-only."""
         environment = self.of_pages | {"RPG_WEB_PORT": str(port)}
         address = f"http://127.0.0.1:{port}/ready"
         return Program("record", [sys.executable, "-P", "-m", "pipelines.web"], environment, address=address)

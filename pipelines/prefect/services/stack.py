@@ -164,17 +164,17 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
 
 
 def next_port(home: Home) -> int:
-    """The port of the dashboard where none is asked for: the last one, at first 4200, or any free one."""
+    """Returns the port of the dashboard where none is asked for: the last one, at first 4200, or any free one."""
     return free_port(read_json(_port_file(home)).get("port") or DEFAULT_PORT)
 
 
 def _port_file(home: Home) -> Path:
-    """The port that the home's dashboard had last: records of submitted runs, links and clients name it."""
+    """Returns the port that the home's dashboard had last: records of submitted runs, links and clients name it."""
     return home.services / "port.json"
 
 
 def _api(port: int, environment: dict[str, str], processes: int) -> Program:
-    """The Prefect API and its dashboard."""
+    """Returns the Prefect API and its dashboard."""
     address = f"http://127.0.0.1:{port}/api/ready"
     return Program(
         "api", SERVER_COMMAND, environment, log="prefect-server.log", processes=processes, port=port, address=address
@@ -182,7 +182,7 @@ def _api(port: int, environment: dict[str, str], processes: int) -> Program:
 
 
 def _worker(url: str, environment: dict[str, str], processes: int) -> Program:
-    """Each takes one flow run at a time: a run may use the whole machine."""
+    """Returns each takes one flow run at a time: a run may use the whole machine."""
     command = [sys.executable, "-P", "-c", "from pipelines.cli import main; main()", "worker"]
     options = ["--pool", POOL, "--profile", url]
     return Program("worker", [*command, *options], environment, log="prefect-worker.log", processes=processes)
@@ -198,7 +198,8 @@ def _studies_page(port: int, environment: dict[str, str], say: Callable[[str], N
 
 
 def _wait_for_page(supervisor: Supervisor, page: Program, say: Callable[[str], None]) -> str:
-    """The page's address when it answers; empty, with a message why, where it does not come up: the rest goes on."""
+    """Returns the page's address when it answers; empty, with a message why, where it does not come up: the rest goes
+    on."""
     try:
         supervisor.wait_for_address(page)
     except ServiceError as error:
@@ -209,7 +210,7 @@ def _wait_for_page(supervisor: Supervisor, page: Program, say: Callable[[str], N
 
 
 def _is_free(port: int, home: Home) -> bool:
-    """Whether nobody listens there, nor will when what a supervisor that was killed has left has ended."""
+    """Returns whether nobody listens there, nor will when what a supervisor that was killed has left has ended."""
     deadline = time.monotonic() + (GRACE_SECONDS if services_file(home).exists() else 0.0)
     while True:
         with socket.socket() as probe:

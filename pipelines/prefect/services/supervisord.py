@@ -110,7 +110,7 @@ class Supervisor:
         return supervisor, ProcessRecord.of(process.pid, "supervisord")
 
     def answers(self) -> bool:
-        """Whether supervisord takes orders."""
+        """Returns whether supervisord takes orders."""
         try:
             self._order("getState")
         except ServiceError:
@@ -118,14 +118,14 @@ class Supervisor:
         return True
 
     def states(self) -> list[ProcessState]:
-        """Every process of every program. Raises ServiceError where supervisord does not answer."""
+        """Returns every process of every program. Raises ServiceError where supervisord does not answer."""
         return [
             ProcessState(each["group"], Path(each["stdout_logfile"]).name, each["pid"], each["statename"])
             for each in self._order("getAllProcessInfo")
         ]
 
     def pids(self, program: str) -> list[int]:
-        """The processes of a program that run now."""
+        """Returns the processes of a program that run now."""
         return [each.pid for each in self.states() if each.program == program and each.pid]
 
     def run(self, program: str) -> None:
@@ -153,7 +153,7 @@ class Supervisor:
             time.sleep(_POLL_SECONDS)
 
     def _tail(self, log: Path) -> str:
-        """The end of what was written to a log since supervisord was started."""
+        """Returns the end of what was written to a log since supervisord was started."""
         return log_tail(log, since=self._log_starts.get(log.name, 0))
 
     def wait_for_address(self, program: Program) -> None:
@@ -193,7 +193,7 @@ supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface
 
 
 def _section(place: int, program: Program) -> str:
-    """A program's section of the configuration. A process that ends is started again at once, for ever."""
+    """Returns a program's section of the configuration. A process that ends is started again at once, for ever."""
     head = [f"[program:{program.name}]"]
     if program.port:
         head = [f"[fcgi-program:{program.name}]", f"socket = tcp://127.0.0.1:{program.port}"]
@@ -247,7 +247,7 @@ def end_supervisor(record: ProcessRecord) -> bool:
 
 
 def stop_seconds() -> float:
-    """How long supervisord has to end all its programs, a worker's runs included."""
+    """Returns how long supervisord has to end all its programs, a worker's runs included."""
     return _program_seconds() + _OTHERS_SECONDS
 
 
@@ -256,7 +256,7 @@ def _program_seconds() -> float:
 
 
 def _session_members(record: ProcessRecord) -> list[psutil.Process]:
-    """The living processes of supervisord's session: its programs. They are told to end when it is killed."""
+    """Returns the living processes of supervisord's session: its programs. They are told to end when it is killed."""
     members = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):

@@ -100,7 +100,7 @@ def answers_of(
 
 
 def confidence_of(groups: Sequence[Group]) -> float:
-    """The level of the intervals, as the first run's spec has it."""
+    """Returns the level of the intervals, as the first run's spec has it."""
     return groups[0].runs[0].spec.evaluation.confidence
 
 
@@ -139,7 +139,8 @@ def answers_of_other_measures(
 
 
 def _measured_on(group: Group, dataset: str) -> bool:
-    """Whether a group without results was to have some on the dataset. A set that its spec gives no name may be any."""
+    """Returns whether a group without results was to have some on the dataset. A set that its spec gives no name may be
+    any."""
     named = {source.name for run in group.runs for source in run.spec.data.evaluation}
     return not named or dataset in named or not all(named)
 
@@ -182,8 +183,8 @@ def _answer(
 
 
 def _against(outcome: Outcome, first: str, said: Verdict, intervals: Verdict) -> Outcome:
-    """The outcome with its difference from the first group. `intervals`: has those of differences, also where nothing
-    is said."""
+    """Returns the outcome with its difference from the first group. `intervals`: has those of differences, also where
+    nothing is said."""
     if outcome.label == first:
         return outcome
     interval = intervals.over(outcome.label, first)
@@ -191,7 +192,7 @@ def _against(outcome: Outcome, first: str, said: Verdict, intervals: Verdict) ->
 
 
 def _outcomes(dataset: str, measure: str, tables: Mapping[str, Table], level: Level) -> list[Outcome]:
-    """The groups' outcomes, by label. How much seeds differ is pooled over the groups of which none failed."""
+    """Returns the groups' outcomes, by label. How much seeds differ is pooled over the groups of which none failed."""
     whole = [table for table in tables.values() if not table.num_failed]
     seeds = spread_of([table.after for table in whole])
     worst = level.scale.worst

@@ -51,7 +51,8 @@ def accuracies_by_step(
 
 
 def left_behind(groups: Sequence[Group], evaluated: Mapping[str, BySteps]) -> list[str]:
-    """A sentence for each finished run that was last evaluated at an earlier step than another run of its group."""
+    """Returns a sentence for each finished run that was last evaluated at an earlier step than another run of its
+    group."""
     sentences = []
     for dataset, by_run in evaluated.items():
         for group in groups:

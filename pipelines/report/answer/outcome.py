@@ -79,7 +79,7 @@ class Answer:
         return self.verdict is not None and bool(self.verdict.differences)
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as plain data."""
+        """Returns the answer as plain data."""
         differences = self.verdict.differences if self.verdict else ()
         return {
             "dataset": self.dataset,
@@ -103,7 +103,7 @@ def clusters_of(found: Sequence[Answer]) -> dict[str, Mapping[str, str]]:
 
 
 def headline(found: Sequence[Answer]) -> str:
-    """The answer in a few sentences: about the first dataset, or about each that a mixture is measured on."""
+    """Returns the answer in a few sentences: about the first dataset, or about each that a mixture is measured on."""
     if not found:
         return "Nothing has been evaluated yet."
     told = found if found[0].num_sets > 1 else found[:1]
@@ -111,5 +111,5 @@ def headline(found: Sequence[Answer]) -> str:
 
 
 def only_these_weights(results: Sequence[Outcome]) -> bool:
-    """Whether all intervals come from one seed each, so that they tell nothing of training, which there was."""
+    """Returns whether all intervals come from one seed each, so that they tell nothing of training, which there was."""
     return all(outcome.after.holds_for == THESE_WEIGHTS and not outcome.as_is for outcome in results)

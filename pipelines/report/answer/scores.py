@@ -23,7 +23,7 @@ class Scale:
 
 
 def by_scale(by_run: BySteps, graded: Mapping[str, float | None]) -> list[tuple[Scale, BySteps]]:
-    """The runs whose measure is a share, and those of graded rewards."""
+    """Returns the runs whose measure is a share, and those of graded rewards."""
     shares = {run_id: steps for run_id, steps in by_run.items() if run_id not in graded}
     scores = {run_id: steps for run_id, steps in by_run.items() if run_id in graded}
     worst = [graded[run_id] for run_id in scores]
@@ -54,7 +54,7 @@ class Level:
         return {"confidence": self.confidence, "shares": None if self.scale.shares else False}
 
     def of(self, problems: Sequence[str]) -> list[str] | None:
-        """The cluster of each problem; one without a name is a cluster of its own."""
+        """Returns the cluster of each problem; one without a name is a cluster of its own."""
         known = self.clusters
         return [known.get(problem, problem) for problem in problems] if known else None
 
@@ -118,7 +118,7 @@ class _Evaluated:
         return set.intersection(*map(set, self.runs)) if self.runs else set()
 
     def table(self, step: int, problems: Sequence[str]) -> Table:
-        """The scores at a step."""
+        """Returns the scores at a step."""
         step = step if self.trains else 0
         rows = [[scores[step][problem] for problem in problems] for scores in self.runs]
         rows += [[float("nan")] * len(problems)] * self.num_failed
@@ -128,7 +128,7 @@ class _Evaluated:
         return Table(tuple(problems), np.array(rows), before, step, self.num_failed, self.counted)
 
     def alone(self) -> Table | None:
-        """The scores at the last step that its own runs share; None where there is none, and where all failed."""
+        """Returns the scores at the last step that its own runs share; None where there is none, and where all failed."""
         steps = self.steps()
         return self.table(max(steps), _problems(self.runs, max(steps))) if steps else None
 

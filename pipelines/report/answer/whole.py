@@ -27,7 +27,7 @@ def answered(home: Home, store: Store, name: str, groups: Sequence[Group]) -> tu
 def whole_answer(
     home: Home, name: str, groups: Sequence[Group], found: Sequence[Answer], curves: Curves, failed: str = ""
 ) -> str:
-    """The answer in a few sentences.
+    """Returns the answer in a few sentences.
 
     Args:
         name: what was asked about: an experiment, whose missing runs are told, or a run.

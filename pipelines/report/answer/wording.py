@@ -13,12 +13,12 @@ _MOST_NAMED = 6
 
 
 def figure(value: float, *, share: bool) -> str:
-    """A share in percent, a score as it is."""
+    """Returns a share in percent, a score as it is."""
     return percent(value) if share else f"{value:.4g}"
 
 
 def change(interval: Interval, *, share: bool) -> str:
-    """A difference with its interval: of shares in points, of scores in their own units."""
+    """Returns a difference with its interval: of shares in points, of scores in their own units."""
     if share:
         return points(interval)
     ends = f" [{interval.low:+z.3g}, {interval.high:+z.3g}]" if interval.known else ""
@@ -26,7 +26,7 @@ def change(interval: Interval, *, share: bool) -> str:
 
 
 def with_interval(interval: Interval, *, share: bool) -> str:
-    """A value with its interval."""
+    """Returns a value with its interval."""
     value = figure(interval.value, share=share)
     if not interval.known:
         return value
@@ -36,12 +36,12 @@ def with_interval(interval: Interval, *, share: bool) -> str:
 
 
 def percent(value: float) -> str:
-    """A share as a percentage with one decimal."""
+    """Returns a share as a percentage with one decimal."""
     return f"{100 * value:.1f} %"
 
 
 def points(interval: Interval) -> str:
-    """A difference of shares in percentage points, with its interval.
+    """Returns a difference of shares in percentage points, with its interval.
 
     Example:
         >>> points(Interval(0.152, 0.11, 0.2))

@@ -72,7 +72,7 @@ class Answer:
 
 
 def answer(home: Home, record: StudyRecord) -> Answer:
-    """The study's answer as far as it goes."""
+    """Returns the study's answer as far as it goes."""
     if record.measured:
         found = confirmed(home, record)
         note = _with(_without_effect(record), _confirmation_note(record, found))
@@ -81,7 +81,7 @@ def answer(home: Home, record: StudyRecord) -> Answer:
 
 
 def confirmed(home: Home, record: StudyRecord) -> Confirmed:
-    """The arms on their fresh seeds, and what may be said of them.
+    """Returns the arms on their fresh seeds, and what may be said of them.
 
     mean@k, pass@k, maj@k and score@k are compared over seeds and problems, the problems being the same for all; a
     training metric over its values, one a seed. A failed seed counts with the goal's worst value. A training metric has
@@ -134,7 +134,7 @@ def confirmed(home: Home, record: StudyRecord) -> Confirmed:
 
 
 def better_arms(home: Home, record: StudyRecord) -> list[Arm]:
-    """The candidates that fresh seeds tell to be better than the baseline."""
+    """Returns the candidates that fresh seeds tell to be better than the baseline."""
     if not record.measured:
         return []
     found = confirmed(home, record)
@@ -191,22 +191,22 @@ def standing(home: Home, record: StudyRecord, best: Best) -> str:
 
 
 def amount(goal: Goal, value: float) -> str:
-    """A value of a goal: a share in percent, another measure as it is."""
+    """Returns a value of a goal: a share in percent, another measure as it is."""
     return figure(value, share=goal.is_share)
 
 
 def rise(goal: Goal, value: float) -> str:
-    """A difference without an interval: of shares in points."""
+    """Returns a difference without an interval: of shares in points."""
     return f"{100 * value:.1f} points" if goal.is_share else f"{value:.3g}"
 
 
 def difference(goal: Goal, interval: Interval) -> str:
-    """A difference with its interval: of shares in points."""
+    """Returns a difference with its interval: of shares in points."""
     return change(interval, share=goal.is_share)
 
 
 def with_interval(goal: Goal, interval: Interval) -> str:
-    """A value with its interval."""
+    """Returns a value with its interval."""
     return value_with_interval(interval, share=goal.is_share)
 
 
@@ -217,14 +217,14 @@ def settings_words(params: Params) -> str:
 
 
 def _values(arm: Arm) -> NDArray[np.float64]:
-    """The figure of each seed, [seeds, 1]; NaN for one that failed."""
+    """Returns the figure of each seed, [seeds, 1]; NaN for one that failed."""
     values = [math.nan if unit.value is None else unit.value for unit in (*arm.finished, *arm.failed)]
     return np.array(values)[:, None]
 
 
 def _tables(home: Home, goal: Goal, arms: Sequence[Arm]) -> tuple[list[NDArray[np.float64]], Sequence[object] | None]:
-    """The scores [seeds, problems] of each arm at the last step that all its runs have, NaN for seeds that failed, and
-    the problems' clusters; no scores where the measure has no such."""
+    """Returns the scores [seeds, problems] of each arm at the last step that all its runs have, NaN for seeds that
+    failed, and the problems' clusters; no scores where the measure has no such."""
     run_ids = [unit.run_id for arm in arms for unit in arm.finished]
     if not goal.dataset:
         return [], None
@@ -247,7 +247,7 @@ def _tables(home: Home, goal: Goal, arms: Sequence[Arm]) -> tuple[list[NDArray[n
 
 
 def _scores(home: Home, store: Store, goal: Goal, run_ids: Sequence[str]) -> BySteps:
-    """Each problem's score by run and step; of pass@k and maj@k, which take longer, at the last step alone."""
+    """Returns each problem's score by run and step; of pass@k and maj@k, which take longer, at the last step alone."""
     if goal.metric.startswith(("mean@", "score@")):
         return accuracies(store, run_ids).get(goal.dataset, {})
     query = "SELECT DISTINCT max(step) FROM evaluations WHERE list_contains(?, run_id) GROUP BY run_id"
@@ -257,7 +257,8 @@ def _scores(home: Home, store: Store, goal: Goal, run_ids: Sequence[str]) -> ByS
 
 
 def _sentence(record: StudyRecord, found: Confirmed) -> str:
-    """The verdict, the settings of a candidate that is better than the baseline, and what is not claimed and why."""
+    """Returns the verdict, the settings of a candidate that is better than the baseline, and what is not claimed and
+    why."""
     assert record.confirmation is not None
     goal = replace(record.first, dataset=record.confirmation.dataset)
     said = [f"On {len(record.confirmation.seeds)} fresh seeds, {goal.measure}: {found.verdict.text}".rstrip(": ")]
@@ -279,7 +280,7 @@ def _sentence(record: StudyRecord, found: Confirmed) -> str:
 
 
 def _num_judged(record: StudyRecord) -> int:
-    """How many trials the best was chosen from: those that were left behind at a rung count too."""
+    """Returns how many trials the best was chosen from: those that were left behind at a rung count too."""
     return sum(trial.state in ("finished", "pruned", "paused") for trial in record.trials)
 
 
@@ -333,7 +334,7 @@ def _without_effect(record: StudyRecord) -> str:
 
 
 def _search_note(record: StudyRecord) -> str:
-    """How far the confirmation is, or how there would be one."""
+    """Returns how far the confirmation is, or how there would be one."""
     confirmation = record.confirmation
     if confirmation is not None and confirmation.units:
         ended = sum(unit.state in ("finished", "failed") for unit in confirmation.units)

@@ -32,7 +32,7 @@ class BestSpec:
 
 
 def best_spec(home: Home, record: StudyRecord, number: int | None = None) -> BestSpec:
-    """The experiment of the study's best, or of the trial with a number.
+    """Returns the experiment of the study's best, or of the trial with a number.
 
     Raises:
         SpecError: nothing has finished; of several goals no trial was chosen; the trial has not finished; or the
@@ -76,7 +76,7 @@ def _document(record: StudyRecord, best: Best) -> Document:
 
 
 def _ground(home: Home, record: StudyRecord, best: Best) -> str:
-    """How good it is, and whether fresh seeds say so."""
+    """Returns how good it is, and whether fresh seeds say so."""
     who = "the experiment's own values" if best.baseline else f"trial {best.trial}"
     if best.standing == "confirmed" and record.confirmation:
         measure = replace(record.first, dataset=record.confirmation.dataset).measure
@@ -104,7 +104,7 @@ def _values(record: StudyRecord, trial: Trial) -> str:
 
 
 def _changes_since(home: Home, record: StudyRecord, best: Best, experiment: Experiment) -> list[str]:
-    """A line where the file now gives another experiment than the one that the trial was trained with."""
+    """Returns a line where the file now gives another experiment than the one that the trial was trained with."""
     trial = next((trial for trial in record.trials if trial.number == best.trial), None)
     for run_id in trial.run_ids if trial else ():
         if not (directory := home.run(run_id)).exists():

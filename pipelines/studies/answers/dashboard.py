@@ -36,7 +36,7 @@ def publish_study(home: Home, record: StudyRecord) -> None:
 
 
 def study_markdown(home: Home, record: StudyRecord) -> str:
-    """The answer, how many trials there are of each state, the confirmation, and the best trials as a table."""
+    """Returns the answer, how many trials there are of each state, the confirmation, and the best trials as a table."""
     conclusion = answer(home, record)
     said = (record.question or record.name, conclusion.sentence, conclusion.note)
     question, sentence, note = map(markdown_cell, said)

@@ -60,14 +60,14 @@ def importances(record: StudyRecord) -> list[Importance]:
 
 
 def num_best(num_trials: int) -> int:
-    """How many trials count as the best: one in ten, but five where there are fifteen."""
+    """Returns how many trials count as the best: one in ten, but five where there are fifteen."""
     return max(math.ceil(num_trials / 10), min(5, num_trials // 3))
 
 
 def _divergences(
     record: StudyRecord, trials: Sequence[Trial], path: str, searched: Mapping[str, Any]
 ) -> tuple[float, NDArray[np.float64]]:
-    """A parameter's divergence, and what it is for values permuted among the trials."""
+    """Returns a parameter's divergence, and what it is for values permuted among the trials."""
     cells, count = _cells_of([trial.params[path] for trial in trials], searched)
     merit = np.array([record.first.better(trial.value) for trial in trials])
     best = num_best(len(trials))
@@ -84,7 +84,7 @@ def _divergences(
 
 
 def _cells_of(values: Sequence[Any], searched: Mapping[str, Any]) -> tuple[NDArray[np.int64], int]:
-    """The grid's cell of each value, and how many cells there are."""
+    """Returns the grid's cell of each value, and how many cells there are."""
     if "choice" in searched or "cases" in searched:
         names = list(searched.get("choice") or searched["cases"])
         return np.array([names.index(value) for value in values]), len(names)

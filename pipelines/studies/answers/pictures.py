@@ -46,7 +46,7 @@ def confirmation_chart(record: StudyRecord, arms: Sequence[ArmResult]) -> Chart 
 
 
 def study_figures(home: Home, record: StudyRecord) -> dict[str, Chart]:
-    """The figures of a study for a paper: each trial's value by its number, and the arms on fresh seeds."""
+    """Returns the figures of a study for a paper: each trial's value by its number, and the arms on fresh seeds."""
     values = [(float(trial.number), trial.value) for trial in record.finished]
     title = f"{record.first.measure} by trial"
     history = line_chart([line(values, dots=True)], title=title, name="history", x_label="trial")
@@ -55,7 +55,7 @@ def study_figures(home: Home, record: StudyRecord) -> dict[str, Chart]:
 
 
 def history_chart(record: StudyRecord, trials: Sequence[Trial]) -> Chart | None:
-    """Each trial's value with its interval, and the best so far; pruned trials where they were stopped."""
+    """Returns each trial's value with its interval, and the best so far; pruned trials where they were stopped."""
     goal = record.first
     dots = []
     for trial in trials:
@@ -72,8 +72,8 @@ def history_chart(record: StudyRecord, trials: Sequence[Trial]) -> Chart | None:
 
 
 def leaders(record: StudyRecord) -> list[Trial]:
-    """The trials that were the best so far, in their order: by what the sampler's model expects of them now, where it
-    has one, else by their own values."""
+    """Returns the trials that were the best so far, in their order: by what the sampler's model expects of them now,
+    where it has one, else by their own values."""
     found: list[Trial] = []
     for trial in record.finished:
         known = trial.feasible and (not record.has_model or trial.expected is not None)
@@ -88,7 +88,7 @@ def believed(trial: Trial) -> float:
 
 
 def rung_chart(record: StudyRecord, trials: Sequence[Trial], horizon: int) -> Chart | None:
-    """The value over the steps at which trials were evaluated; those trained to their end drawn strong.
+    """Returns the value over the steps at which trials were evaluated; those trained to their end drawn strong.
 
     Args:
         horizon: the step at which a trial ends; 0: unknown, and only rungs are drawn.
@@ -112,7 +112,7 @@ def rung_chart(record: StudyRecord, trials: Sequence[Trial], horizon: int) -> Ch
 
 
 def slice_charts(record: StudyRecord, trials: Sequence[Trial]) -> list[Chart]:
-    """The value over each parameter, later trials darker."""
+    """Returns the value over each parameter, later trials darker."""
     finished = [trial for trial in trials if trial.finished]
     last = max((trial.number for trial in finished), default=0) or 1
     charts = []
@@ -127,8 +127,8 @@ def slice_charts(record: StudyRecord, trials: Sequence[Trial]) -> list[Chart]:
 
 
 def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Importance]) -> Chart | None:
-    """The value over both clip bounds, or over the two numeric parameters that matter most, and the path of the best;
-    where the sampler has a model, what it expects there and how sure it is."""
+    """Returns the value over both clip bounds, or over the two numeric parameters that matter most, and the path of the
+    best; where the sampler has a model, what it expects there and how sure it is."""
     chosen = _two_numeric(record, ranked)
     if chosen is None:
         return None
@@ -173,13 +173,13 @@ def parallel(record: StudyRecord, trials: Sequence[Trial]) -> Chart | None:
 
 
 def importance_chart(ranked: Sequence[Importance]) -> Chart | None:
-    """The parameters whose importance is above chance."""
+    """Returns the parameters whose importance is above chance."""
     bars = [(item.path, round(100 * item.share, 1)) for item in ranked if item.above_chance]
     return bar_chart(bars, title="Importance of the parameters", unit=" %")
 
 
 def goals_chart(record: StudyRecord, trials: Sequence[Trial]) -> Chart | None:
-    """The first two of several goals against each other, the Pareto front joined."""
+    """Returns the first two of several goals against each other, the Pareto front joined."""
     if len(record.goals) < 2:
         return None
     front = {trial.number for trial in pareto_front(record)}
@@ -226,7 +226,7 @@ def _label(record: StudyRecord, trial: Trial) -> str:
 
 
 def _names(searched: Searched) -> list[Any]:
-    """The choices, or the names of the cases; none of a range of numbers."""
+    """Returns the choices, or the names of the cases; none of a range of numbers."""
     return list(searched.get("choice") or searched.get("cases") or ())
 
 
@@ -245,8 +245,8 @@ def _scale(searched: Searched) -> Scale:
 
 
 def _place(value: Any, searched: Searched) -> float:
-    """Where a value lies: the logarithm to base 10 of a logarithmic range, the position of a choice. A schedule lies at
-    its last value."""
+    """Returns where a value lies: the logarithm to base 10 of a logarithmic range, the position of a choice. A schedule
+    lies at its last value."""
     if names := _names(searched):
         return float(names.index(value))
     value = last_value(value)

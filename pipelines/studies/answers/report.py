@@ -24,7 +24,8 @@ _NEXT_TO_NOTHING = 0.05
 
 
 def study_table(home: Home, name: str) -> tuple[list[str], list[list[str]]]:
-    """The study's results as columns and rows of texts: its arms on fresh seeds, else each trial that has a value.
+    """Returns the study's results as columns and rows of texts: its arms on fresh seeds, else each trial that has a
+    value.
 
     Raises:
         SpecError: no study has that name.
@@ -34,7 +35,7 @@ def study_table(home: Home, name: str) -> tuple[list[str], list[list[str]]]:
 
 
 def results_table(record: StudyRecord, found: Answer) -> tuple[list[str], list[list[str]]]:
-    """The results that an answer rests on, as `study_table` has them; a trial has the value of each goal."""
+    """Returns the results that an answer rests on, as `study_table` has them; a trial has the value of each goal."""
     goal, others = record.first, record.goals[1:]
     if arms := found.arms:
         columns = ["fresh seeds", goal.measure, "against the baseline"]
@@ -105,7 +106,8 @@ def write_study_report(home: Home, name: str, path: Path | None = None) -> Path:
 
 
 def shown_trials(record: StudyRecord) -> list[Trial]:
-    """The trials that a page shows one by one, in their order: all, or of very many the ones that matter and a sample.
+    """Returns the trials that a page shows one by one, in their order: all, or of very many the ones that matter and a
+    sample.
 
     Those that matter are the baseline, the Pareto front, the confirmed ones, each that was the best so far, and the
     best of all.
@@ -125,7 +127,7 @@ def shown_trials(record: StudyRecord) -> list[Trial]:
 
 
 def _horizon(home: Home, record: StudyRecord) -> int:
-    """The step at which a trial ends, from the spec of a run; 0 where none is left."""
+    """Returns the step at which a trial ends, from the spec of a run; 0 where none is left."""
     run_ids = [run_id for trial in record.finished for run_id in trial.run_ids]
     there = (home.run(run_id) for run_id in run_ids if home.run(run_id).exists())
     return next((recorded_spec(directory).training.steps for directory in there), 0)
@@ -187,7 +189,8 @@ def _rung_rows(record: StudyRecord) -> list[RungRow]:
 
 
 def _constraints(record: StudyRecord, best: Best | None) -> list[dict[str, Any]]:
-    """Each constraint: its bounds, how many finished trials keep it, and what the best and the baseline measured."""
+    """Returns each constraint: its bounds, how many finished trials keep it, and what the best and the baseline
+    measured."""
     rows = []
     by_number = {trial.number: trial for trial in record.trials}
     for bound in record.constraints:

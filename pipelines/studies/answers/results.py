@@ -52,7 +52,7 @@ class Goal:
         return 0.0 if self.is_share else self.least
 
     def possible(self, value: float) -> float:
-        """The value, or the end of what the goal's values can be where it lies beyond."""
+        """Returns the value, or the end of what the goal's values can be where it lies beyond."""
         if self.is_share:
             return min(max(value, 0.0), 1.0)
         if (known := BY_NAME.get(self.metric)) and not self.dataset:
@@ -60,12 +60,12 @@ class Goal:
         return value if self.least is None else max(value, self.least)
 
     def better(self, value: float) -> float:
-        """The value with the sign that makes the better of two the larger."""
+        """Returns the value with the sign that makes the better of two the larger."""
         return value if self.direction == "maximize" else -value
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "Goal":
-        """The goal of a record's entry."""
+        """Returns the goal of a record's entry."""
         return cls(data.get("dataset") or "", data["metric"], data["direction"], data.get("least"))
 
 
@@ -127,7 +127,7 @@ class Trial:
 
     @classmethod
     def of(cls, data: Mapping[str, Any], goal: Goal) -> "Trial":
-        """The trial of a record's entry, in a study whose first goal this is."""
+        """Returns the trial of a record's entry, in a study whose first goal this is."""
         value = data.get("value")
         return cls(
             number=data["number"],
@@ -154,7 +154,7 @@ class Trial:
 
 
 def last_value(param: Any) -> Any:
-    """A param as a number that a chart can place: of a schedule its last value."""
+    """Returns a param as a number that a chart can place: of a schedule its last value."""
     return param["schedule"][-1][1] if isinstance(param, dict) and "schedule" in param else param
 
 
@@ -241,7 +241,7 @@ class Confirmation:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "Confirmation":
-        """The confirmation of a record's entry."""
+        """Returns the confirmation of a record's entry."""
         arms = tuple(
             Arm(
                 arm["trial"],
@@ -340,7 +340,7 @@ class StudyRecord:
         return (*baselines, *candidates) if baselines and candidates else ()
 
     def broken(self, arm: Arm) -> list[str]:
-        """The constraints that an arm breaks in the mean over its fresh seeds: `kl/reverse at most 0.05: 0.3`."""
+        """Returns the constraints that an arm breaks in the mean over its fresh seeds: `kl/reverse at most 0.05: 0.3`."""
         found = []
         for bound in self.constraints:
             metric = measure_label(bound["metric"], bound.get("dataset") or "")
@@ -379,7 +379,7 @@ class StudyRecord:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "StudyRecord":
-        """The record that study.json holds."""
+        """Returns the record that study.json holds."""
         goals = tuple(map(Goal.of, data["goals"]))
         trials = tuple(Trial.of(trial, goals[0]) for trial in data.get("trials") or ())
         spent, confirmation = data.get("spent") or {}, data.get("confirmation")
@@ -406,7 +406,7 @@ class StudyRecord:
 
 
 def read_study(home: Home, name: str) -> StudyRecord:
-    """A study's record. Raises SpecError where there is none."""
+    """Returns a study's record. Raises SpecError where there is none."""
     data, problems = read_checked(home.study(name) / "study.json")
     if not data and not problems:
         raise SpecError(Issue("no such study", given=name, hint="`rpg study list` lists them"))
@@ -444,8 +444,8 @@ def best_of(record: StudyRecord, better: Sequence[Arm] = ()) -> Best | None:
 
 
 def best_trial(record: StudyRecord) -> Trial | None:
-    """The finished trial that keeps the constraints and is best at the first goal, by the posterior mean where the
-    sampler has a model, else by its own value; the first of equals."""
+    """Returns the finished trial that keeps the constraints and is best at the first goal, by the posterior mean where
+    the sampler has a model, else by its own value; the first of equals."""
     eligible = _eligible(record)
     # A baseline outside the ranges is no point of the model's space.
     rated = [trial for trial in eligible if trial.expected is not None or trial.baseline]
@@ -458,13 +458,14 @@ def best_trial(record: StudyRecord) -> Trial | None:
 
 
 def pareto_front(record: StudyRecord) -> list[Trial]:
-    """The trials that no other dominates, the best by the first goal first; see `undominated`."""
+    """Returns the trials that no other dominates, the best by the first goal first; see `undominated`."""
     trials = {trial.number: trial for trial in _eligible(record)}
     return [trials[number] for number in undominated({number: _merits(record, at) for number, at in trials.items()})]
 
 
 def undominated(merits: Mapping[int, tuple[float, ...]]) -> list[int]:
-    """The trials of which none other is at least as good in every goal and better in one, by merit, then by number.
+    """Returns the trials of which none other is at least as good in every goal and better in one, by merit, then by
+    number.
 
     Args:
         merits: trial's number -> its merit at each goal; the larger is the better.

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 def first_generation() -> dict[str, Any]:
-    """The note by which a genetic sampler takes a result that it did not propose among its first parents."""
+    """Returns the note by which a genetic sampler takes a result that it did not propose among its first parents."""
     from optuna.samplers import NSGAIISampler
 
     return {NSGAIISampler._get_generation_key(): 0}
 
 
 def one_sequence(place: int, *, seed: int, independent: "BaseSampler") -> "BaseSampler":
-    """A sampler of one low-discrepancy sequence, whatever ranges have moved since it began.
+    """Returns a sampler of one low-discrepancy sequence, whatever ranges have moved since it began.
 
     Args:
         place: which point of the sequence it proposes, from 0.
@@ -40,7 +40,7 @@ def one_sequence(place: int, *, seed: int, independent: "BaseSampler") -> "BaseS
 
 
 def suggest(trial: "Trial", name: str, distribution: "BaseDistribution") -> Any:
-    """The value that the trial's sampler proposes, of any distribution."""
+    """Returns the value that the trial's sampler proposes, of any distribution."""
     return trial._suggest(name, distribution)
 
 
@@ -50,5 +50,5 @@ def notes_of(study: "Study", trial: "Trial") -> dict[str, Any]:
 
 
 def trial_id(trial: "FrozenTrial") -> int:
-    """The id by which a storage knows the trial."""
+    """Returns the id by which a storage knows the trial."""
     return trial._trial_id

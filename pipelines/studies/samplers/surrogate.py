@@ -160,7 +160,7 @@ class Surrogate:
         return means, deviations
 
     def _fit(self) -> Array:
-        """The most likely theta under the prior, by at most MOST_FITTED observations."""
+        """Returns the most likely theta under the prior, by at most MOST_FITTED observations."""
         from scipy.optimize import minimize
 
         starts = [self._means]
@@ -262,7 +262,7 @@ class _Fixed:
         )
 
     def covariance(self, theta: Array, *, slopes: bool = True) -> tuple[Array, list[Array]]:
-        """The observations' covariance, and its derivative by each of theta."""
+        """Returns the observations' covariance, and its derivative by each of theta."""
         inverse = np.exp(-2 * theta[:-4])
         signal, luck, decay, growth = np.exp(theta[-4:])
         distances = np.sqrt(np.tensordot(inverse, self.squares, 1))

@@ -74,7 +74,7 @@ def identity(pid: int) -> str:
 
 
 def flow_processes(home: Home) -> list[FlowProcess]:
-    """The flows of workers on this host: those that run, and those that were killed and not yet forgotten."""
+    """Returns the flows of workers on this host: those that run, and those that were killed and not yet forgotten."""
     flows = []
     for path in sorted(_directory(home).glob("*.json")):
         fields = read_json(path)
@@ -84,7 +84,8 @@ def flow_processes(home: Home) -> list[FlowProcess]:
 
 
 def is_noted(home: Home, flow_run_id: str) -> bool:
-    """Whether a worker of this home, on any host, began the flow run, and no process of it is known to have ended."""
+    """Returns whether a worker of this home, on any host, began the flow run, and no process of it is known to have
+    ended."""
     return (_directory(home) / f"{flow_run_id}.json").exists()
 
 

@@ -77,7 +77,7 @@ class OwnJob(ProcessJobConfiguration):
         worker_id: UUID | None = None,
         deployment: "DeploymentResponse | None" = None,
     ) -> "OwnJob":
-        """The job of one of our flows. Raises RefusedError for another."""
+        """Returns the job of one of our flows. Raises RefusedError for another."""
         if deployment is None and flow_run.deployment_id:
             deployment = await client.read_deployment(flow_run.deployment_id)
         flow = await client.read_flow(flow_run.flow_id)

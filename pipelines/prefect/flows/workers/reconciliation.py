@@ -204,7 +204,7 @@ class Reconciliation:
     def _ending(
         self, client: "SyncPrefectClient", flow_run: "FlowRun", standing: RunState, lease: LeaseRecord | None
     ) -> Ending | None:
-        """How a flow run that nobody executes ends; None: a worker of its pool is to go on with it."""
+        """Returns how a flow run that nobody executes ends; None: a worker of its pool is to go on with it."""
         state = state_of(flow_run)
         own = standing.record["flow_run_id"] == str(flow_run.id)
         directory = self._home.run(run_id_of(flow_run))
@@ -241,7 +241,8 @@ class Reconciliation:
     def _may_be_elsewhere(
         self, client: "SyncPrefectClient", flow_run: "FlowRun", record: Record, lease: LeaseRecord | None
     ) -> bool:
-        """Whether a worker with another home may have the flow run: that it was submitted from here says nothing.
+        """Returns whether a worker with another home may have the flow run: that it was submitted from here says
+        nothing.
 
         This home's workers have it where one noted its process here, or took or ended the run after the flow run began.
         """
@@ -257,7 +258,7 @@ class Reconciliation:
         return all(datetime.fromisoformat(time) + _CLOCKS < state.timestamp for time in times)
 
     def _cannot_begin(self, client: "SyncPrefectClient", flow_run: "FlowRun", lease: LeaseRecord | None) -> bool:
-        """Whether a crashed flow run has crashed again and again since somebody last held its run."""
+        """Returns whether a crashed flow run has crashed again and again since somebody last held its run."""
         if not state_of(flow_run).is_crashed():
             return False
         crashed_at = [state.timestamp for state in client.read_flow_run_states(flow_run.id) if state.is_crashed()]
@@ -285,7 +286,7 @@ class Reconciliation:
                     self._record_ending(run_ids[flow_run.id], flow_run)
 
     def _waiting_runs(self) -> dict[UUID, str]:
-        """The runs that have not ended on record, by their flow runs. An unchanged record is not read again."""
+        """Returns the runs that have not ended on record, by their flow runs. An unchanged record is not read again."""
         waiting: dict[Path, tuple[int, UUID | None]] = {}
         for path in self._home.root.glob("runs/*/state.json"):
             with contextlib.suppress(OSError, ValueError):  # removed meanwhile; or written by hand
@@ -346,7 +347,7 @@ class Reconciliation:
             schedule_again(client, flow_run, GONE)
 
     def _is_open(self, client: "SyncPrefectClient", flow_run_id: UUID) -> bool:
-        """Whether a flow run still waits to be settled, by this worker later or by one of its own pool."""
+        """Returns whether a flow run still waits to be settled, by this worker later or by one of its own pool."""
         from prefect.exceptions import ObjectNotFound
 
         try:
@@ -365,7 +366,8 @@ def _age(state: "State[Any]") -> timedelta:
 
 
 def _may_settle_by_itself(state: "State[Any]", lease: LeaseRecord | None) -> bool:
-    """Whether a flow of another host may have just ended, and is telling so, or just begun, and has no lease yet."""
+    """Returns whether a flow of another host may have just ended, and is telling so, or just begun, and has no lease
+    yet."""
     if lease is not None and lease.released and lease.seconds_since_beat < _ENDING_SECONDS:
         return True
     if state.is_crashed() or state.is_cancelling():
@@ -375,7 +377,8 @@ def _may_settle_by_itself(state: "State[Any]", lease: LeaseRecord | None) -> boo
 
 
 def _crashes_again_and_again(run_directory: Path) -> bool:
-    """Whether the last flows of a run have all died without giving it back, and without a checkpoint among them."""
+    """Returns whether the last flows of a run have all died without giving it back, and without a checkpoint among
+    them."""
     leases = map(read_json, sorted((run_directory / "leases").glob("*.json")))
     last = [fields for fields in leases if fields and not fields.get("settles")][-_CRASHES:]
     checkpoints = (run_directory / "checkpoints").glob("step-*")

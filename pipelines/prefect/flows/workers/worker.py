@@ -41,7 +41,7 @@ def worker_name(pool: str) -> Iterator[str]:
 
 
 def worker_command(name: str, pool: str, limit: int = 1) -> list[str]:
-    """The command line of Prefect's worker. It takes one flow run at a time: a run may use the whole machine."""
+    """Returns the command line of Prefect's worker. It takes one flow run at a time: a run may use the whole machine."""
     return [
         *(
             sys.executable,
@@ -55,7 +55,7 @@ def worker_command(name: str, pool: str, limit: int = 1) -> list[str]:
 
 
 def worker_environment(home: Home, url: str, name: str, grace: float) -> dict[str, str]:
-    """The variables by which Prefect's worker, and the flow runs that it starts, find the home and the API."""
+    """Returns the variables by which Prefect's worker, and the flow runs that it starts, find the home and the API."""
     return client_environment(home, url, auth_string_for(home, url)) | {
         "RPG_HOME": str(home.root),
         WORKER: name,
