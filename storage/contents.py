@@ -95,7 +95,8 @@ def lost(root: Path, run_id: str, before: Iterable[Segment], listed: Sequence[Se
 
 
 def left_out(directory: Path) -> set[str]:
-    """Returns the tables that a run was told not to record, and those whose rows were freed when their days were over."""
+    """Returns the tables that a run was told not to record, and those whose rows were freed when their days were
+    over."""
     records = [read_document(path).get("record", {}) for path in numbered(directory / "attempts")]
     return {table for record in records for table in record if record[table] == "none"}.union(
         read_document(directory / FREED)

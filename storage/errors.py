@@ -19,7 +19,8 @@ class QueryError(RpgError):
 
 
 def explain(connection: duckdb.DuckDBPyConnection, error: duckdb.Error) -> str:
-    """Returns the message to show. A table that does not exist gets the nearest name and the list of those there are."""
+    """Returns the message to show. A table that does not exist gets the nearest name and the list of those there
+    are."""
     text = str(error).strip()
     if missing := _MISSING_TABLE.search(text):
         return _missing_table(connection, missing[1])

@@ -48,7 +48,8 @@ def may_fork() -> bool:
 
 
 def forks_stages(experiment: Experiment, slots: Sequence[str] = ()) -> bool:
-    """Returns whether stages of the experiment may be forks: they have no GPUs, and an engine that starts no processes."""
+    """Returns whether stages of the experiment may be forks: they have no GPUs, and an engine that starts no
+    processes."""
     return not slots and experiment.rollout.engine != "vllm"
 
 

@@ -78,7 +78,8 @@ class ProcessRecord:
 
 
 def group_members(record: ProcessRecord) -> list[psutil.Process]:
-    """Returns the living processes of its group, and all its descendants. Empty where the pid is another process's now."""
+    """Returns the living processes of its group, and all its descendants. Empty where the pid is another process's
+    now."""
     members: dict[int, psutil.Process] = {}
     if not is_visible(record.pid_namespace):
         return []

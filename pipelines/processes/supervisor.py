@@ -262,7 +262,8 @@ def log_size(log: Path) -> int:
 
 
 def log_tail(log: Path, lines: int = TAIL_LINES, *, since: int = 0) -> str:
-    """Returns the last lines of what was written to a log after its first `since` bytes; empty where it cannot be read."""
+    """Returns the last lines of what was written to a log after its first `since` bytes; empty where it cannot be
+    read."""
     with contextlib.suppress(OSError), open(log, "rb") as file:
         file.seek(max(since, file.seek(0, os.SEEK_END) - 64 * 1024))
         return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])

@@ -54,7 +54,8 @@ class Source(Protocol):
         ...
 
     def waiting(self) -> list[dict[str, Any]] | None:
-        """Returns the runs that wait for a worker, as `prefect.server.waiting` has them; None: only their server knows."""
+        """Returns the runs that wait for a worker, as `prefect.server.waiting` has them; None: only their server
+        knows."""
         ...
 
     def close(self) -> None:

@@ -112,7 +112,8 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
 
 
 def _code_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Returns the code of each run's stages: its results numbers, and how it differs from the release where any does."""
+    """Returns the code of each run's stages: its results numbers, and how it differs from the release where any
+    does."""
     stages = [run.read("plan.json").get("stages", {}) for run in runs]
     shared = [name for name in stages[0] if name != "report" and all(name in each for each in stages)]
     names = {stage: sorted({name for each in stages for name in each[stage].get("code", {})}) for stage in shared}

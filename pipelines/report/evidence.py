@@ -221,7 +221,8 @@ def _is_recorded(home: Home, run_id: str) -> bool:
 
 
 def load_run(home: Home, run_id: str) -> Run:
-    """Returns a run's identity, spec and state, from its directory. SpecError where the schema does not take its spec."""
+    """Returns a run's identity, spec and state, from its directory. SpecError where the schema does not take its
+    spec."""
     from specs.reading.recorded import recorded_spec  # not at the top: the schema is slow to load
 
     path = home.run(run_id)

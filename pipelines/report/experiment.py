@@ -163,7 +163,8 @@ class Listed:
 
 
 def _why_rows_are_missing(runs: Sequence[Run]) -> list[str]:
-    """Returns a sentence for each table of responses of which some run did not record all rows, or did not keep them."""
+    """Returns a sentence for each table of responses of which some run did not record all rows, or did not keep
+    them."""
     return [
         f"Not all {what} are on record: {why}"
         for table, what in (("rollouts", "responses"), ("tokens", "tokens"))

@@ -121,7 +121,8 @@ class ChosenResponses:
 
 
 def trained_responses(store: Store, home: Home, runs: Sequence[Run]) -> list[ChosenResponses]:
-    """Returns the best, the worst and the most changed of the runs' last steps; empty where no rollouts are recorded."""
+    """Returns the best, the worst and the most changed of the runs' last steps; empty where no rollouts are
+    recorded."""
     firsts = dict(store.query(_FIRST_STEPS, [[run.run_id for run in runs], max(1, _MOST_STEPS // len(runs))]).rows)
     if not firsts:
         return []

@@ -16,7 +16,8 @@ _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def count_oom_kills() -> int:
-    """Returns how many processes the kernel has killed for memory so far: in this control group, else on this machine."""
+    """Returns how many processes the kernel has killed for memory so far: in this control group, else on this
+    machine."""
     try:
         own = Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::")[2].strip().lstrip("/")
         counters = (Path("/sys/fs/cgroup") / own / "memory.events", Path("/proc/vmstat"))

@@ -116,7 +116,8 @@ class TrialLedger:
         return self._read(self._search_id)
 
     def units(self) -> list[Trial]:
-        """Returns the units of today's confirmation; an earlier one may have had more seeds, or another evaluation set."""
+        """Returns the units of today's confirmation; an earlier one may have had more seeds, or another evaluation
+        set."""
         if self._units_id < 0:
             return []
         wanted = set(self.confirming_seeds)
@@ -132,7 +133,8 @@ class TrialLedger:
         return read_trial(self._storage.storage.get_trial(trial.id), partial(self._is_held, is_unit))
 
     def add_trial(self, proposal: proposals.Proposal, *, until: int, bracket: int) -> Trial:
-        """Returns a new trial of the search, which this worker has claimed. `until`: the step to train to; 0: the end."""
+        """Returns a new trial of the search, which this worker has claimed. `until`: the step to train to; 0: the
+        end."""
         notes = proposal.sampler_notes
         self._create(self._search_id, proposal.params, until=until, sampler_notes=notes, bracket=bracket)
         return self.claim(self.trials()[-1], until)

@@ -175,7 +175,8 @@ class _StudyWorker:
         return self.ledger.add_trial(proposal, until=rungs.first_step(self.study, bracket), bracket=bracket)
 
     def _decide_confirmation(self, trials: Sequence[Trial]) -> Task | Literal["wait"] | None:
-        """Returns the next unit of the confirmation. A round that has ended is looked at here, by whoever comes first."""
+        """Returns the next unit of the confirmation. A round that has ended is looked at here, by whoever comes
+        first."""
         arms = confirmation.arms(self.study, trials, horizon=self.horizon)
         seeds = self.ledger.confirming_seeds
         while arms:

@@ -96,7 +96,8 @@ class Statement:
             yield rows
 
     def batches(self) -> "tuple[pa.Schema, Iterator[pa.RecordBatch]]":
-        """Returns the columns and their types, and the rows. Raises as `start` does, also while the batches are read."""
+        """Returns the columns and their types, and the rows. Raises as `start` does, also while the batches are
+        read."""
         reader = self._within_limits(lambda: self._connection.to_arrow_reader(_BATCH_ROWS))
         return reader.schema, iter(lambda: self._within_limits(lambda: next(reader, None)), None)
 

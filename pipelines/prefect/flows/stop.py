@@ -223,7 +223,8 @@ def _stopped(home: Home, client: "SyncPrefectClient", flow_run: "FlowRun", grace
 
 
 def _answers(url: str, silent: set[str]) -> bool:
-    """Returns whether a server answers. One that has not is not waited for again: `silent` is as of `end_everywhere`."""
+    """Returns whether a server answers. One that has not is not waited for again: `silent` is as of
+    `end_everywhere`."""
     if url not in silent and not is_healthy(url, timeout=10.0):
         silent.add(url)
     return url not in silent

@@ -169,7 +169,8 @@ def note_idle_pool(client: "SyncPrefectClient", home: Home, pool: str, say: Call
 
 
 def flow_run_link(home: Home, url: str, flow_run_id: str) -> str:
-    """Returns a flow run's page. On a server of ours that of the newer dashboard, which draws the artifacts' diagrams."""
+    """Returns a flow run's page. On a server of ours that of the newer dashboard, which draws the artifacts'
+    diagrams."""
     services = running_services(home)
     version = "/v2" if services is not None and services.url == url else ""
     return f"{url.removesuffix('/api')}{version}/runs/flow-run/{flow_run_id}"

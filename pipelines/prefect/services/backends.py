@@ -68,7 +68,8 @@ class Postgres:
             raise ServiceError(f"PostgreSQL's initdb failed:\n{done.stderr.strip()}")
 
     def program(self) -> Program:
-        """Returns the server. It listens at its port of loopback only, at no Unix socket, whose path might be too long."""
+        """Returns the server. It listens at its port of loopback only, at no Unix socket, whose path might be too
+        long."""
         settings = {
             "listen_addresses": "127.0.0.1",
             "port": str(self.port),

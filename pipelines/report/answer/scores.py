@@ -128,7 +128,8 @@ class _Evaluated:
         return Table(tuple(problems), np.array(rows), before, step, self.num_failed, self.counted)
 
     def alone(self) -> Table | None:
-        """Returns the scores at the last step that its own runs share; None where there is none, and where all failed."""
+        """Returns the scores at the last step that its own runs share; None where there is none, and where all
+        failed."""
         steps = self.steps()
         return self.table(max(steps), _problems(self.runs, max(steps))) if steps else None
 

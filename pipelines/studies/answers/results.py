@@ -340,7 +340,8 @@ class StudyRecord:
         return (*baselines, *candidates) if baselines and candidates else ()
 
     def broken(self, arm: Arm) -> list[str]:
-        """Returns the constraints that an arm breaks in the mean over its fresh seeds: `kl/reverse at most 0.05: 0.3`."""
+        """Returns the constraints that an arm breaks in the mean over its fresh seeds: `kl/reverse at most 0.05:
+        0.3`."""
         found = []
         for bound in self.constraints:
             metric = measure_label(bound["metric"], bound.get("dataset") or "")

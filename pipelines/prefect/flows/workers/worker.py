@@ -41,7 +41,8 @@ def worker_name(pool: str) -> Iterator[str]:
 
 
 def worker_command(name: str, pool: str, limit: int = 1) -> list[str]:
-    """Returns the command line of Prefect's worker. It takes one flow run at a time: a run may use the whole machine."""
+    """Returns the command line of Prefect's worker. It takes one flow run at a time: a run may use the whole
+    machine."""
     return [
         *(
             sys.executable,
