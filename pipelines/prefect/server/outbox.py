@@ -93,9 +93,7 @@ class Outbox(Messages):
                     self._send_all(client)
                     done = not (last_round and self._schedule) or self._give_back(client, flow_run_id)
                     failures = 0 if done else failures + 1
-                except (
-                    Exception
-                ) as error:  # Any exception of the client: the stage continues, and the next round retries.
+                except Exception as error:  # Any exception: the stage continues, and the next round retries.
                     failures += 1
                     _log.debug("the Prefect server does not answer: %s", error)
                 if last_round and not failures:
