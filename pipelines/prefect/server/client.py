@@ -139,7 +139,7 @@ def api_url(home: Home, profile: str) -> str:
     the environment has others.
 
     Args:
-        profile: an API's or a dashboard's URL, or the name of a Prefect profile; empty: the server of `rpg up`.
+        profile: an API's or a dashboard's URL, or the name of a Prefect profile; empty means the server of `rpg up`.
     Raises:
         SpecError: there is no such profile, or no server answers.
         ServiceError: another user of this machine listens there.

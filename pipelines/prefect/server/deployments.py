@@ -156,7 +156,7 @@ def name_record(home: Home, url: str, place: str) -> None:
 
 
 def record_pages(client: "SyncPrefectClient") -> str:
-    """Returns the URL of the web application with the record's report pages; empty where the server names none."""
+    """Returns the URL of the web application with the record's report pages; empty if the server names none."""
     variable = client.read_variable_by_name(RECORD_VARIABLE)
     place = "" if variable is None else str(variable.value)
     return place.rstrip("/") if place.startswith(("http://", "https://")) else ""

@@ -65,7 +65,7 @@ def run_id_of(flow_run: "FlowRun") -> str:
 
 
 def study_of(flow_run: "FlowRun") -> str:
-    """Returns the study that a flow run executes, by its parameter `study NAME`; empty where it executes a run."""
+    """Returns the study that a flow run executes, by its parameter `study NAME`; empty for the flow run of a run."""
     return "" if run_id_of(flow_run) else str(flow_run.parameters.get("name", "")).removeprefix("study ")
 
 

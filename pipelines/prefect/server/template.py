@@ -3,7 +3,7 @@
 Migrating takes longer than a tiny run. The first server of this user that migrates a new home's database leaves a copy
 in the user's own cache, and each further home of the same version of Prefect starts with that copy.
 
-The cache directory has mode 0700, and each use checks it: nobody else can change the copy. A second check is that a
+The cache directory has mode 0700, and each use checks it: no other user can change the copy. A second check is that a
 template has the schema of the migrations, and no rows of a server's.
 """
 
@@ -49,7 +49,8 @@ def keep_template(database: Path) -> None:
 
 
 def _check_untouched(path: Path) -> None:
-    """Raises sqlite3.DataError if a database differs from the migrations' schema, or has rows where they make none."""
+    """Raises sqlite3.DataError if a database differs from the migrations' schema, or has rows in tables that they
+    leave empty."""
     with closing(sqlite3.connect(path)) as database:
         if schema_of(database) != _SCHEMAS[version("prefect")]:
             raise sqlite3.DataError("its schema is not that of Prefect's migrations")
