@@ -36,7 +36,7 @@ A run's files are listed in this order: its state before the evaluation that the
 attempts that recorded them, so that a listing contains all files that its documents and rows refer to.
 """
 _UNITS = {"experiments": 2, "studies": 2, "runs": 2, "artifacts": 3}
-"""How many parts of a path name its unit."""
+"""Number of path parts that name a unit, by directory."""
 
 
 _Pattern = tuple[re.Pattern[str], ...]

@@ -111,7 +111,7 @@ class SharedRun:
         """Copies the newest lease in the store, and those that the home lacks, into the home.
 
         Returns:
-            The newest one's number; 0 if there is none.
+            The newest one's number; 0 without leases.
         """
         # If this home held a lease, the store's copy of it may be older.
         ours = {self._number, read_json(self._directory / _MARK).get("lease")}
