@@ -31,15 +31,15 @@ _TYPES: dict[Any, str] = {
 
 @cache
 def columns(table: str) -> tuple[tuple[str, str], ...]:
-    """(name, SQL type) of each column of a recorded table, in order."""
+    """Returns (name, SQL type) of each column of a recorded table, in order."""
     hints = typing.get_type_hints(TABLES[table])
     return tuple((name, _TYPES[_bare(hint)]) for name, hint in hints.items())
 
 
 @cache
 def arrow_schema(table: str) -> "pa.Schema":
-    """Arrow schema of a segment written today."""
-    import pyarrow as pa  # here, as a query that reads no segment by itself is answered sooner without it
+    """Returns the Arrow schema of a new segment."""
+    import pyarrow as pa  # here, so that a query that reads no segment starts sooner
 
     types = {
         "BIGINT": pa.int64(),

@@ -133,7 +133,7 @@ class _Changes:
     left: Collection[str]
     """Directories of weights that are not copied, relative to a run's: rows about them are left out."""
     until: int = 0
-    """The last step whose rows are copied; 0 copies all."""
+    """The last step whose rows are copied; 0 copies all of them."""
 
 
 def _take_rows(execution: "RunExecution", run_id: str, target: Path, changes: _Changes) -> None:
