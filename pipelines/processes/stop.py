@@ -36,7 +36,7 @@ class StopRequest:
     """Reason and manner of the end of work."""
 
     reason: str
-    """For the record: `cancelled`, `interrupted by SIGINT`."""
+    """The reason for the record: `cancelled`, `interrupted by SIGINT`."""
     grace: float
     """Seconds after which processes that still run are killed."""
     whole_command: bool

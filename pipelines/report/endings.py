@@ -81,7 +81,8 @@ def _last_mean(curve: Curve) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """One run's accuracy on one dataset after training began. For an untrained model, last and best are the same."""
+    """One run's accuracy on one dataset after training began. For a model that is only measured, last and best are
+    the same."""
 
     measure: str
     """mean@k."""

@@ -284,8 +284,8 @@ def clusters(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def chosen_by(store: Store, groups: Sequence[Group]) -> dict[str, set[str]]:
-    """Returns the untrained models that were selected on evaluation sets: label -> sets on which no training step of
-    their run was more accurate, and some were less. The last step does not count as selected."""
+    """Returns the models that were only measured and had been selected on evaluation sets: label -> sets on which no
+    training step of their run was more accurate, and some were less. The last step does not count as selected."""
     found: dict[str, set[str]] = {}
     for group in groups:
         path = Path(getattr(group.runs[0].spec.model, "path", ""))  # a generated model has no path

@@ -223,7 +223,7 @@ class _RunLine:
             self.note(f"{self._stage}  {text}")
 
     def stage_ended(self, stage: str, outcome: str, seconds: float) -> None:
-        """Prints, without a live line, how the stage ended and how long it took."""
+        """Prints how the stage ended and how long it took, if there is no live line."""
         self._shown.left.stage_ended(self._run_id, stage, outcome, seconds)
         if not self._shown.console.is_terminal:
             self._shown.console.print(f"  {self._run_id}  {_ending(stage, outcome, seconds)}")

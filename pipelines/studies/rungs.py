@@ -89,8 +89,8 @@ def promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
 
 
 def last_promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
-    """Returns, if no trial of the search has reached its end, the paused one that should: the best of the highest
-    rung."""
+    """Returns the best paused trial of the highest rung, to be trained to its end; None if a trial of the search has
+    reached its end."""
     searched = [trial for trial in trials if not trial.baseline]
     if any(trial.state == "finished" for trial in searched):
         return None

@@ -113,7 +113,7 @@ class _StudyWorker:
         self.foreign = foreign_results(self.document, self.home)
         self.write_record()
 
-    # What to do next.
+    # The next task.
 
     def next_task(self) -> Task | None:
         """Claims the next task; None if the study is done. Waits while others may still give some."""
@@ -220,7 +220,7 @@ class _StudyWorker:
         record = StudyRecord.of(self._record(trials, arms, over, "confirming"))
         self.ledger.note_look(confirmation.look_at(self.home, record, look))
 
-    # Doing it.
+    # Its execution.
 
     def perform(self, task: Task) -> None:
         """Executes a task and records the result."""
@@ -264,7 +264,7 @@ class _StudyWorker:
                 return Result(tuple(other.about.get("run_ids", ())), values, constraints=constraints)
         return None
 
-    # Telling what came out.
+    # Its result.
 
     def _tell(self, task: Task, result: Result, seconds: float) -> str:
         ledger, trial = self.ledger, self.ledger.reread(task.trial)

@@ -20,7 +20,7 @@ GONE = "the process that executed it is gone"
 
 
 class Ending(NamedTuple):
-    """How a run ended, as its record has it."""
+    """The recorded ending of a run."""
 
     status: str
     reason: str

@@ -32,7 +32,7 @@ Outcomes = Generator["RunOutcome", None, None]
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How one run ended."""
+    """The outcome of one run."""
 
     run: RunPlan
     status: Status

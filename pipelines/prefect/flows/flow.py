@@ -332,7 +332,7 @@ class _StageReporter:
         self._last_step = -1
 
     def tick(self) -> None:
-        """Called many times a second."""
+        """Ingests rows and shows progress if they are due. Called many times a second."""
         now = time.monotonic()
         if now - self._shown_at < _PROGRESS_SECONDS:
             return

@@ -310,7 +310,7 @@ class Api:
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:
-        """Within the block Prefect in this process reports to the API."""
+        """Connects Prefect in this process to the API within the block."""
         with client_settings(self._home, self.url):
             if self._embedded is not None:
                 self._embedded.wait()
@@ -334,7 +334,7 @@ def _import_prefect(home: Home, url: str) -> None:
 
 @contextlib.contextmanager
 def client_settings(home: Home, url: str) -> Iterator[None]:
-    """Within the block Prefect in this process uses this API, sends no heartbeat, and prints nothing."""
+    """Sets Prefect in this process to this API within the block, without heartbeats and output."""
     shown = auth_string_for(home, url)
     _import_prefect(home, url)
     logging.raiseExceptions = False  # The same for its handler of log records.

@@ -92,7 +92,7 @@ class Door:
         return {**scope, "headers": [*others, (b"authorization", header_with(self._shown).encode())]}
 
     def _with_known_token(self, receive: Receive) -> Receive:
-        """Replaces the password in the first message of a client of Prefect's web sockets."""
+        """Replaces an accepted password in the first message of a client of Prefect's web sockets by Prefect's own."""
         is_first = True
 
         async def receive_known() -> Message:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 LIVE = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING")
-"""The types of states of flow runs that have not ended. Tasks of a crashed flow run may also continue."""
+"""The types of states of flow runs that have not ended. A crashed flow run that a worker lists may continue too."""
 OPEN = (*LIVE, "CRASHED")
 """Live states, and crashed: a worker may schedule such a flow run again."""
 _PAGE = 200

@@ -28,7 +28,8 @@ from specs.machine.files import replacing
 from specs.machine.liveness import began_with, is_alive
 
 _CLOSING_SECONDS = 30.0
-"""How long a program has to end before it is killed, besides the time in which a worker's runs save a checkpoint."""
+"""Seconds that a program has to end before it is killed, besides the time in which a worker's runs save a
+checkpoint."""
 _OTHERS_SECONDS = 120.0
 """Seconds that supervisord has to end all programs but the worker, one after another."""
 _POLL_SECONDS = 0.1
