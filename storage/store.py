@@ -45,7 +45,7 @@ class Result:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns' names in order. Two may be equal."""
+        """The columns' names in order. Names may repeat."""
         return tuple(self.table.column_names)
 
     @cached_property
@@ -82,7 +82,7 @@ class Stream:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns' names in order. Two may be equal."""
+        """The columns' names in order. Names may repeat."""
         return self._statement.columns
 
     def rows(self) -> Iterator[list[tuple[Any, ...]]]:

@@ -181,8 +181,8 @@ def _set(names: Iterable[str], environment: Mapping[str, str]) -> None:
 
 
 def _told_code(status: int) -> int | None:
-    """Returns the exit code that the server has sent through a pipe, and then closes the pipe; None if there is none
-    yet. If the server is killed, its forks are killed with it."""
+    """Returns the exit code that the server has sent through a pipe, and then closes the pipe; None before that. If
+    the server is killed, its forks are killed with it."""
     waiting = select.poll()
     waiting.register(status)
     if not waiting.poll(0):

@@ -77,7 +77,7 @@ class Child:
     record: Path
     """Its process.json, which exists while the process lives."""
     timeout_seconds: float = 0.0
-    """Time limit in seconds; 0: no limit."""
+    """Time limit in seconds; 0 disables it."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables in addition to this process's own."""
     signal_children: bool = False

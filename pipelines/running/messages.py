@@ -33,7 +33,7 @@ class Messages:
     def __init__(self, flow_run_id: str | None = None) -> None:
         self.flow_run_id = flow_run_id
         self.request: StopRequest | None = None
-        """Set when the flow run was cancelled, paused or suspended on the server."""
+        """The server's request to stop, after the flow run was cancelled, paused or suspended there; None before."""
         self.record_url: str | None = None
         """URL of the record's report pages; empty if the server names none, None until it has answered."""
         self.lock = threading.Lock()

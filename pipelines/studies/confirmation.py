@@ -192,7 +192,7 @@ class Look:
     stopped: tuple[int, ...] = ()
     """Arms that stop here, because they can no longer win."""
     won: bool = False
-    """Whether a candidate is better than the baseline, which ends the confirmation."""
+    """Whether a candidate is better than the baseline; that ends the confirmation."""
 
     def plain(self) -> dict[str, Any]:
         """Returns the analysis as JSON data."""

@@ -42,7 +42,7 @@ _STOP_SECONDS = 5.0
 
 
 class ServiceError(RpgError):
-    """A service did not come up, or does not answer."""
+    """A service that did not start, or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def is_healthy(url: str, timeout: float = 2.0) -> bool:
 def wait_until_healthy(
     url: str, process: Popen[bytes] | Forked, log: Path, timeout: float = START_SECONDS, *, log_start: int = 0
 ) -> None:
-    """Returns when the API answers. Raises ServiceError when its process ends first, or `timeout` seconds are over.
+    """Waits until the API answers. Raises ServiceError when its process ends first, or `timeout` seconds are over.
 
     Args:
         log_start: the log's length when the process was started.

@@ -145,7 +145,7 @@ def _facts(record: StudyRecord) -> list[str]:
 
 
 def _chance(ranked: Sequence[Importance], finished: Sequence[Trial]) -> str:
-    """Returns which parameters the chart of importances leaves out."""
+    """Returns a sentence on the parameters that the chart of importances leaves out."""
     hidden = [item.path for item in ranked if not item.above_chance]
     if not ranked:
         return "Importances need eight finished trials with different values."

@@ -89,7 +89,7 @@ class OwnJob(ProcessJobConfiguration):
 
 
 class OwnWorker(ProcessWorker):
-    """Takes flow runs of our deployments from a pool of Prefect's type `process`."""
+    """Worker that takes flow runs of our deployments from a pool of Prefect's type `process`."""
 
     job_configuration = OwnJob
 
