@@ -1,4 +1,4 @@
-"""The record of what happened: DuckDB over the segments and catalogues that runs leave behind."""
+"""The record of runs: DuckDB over the segments and documents that runs write."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ _MODULES = {
     "open_record": "record",
     "rebuild": "ingest",
 }
-"""Name -> module that has it, imported at first use: who asks whether a process is alive needs no DuckDB, and a query
+"""Name -> module that has it, imported at first use: a check whether a process is alive needs no DuckDB, and a query
 needs no Arrow."""
 
 

@@ -15,11 +15,11 @@ Row = dict[str, Any]
 Rows = dict[str, list[Row]]
 TABLES = ("experiments", "runs", "stages", "attempts", "studies", "trials", "confirmations", "artifacts", "provenance")
 FREED = "freed.json"
-"""In a run's directory: table -> freed_at and keep_days, once its rows were freed."""
+"""File in a run's directory: table -> freed_at and keep_days, once its rows were freed."""
 
 
 class Documents:
-    """Reads the documents of a home, and keeps what of them had to be passed over."""
+    """Reader of a home's documents, with a list of their unreadable parts."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -27,14 +27,14 @@ class Documents:
         """Lines that begin with the document's path in the home."""
 
     def read(self, path: Path) -> Row:
-        """The readable part of a document."""
+        """Returns the readable part of a document."""
         document, problems = read_checked(path)
         self.problems += [f"{path.relative_to(self._root).as_posix()}: {problem}" for problem in problems]
         return document
 
 
 def read_unit(root: Path, unit: str, documents: Documents, read_segments: Callable[[str], None]) -> Rows:
-    """The rows that the documents of a unit give. What cannot be read gives NULLs, never an error.
+    """Returns the rows from a unit's documents. Unreadable parts become NULL, never an error.
 
     Args:
         unit: path of its directory in the home: `runs/ID`, `artifacts/STAGE/FINGERPRINT`, ...
@@ -63,7 +63,7 @@ def read_unit(root: Path, unit: str, documents: Documents, read_segments: Callab
 
 
 def read_attempts(documents: Documents, directory: Path) -> list[Row]:
-    """A run's rows of `attempts`: every start of its trainer, and the last of its steps whose rows still count.
+    """Returns a run's rows of `attempts`: every start of its trainer, with its last step whose rows still count.
 
     A row that attempt a recorded counts if no later attempt resumed from an earlier step than the row's. An attempt
     whose lease has a lower number than that of an earlier attempt began after the run was taken over from it: none of
@@ -74,7 +74,7 @@ def read_attempts(documents: Documents, directory: Path) -> list[Row]:
     highest = list(accumulate((attempt["lease"] for attempt in attempts), max))
     limit: int | None = None
     for attempt, lease in zip(reversed(attempts), reversed(highest), strict=True):
-        fenced = 0 < attempt["lease"] < lease  # 0: it was started by hand, or is a batch job, which outlives a lease
+        fenced = 0 < attempt["lease"] < lease  # 0: started by hand, or a batch job, which outlives a lease
         rows.append(attempt | {"run_id": directory.name, "valid_through": -1 if fenced else limit})
         if not fenced:
             resumed = attempt["resumed_from_step"]
@@ -99,14 +99,14 @@ def _run(documents: Documents, directory: Path, state: Row) -> Row:
 
 
 def _setting(plan: Row) -> str | None:
-    """A digest of what a run's training and evaluation are made from, its seed left out; None of a run without a plan.
+    """Returns a digest of a run's training and evaluation inputs, without its seed; None for a run without a plan.
 
     Args:
-        plan: the run's plan.json: the fields that make the fingerprint of each stage, and those of the stages it reads.
+        plan: the run's plan.json: the fields of each stage's fingerprint, and those of the stages that it reads.
     """
     stages = plan.get("stages") or {}
     try:
-        if "train" not in stages:  # a model that was measured as it is
+        if "train" not in stages:  # a model that was measured without training
             return str(stages["evaluate"]["fingerprint"][:16])
         train, evaluate = stages["train"], stages["evaluate"]
         trained = {path: value for path, value in train["identity"].items() if path.partition(".")[0] != "seeds"}
@@ -145,7 +145,8 @@ def _confirmations(study: Row) -> Iterator[Row]:
 
 
 def _attempt(documents: Documents, path: Path) -> Row:
-    """One start. Where its document cannot be read, the file's name gives the number, and it supersedes nothing."""
+    """Returns one start. If its document cannot be read, the file's name gives the number, and it supersedes
+    nothing."""
     document = documents.read(path)
     return {
         "attempt": int(path.stem),

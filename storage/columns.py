@@ -31,15 +31,15 @@ _TYPES: dict[Any, str] = {
 
 @cache
 def columns(table: str) -> tuple[tuple[str, str], ...]:
-    """(name, SQL type) of each column of a recorded table, in order."""
+    """Returns (name, SQL type) of each column of a recorded table, in order."""
     hints = typing.get_type_hints(TABLES[table])
     return tuple((name, _TYPES[_bare(hint)]) for name, hint in hints.items())
 
 
 @cache
 def arrow_schema(table: str) -> "pa.Schema":
-    """Arrow schema of a segment written today."""
-    import pyarrow as pa  # here, as a query that reads no segment by itself is answered sooner without it
+    """Returns the Arrow schema of a new segment."""
+    import pyarrow as pa  # here, so that a query that reads no segment starts sooner
 
     types = {
         "BIGINT": pa.int64(),
@@ -54,12 +54,12 @@ def arrow_schema(table: str) -> "pa.Schema":
 
 
 def column_list(table: str) -> str:
-    """The columns as a SQL select list."""
+    """Returns the columns as a SQL select list."""
     return ", ".join(name for name, _ in columns(table))
 
 
 def _bare(hint: Any) -> Any:
-    """The annotation without `| None`."""
+    """Returns the annotation without `| None`."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         return next(part for part in typing.get_args(hint) if part is not type(None))
     return hint

@@ -1,4 +1,4 @@
-"""The content of segments: their footers, checked, and their rows, as Arrow tables."""
+"""The content of segments: their footers, with checks, and their rows, as Arrow tables."""
 
 import json
 import stat
@@ -23,33 +23,36 @@ from storage.columns import arrow_schema
 from storage.segments import BadSegmentError, Segment
 
 _MOST_NAMES = 64 << 20
-"""Bytes of the list of segments that a compacted one replaces."""
+"""Most bytes of the list of segments that a compacted one replaces."""
 MERGED = b"rpg.merged"
 """Key of a compacted segment's metadata: the names of all segments whose rows are in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """A segment's account of itself."""
+    """The data of a segment's footer."""
 
     num_rows: int
     current_columns: bool
-    """Whether the columns are exactly today's."""
+    """Whether the columns are exactly the present ones."""
     merged: frozenset[str] = frozenset()
-    """Names of the segments whose rows a compacted one holds."""
+    """Names of the segments whose rows a compacted one contains."""
 
 
 def merged_away(root: Path, segments: Iterable[Segment]) -> set[str]:
-    """Keys of those of a run's segments whose rows are in a compacted one: they count no more, and may be deleted."""
+    """Returns the keys of a run's segments whose rows are in a compacted one: they no longer count, and may be
+    deleted."""
     listed = list(segments)
     merged = _merged_names(root, listed)
     return {s.key for s in listed if not s.is_of_evaluate_stage and s.name in merged.get(s.table, ())}
 
 
 def half_written(root: Path, segments: Iterable[Segment]) -> set[str]:
-    """Keys of the shares of which another rank's is not there, in a compacted segment neither: they do not count yet.
+    """Returns the keys of shares without another rank's share, on disk or in a compacted segment: they do not count
+    yet.
 
-    A reader may have come between two ranks, which write at the same time; or a kill, and then they never will.
+    The read may have come between the writes of two ranks; or the run was killed between them, and the shares never
+    count.
     """
     listed = list(segments)
     ranks_of: dict[tuple[str, SegmentName], set[int]] = {}
@@ -57,7 +60,7 @@ def half_written(root: Path, segments: Iterable[Segment]) -> set[str]:
         if segment.parsed.ranks > 1:
             ranks_of.setdefault((segment.table, segment.parsed.first_share), set()).add(segment.parsed.rank)
     lacking = {first: set(range(first[1].ranks)) - ranks for first, ranks in ranks_of.items()}
-    if not any(lacking.values()):  # mostly: the names in compacted segments, hundreds of thousands, are not looked at
+    if not any(lacking.values()):  # the usual case: skips the names in compacted segments, hundreds of thousands
         return set()
     merged = _merged_names(root, listed)
     of_table = {table: {name.rpartition("-")[0] for name in names} for table, names in merged.items()}
@@ -67,14 +70,14 @@ def half_written(root: Path, segments: Iterable[Segment]) -> set[str]:
 
 
 def lost(root: Path, run_id: str, before: Iterable[Segment], listed: Sequence[Segment]) -> list[Segment]:
-    """Segments of a run that were there before, and whose rows are nowhere now.
+    """Returns the segments of a run that existed before, and whose rows are lost.
 
-    Rows that were merged are in another file; those that were freed, and those of an earlier run or evaluation of that
-    name, were deleted on purpose.
+    Merged rows are in another file; freed rows, and rows of an earlier run or evaluation of that name, were deleted on
+    purpose.
 
     Args:
-        before: segments that the index had.
-        listed: those that are there now.
+        before: segments in the index.
+        listed: segments that exist now.
     """
     here = {segment.key for segment in listed}
     missing = [segment for segment in before if segment.key not in here]
@@ -82,7 +85,7 @@ def lost(root: Path, run_id: str, before: Iterable[Segment], listed: Sequence[Se
         return []
     run = root / "runs" / run_id
     merged, unrecorded = _merged_names(root, listed, alone=True), left_out(run)
-    # As the document says: a copy of a home may have files of another time.
+    # The document decides: a copy of a home may have files with other times.
     created = read_document(run / "run.json").get("created_at")
     began = datetime.fromisoformat(created).timestamp() * 1e9 if created else 0
     return [
@@ -95,7 +98,8 @@ def lost(root: Path, run_id: str, before: Iterable[Segment], listed: Sequence[Se
 
 
 def left_out(directory: Path) -> set[str]:
-    """The tables that a run was told not to record, and those whose rows were freed when their days were over."""
+    """Returns the tables that a run's settings exclude from the record, and those whose rows were freed after their
+    days."""
     records = [read_document(path).get("record", {}) for path in numbered(directory / "attempts")]
     return {table for record in records for table in record if record[table] == "none"}.union(
         read_document(directory / FREED)
@@ -103,17 +107,17 @@ def left_out(directory: Path) -> set[str]:
 
 
 def _is_of_manifest(root: Path, segment: Segment) -> bool:
-    """Whether the result of an evaluate stage is said to have the segment."""
+    """Returns whether the manifest of an evaluate stage lists the segment."""
     directory = root.joinpath(*segment.key.split("/")[:4])
     files = read_document(directory / "manifest.json").get("files", {})
     return segment.key.split("/", 4)[4] in files
 
 
 def _merged_names(root: Path, listed: Sequence[Segment], *, alone: bool = False) -> dict[str, set[str]]:
-    """Names of the segments whose rows are in compacted ones, by table.
+    """Returns the names of the segments whose rows are in compacted ones, by table.
 
     Args:
-        alone: look into those too beside which nothing is listed of the table.
+        alone: also read compacted segments that are the only ones of their table.
     """
     in_table = Counter(segment.table for segment in listed)
     merged: dict[str, set[str]] = {}
@@ -122,20 +126,20 @@ def _merged_names(root: Path, listed: Sequence[Segment], *, alone: bool = False)
             try:
                 merged.setdefault(segment.table, set()).update(inspect(root, segment).merged)
             except (BadSegmentError, FileNotFoundError):
-                continue  # what it replaced counts, where it is still there
+                continue  # the segments that it replaced count, if they still exist
     return merged
 
 
 @lru_cache(maxsize=2**17)
 def inspect(root: Path, segment: Segment) -> Footer:
-    """Reads a segment's footer; once in a process, as a segment never changes.
+    """Returns a segment's footer. Reads it once in a process, since a segment never changes.
 
     Raises:
-        BadSegmentError: the file is truncated or no Parquet, or its columns or its run are wrong.
+        BadSegmentError: the file is truncated or not Parquet, or has wrong columns or a wrong run.
         FileNotFoundError: the file was deleted meanwhile.
     """
     try:
-        if not stat.S_ISREG((root / segment.key).stat().st_mode):  # a named pipe would keep its reader waiting
+        if not stat.S_ISREG((root / segment.key).stat().st_mode):  # opening a named pipe would block
             raise BadSegmentError("no regular file")
         with pq.ParquetFile(root / segment.key) as file:
             require_parquet((root / segment.key).stat().st_size, file.metadata)
@@ -154,27 +158,28 @@ def inspect(root: Path, segment: Segment) -> Footer:
 
 
 def write_merged(names: Iterable[str]) -> bytes:
-    """The value of `MERGED`."""
+    """Returns the value of `MERGED`."""
     return zlib.compress(json.dumps(sorted(names)).encode())
 
 
 def read_merged(value: bytes) -> frozenset[str]:
-    """Raises ValueError or zlib.error where the value is none of `write_merged`."""
+    """Returns the names in a value of `write_merged`. Raises ValueError or zlib.error for any other value."""
     names = zlib.decompressobj().decompress(value, _MOST_NAMES)
     return frozenset(json.loads(names))
 
 
 def read(root: Path, segment: Segment) -> pa.Table:
-    """All rows of a segment, as of `read_groups`."""
+    """Returns all rows of a segment, see `read_groups`."""
     groups = list(read_groups(root, segment))
     return pa.concat_tables(groups) if groups else arrow_schema(segment.table).empty_table()
 
 
 def read_groups(root: Path, segment: Segment) -> Iterator[pa.Table]:
-    """The rows of a segment, a row group at a time, with today's columns; a column that an older file lacks is NULL.
+    """Yields the rows of a segment, one row group at a time, with the present columns; a column that an older file
+    lacks is NULL.
 
     Raises:
-        BadSegmentError: as for `inspect`, or the data are damaged.
+        BadSegmentError: see `inspect`; or the data are damaged.
         FileNotFoundError: the file was deleted meanwhile.
     """
     inspect(root, segment)
@@ -195,10 +200,10 @@ def read_groups(root: Path, segment: Segment) -> Iterator[pa.Table]:
 
 
 def is_damaged(root: Path, pack: str) -> bool:
-    """Whether a pack's content differs from the digest in its name. `pack`: its path, relative to the home.
+    """Returns whether a pack's content differs from the digest in its name. `pack`: its path, relative to the home.
 
     Raises:
-        FileNotFoundError: it was deleted meanwhile.
+        FileNotFoundError: the pack was deleted meanwhile.
     """
     return content_digest(root / pack) != Path(pack).stem.rpartition("-")[2]
 
@@ -214,7 +219,7 @@ def _require_columns(schema: pa.Schema, expected: pa.Schema) -> None:
 
 
 def _fits(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of the first type can stand in a column of the second."""
+    """Returns whether values of the first type fit into a column of the second."""
     families = (_is_number, pa.types.is_boolean, pa.types.is_timestamp, _is_text)
     return bool(pa.types.is_null(kind)) or any(family(kind) and family(wanted) for family in families)
 
@@ -228,7 +233,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _require_run(file: pq.ParquetFile, run_id: str) -> None:
-    """Raises unless the first rows are of the run in whose directory the file lies; by its statistics if it has any."""
+    """Raises unless the first rows are of the run in whose directory the file is; uses the file's statistics if it
+    has any."""
     if not file.metadata.num_rows:
         return
     group = file.metadata.row_group(0)
@@ -244,7 +250,7 @@ def _require_run(file: pq.ParquetFile, run_id: str) -> None:
 
 
 def _same_columns(schema: pa.Schema, expected: pa.Schema) -> bool:
-    """Whether names and types agree; whether a column may be NULL does not matter to a reader."""
+    """Returns whether names and types agree; whether a column may be NULL does not matter to a reader."""
     return [(field.name, field.type) for field in schema] == [(field.name, field.type) for field in expected]
 
 

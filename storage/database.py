@@ -1,7 +1,7 @@
-"""The DuckDB file: an index that can be made again from the segments. It is never written in place.
+"""The DuckDB file: an index that can be rebuilt from the segments. It is never written in place.
 
-An ingest works on a copy and publishes the copy by a rename. So whoever has the old file open goes on reading it,
-nobody waits, and an ingest that is killed leaves only its copy behind.
+An ingest works on a copy and publishes the copy by a rename. So readers of the old file keep it open, no process waits,
+and a killed ingest leaves only its copy.
 """
 
 import hashlib
@@ -25,27 +25,27 @@ from storage.columns import columns
 _HERE = Path(__file__).parent
 _log = logging.getLogger("storage")
 _ROWS_AT_ONCE = 20_000
-"""Rows that are inserted at once as JSON, so that their text stays small."""
+"""Rows in one insert as JSON, so that their text stays small."""
 
 
 def database_path(root: Path) -> Path:
-    """Path of the database."""
+    """Returns the path of the database."""
     return root / "experiments.duckdb"
 
 
 def has_index(root: Path) -> bool:
-    """Whether a home can have an index. DuckDB takes what follows a `?` in a database's path for options, and would put
-    its log into another directory. Queries of such a home read the segments."""
+    """Returns whether a home can have an index. DuckDB reads the part after a `?` in a database's path as options,
+    and would put its log into another directory. Queries of such a home read the segments."""
     return "?" not in str(root)
 
 
 def packs_path(root: Path) -> Path:
-    """Directory of the packs, which belong to the database: see `storage.merging.packs`."""
+    """Returns the directory of the packs, which belong to the database: see `storage.merging.packs`."""
     return root / "packs"
 
 
 def has_pack(root: Path, pack: str, num_bytes: int) -> bool:
-    """Whether a pack's file is there, in its size. `pack`: its path, relative to the home."""
+    """Returns whether a pack's file exists with its size. `pack`: its path, relative to the home."""
     try:
         return (root / pack).stat().st_size == num_bytes
     except OSError:
@@ -53,19 +53,20 @@ def has_pack(root: Path, pack: str, num_bytes: int) -> bool:
 
 
 def working_path(root: Path) -> Path:
-    """Path of the copy that an ingest works on."""
+    """Returns the path of the copy that an ingest works on."""
     return root / "experiments.duckdb.ingesting"
 
 
 @cache
 def sql(name: str) -> str:
-    """The text of a SQL file of this package."""
+    """Returns the text of a SQL file of this package."""
     return (_HERE / name).read_text(encoding="utf-8")
 
 
 @cache
 def schema_version() -> str:
-    """Number and digest of the schema that this code writes, and of the columns of the segments that it lists."""
+    """Returns number and digest of the schema that this code writes, and of the columns of the segments that it
+    lists."""
     text = "".join(sql(name) for name in ("schema.sql", "catalogue.sql", "queries/views.sql", "queries/rewards.sql"))
     text += "".join(f"{table}: {columns(table)}\n" for table in TABLES)
     number = re.search(r"^-- version: (\d+)$", text, re.MULTILINE)
@@ -74,37 +75,38 @@ def schema_version() -> str:
 
 
 def quoted(text: object) -> str:
-    """A SQL string literal. What the product itself asks for at each query is written so: DuckDB's first bound
-    parameter imports pandas, where it is installed, for a fifth of a second."""
+    """Returns a SQL string literal. The product's own queries use literals: DuckDB's first bound parameter imports
+    pandas, if installed, for a fifth of a second."""
     return "'" + str(text).replace("'", "''") + "'"
 
 
 def file_literal(path: object) -> str:
-    """Returns a SQL string literal by which DuckDB's readers find this one file: to them a path is a pattern."""
+    """Returns a SQL string literal that matches only this file: DuckDB's readers treat a path as a pattern."""
     return quoted(as_pattern(path))
 
 
 def as_pattern(path: object) -> str:
-    """Returns the pattern that only this path fits."""
+    """Returns the pattern that matches only this path."""
     return re.sub(r"[*?[]", r"[\g<0>]", str(path))
 
 
 def quoted_list(texts: Iterable[str]) -> str:
-    """A SQL list of strings."""
+    """Returns a SQL list of strings."""
     return f"[{', '.join(map(quoted, texts))}]::VARCHAR[]"
 
 
 def connect(path: str | Path = ":memory:") -> duckdb.DuckDBPyConnection:
-    """A connection whose times are UTC. SQL cannot name the variables of the Python around it."""
+    """Returns a connection whose times are UTC. SQL cannot read the variables of the surrounding Python."""
     connection = duckdb.connect(str(path))
-    # Segments never change: whoever asks again need not read their footers again.
+    # Segments never change: repeated queries need not read their footers again.
     connection.execute("SET parquet_metadata_cache = true")
     connection.execute("SET TimeZone = 'UTC'; SET python_enable_replacements = false")
     return connection
 
 
 def attach(connection: duckdb.DuckDBPyConnection, root: Path) -> str | None:
-    """Attaches the database read-only as `store`. Returns None, or why it is of no use: `missing` if there is none."""
+    """Attaches the database read-only as `store`. Returns None, or why it is unusable: `missing` if it does not
+    exist."""
     path = database_path(root)
     if not path.exists():
         return "missing"
@@ -122,7 +124,7 @@ def attach(connection: duckdb.DuckDBPyConnection, root: Path) -> str | None:
 
 
 def create(root: Path) -> duckdb.DuckDBPyConnection:
-    """An empty database at the working path."""
+    """Returns an empty database at the working path."""
     discard_working_copy(root)
     connection = connect(working_path(root))
     connection.execute("BEGIN")  # each statement by itself would wait for the disk
@@ -133,7 +135,7 @@ def create(root: Path) -> duckdb.DuckDBPyConnection:
 
 
 def create_tables(connection: duckdb.DuckDBPyConnection, schema: str) -> None:
-    """Makes the tables of schema.sql and catalogue.sql, empty, in a schema of their own."""
+    """Creates the tables of schema.sql and catalogue.sql, empty, in a schema of their own."""
     connection.execute(f"CREATE SCHEMA {schema}; SET schema = '{schema}'")
     connection.execute(sql("schema.sql"))
     connection.execute(sql("catalogue.sql"))
@@ -141,16 +143,16 @@ def create_tables(connection: duckdb.DuckDBPyConnection, schema: str) -> None:
 
 
 def open_copy(root: Path) -> duckdb.DuckDBPyConnection:
-    """The present database, copied to the working path."""
+    """Returns the present database, copied to the working path."""
     discard_working_copy(root)
     shutil.copyfile(database_path(root), working_path(root))
     return connect(working_path(root))
 
 
 def damage_of_index(root: Path) -> str:
-    """DuckDB's message where a block of the database is not as it was written; empty where all can be read.
+    """Returns DuckDB's message about a damaged block of the database; empty if all can be read.
 
-    Each block has a checksum, which is looked at when the block is read: so every row of every table is.
+    DuckDB verifies a block's checksum when it reads the block, so every row of every table is read.
     """
     with connect() as connection:
         if attach(connection, root):
@@ -167,12 +169,12 @@ def damage_of_index(root: Path) -> str:
 
 
 def publish(root: Path) -> None:
-    """Makes the working copy, which is closed by now, the database."""
+    """Replaces the database by the working copy, which must be closed."""
     working = working_path(root)
     sync(working)
-    # A log that another program left behind belongs to the file that is replaced here.
+    # Another program's leftover log belongs to the replaced file.
     database_path(root).with_name("experiments.duckdb.wal").unlink(missing_ok=True)
-    if database_path(root).is_dir():  # somebody's: it is kept
+    if database_path(root).is_dir():  # a user's directory, which is kept
         database_path(root).rename(aside := root / f"experiments.duckdb.{time.time_ns()}.directory")
         _log.warning("experiments.duckdb was a directory: it is %s now", aside)
     os.replace(working, database_path(root))
@@ -180,14 +182,14 @@ def publish(root: Path) -> None:
 
 
 def discard_working_copy(root: Path) -> None:
-    """Removes what a killed ingest left."""
+    """Removes a killed ingest's copy."""
     working = working_path(root)
     working.unlink(missing_ok=True)
     working.with_name(working.name + ".wal").unlink(missing_ok=True)
 
 
 def insert_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: list[dict[str, Any]]) -> None:
-    """Inserts rows, whose keys are names of columns: unknown ones are left out, missing ones are NULL."""
+    """Inserts rows, whose keys are names of columns: unknown keys are left out, missing ones are NULL."""
     if not rows:
         return
     described = connection.execute(f"SELECT column_name, column_type FROM (DESCRIBE {table})").fetchall()
@@ -201,9 +203,9 @@ def insert_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: list[di
 
 
 def insert_plain_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: list[dict[str, Any]]) -> None:
-    """Inserts rows of numbers and texts alone, about ten times as fast."""
+    """Inserts rows of only numbers and texts, about ten times as fast."""
     if rows:
-        import pyarrow as pa  # here, as a query that reads no segment by itself is answered sooner without it
+        import pyarrow as pa  # here, so that a query that reads no segment starts sooner
 
         names = dict.fromkeys(name for row in rows for name in row)
         connection.register("incoming", pa.table({name: [row.get(name) for row in rows] for name in names}))

@@ -1,7 +1,7 @@
 """Meaning of every table, view and column: one text for the pages of the documentation and the database's comments.
 
-The text of a recorded table stands in its row class in specs/records.py, that of the metrics in specs/metrics.py; that
-of another table, of a view, or of a column that a view adds to its table, in the SQL file that makes it: above the
+The text of a recorded table is in its row class in specs/records.py, the metrics' text in specs/metrics.py. The text of
+another table, of a view, or of a column that a view adds to its table is in the SQL file that creates it: above the
 statement, and beside a column or above the statement as `--   column: text`.
 """
 
@@ -21,7 +21,7 @@ from storage.database import quoted, sql
 
 SQL_FILES = ("catalogue.sql", "queries/views.sql")
 SHARED = ("run_id", "experiment", "seed")
-"""Columns that mean everywhere what they mean in `runs`, unless they have a text of their own."""
+"""Columns with the same meaning as in `runs` everywhere, unless they have a text of their own."""
 _STATEMENT = re.compile(r'CREATE (?:TABLE|VIEW) "?([\w.]+)"? ')
 _COLUMN_ABOVE = re.compile(r"--   (\w+): (.*)")
 _COLUMN_BESIDE = re.compile(r' +"?(\w+)"? .*?-- (.*)')
@@ -37,7 +37,7 @@ class Description:
 
 @cache
 def descriptions() -> dict[str, Description]:
-    """Descriptions by table or view."""
+    """Returns the descriptions by table or view."""
     texts = [text for file in SQL_FILES for text in _in_sql(sql(file))]
     described = dict(texts)
     for module, classes in ((records, records.TABLES), (metrics, {"metric_names": metrics.Metric})):
@@ -49,10 +49,10 @@ def descriptions() -> dict[str, Description]:
 
 
 def comments(columns: Iterable[tuple[str, str, bool]]) -> Iterator[str]:
-    """The SQL statements that comment tables, views and their columns in a database.
+    """Yields the SQL statements that comment tables, views and their columns in a database.
 
     Args:
-        columns: of each column its table's or view's name, its own, and whether it is a view's; table by table.
+        columns: for each column its table's or view's name, its own, and whether it is a view's; ordered by table.
     """
     commented = ""
     for relation, column, is_view in columns:
@@ -66,7 +66,7 @@ def comments(columns: Iterable[tuple[str, str, bool]]) -> Iterator[str]:
 
 
 def comment(connection: duckdb.DuckDBPyConnection) -> None:
-    """Comments the tables and views of a connection's own schema, and their columns."""
+    """Adds comments to the tables and views of a connection's own schema, and to their columns."""
     of_each = connection.execute(
         "SELECT table_name, column_name, table_oid IN (SELECT view_oid FROM duckdb_views()) FROM duckdb_columns()"
         " WHERE database_name = current_database() AND schema_name = 'main' AND NOT internal"
@@ -76,7 +76,7 @@ def comment(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def metric_names() -> str:
-    """The view `metric_names`, a row for each metric that a step may record, as a SELECT."""
+    """Returns the view `metric_names`, a row for each metric that a step may record, as a SELECT."""
     columns = ("name", "title", "unit", "better", "least", "most", "recorded_with", "meaning")
     rows = (", ".join(_literal(getattr(metric, name)) for name in columns) for metric in metrics.METRICS)
     values = ", ".join(f"({row})" for row in rows)
@@ -84,14 +84,14 @@ def metric_names() -> str:
 
 
 def _literal(value: str | float) -> str:
-    """A text or a bound in SQL; NULL for no bound."""
+    """Returns a text or a bound in SQL; NULL for no bound."""
     if isinstance(value, str):
         return quoted(value)
     return f"{value}::DOUBLE" if math.isfinite(value) else "NULL::DOUBLE"
 
 
 def _in_sql(text: str) -> Iterator[tuple[str, Description]]:
-    """Comments of a SQL file. A statement without any gives nothing."""
+    """Yields the descriptions in the comments of a SQL file; none for a statement without comments."""
     above: list[str] = []
     name, about, columns = "", "", dict[str, str]()
     for line in [*text.splitlines(), ";"]:
@@ -111,7 +111,7 @@ def _in_sql(text: str) -> Iterator[tuple[str, Description]]:
 
 
 def _above(lines: Iterable[str]) -> tuple[str, dict[str, str]]:
-    """Descriptions in the comment above a statement: of it and of its columns."""
+    """Returns the descriptions in the comment above a statement: of the statement and of its columns."""
     about: list[str] = []
     columns: dict[str, str] = {}
     for line in lines:

@@ -1,4 +1,4 @@
-"""Errors of a query, explained to whoever typed it."""
+"""Errors of a query, explained to the person who wrote it."""
 
 import difflib
 import re
@@ -11,15 +11,15 @@ from specs.errors import RpgError
 _MISSING_TABLE = re.compile(r"Table with name (\S+) does not exist")
 _SHUT = ("file system operations are disabled", "disabled by configuration", "disabled through configuration")
 _OF_FILES = (duckdb.Error, duckdb.IOException, duckdb.InternalException, duckdb.FatalException)
-"""Raised where a file is at fault. (A damaged page header raises a bare Error.)"""
+"""Errors that a damaged or missing file raises. (A damaged page header raises a bare Error.)"""
 
 
 class QueryError(RpgError):
-    """The SQL that the user gave cannot run. `str()` is the whole message, shown as it stands."""
+    """The user's SQL cannot run. `str()` is the whole message, shown unchanged."""
 
 
 def explain(connection: duckdb.DuckDBPyConnection, error: duckdb.Error) -> str:
-    """The message to show. A table that does not exist gets the nearest name and the list of those there are."""
+    """Returns the message to show. For a missing table it has the nearest name and the list of existing ones."""
     text = str(error).strip()
     if missing := _MISSING_TABLE.search(text):
         return _missing_table(connection, missing[1])
@@ -29,7 +29,8 @@ def explain(connection: duckdb.DuckDBPyConnection, error: duckdb.Error) -> str:
 
 
 def is_about_files(error: duckdb.Error, root: Path) -> bool:
-    """Whether a file of a home's runs is at fault, and not the statement or a value that an error quotes."""
+    """Returns whether a file of a home's runs caused the error, not the statement or a value that the message
+    quotes."""
     text = str(error)
     if any(part in text for part in _SHUT):
         return False

@@ -1,4 +1,4 @@
-"""A run's rows as plain Parquet files, for programs that know nothing of this store."""
+"""A run's rows as plain Parquet files, for programs without knowledge of this store."""
 
 from pathlib import Path
 
@@ -21,9 +21,9 @@ TABLES = (
 
 
 def export_run(home_root: Path, run_id: str, directory: Path) -> dict[str, int]:
-    """Writes `<table>.parquet` for each table that has rows of the run. Returns the number of rows of each.
+    """Writes `<table>.parquet` for each table with rows of the run. Returns the number of rows of each.
 
-    Rows that a later attempt or evaluation superseded are left out.
+    Leaves out rows that a later attempt or evaluation superseded.
     """
     snapshot = Snapshot(Path(home_root).absolute())
     snapshot.provide_all()

@@ -1,4 +1,4 @@
-"""The ingester, of which one works at a time: it brings the index up to what the directories hold."""
+"""The ingester, which updates the index from the directories. Only one works at a time."""
 
 import contextlib
 import logging
@@ -35,10 +35,10 @@ from storage.units import (
 
 _log = logging.getLogger("storage")
 _UNITS_AT_ONCE = 256
-"""Units whose rows are in memory together."""
+"""Most units whose rows are in memory together."""
 _WITH_MERGED = "SELECT unit FROM store.recorded.units WHERE has_merged"
 _OVER = (*FINAL, "crashed")
-"""Statuses of a run that nobody executes; one that crashed may be resumed."""
+"""Statuses of a run without a live process; a crashed one may be resumed."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Ingested:
     """Result of an ingest."""
 
     segments: int = 0
-    """Segments that the index did not have."""
+    """Number of segments that are new in the index."""
     removed: int = 0
-    """Segments that it had and that are gone: deleted, changed, or merged into others."""
+    """Number of segments that are gone from the index: deleted, changed, or merged into others."""
     merged: int = 0
-    """Segments that were merged."""
+    """Number of segments that were merged."""
     skipped: tuple[str, ...] = ()
-    """A line for each file that is damaged or of another run, of the runs that were read."""
+    """A line for each damaged or misplaced file of the runs that were read."""
 
 
 def ingest(
@@ -63,20 +63,20 @@ def ingest(
     whole: bool = False,
     keep_seconds: float = KEEP_SECONDS,
 ) -> Ingested:
-    """Brings the index up to what is on disk.
+    """Updates the index from the disk.
 
-    One ingester works at a time, under a file lock held from before the database is opened until the new
-    one is published; readers take no part in the lock. Killed at any moment, it has published all or nothing.
+    Only one ingester works at a time, under a file lock held from before the database is opened until the new one is
+    published; readers do not use the lock. If it is killed at any moment, it has published everything or nothing.
 
     Args:
-        wait_seconds: how long to wait for another ingester; -1: as long as it takes.
-        compact: a run whose segments are merged first, where they are many; a disk that takes no copy of them is
-            told of, and they stay as they are.
-        whole: that run's trainer has ended: it is to have one file a table. One more run is merged so, if there is
-            any whose own flow ended before it was. Where many small files are in no pack yet, they are packed.
-        keep_seconds: how long merged segments and packs stay for readers that know nothing newer.
+        wait_seconds: how long to wait for another ingester; -1 for no limit.
+        compact: a run whose segments are merged first, if they are numerous. If the disk has no space for the copy, a
+            warning says so, and they stay unchanged.
+        whole: that run's trainer has ended: it gets one file for each table. One more run is merged like this, if there
+            is one whose own flow ended before its merge. Numerous small files outside packs are packed.
+        keep_seconds: how long merged segments and packs stay for readers of the old index.
     Raises:
-        filelock.Timeout: another ingester was at work all that time.
+        filelock.Timeout: another ingester worked all that time.
     """
     root = Path(home_root).absolute()
     with _lock(root, wait_seconds), _Index(root) as index:
@@ -84,7 +84,7 @@ def ingest(
         for run_id in filter(None, [compact, index.left_unmerged(but=compact) if whole else None]):
             try:
                 done.append(compact_run(root, run_id, whole=whole, keep_seconds=keep_seconds))
-            except OSError as error:  # another's run may be of another user, or be deleted meanwhile
+            except OSError as error:  # another's run may belong to another user, or be deleted meanwhile
                 if run_id == compact:
                     _log.warning("the files of %s are whole, and are not merged: %s", run_id, error)
         for run_id in index.runs_with_merged():
@@ -93,7 +93,7 @@ def ingest(
 
 
 def rebuild(home_root: Path) -> Ingested:
-    """Makes the database again from the run directories. The old one serves readers until the new one is whole."""
+    """Rebuilds the database from the run directories. The old one serves readers until the new one is complete."""
     root = Path(home_root).absolute()
     if not database.has_index(root):
         hint = "queries read the runs' files, which takes longer; move the home to have an index"
@@ -103,12 +103,12 @@ def rebuild(home_root: Path) -> Ingested:
 
 
 def compact(home_root: Path, run_ids: Collection[str] = (), *, keep_seconds: float = KEEP_SECONDS) -> Ingested:
-    """Merges the segments of runs that have ended into one file a table and run, packs the small ones of these, and
-    deletes what was merged before.
+    """Merges the segments of ended runs into one file for each table and run, packs the small ones of these, and
+    deletes segments from earlier merges.
 
     Args:
-        run_ids: of those runs; none: of all.
-        keep_seconds: how long merged segments and packs stay for readers that know nothing newer.
+        run_ids: the runs to compact; empty means all.
+        keep_seconds: how long merged segments and packs stay for readers of the old index.
     """
     root = Path(home_root).absolute()
     with _lock(root, -1):
@@ -132,9 +132,9 @@ def _lock(root: Path, wait_seconds: float) -> FileLock:
 
 
 class _Index:
-    """The index as it is published, while an ingest makes the next: one connection for all that is asked of it.
+    """The published index, while an ingest makes the next one: one connection for all its queries.
 
-    One that is missing, damaged or of another version answers as one that holds nothing.
+    A missing, damaged or other version's index counts as empty.
     """
 
     def __init__(self, root: Path) -> None:
@@ -148,13 +148,13 @@ class _Index:
         self._connection.close()
 
     def ended(self) -> list[str]:
-        """Runs that nobody executes."""
+        """Returns the runs without a live process."""
         return self._texts(f"SELECT run_id FROM store.recorded.runs WHERE status IN {_OVER}")
 
     def left_unmerged(self, but: str) -> str | None:
-        """A run that nobody executes and of which the index has segments to merge; None if there is none.
+        """Returns a run without a live process whose segments in the index need a merge; None without such a run.
 
-        Any of them: one that cannot be merged keeps no other waiting.
+        Chooses at random: a run that cannot be merged does not block the others.
         """
         left = self._texts(
             "SELECT run_id FROM store.recorded.segments JOIN store.recorded.runs USING (run_id)"
@@ -165,13 +165,13 @@ class _Index:
         return left[0] if left else None
 
     def runs_with_merged(self) -> list[str]:
-        """Runs that have segments which were merged into others."""
+        """Returns the runs with segments that were merged into others."""
         return [unit.removeprefix("runs/") for unit in self._texts(_WITH_MERGED)]
 
     def stamps(self) -> dict[str, str | None] | None:
-        """The units that the index has, and their stamps; None where it cannot be used.
+        """Returns the units in the index, and their stamps; None if it is unusable.
 
-        A unit that had merged segments has none: they may have been deleted.
+        A unit with merged segments has no stamp: they may have been deleted.
         """
         if self._usable:
             with contextlib.suppress(duckdb.Error):
@@ -201,7 +201,7 @@ def _ingest(
     except duckdb.Error:
         if indexed is None:
             raise
-        # A block of the index is damaged, say: all that is in it can be read anew.
+        # For example a damaged block of the index: all its data can be read again from the directories.
         return _ingested(root, None, compacted, pack=pack, keep_seconds=keep_seconds)
 
 
@@ -215,7 +215,7 @@ def _ingested(
 ) -> Ingested:
     """
     Args:
-        indexed: the units that the index has, and their stamps; None: it is made from nothing.
+        indexed: the units in the index, and their stamps; None rebuilds the index.
     """
     merged = sum(done.num_merged for done in compacted)
     if not database.has_index(root):
@@ -241,7 +241,7 @@ def _ingested(
         packs.drop_outdated(connection, root)
         if pack:
             packs.write_packs(connection, root)
-        connection.execute("COMMIT")  # before the views: an error over a file would end the transaction
+        connection.execute("COMMIT")  # before the views: an error about a file would end the transaction
         _name_segments(connection, root)
         named = packs.packs_in(connection)
         if indexed is None:
@@ -264,7 +264,7 @@ def _remove(connection: duckdb.DuckDBPyConnection, units: list[str]) -> None:
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, root: Path, units: list[Unit]) -> list[KnownSegment]:
-    """Adds what the units hold. Returns their segments, as they turned out to be."""
+    """Adds the units' rows. Returns their segments, with the problems found."""
     for table in catalogue.TABLES:
         rows = [row for unit in units for row in unit.rows.get(table, ())]
         database.insert_rows(connection, f"recorded.{table}", rows)
@@ -308,7 +308,8 @@ def _insert_copied(connection: duckdb.DuckDBPyConnection, table: str, parts: lis
 
 
 def _rewards(root: Path, units: list[Unit]) -> list[catalogue.Row]:
-    """The rows of the summary of runs. One whose metrics cannot be read has none: it is left to readers, who say so."""
+    """Returns the rows of the summary of runs. A run with unreadable metrics has none: readers read them and report
+    the damage."""
     runs = [unit for unit in units if unit.path.startswith("runs/")]
     if not runs:
         return []
@@ -339,10 +340,10 @@ def _rewards_of(connection: duckdb.DuckDBPyConnection, root: Path, runs: list[Un
 
 
 def _name_segments(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
-    """Makes the relations over the segments that there are now, on which the contract's views stand.
+    """Creates the relations over the present segments, on which the contract's views are based.
 
-    They are for programs that open the file by themselves: the store's own readers make theirs anew. So a file that
-    goes away or is damaged meanwhile stops no ingest; its table is named without it, or at worst without any.
+    They are for programs that open the file directly: the store's own readers create their own. So a file that
+    disappears or is damaged meanwhile stops no ingest; its table is created without it, or at worst without any file.
     """
     connection.execute(f"CREATE OR REPLACE VIEW recorded.superseded AS {views()['recorded.superseded'].select}")
     resumed = connection.execute("SELECT DISTINCT run_id FROM recorded.superseded").fetchall()
@@ -361,7 +362,7 @@ def _name_segments(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
 
 
 def _whole(root: Path, entries: Iterable[KnownSegment]) -> list[KnownSegment]:
-    """Segments whose files are there, and whole as far as their footers say: DuckDB refuses a view over any other."""
+    """Returns the segments whose files exist and have intact footers: DuckDB refuses a view over any other."""
     whole = []
     for entry in entries:
         with contextlib.suppress(BadSegmentError, FileNotFoundError):
@@ -372,7 +373,8 @@ def _whole(root: Path, entries: Iterable[KnownSegment]) -> list[KnownSegment]:
 
 
 def _create_views(connection: duckdb.DuckDBPyConnection) -> None:
-    """Makes the contract's tables and views, for programs that open the file by themselves, and says what they mean."""
+    """Creates the contract's tables and views, for programs that open the file directly, with comments on their
+    meaning."""
     connection.execute("BEGIN")  # each statement by itself would wait for the disk
     for name, view in views().items():
         connection.execute(f"CREATE OR REPLACE VIEW {name} AS {view.select}")

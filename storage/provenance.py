@@ -1,8 +1,8 @@
-"""Provenance: where a run's settings come from and what it was made with, as rows from the documents that say so.
+"""Provenance: the origin of a run's settings, and its code, packages, data and machine, as rows from documents.
 
-The trainer notes with each attempt what it works with (`attempts/`), whoever froze the run noted the origin of each
-value of its spec (`provenance.json`). The values themselves are in `spec.json`, the data's digests in the manifest of
-their artifact.
+The trainer records its code and environment with each attempt (`attempts/`); the command that froze the run recorded
+the origin of each value of its spec (`provenance.json`). The values themselves are in `spec.json`, the data's digests
+in the manifest of their artifact.
 """
 
 import hashlib
@@ -42,11 +42,11 @@ COLUMNS = ("run_id", "kind", "name", "value", "origin", "file", "line", "attempt
 
 
 def provenance_rows(root: Path, directory: Path) -> list[Row]:
-    """A run's rows of the table `provenance`.
+    """Returns a run's rows of the table `provenance`.
 
     Args:
         root: the home.
-        directory: the run's.
+        directory: the run's directory.
     """
     found = [*_spec(directory), *_data(root, directory), *_certificate(directory)]
     for path in numbered(directory / "attempts"):
@@ -55,18 +55,19 @@ def provenance_rows(root: Path, directory: Path) -> list[Row]:
 
 
 def unit_provenance(root: Path, unit: str) -> list[Row]:
-    """The rows of a unit, whose directory's path in the home it is; none of one that is no run."""
+    """Returns the rows of a unit, by its directory's path in the home; empty if the unit is not a run."""
     if not unit.startswith("runs/"):
         return []
     return _marked(provenance_rows(root, root / unit), unit=unit)
 
 
 def input_manifest(root: Path, directory: Path, stage: str) -> Row:
-    """The manifest of the data or the base model that a run was made from; {} where neither home nor run has it.
+    """Returns the manifest of the data or the base model that a run was made from; {} if neither home nor run has it.
 
     Args:
         root: the home.
-        directory: the run's. An imported run brings the manifests along, since its home need not have the artifacts.
+        directory: the run's directory. An imported run contains the manifests, since its home need not have the
+            artifacts.
         stage: data or base.
     """
     fingerprint = read_document(directory / "run.json").get("fingerprints", {}).get(stage, "")
@@ -75,7 +76,7 @@ def input_manifest(root: Path, directory: Path, stage: str) -> Row:
 
 
 def _marked(rows: Iterable[Row], **columns: str | int) -> list[Row]:
-    """The rows, which are changed, with further columns."""
+    """Adds further columns to the rows in place, and returns them."""
     listed = list(rows)
     for row in listed:
         row.update(columns)
@@ -127,7 +128,7 @@ def _row(kind: str, name: str, value: Any) -> Row:
 
 
 def _at(tree: Any, path: list[str | int]) -> Any:
-    """The value at a path of a spec; None where it has none."""
+    """Returns the value at a path of a spec; None if the spec lacks it."""
     for part in path:
         try:
             tree = tree[part]
@@ -137,5 +138,5 @@ def _at(tree: Any, path: list[str | int]) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    """A text as it is, anything else as JSON; None for none."""
+    """Returns a text unchanged, anything else as JSON; None for None."""
     return value if value is None or isinstance(value, str) else _as_json(value)

@@ -1,4 +1,4 @@
-"""The record as a notebook opens it: `open_record`, one snapshot until `refresh`."""
+"""The record for a notebook: `open_record`, one snapshot until `refresh`."""
 
 import os
 import re
@@ -23,26 +23,26 @@ class ServerRecord(Protocol):
 
     @property
     def root(self) -> Path:
-        """Root directory of that home."""
+        """Root directory of the home with the copy."""
         ...
 
     def refresh(self, tables: Collection[str]) -> None:
-        """Brings the home up to the server's record, with the rows of these tables."""
+        """Updates the home from the server's record, with the rows of these tables."""
         ...
 
     def close(self) -> None:
-        """Lets go of connections."""
+        """Closes connections."""
         ...
 
 
 class Record:
-    """Everything that runs have recorded, as it was at one moment: that of the first query, until `refresh`.
+    """Everything that runs have recorded, in its state at the first query, until `refresh`.
 
     Threads may share a record; their queries run one after another.
     """
 
     def __init__(self, store: Store, server: ServerRecord | None = None) -> None:
-        """`server`: where the store's home is a copy of a server's record."""
+        """`server`: the server whose record the store's home copies, if any."""
         self._store = store
         self._server = server
         self._fetched = {*TABLES} - {*LARGE_TABLES}
@@ -54,27 +54,28 @@ class Record:
         self.close()
 
     def sql(self, query: str, params: Params = ()) -> Result:
-        """The answer to one statement that reads: `.arrow()`, `.df()` (pandas), `.pl()` (Polars), `.rows`.
+        """Returns the answer to one read-only statement: `.arrow()`, `.df()` (pandas), `.pl()` (Polars), `.rows`.
 
-        Of a server's record, the first query that names `rollouts` or `tokens` fetches them, and moves to that moment.
+        With a server's record, the first query that names `rollouts` or `tokens` fetches them, and moves to that
+        moment.
 
         Args:
             params: values for each `?`, or by name for each `$name`.
         Raises:
-            QueryError: the statement is wrong, does not read, touches what is not recorded, or passes a limit.
+            QueryError: the statement is wrong, is not read-only, reads outside the record, or exceeds a limit.
             RpgError: the server's record cannot be read.
         """
         self._fetch({table for table in LARGE_TABLES if re.search(rf"\b{table}\b", query, re.IGNORECASE)})
         return self._store.query(query, params)
 
     def refresh(self) -> None:
-        """From here on queries see a later moment: that of the next query."""
+        """Moves to a later state: that of the next query."""
         if self._server:
             self._server.refresh(self._fetched)
         self._store.refresh()
 
     def close(self) -> None:
-        """Lets go of the snapshot, and of the server."""
+        """Closes the snapshot, and the server."""
         self._store.close()
         if self._server:
             self._server.close()
@@ -87,10 +88,11 @@ class Record:
 
 
 def _open_server(url: str) -> ServerRecord:
-    """The record of a Prefect server, by the entry point of whoever speaks to servers: this package does not.
+    """Returns the record of a Prefect server, by the entry point of the package that accesses servers: this one does
+    not.
 
     Raises:
-        RpgError: no installed package offers one; or the server does not say where its record is.
+        RpgError: no installed package has such an entry point; or the server does not name the address of its record.
     """
     openers = entry_points(group=SERVERS)
     if not openers:
@@ -104,15 +106,15 @@ def _open_server(url: str) -> ServerRecord:
 def open_record(
     place: str | Path | None = None, *, timeout: float = QUERY_LIMITS.seconds, memory: str | None = None
 ) -> Record:
-    """Opens what runs have recorded.
+    """Opens the record of runs.
 
     Args:
-        place: a home directory; or the URL of a Prefect server, whose workers' record it is; None: RPG_HOME, or `.rpg`
+        place: a home directory; or the URL of a Prefect server, for its workers' record; None means RPG_HOME, or `.rpg`
             in the working directory.
-        timeout: of each query, seconds; 0: none.
-        memory: of each query, as `4GiB`; None: a quarter of the machine's.
+        timeout: time limit of each query, seconds; 0 for no limit.
+        memory: memory limit of each query, such as `4GiB`; None for a quarter of the machine's memory.
     Raises:
-        RpgError: there is no such directory, or no server that says where its record is.
+        RpgError: the directory or the server does not exist, or the server does not name the address of its record.
     """
     limits = Limits(timeout, parse_memory(memory) if memory else 0)
     if isinstance(place, str) and "://" in place:

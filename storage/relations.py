@@ -1,4 +1,5 @@
-"""Definitions of a connection's views: each recorded table as a SELECT over its segments, and the views over those."""
+"""Definitions of a connection's views: each recorded table as a SELECT over its segments, and the views based on
+them."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -19,23 +20,23 @@ _NOT_SUPERSEDED = (
     " WHERE s.run_id = r.run_id AND s.attempt = r.attempt AND r.step > s.valid_through)"
 )
 SUMMARY = "rewards"
-"""The table that an ingest keeps of what it reads in the runs' metrics."""
+"""The table in which an ingest keeps a summary of the runs' metrics."""
 
 
 @dataclass(frozen=True)
 class View:
-    """A view that anyone may query, or that such a one is over."""
+    """A view for queries, or one on which such a view is based."""
 
     select: str
     over: tuple[str, ...]
-    """The views that must be made before it, in that order."""
+    """The views that must be created before it, in that order."""
     tables: frozenset[str]
-    """The tables recorded in segments, or made from them, that it reads in the end."""
+    """The tables recorded in segments, or made from them, that it finally reads."""
 
 
 @cache
 def views() -> dict[str, View]:
-    """The views by name, in an order in which they can be made: those of views.sql, and the metrics' names."""
+    """Returns the views by name, in an order of creation: those of views.sql, and the metrics' names."""
     made: dict[str, View] = {}
     for name, select in _STATEMENT.findall(database.sql("queries/views.sql")):
         words = re.findall(r"[\w.]+", select)
@@ -48,22 +49,22 @@ def views() -> dict[str, View]:
 
 @dataclass(frozen=True)
 class Pack:
-    """A file with the rows of many runs, and which of these count."""
+    """A file with the rows of many runs, and the runs that still count."""
 
     key: str
     """Path relative to the home directory."""
     num_bytes: int
     without: tuple[str, ...]
-    """Runs whose rows count no more: they were deleted, or have changed."""
+    """Runs whose rows no longer count: they were deleted, or have changed."""
     has_resumed: bool
     """Whether rows of some runs may be superseded."""
 
 
 def known_packs(connection: duckdb.DuckDBPyConnection, schema: str, table: str, unit_holds: str) -> list[Pack]:
-    """A table's packs in an index, those aside of which no row counts.
+    """Returns a table's packs in an index, without packs of which no row counts.
 
     Args:
-        unit_holds: SQL: whether a row with a `run_id` is of a unit that is as the index says.
+        unit_holds: SQL that is true for a row whose unit matches the index; the row has a `run_id`.
     """
     rows = connection.execute(
         f"WITH listed AS (SELECT *, {unit_holds}"
@@ -83,12 +84,12 @@ def in_segments(
     resumed: Collection[str] = (),
     packs: Iterable[Pack] = (),
 ) -> str:
-    """A table's rows that lie in segments, as a SELECT.
+    """Returns a table's rows in segments, as a SELECT.
 
     Args:
-        current: segments with exactly today's columns: one file's footer is enough to bind the query.
+        current: segments with exactly the present columns: one file's footer is enough to bind the query.
         other: segments of older or newer versions; missing columns are NULL, unknown ones left out.
-        resumed: runs of which some rows may be superseded; those are left out.
+        resumed: runs of which some rows may be superseded; superseded rows are left out.
         packs: files with the rows of other segments.
     """
     parts = [*_read_packs(root, packs)]
@@ -99,7 +100,7 @@ def in_segments(
             parts.append(f"SELECT * FROM {_read(root, whole, options)}")
         if partly:
             parts.append(f"SELECT * FROM {_read(root, partly, options)} AS r WHERE {_NOT_SUPERSEDED}")
-    # Where all columns may not be there, a relation without rows gives them their place and type.
+    # If columns may be missing, a relation without rows sets their order and types.
     if other or not parts:
         nulls = ", ".join(f"NULL::{kind} AS {name}" for name, kind in columns(table))
         parts.insert(0, f"SELECT {nulls} WHERE false")
@@ -107,7 +108,7 @@ def in_segments(
 
 
 def _read_packs(root: Path, packs: Iterable[Pack]) -> Iterator[str]:
-    """A SELECT for all packs of which the same rows count."""
+    """Yields a SELECT for each set of packs in which the same rows count."""
     paths_where: dict[str, list[str]] = {}
     for pack in packs:
         conditions = [f"run_id NOT IN ({', '.join(map(database.quoted, pack.without))})"] if pack.without else []
@@ -119,18 +120,18 @@ def _read_packs(root: Path, packs: Iterable[Pack]) -> Iterator[str]:
 
 
 def rewards(metrics: str) -> str:
-    """The rows of the summary of some rows of `metrics`, both as a SELECT."""
+    """Returns the summary's rows for some rows of `metrics`, both as a SELECT."""
     return f"WITH metrics AS ({metrics}) {database.sql('queries/rewards.sql')}"
 
 
 def _read(root: Path, segments: Iterable[Segment], options: str) -> str:
-    """A relation with the rows of the files.
+    """Returns a relation with the rows of the files.
 
-    The run is taken from the file's path, so that DuckDB opens only the files of the runs that a query asks for.
+    The run comes from the file's path, so that DuckDB opens only the files of the runs in a query.
     """
     paths = ", ".join(database.file_literal(root / segment.key) for segment in segments)
     below_runs = f"substring(filename, {len(f'{root}/runs/') + 1})"
-    # Not split_part, which DuckDB works out for each row; this is worked out once for each vector of rows.
+    # Not split_part, which DuckDB computes for each row; this is computed once for each vector of rows.
     run_id = f"left({below_runs}, strpos({below_runs}, '/') - 1)"
     source = f"read_parquet([{paths}], filename = true, hive_partitioning = false{options})"
     return f"(SELECT * EXCLUDE (filename) REPLACE ({run_id} AS run_id) FROM {source})"

@@ -1,4 +1,4 @@
-"""Segments, the Parquet files that hold a run's rows, as the directories list them."""
+"""Segments, the Parquet files with a run's rows, as listed in the directories."""
 
 import os
 import re
@@ -28,7 +28,7 @@ class Segment:
     run_id: str
     num_bytes: int
     modified_ns: int
-    """Time of change, by the file system's clock."""
+    """Modification time, by the file system's clock."""
 
     @property
     def name(self) -> str:
@@ -37,27 +37,29 @@ class Segment:
 
     @property
     def parsed(self) -> SegmentName:
-        """Parts of the file's name; that of an evaluate stage's file says nothing."""
+        """Parts of the file's name; the name of an evaluate stage's file has none."""
         return parse_segment_name(self.name) or SegmentName(False, 0, 0, 0, "")
 
     @property
     def is_of_evaluate_stage(self) -> bool:
-        """Whether an evaluate stage published the file, and not the trainer."""
+        """Whether an evaluate stage published the file, not the trainer."""
         return "/evaluate/" in self.key
 
     def is_as(self, other: "Segment") -> bool:
-        """Whether this file is the other one that was there before: by the digest in its name, else by its time."""
+        """Returns whether this file is the same as an earlier one: by the digest in its name, else by its
+        modification time."""
         here, before = (self.key, self.num_bytes), (other.key, other.num_bytes)
         return here == before and bool(self.parsed.digest or self.modified_ns == other.modified_ns)
 
 
 def run_segments(root: Path, run_id: str) -> list[Segment]:
-    """Every file of one run that is named like a segment, ordered by path; those that were merged into others too."""
+    """Returns every file of one run with a segment's name, ordered by path; those that were merged into others too."""
     return [segment for segment, is_named in _candidates(root, run_id) if is_named]
 
 
 def misnamed_files(root: Path, run_id: str) -> list[str]:
-    """Paths, relative to the home, of a run's files that lie where segments lie and are not named like one."""
+    """Returns the paths, relative to the home, of a run's files in the segments' directories without a segment's
+    name."""
     return [segment.key for segment, is_named in _candidates(root, run_id) if not is_named]
 
 
@@ -68,7 +70,7 @@ def _candidates(root: Path, run_id: str) -> Iterator[tuple[Segment, bool]]:
             yield _segment(root, entry, table, run_id), parse_segment_name(entry.name) is not None
     for stage in entries(run / "evaluate"):
         if not _FINGERPRINT.fullmatch(stage.name):
-            continue  # a directory still being filled
+            continue  # a directory that is still being filled
         for table in EVALUATED:
             for entry in entries(Path(stage.path) / "segments" / table):
                 is_named = is_readable_name(entry.name) and entry.name.endswith(".parquet")
@@ -85,7 +87,7 @@ def _segment(root: Path, entry: "os.DirEntry[str]", table: str, run_id: str) -> 
 
 
 def entries(directory: Path) -> "list[os.DirEntry[str]]":
-    """A directory's entries by name, without hidden ones: those are still being written."""
+    """Returns a directory's entries by name, without hidden ones: those are still being written."""
     try:
         with os.scandir(directory) as scanned:
             published = (e for e in scanned if not e.name.startswith(".") and not e.name.endswith(".tmp"))

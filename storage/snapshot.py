@@ -1,4 +1,4 @@
-"""One consistent look at everything recorded: the index as published, and what changed since from the directories."""
+"""A consistent view of the whole record: the published index, and later changes from the directories."""
 
 import logging
 import re
@@ -31,19 +31,19 @@ _log = logging.getLogger("storage")
 _ABOUT_TABLES = re.compile(
     r"\b(show|pragma\w*|information_schema|pg_catalog|sqlite_master|duckdb_\w+)\b", re.IGNORECASE
 )
-"""What a query says that asks which tables there are."""
+"""Matches a query that asks which tables exist."""
 
 
 class Snapshot:
-    """A connection that has every table and view of one moment.
+    """A connection with every table and view of one moment.
 
-    Those whose rows lie in many files are made when a query first names them.
+    Those with rows in many files are created when a query first names them.
 
     Args:
-        damaged: keys of segments and packs that turned out to be damaged, and how: they are left out.
-        index: whether the index may be read; not where it turned out to be damaged.
-        sql: the query that it is taken for. Files of tables that it does not name are not looked for in runs that have
-            ended: one that is gone is noticed when it is read. None: any.
+        damaged: keys of segments and packs that were found damaged -> the damage: they are left out.
+        index: whether the index may be read; false if it was found damaged.
+        sql: the query that needs the snapshot. Files of tables that it does not name are not checked in runs that have
+            ended: a missing one is noticed when it is read. None for any query.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Snapshot:
         unknown = ("", list[str]())
         changed = {unit: stamp for unit, stamp in stamps.items() if indexed.get(unit, unknown)[0] != stamp}
         self.num_unknown = sum(indexed.get(unit, unknown)[0] is not None for unit in changed)
-        """How many units are not in the index as they are, those aside that change all the time."""
+        """Number of units whose present state is not in the index, without those that change all the time."""
         fresh = read_units(root, changed, self._known(of_units(changed)) if changed else {})
         self._outdated = {*changed, *(indexed.keys() - stamps.keys())}
         self._fresh = [entry for unit in fresh for entry in unit.segments]
         self._damaged = dict(damaged or {})
         self._create_catalogue([unit.rows for unit in fresh])
         self._without_provenance = [unit.path for unit in fresh]
-        """Units whose rows of `provenance` are in no table yet: few queries ask for them."""
+        """Units whose rows of `provenance` are in no table yet: few queries need them."""
         self._made: set[str] = set()
         self._make(name for name, view in views().items() if not view.tables)
         skipped = [line for unit, (_, lines) in indexed.items() if unit not in self._outdated for line in lines]
@@ -81,11 +81,11 @@ class Snapshot:
             _log.warning(warning)
 
     def close(self) -> None:
-        """Lets go of the files."""
+        """Closes the files."""
         self.connection.close()
 
     def provide(self, sql: str) -> None:
-        """Makes the tables and views that a query names; all of them if it asks which there are."""
+        """Creates the tables and views that a query names; all of them if it asks which exist."""
         named = set(views()) if _ABOUT_TABLES.search(sql) else _views_in(sql)
         if "provenance" in named:
             self._read_provenance()
@@ -94,22 +94,22 @@ class Snapshot:
             comment(self.connection)
 
     def provide_all(self) -> None:
-        """Makes all tables and views."""
+        """Creates all tables and views."""
         self._read_provenance()
         self._make(views())
 
     def segments_of(self, sql: str) -> list[Segment]:
-        """The segments that a query may read."""
+        """Returns the segments that a query may read."""
         return [entry.segment for table in sorted(_read_for(sql)) for entry in self._entries(table)]
 
     def packs_of(self, sql: str) -> list[str]:
-        """The packs that a query may read: their paths, relative to the home."""
+        """Returns the packs that a query may read: their paths, relative to the home."""
         return [pack.key for table in sorted(_tables_in(sql)) for pack in self._packs(table)]
 
     def _create_catalogue(self, fresh: Collection[catalogue.Rows]) -> None:
         connection = self.connection
         connection.execute("CREATE SCHEMA recorded")
-        if self._attached and not self._outdated:  # all is in the index
+        if self._attached and not self._outdated:  # everything is in the index
             for table in catalogue.TABLES:
                 connection.execute(f"CREATE VIEW recorded.{table} AS {self._stored(table, 'unit')}")
             return
@@ -128,15 +128,15 @@ class Snapshot:
         self._without_provenance = []
 
     def _stored(self, table: str, unit: str) -> str:
-        """The rows of a table of the index that still hold. `unit`: SQL for the unit that a row belongs to."""
+        """Returns the rows of an index's table that are still valid. `unit`: SQL for the unit of a row."""
         return f"SELECT * FROM store.recorded.{table} WHERE {self._holds(unit)}"
 
     def _holds(self, unit: str) -> str:
-        """SQL: whether what the index says of a unit still holds."""
+        """Returns SQL that is true if the index's data of a unit are still valid."""
         return f"{unit} NOT IN (FROM fresh.outdated)" if self._outdated else "true"
 
     def _make(self, names: Iterable[str]) -> None:
-        """Makes views, and what they are over."""
+        """Creates views, and the views that they are based on."""
         for name in dict.fromkeys(name for view in names for name in (*views()[view].over, view)):
             if name in self._made:
                 continue
@@ -147,7 +147,7 @@ class Snapshot:
             self._made.add(name)
 
     def _relation(self, table: str) -> str:
-        """The rows of a table that is recorded in segments: those that the index has a copy of, and those in files."""
+        """Returns the rows of a table that is recorded in segments: those copied into the index, and those in files."""
         if table == SUMMARY:
             made = rewards(self._in_files("metrics", self._entries(SUMMARY)))
             return f"{self._stored(SUMMARY, UNIT_OF_RUN)} UNION ALL BY NAME ({made})" if self._attached else made
@@ -158,22 +158,22 @@ class Snapshot:
         return self._in_files(table, self._entries(table, packs), packs)
 
     def _packs(self, table: str) -> list[Pack]:
-        """A table's packs that can be read."""
+        """Returns a table's readable packs."""
         if not self._attached:
             return []
         packs = known_packs(self.connection, "store.recorded", table, self._holds(UNIT_OF_RUN))
         return [p for p in packs if p.key not in self._damaged and database.has_pack(self.root, p.key, p.num_bytes)]
 
     def _in_files(self, table: str, entries: Iterable[KnownSegment], packs: Iterable[Pack] = ()) -> str:
-        """The rows of a table in these segments, those that are damaged aside, and in these packs."""
+        """Returns the rows of a table in these segments, without damaged ones, and in these packs."""
         read = [entry for entry in entries if not entry.problem and entry.segment.key not in self._damaged]
         current = [entry.segment for entry in read if entry.current_columns]
         other = [entry.segment for entry in read if not entry.current_columns]
         return in_segments(table, self.root, current, other, () if table in NATIVE else self._resumed(), packs)
 
     def _entries(self, table: str, packs: Iterable[Pack] = ()) -> list[KnownSegment]:
-        """A table's segments that are in none of these packs; of the summary those of the runs that the index has none
-        of."""
+        """Returns a table's segments that are in none of these packs; for the summary those of runs that it lacks in
+        the index."""
         if table == SUMMARY:
             indexed = self._indexed(
                 "table_name = 'metrics' AND run_id NOT IN (SELECT run_id FROM store.recorded.rewards)"
@@ -185,40 +185,40 @@ class Snapshot:
         return [*indexed, *(entry for entry in self._fresh if entry.segment.table == table)]
 
     def _indexed(self, condition: str) -> list[KnownSegment]:
-        """The segments of the index that still hold and fulfil a condition in SQL."""
+        """Returns the valid segments of the index that meet a condition in SQL."""
         known = self._known(condition).values()
         return [entry for entry in known if f"runs/{entry.segment.run_id}" not in self._outdated]
 
     def _is_listed(self, key: str, problem: str) -> bool:
-        """Whether the file must be left out: one that was found to be gone may be listed no more."""
+        """Returns whether the file must be left out: a missing one may no longer be listed."""
         return problem != GONE or bool(self._indexed(f"key = {database.quoted(key)}"))
 
     def _known(self, condition: str) -> dict[str, KnownSegment]:
         return known_segments(self.connection, "store.recorded", condition) if self._attached else {}
 
     def _resumed(self) -> set[str]:
-        """The runs of which some rows are superseded."""
+        """Returns the runs of which some rows are superseded."""
         return {row[0] for row in self.connection.execute("SELECT DISTINCT run_id FROM recorded.superseded").fetchall()}
 
 
 def _views_in(sql: str) -> set[str]:
-    """The views whose names are words of a query: those that it reads, and perhaps others."""
+    """Returns the views whose names are words of a query: those that it reads, and possibly others."""
     return set(re.findall(r"\w+", sql.lower())) & views().keys()
 
 
 def _read_for(sql: str) -> set[str]:
-    """Tables of recorded rows, or made from them, that a query may read."""
+    """Returns the tables of recorded rows, or made from them, that a query may read."""
     return {table for name in _views_in(sql) for table in views()[name].tables}
 
 
 def _tables_in(sql: str) -> set[str]:
-    """Tables that a query may read, without the summary, which an ingest makes."""
+    """Returns the tables that a query may read, without the summary, which an ingest makes."""
     return _read_for(sql) - {SUMMARY}
 
 
 def find_damage(snapshot: Snapshot, sql: str, error: duckdb.Error) -> dict[str, str]:
-    """Which files are damaged or gone where a query failed over one, by key: those that the error names, or whichever
-    of all that the query reads."""
+    """Returns the damaged or missing files behind a query's error, by key: those that the error names, or else those
+    found among all that the query reads."""
     from storage.contents import is_damaged, read
 
     packs, segments = snapshot.packs_of(sql), snapshot.segments_of(sql)

@@ -1,4 +1,4 @@
-"""The store as its readers see it: SQL in, rows out."""
+"""The store for its readers: SQL in, rows out."""
 
 import contextlib
 import decimal
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 _Answer = TypeVar("_Answer")
 _ATTEMPTS = 8
-"""At a query: files may go away between the look at the directories and the reading."""
+"""Attempts of a query: files may disappear between the listing of the directories and the read."""
 _MOST_UNKNOWN = 20
-"""Units that a reader reads itself; where there are more, it has them ingested."""
+"""Most units that a reader reads itself; if there are more, it starts an ingest."""
 _MOVED = "a file was removed while it was being queried: earlier answers were of an earlier moment than this one"
 
 
@@ -41,11 +41,11 @@ class Result:
 
     table: "pa.Table"
     warnings: tuple[str, ...] = ()
-    """Segments that were left out because they are damaged, one line each, and whether the snapshot moved on."""
+    """Segments that were left out because they are damaged, one line each, and a line if the snapshot was renewed."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns' names in order. Two may be equal."""
+        """The columns' names in order. Names may repeat."""
         return tuple(self.table.column_names)
 
     @cached_property
@@ -56,16 +56,16 @@ class Result:
         return list(zip(*(column.to_pylist() for column in self.table.columns), strict=True))
 
     def arrow(self) -> "pa.Table":
-        """The answer as an Arrow table."""
+        """Returns the answer as an Arrow table."""
         return self.table
 
     def df(self) -> "pandas.DataFrame":
-        """The answer as a pandas data frame. Raises ImportError where pandas is not installed."""
+        """Returns the answer as a pandas data frame. Raises ImportError if pandas is not installed."""
         _require("pandas")
         return self.table.to_pandas()
 
     def pl(self) -> "polars.DataFrame":
-        """The answer as a Polars data frame. Raises ImportError where Polars is not installed."""
+        """Returns the answer as a Polars data frame. Raises ImportError if Polars is not installed."""
         _require("polars")
         import polars
 
@@ -74,39 +74,39 @@ class Result:
 
 @dataclass(frozen=True)
 class Stream:
-    """The answer to a query, as it comes: its rows can be read once, in one of three forms."""
+    """The answer to a query as a stream: its rows can be read once, in one of three forms."""
 
     _statement: Statement
     warnings: tuple[str, ...]
-    """Warnings, as a `Result` has them."""
+    """Warnings, see `Result`."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns' names in order. Two may be equal."""
+        """The columns' names in order. Names may repeat."""
         return self._statement.columns
 
     def rows(self) -> Iterator[list[tuple[Any, ...]]]:
-        """The rows as plain Python values, some thousand at a time. Times are UTC, with their time zone."""
+        """Returns the rows as plain Python values, some thousand at a time. Times are UTC, with their time zone."""
         return self._statement.rows()
 
     def texts(self) -> Iterator[list[str]] | None:
-        """The rows as text, without line ends between them; None where DuckDB does not write them as text."""
+        """Returns the rows as text, without line ends between them; None if DuckDB does not write them as text."""
         if not self._statement.is_text:
             return None
         return ([text for (text,) in rows] for rows in self._statement.rows())
 
     def batches(self) -> "tuple[pa.Schema, Iterator[pa.RecordBatch]]":
-        """The rows as Arrow's batches instead, and the columns' types."""
+        """Returns the rows as Arrow's batches instead, and the columns' types."""
         return self._statement.batches()
 
 
 class Store:
-    """Everything recorded under one home directory, ingested or not, as it was at one moment.
+    """Everything recorded under one home directory, ingested or not, in its state at one moment.
 
-    The first query takes a snapshot, and every query sees that moment until `refresh` or `close`. Nobody waits
-    meanwhile: runs go on recording, and an ingester replaces the database's file without touching the one that is held.
-    Only what is deleted cannot be read any more: if a query meets a file that is gone, the snapshot is taken anew, and
-    the warnings of every later result say so. Threads may share a store; their queries run one after another.
+    The first query takes a snapshot, and every query sees that moment until `refresh` or `close`. No process waits
+    meanwhile: runs continue recording, and an ingester replaces the database's file without touching the open one. Only
+    deleted files cannot be read any more: if a query meets one, a new snapshot is taken, and the warnings of every
+    later result say so. Threads may share a store; their queries run one after another.
     """
 
     def __init__(self, root: Path, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -114,18 +114,18 @@ class Store:
         self.limits = limits
         self._snapshot: Snapshot | None = None
         self._statement: Statement | None = None
-        """The last one on the snapshot's connection."""
+        """The last statement on the snapshot's connection."""
         self._remove_scratch: Callable[[], object] = lambda: None
-        """Removes what the snapshot's connection put on disk."""
+        """Removes the temporary files of the snapshot's connection."""
         self._answered = False
         """Whether a query was answered since the store was opened or refreshed."""
         self._moved = False
-        """Whether the snapshot was taken anew since then."""
+        """Whether a new snapshot was taken since then."""
         self._turn = threading.Lock()
 
     @classmethod
     def open(cls, home_root: Path, limits: Limits = DEFAULT_LIMITS) -> "Store":
-        """A home that holds nothing yet has all tables, empty. The limits are those of each query."""
+        """Returns the store of a home. An empty home has all tables, empty. The limits apply to each query."""
         return cls(home_root, limits)
 
     def __enter__(self) -> "Store":
@@ -135,20 +135,20 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the snapshot. A query after it takes another."""
+        """Closes the snapshot. A later query takes another."""
         self.refresh()
 
     def refresh(self) -> None:
-        """From here on queries see a later moment: that of the next query."""
+        """Moves to a later state: that of the next query."""
         with self._turn:
             self._drop_snapshot()
             self._answered = self._moved = False
 
     def query(self, sql: str, params: Params = ()) -> Result:
-        """Runs one statement that reads.
+        """Runs one read-only statement.
 
         Raises:
-            QueryError: the statement is wrong, does not read, touches what is not recorded here, or passes a limit.
+            QueryError: the statement is wrong, is not read-only, reads outside the record, or exceeds a limit.
         """
         with self._alone():
             table, warnings = self._attempt(sql, params, Statement.table)
@@ -156,10 +156,10 @@ class Store:
 
     @contextlib.contextmanager
     def stream(self, sql: str, params: Params = (), form: Form | None = None) -> Iterator["Stream"]:
-        """Runs one statement that reads, for an answer that need not fit into memory: its rows come in batches.
+        """Runs one read-only statement, for an answer that need not fit into memory: its rows come in batches.
 
-        With a `form`, DuckDB writes each row as text where it can: see `Stream.texts`. Other queries of this store wait
-        until it ends. Raises as `query` does, also while the batches are read.
+        With a `form`, DuckDB writes each row as text if it can: see `Stream.texts`. Other queries of this store wait
+        until it ends. Raises like `query`, also while the batches are read.
         """
         with self._alone():
             statement, warnings = self._attempt(sql, params, lambda statement: statement, form)
@@ -169,14 +169,14 @@ class Store:
                 raise QueryError(f"{error}\n  hint: a file was removed or is damaged; ask again") from error
 
     def ingest(self) -> "Ingested":
-        """Loads what is not in the database yet; waits for another ingester. The snapshot stays as it is."""
+        """Loads rows that are not in the database yet; waits for another ingester. The snapshot stays unchanged."""
         from storage.ingest import ingest
 
         return ingest(self.root)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """One statement at a time; it ends with the block."""
+        """Runs one statement at a time, which ends with the block."""
         with self._turn:
             try:
                 yield
@@ -189,7 +189,7 @@ class Store:
     def _attempt(
         self, sql: str, params: Params, use: Callable[[Statement], _Answer], form: Form | None = None
     ) -> tuple[_Answer, tuple[str, ...]]:
-        """Result of `use` for the statement that runs, and the snapshot's warnings."""
+        """Returns the result of `use` for the running statement, and the snapshot's warnings."""
         damaged: dict[str, str] = {}
         blames_index = False
         for attempt in range(_ATTEMPTS):
@@ -200,12 +200,12 @@ class Store:
                 answer = use(self._statement)
             except duckdb.Error as error:
                 cause = error
-                # A file was deleted or merged meanwhile, and the directories say what holds now; or it is damaged.
+                # A file was deleted or merged meanwhile, and the directories have the present state; or it is damaged.
                 found: dict[str, str] = {}
                 with contextlib.suppress(duckdb.Error):  # a damaged index
                     found = find_damage(snapshot, sql, error)
                 damaged |= found
-                # Where no file is at fault again and again, the index is: all that it has can be read without it.
+                # If repeated attempts find no faulty file, the index is faulty: all its data can be read without it.
                 blames_index |= attempt > 0 and not found
                 self._drop_snapshot()
             else:
@@ -224,7 +224,7 @@ class Store:
         if index and snapshot.num_unknown > _MOST_UNKNOWN:
             from storage.ingest import ingest
 
-            with contextlib.suppress(Timeout, OSError, duckdb.Error):  # another one does, or the home is read-only
+            with contextlib.suppress(Timeout, OSError, duckdb.Error):  # another ingests, or the home is read-only
                 snapshot.close()
                 ingest(self.root, wait_seconds=0)
             snapshot = Snapshot(self.root, damaged=damaged, sql=sql)
@@ -247,7 +247,7 @@ def _require(package: str) -> None:
 
 
 def _plain_integers(table: "pa.Table") -> "pa.Table":
-    """Makes 64-bit integers of the 38-digit decimals that DuckDB's sums of integers are, where they fit."""
+    """Converts the 38-digit decimals of DuckDB's integer sums to 64-bit integers, if they fit."""
     import pyarrow as pa
 
     for index, field in enumerate(table.schema):

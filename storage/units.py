@@ -1,8 +1,8 @@
-"""Units, the directories with documents that a home consists of: runs, experiments, studies and artifacts.
+"""Units, the directories with documents in a home: runs, experiments, studies and artifacts.
 
-Documents are replaced by renaming, so that a unit's directory changes its time whenever one of its documents does. A
-reader compares that time with the one in the index and reads what differs: looking at 5,000 unchanged runs costs one
-listing of `runs/`.
+Documents are replaced by renaming, so that a unit's directory changes its modification time whenever one of its
+documents changes. A reader compares that time with the one in the index and reads only units that differ: checking
+5,000 unchanged runs costs one listing of `runs/`.
 """
 
 import os
@@ -25,34 +25,34 @@ from storage.database import quoted_list
 from storage.segments import BadSegmentError, Segment, entries, run_segments
 
 _SETTLED_NS = 2_000_000_000
-"""A directory that changed less than so long ago may change again without its time showing it."""
+"""Time in ns after a directory's change in which another change may not show in its modification time."""
 UNIT_OF_RUN = "'runs/' || run_id"
-"""SQL: the unit of the run that a row is of."""
+"""SQL: the unit of a row's run."""
 GONE = "the file is gone"
-"""The problem of a segment that the index had, and that nothing has replaced."""
+"""The problem of a segment that the index had, and that is gone without a replacement."""
 _PARTS = ("attempts", "leases", "evaluate", "segments", *(f"segments/{table}" for table in TABLES))
-"""Directories of a run in which something may change while the run's own time stays."""
+"""Directories of a run that may change without a change of the run's own modification time."""
 _PLACES = {part: place for place, part in enumerate(_PARTS)}
 _PLACES_OF = {
     table: {_PLACES["segments"], _PLACES[f"segments/{table}"], *([_PLACES["evaluate"]] if table in EVALUATED else [])}
     for table in TABLES
 }
-"""Table -> the places in `_PARTS` where its files come and go."""
+"""Table -> the places in `_PARTS` in which its files appear and disappear."""
 _HAS_ENDED = " ended"
-"""End of the stamp of a run that has ended: nothing in it changes but by a new attempt, or by hand."""
+"""Suffix of the stamp of a run that has ended: only a new attempt, or a manual edit, changes it."""
 
 
 @dataclass(frozen=True)
 class KnownSegment:
-    """A segment, and what its footer says."""
+    """A segment, and the data of its footer."""
 
     segment: Segment
     num_rows: int
     current_columns: bool
     problem: str | None
-    """Why it is skipped; None: it is good."""
+    """The reason why it is skipped; None if it is good."""
     pack: str | None = None
-    """Path of the pack that has its rows too, relative to the home; None: the index knows none."""
+    """Path of the pack that also has its rows, relative to the home; None if the index knows none."""
 
 
 @dataclass(frozen=True)
@@ -62,27 +62,28 @@ class Unit:
     path: str
     """Relative to the home directory: `runs/ID`, `artifacts/STAGE/FINGERPRINT`."""
     stamp: str | None
-    """When the directory had changed before it was read; None: it is to be read again in any case."""
+    """Stamp of the directory before it was read; None if it has to be read again in any case."""
     rows: Rows
     """Rows of the catalogue's tables."""
     segments: tuple[KnownSegment, ...]
     has_merged: bool
-    """Whether segments that were merged into others are still there, and are to be deleted."""
+    """Whether segments that were merged into others still exist, and are to be deleted."""
     problems: tuple[str, ...]
-    """What of its documents was passed over: a line each."""
+    """The skipped parts of its documents, a line each."""
 
 
 def unit_stamps(
     root: Path, before: Mapping[str, str | None], tables: Collection[str] = tuple(TABLES)
 ) -> dict[str, str]:
-    """Every unit's directory, by its path relative to the home, and what changes whenever its content does.
+    """Returns the stamp of every unit's directory, by its path relative to the home. A stamp changes whenever the
+    unit's content does.
 
-    That is its time of change; of a run also those of the directories in it that have leases, attempts, results and
-    rows: whoever takes the run up writes there, and a file may be deleted or restored there by hand.
+    It is the directory's modification time; for a run also those of its directories with leases, attempts, results and
+    rows: a worker that resumes the run writes there, and a file may be deleted or restored there by hand.
 
     Args:
-        before: the stamps that the index has, by which what cannot have changed need not be looked for.
-        tables: those whose files are looked for in runs that have ended, too.
+        before: the stamps in the index, by which unchanged directories are skipped.
+        tables: tables whose files are checked also in runs that have ended.
     """
     watched = sorted({_PLACES["attempts"]}.union(*(_PLACES_OF[table] for table in tables)))
     stamps = {path: str(time) for kind in ("experiments", "studies") for path, time in _directories(root, kind)}
@@ -94,11 +95,11 @@ def unit_stamps(
 
 
 def _run_stamp(directory: str, changed: str, before: str, watched: Iterable[int]) -> str:
-    """The stamp of a run. `watched`: the places in `_PARTS` that are looked at where the run has ended."""
+    """Returns the stamp of a run. `watched`: the places in `_PARTS` that are checked if the run has ended."""
     time, *known = before.removesuffix(_HAS_ENDED).split() or [""]
     if time == changed and len(known) == len(_PARTS):
         places = watched if before.endswith(_HAS_ENDED) else range(len(_PARTS))
-        # What was not there has not come while the directory above it is as it was.
+        # A missing directory is still missing if the directory above it is unchanged.
         if all(known[place] in ("0", _time_of(f"{directory}/{_PARTS[place]}")) for place in places):
             return before
     return " ".join([changed, *(_time_of(f"{directory}/{part}") for part in _PARTS)])
@@ -109,7 +110,7 @@ def read_units(root: Path, stamps: dict[str, str], known: dict[str, KnownSegment
 
     Args:
         stamps: the units to read, and their stamps.
-        known: key -> segment that was read before, whose footer need not be read again.
+        known: key -> segment that was read before; its footer is not read again.
     """
     known_of: dict[str, dict[str, KnownSegment]] = {}
     for key, entry in known.items():
@@ -118,7 +119,7 @@ def read_units(root: Path, stamps: dict[str, str], known: dict[str, KnownSegment
 
 
 def _read_unit(root: Path, path: str, stamp: str, known: dict[str, KnownSegment]) -> Unit:
-    # The order matters. States are read before segments, so that the evaluation that a state names is on disk.
+    # The order matters. States are read before segments, so that the evaluation in a state is on disk.
     # Segments are listed before attempts are read, so that every row's attempt is known: it may replace earlier rows.
     segments: list[KnownSegment] = []
     merged: set[str] = set()
@@ -136,7 +137,7 @@ def _read_unit(root: Path, path: str, stamp: str, known: dict[str, KnownSegment]
 
     documents, stamp = Documents(root), stamp.removesuffix(_HAS_ENDED)
     rows = read_unit(root, path, documents, read_segments)
-    # A damaged file that is restored in place changes no directory's time.
+    # Restoring a damaged file in place changes no directory's time.
     is_whole = not documents.problems and not any(entry.problem for entry in segments)
     settled = stamp if is_whole and _is_settled(stamp) and _is_closed(root, path, rows, segments) else None
     if settled and path.startswith("runs/") and rows["runs"][0]["status"] in FINAL:
@@ -145,10 +146,10 @@ def _read_unit(root: Path, path: str, stamp: str, known: dict[str, KnownSegment]
 
 
 def _inspected(root: Path, segment: Segment, before: KnownSegment | None) -> KnownSegment | None:
-    """None if the file was deleted meanwhile."""
+    """Returns the segment with its problem, if any; None if the file was deleted meanwhile."""
     from storage.contents import inspect
 
-    # What is wrong with a file's content its footer need not show. A file that is mended has another time.
+    # The footer need not show damage of a file's content. A repaired file has another time.
     if before is not None and (segment == before.segment if before.problem else segment.is_as(before.segment)):
         return before
     try:
@@ -161,14 +162,14 @@ def _inspected(root: Path, segment: Segment, before: KnownSegment | None) -> Kno
 
 
 def _is_settled(stamp: str) -> bool:
-    """Whether a later change of the directory will have another time, whatever the clock's steps are."""
+    """Returns whether a later change of the directory will have another time, for any resolution of the clock."""
     return max(map(int, stamp.split())) < time.time_ns() - _SETTLED_NS
 
 
 def _is_closed(root: Path, path: str, rows: Rows, segments: list[KnownSegment]) -> bool:
-    """Whether nothing changes in the unit unless its stamp does.
+    """Returns whether the unit only changes together with its stamp.
 
-    That a run crashes changes no file. One that has crashed is taken up again with a new lease.
+    A crash of a run changes no file. A crashed run is resumed with a new lease.
     """
     if not path.startswith("runs/"):
         return True
@@ -179,9 +180,9 @@ def _is_closed(root: Path, path: str, rows: Rows, segments: list[KnownSegment]) 
 
 
 def _directories(root: Path, parent: str) -> Iterator[tuple[str, int]]:
-    """The directories in a directory of the home, by name: path in the home, and time of change in ns.
+    """Yields the directories in a directory of the home, by name: path in the home, and modification time in ns.
 
-    One with another name than a unit can have is passed over: DuckDB would take a glob sign for one.
+    A directory with an invalid name for a unit is skipped: DuckDB would read a glob character in it as a pattern.
     """
     for entry in entries(root / parent):
         with suppress(OSError):
@@ -190,7 +191,7 @@ def _directories(root: Path, parent: str) -> Iterator[tuple[str, int]]:
 
 
 def _time_of(path: str) -> str:
-    """A directory's time of change, in ns; 0 where there is none."""
+    """Returns a directory's modification time, in ns; 0 if it is missing."""
     try:
         return str(os.stat(path).st_mtime_ns)
     except OSError:
@@ -198,23 +199,23 @@ def _time_of(path: str) -> str:
 
 
 def problems(entries: Iterable[KnownSegment]) -> list[str]:
-    """A line for each segment that is skipped."""
+    """Returns a line for each segment that is skipped."""
     return [f"{entry.segment.key}: {entry.problem}" for entry in entries if entry.problem]
 
 
 def known_units(connection: duckdb.DuckDBPyConnection, schema: str) -> dict[str, tuple[str | None, list[str]]]:
-    """The units of an index: their stamps, and what of their documents was passed over."""
+    """Returns the units of an index: their stamps, and the skipped parts of their documents."""
     rows = connection.execute(f"SELECT unit, stamp, problems FROM {schema}.units").fetchall()
     return {unit: (stamp, problems or []) for unit, stamp, problems in rows}
 
 
 def of_units(units: Iterable[str]) -> str:
-    """SQL: whether a row with a `run_id` is of one of these units."""
+    """Returns SQL that is true for rows of these units; the rows have a `run_id`."""
     return f"{UNIT_OF_RUN} IN (SELECT unnest({quoted_list(units)}))"
 
 
 def known_segments(connection: duckdb.DuckDBPyConnection, schema: str, condition: str) -> dict[str, KnownSegment]:
-    """The segments of an index that fulfil a condition in SQL, by key."""
+    """Returns the segments of an index that meet a condition in SQL, by key."""
     rows = connection.execute(
         "SELECT key, table_name, run_id, num_bytes, modified_ns, num_rows, current_columns, problem, pack"
         f" FROM {schema}.segments WHERE {condition}"
@@ -223,7 +224,7 @@ def known_segments(connection: duckdb.DuckDBPyConnection, schema: str, condition
 
 
 def as_row(entry: KnownSegment) -> dict[str, Any]:
-    """A row of the table `segments`."""
+    """Returns a row of the table `segments`."""
     segment = entry.segment
     return {
         "key": segment.key,

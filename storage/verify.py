@@ -1,4 +1,4 @@
-"""Faults of the index, or of the files that it is made from, and what they mean. Changes nothing."""
+"""Faults of the index, or of its source files, and their effects. Changes nothing."""
 
 from collections.abc import Iterator, Set
 from contextlib import suppress
@@ -27,7 +27,7 @@ _ANSWERS = {
     "evaluations": "accuracies in runs, compare, report and leaderboard are not of the steps that they seem to be of",
     "evaluation_samples": "intervals of compare and report lack these problems",
 }
-"""Table -> what a lost segment of it means."""
+"""Table -> effect of a lost segment."""
 _OTHER_DOCUMENTS = ("experiments/*/*.json", "studies/*/study.json", "artifacts/*/[!.]*/manifest.json")
 _TEXTS = (
     ("rollouts", "verdicts", "ARRAY", "a JSON list of objects", "the view `verdicts` lacks them"),
@@ -35,20 +35,20 @@ _TEXTS = (
     ("evaluation_samples", "turns", "ARRAY", "a JSON list of objects", "the view `turns` lacks them"),
     ("rollouts", "reward_terms", "OBJECT", "a JSON object", "replay and the report of the terms lack them"),
 )
-"""Columns of JSON: table, column, type of the JSON, its words, and what a row of another kind means."""
+"""Columns of JSON: table, column, type of the JSON, its words, and the effect of a row of another type."""
 _CURE = "restore it from a backup"
 _EACH_STEP = ("metrics", "rollouts")
-"""Tables that have rows of every step."""
+"""Tables with rows of every step."""
 
 
 def check(home_root: Path, *, full: bool = False) -> list[str]:
-    """A line for each thing that is wrong, with the file's path in the home; [] if nothing is.
+    """Returns a line for each fault, with the file's path in the home; [] without faults.
 
-    A segment that is not ingested yet is nothing wrong.
+    A segment that is not ingested yet is not a fault.
 
     Args:
-        full: every segment is read whole, and runs are looked for that only their experiments list; else those segments
-            alone that changed since they were ingested, or were not yet.
+        full: reads every segment whole, and searches for runs that only their experiments list; if false, reads only
+            segments that have changed since they were ingested, or are not ingested yet.
     """
     root = Path(home_root).absolute()
     known, obstacle = _index(root)
@@ -65,12 +65,12 @@ def check(home_root: Path, *, full: bool = False) -> list[str]:
 
 
 def _shown(path: str) -> str:
-    """A path as it can be printed."""
+    """Returns a path in printable form."""
     return path if path.isprintable() else ascii(path)[1:-1]
 
 
 def _index(root: Path) -> tuple[dict[str, KnownSegment], str]:
-    """The segments that the index has, by key; and what is wrong with it, empty where nothing is or there is none."""
+    """Returns the segments in the index, by key; and its fault, empty if it has none or there is no index."""
     connection = database.connect()
     try:
         obstacle = database.attach(connection, root)
@@ -123,7 +123,7 @@ def _document(root: Path, path: Path) -> Iterator[str]:
 
 def _segment(root: Path, segment: Segment, known: KnownSegment | None) -> Iterator[str]:
     if known and not known.problem and segment == known.segment:
-        return  # as it was when it was ingested
+        return  # unchanged since it was ingested
     try:
         rows = read(root, segment)
     except BadSegmentError as error:
@@ -137,7 +137,7 @@ def _segment(root: Path, segment: Segment, known: KnownSegment | None) -> Iterat
 
 
 def _missing_steps(directory: Path, segments: list[Segment]) -> Iterator[str]:
-    """Steps of an ended run up to its last of which a table has no rows."""
+    """Yields the steps of an ended run, up to its last, for which a table has no rows."""
     if read_document(directory / "state.json").get("status") not in FINAL:
         return
     last = read_document(directory / "progress.json").get("step")
@@ -154,7 +154,7 @@ def _missing_steps(directory: Path, segments: list[Segment]) -> Iterator[str]:
 
 
 def _gone(root: Path, known: dict[str, KnownSegment]) -> Iterator[str]:
-    """Segments that the index has, or had, and that are not there though nothing has replaced them."""
+    """Yields segments that the index has, or had, and that are missing without a replacement."""
     missing: dict[str, list[Segment]] = {}
     for entry in known.values():
         if not (root / entry.segment.key).exists():
@@ -165,7 +165,7 @@ def _gone(root: Path, known: dict[str, KnownSegment]) -> Iterator[str]:
 
 
 def _absent(root: Path, runs: Set[str]) -> Iterator[str]:
-    """Runs that an experiment or a study has, and of which there is no directory."""
+    """Yields runs of an experiment or a study that have no directory."""
     for path in sorted([*root.glob("experiments/*/experiment.json"), *root.glob("studies/*/study.json")]):
         kind, name, _ = path.relative_to(root).parts
         document = read_document(path)
@@ -179,7 +179,8 @@ def _absent(root: Path, runs: Set[str]) -> Iterator[str]:
 
 
 def _packs(root: Path, *, full: bool) -> Iterator[str]:
-    """Packs that are not as they were written: nothing is missing in answers, but these may be wrong or slow."""
+    """Yields packs that differ from the written ones: answers lack nothing without them, but these may be wrong or
+    slow."""
     connection = database.connect()
     try:
         if database.attach(connection, root):
@@ -195,7 +196,7 @@ def _packs(root: Path, *, full: bool) -> Iterator[str]:
 
 
 def _copies(root: Path) -> Iterator[str]:
-    """Checks that the index has as many rows of the tables that it copies as their segments."""
+    """Checks that the index has as many rows as the segments, for each table that it copies."""
     connection = database.connect()
     try:
         if database.attach(connection, root):
@@ -221,8 +222,8 @@ def _copies(root: Path) -> Iterator[str]:
 
 
 def _unreadable_texts(root: Path) -> Iterator[str]:
-    """Names the runs with rows whose columns of JSON are of another kind."""
-    with store.Store.open(root) as record, suppress(QueryError):  # of a damaged file, which is named elsewhere
+    """Names the runs with rows whose JSON columns have another type."""
+    with store.Store.open(root) as record, suppress(QueryError):  # a damaged file, which is named elsewhere
         for table, column, kind, words, meaning in _TEXTS:
             elements = f" AND list_distinct(json_type({column}, '$[*]')) <@ ['OBJECT']" if kind == "ARRAY" else ""
             fits = f"coalesce(TRY(json_type({column}) = '{kind}'{elements}), false)"

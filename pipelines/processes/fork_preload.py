@@ -1,4 +1,4 @@
-"""Module that `multiprocessing`'s fork server imports before it forks; `pipelines.processes.forking` names it."""
+"""Module that `multiprocessing`'s fork server imports before it forks; `pipelines.processes.forking` refers to it."""
 
 from pipelines.processes.fork_server import IMPORTS, prepare
 

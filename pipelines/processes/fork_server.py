@@ -1,7 +1,7 @@
-"""What happens in `multiprocessing`'s fork server, and in its forks.
+"""Code that runs in `multiprocessing`'s fork server, and in its forks.
 
 Importing torch and transformers takes longer than a tiny run; here each module is imported once for all stages of a
-command. A fork runs a program as a new process would. Where it cannot, it replaces itself by a new process.
+command. A fork runs a program as a new process would. If it cannot, it replaces itself by a new process.
 """
 
 import atexit
@@ -22,7 +22,7 @@ from specs.machine.parent import before_torch, die_with_parent
 
 IMPORTS = (
     "specs.document",
-    "pyarrow.dataset",  # which reading a file of problems imports, and pandas with it
+    "pyarrow.dataset",  # imported when a file of problems is read; imports pandas
     "rpg.data.staging",
     "rpg.data.reasoning_gym_imported",
     "transformers.modeling_utils",
@@ -36,26 +36,27 @@ IMPORTS = (
     "rpg.trainer",
     "rpg.evaluation.stage",
 )
-"""Modules that the stages of a command need. None is a program that a process runs, and none computes anything as it is
-imported."""
+"""Modules that the stages of a command need. None is a program that a process runs, and none computes anything at
+import."""
 OF_SERVER = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "DS_ACCELERATOR": "cpu"}
-"""Environment variables with which the server starts, on top of the command's."""
+"""Environment variables that the server gets in addition to the command's."""
 READ_LATE = ("PREFECT_", "DO_NOT_TRACK", "COLUMNS", "LINES", *OF_SERVER)
-"""Beginnings of names of variables that no module reads as it is imported. A command sets Prefect's once it has a
-server; readline sets the terminal's size."""
+"""Prefixes of names of variables that no module reads at import. A command sets Prefect's once it has a server;
+readline sets the terminal's size."""
 _MAY_BE_LOST = {"jemalloc_bg_thd"}
-"""Threads that their library does without in a fork: pyarrow's allocator gives memory back by itself then."""
+"""Threads that a fork can lack: pyarrow's allocator then returns memory without its thread."""
 
 _began_with: dict[str, str] = {}
 """The server's environment at its start."""
 _changed_at: dict[str, int] = {}
-"""Time of change of each imported file."""
+"""Modification time of each imported file."""
 _imported = False
-"""Whether forks can use the imports: none of them has failed or left a thread."""
+"""Whether forks can use the imports: no import has failed or left a thread."""
 
 
 def prepare(imports: Sequence[str]) -> None:
-    """Prepares the server: a session of its own, which ends with the command, and modules that its forks share."""
+    """Prepares the server: starts a session that ends with the command, and imports the modules that its forks
+    share."""
     global _imported
     os.setsid()
     die_with_parent()
@@ -63,21 +64,21 @@ def prepare(imports: Sequence[str]) -> None:
     for standard in (0, 1, 2):
         os.dup2(nowhere, standard)
     os.close(nowhere)
-    show_as(f"{sys.executable} -P -m {__name__}")  # first of all: it finds the place of a title by the first variable
+    show_as(f"{sys.executable} -P -m {__name__}")  # first of all: it finds the title's memory by the first variable
     for name in ("PYTHONSAFEPATH", "COLUMNS", "LINES"):
         os.environ.pop(name, None)
     _began_with.update(os.environ)
     before_torch()
-    gc.disable()  # imports make nothing but what lives on, and looking through it takes a fifth of their time
+    gc.disable()  # imported objects stay alive, and scanning them takes a fifth of the time
     try:
         for name in imports:
             importlib.import_module(name)
-    except BaseException:  # the process that imports it for itself reports it
+    except BaseException:  # the process that imports the module itself reports the error
         return
     paths = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     _changed_at.update((path, _change_of(path)) for path in paths if path)
     _imported = not lost_threads()
-    gc.freeze()  # no fork looks through them again, and their memory stays shared
+    gc.freeze()  # no fork scans the imported objects again, and their memory stays shared
     gc.enable()
 
 
@@ -86,15 +87,16 @@ class Program:
     """A program that a fork runs as `python -m` would."""
 
     words: tuple[str, ...]
-    """Its module and arguments."""
+    """The program's module and arguments."""
     directory: str
     inherited: Mapping[str, str]
     """The command's environment."""
     environment: Mapping[str, str]
-    """Variables on top of that, which no module reads as it is imported."""
+    """Variables in addition to those, which no module reads at import."""
 
     def _bootstrap(self, parent_sentinel: int) -> int:
-        """Runs it and returns the exit code: the server calls this in the fork, with a pipe from the command."""
+        """Runs the program and returns its exit code. The server calls this in the fork, with a pipe from the
+        command."""
         parent = os.getppid()
         os.setsid()
         die_with_parent(parent)
@@ -112,7 +114,7 @@ class Program:
         for name in ("stdout", "stderr"):
             _reopen(name)
         importlib.invalidate_caches()
-        # Unlike those of `random`, these would begin in the same state in each fork.
+        # Unlike the state of `random`, these would be the same in each fork.
         if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()
         if "torch" in sys.modules:
@@ -121,7 +123,8 @@ class Program:
         return _run(self.words)
 
     def _is_outdated(self) -> bool:
-        """Whether a module would now be another than the server imported: by its file, or by a variable."""
+        """Returns whether a module's import would now give another result than the server's: its file or a variable
+        has changed."""
         differing = {name for name, _ in self.inherited.items() ^ _began_with.items()}
         return any(not name.startswith(READ_LATE) for name in differing) or any(
             _change_of(path) != time for path, time in _changed_at.items()
@@ -129,7 +132,7 @@ class Program:
 
 
 def _descriptors_of_server() -> list[int]:
-    """Returns the descriptors that `multiprocessing` keeps in a fork, and has it forget them."""
+    """Returns the descriptors that `multiprocessing` keeps in a fork, and makes it forget them."""
     server: Any = forkserver._forkserver
     tracker: Any = resource_tracker._resource_tracker
     kept = [server._forkserver_alive_fd, tracker._fd, sys.stdin.fileno()]
@@ -143,7 +146,7 @@ def _run(words: Sequence[str]) -> int:
     """Runs a program as `python -m` would and returns its exit code."""
     code = 1
     sys.argv = list(words)
-    sys.modules.pop(words[0], None)  # which may be there as an import of another module's
+    sys.modules.pop(words[0], None)  # another module may have imported it
     try:
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         code = 0
@@ -160,7 +163,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _reopen(name: str) -> None:
-    """Opens a standard stream again: it remembers whether it could seek in what its descriptor was before."""
+    """Opens a standard stream again: the old object remembers whether its former descriptor could seek."""
     old = getattr(sys, name)
     raw = open(old.fileno(), "wb", buffering=0, closefd=False)  # noqa: SIM115 (it stays open)
     settings = {key: getattr(old, key) for key in ("encoding", "errors", "line_buffering")}
@@ -170,8 +173,8 @@ def _reopen(name: str) -> None:
 
 
 def lost_threads() -> list[str]:
-    """Returns the names of the threads that a fork would miss. A fork that ends at once comes first: OpenBLAS ends its
-    threads at a fork, and begins them again in either process as it needs them."""
+    """Returns the names of the threads that a fork would lack. First forks a process that ends at once: OpenBLAS
+    ends its threads at a fork, and starts them again in either process when it needs them."""
     if (pid := os.fork()) == 0:
         os._exit(0)
     os.waitpid(pid, 0)
@@ -181,8 +184,8 @@ def lost_threads() -> list[str]:
 
 
 def show_as(title: str) -> None:
-    """Has `ps` show this process by a title, in the room of the arguments alone: whoever looks for a home's processes
-    reads their environment."""
+    """Sets the title that `ps` shows for this process, within the memory of the arguments: programs that search for
+    a home's processes read their environment."""
     os.environ["SPT_NOENV"] = "1"
     from setproctitle import setproctitle
 

@@ -1,8 +1,9 @@
-"""Processes whose imports are made already: forks of `multiprocessing`'s fork server, or of this very process.
+"""Processes that start with their modules imported: forks of `multiprocessing`'s fork server, or of this process.
 
-A fork is what a new process would be: it has a session and a group of its own, the environment, directory, output and
-signal handlers of a new one, and random states of its own; it ends with the command. A new process is started instead
-where there is a GPU, whose driver no fork may share. `RPG_FORK_STAGES=0` has each process begin anew.
+A fork behaves like a new process: it has a session and a group of its own, the environment, directory, output and
+signal handlers of a new process, and random states of its own; it ends with the command. On a machine with a GPU a new
+process is started instead, since no fork may share the GPU's driver. `RPG_FORK_STAGES=0` starts a new process for each
+stage.
 """
 
 import atexit
@@ -30,61 +31,64 @@ from specs.machine.parent import die_with_parent
 from specs.schema.experiment import Experiment
 
 FORK_STAGES = "RPG_FORK_STAGES"
-"""Environment variable: 0 has each stage's process begin anew."""
+"""Environment variable: 0 starts a new process for each stage."""
 PRELOAD = "pipelines.processes.fork_preload"
 """Module that the server imports as it starts."""
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg", "/proc/driver/nvidia")
-"""What only a machine with a GPU has: NVIDIA's driver, AMD's, Windows's for its Linux."""
+"""Paths that exist only on a machine with a GPU: NVIDIA's driver, AMD's, Windows's for its Linux."""
 _POLL_SECONDS = 0.02
 _server: Any = forkserver.ForkServer()
-"""Not the one of `multiprocessing` itself, from which whoever calls us may fork processes."""
+"""Not the server of `multiprocessing` itself, which the calling program may use for its own forks."""
 _has_forked = False
 
 
 def may_fork() -> bool:
-    """Whether processes of this machine may be forks: it is Linux without a GPU, and nobody forbids it."""
+    """Returns whether processes of this machine may be forks: it is Linux without a GPU, and RPG_FORK_STAGES allows
+    it."""
     here = sys.platform == "linux" and os.environ.get(FORK_STAGES) != "0"
     return here and not any(Path(path).exists() for path in _ACCELERATORS)
 
 
 def forks_stages(experiment: Experiment, slots: Sequence[str] = ()) -> bool:
-    """Whether stages of the experiment may be forks: they have no GPUs, and an engine that starts no processes."""
+    """Returns whether stages of the experiment may be forks: they have no GPUs, and their engine starts no
+    processes."""
     return not slots and experiment.rollout.engine != "vllm"
 
 
 def has_forked() -> bool:
-    """Whether a server runs that has the imports, as this process has asked it for a fork."""
+    """Returns whether this process has a server with the imports, because it has requested a fork from it."""
     return _has_forked
 
 
 class Forked:
-    """A fork, with what of `subprocess.Popen` its keepers use."""
+    """A fork, with the part of `subprocess.Popen` that its callers use."""
 
     def __init__(self, pid: int, exit_code: Callable[[], int | None]) -> None:
-        """Use `fork` or `fork_self`.
+        """Only `fork` and `fork_self` call this.
 
         Args:
-            exit_code: returns None while it runs; asked until it returns a code.
+            exit_code: returns None while the fork runs; called until it returns a code.
         """
         self.pid = pid
         self.returncode: int | None = None
         self.started = ""
-        """What `specs.machine.liveness.start_of` says of it; empty if it ended at once."""
+        """Result of `specs.machine.liveness.start_of`; empty if the fork ended at once."""
         self._exit_code = exit_code
         with suppress(psutil.Error):
             self.started = start_of(pid)
         with suppress(ProcessLookupError):  # it has ended
-            while os.getpgid(pid) != pid:  # by which its group can be ended
+            while os.getpgid(pid) != pid:  # its group is ended by this id
                 time.sleep(0.001)
 
     def poll(self) -> int | None:
-        """The exit code (negative: the signal that killed it); None while it runs."""
+        """Returns the exit code (negative: the signal that killed the fork); None while it runs."""
         if self.returncode is None:
             self.returncode = self._exit_code()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it has ended. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        """Waits for the fork's end and returns its exit code. Raises subprocess.TimeoutExpired after `timeout`
+        seconds."""
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -93,11 +97,11 @@ class Forked:
         return code
 
     def terminate(self) -> None:
-        """Sends SIGTERM, unless it has ended."""
+        """Sends SIGTERM, unless the fork has ended."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Sends SIGKILL, unless it has ended."""
+        """Sends SIGKILL, unless the fork has ended."""
         self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
@@ -108,20 +112,21 @@ class Forked:
 def fork(
     program: Sequence[str], output: BinaryIO, *, inherited: Mapping[str, str], environment: Mapping[str, str]
 ) -> Forked | None:
-    """Starts `python -m PROGRAM` with the stages' modules imported; None where it has to be started otherwise.
+    """Starts `python -m PROGRAM` with the stages' modules imported. Returns None if it has to be started as a new
+    process.
 
     Args:
-        program: its module and arguments.
+        program: the program's module and arguments.
         output: its stdout and stderr.
-        inherited: its environment, with which the server starts.
-        environment: on top of that; read by nothing that is imported.
+        inherited: its environment, which the server gets at its start.
+        environment: variables in addition to that, which no imported module reads.
     """
     global _has_forked
     if not may_fork() or threading.current_thread() is not threading.main_thread():
         return None
     request = pickle.dumps(Program(tuple(program), os.getcwd(), dict(inherited), dict(environment)))
     start_server(inherited)
-    # The server, `multiprocessing.spawn._main` in it, reads settings, here none, and what it is to run.
+    # The server, `multiprocessing.spawn._main` in it, reads settings, none here, and the program to run.
     status, channel = _server.connect_to_new_process([output.fileno()])
     try:
         with open(channel, "wb") as file, suppress(BrokenPipeError):
@@ -130,7 +135,7 @@ def fork(
     except EOFError:  # the server has ended
         os.close(status)
         return None
-    except BaseException:  # without its request a fork ends
+    except BaseException:  # a fork ends if it gets no request
         os.close(status)
         raise
     _has_forked = True
@@ -138,7 +143,7 @@ def fork(
 
 
 def start_server(environment: Mapping[str, str]) -> None:
-    """Starts the server, unless it runs, with an environment."""
+    """Starts the server with an environment, unless it runs."""
     wanted = {name: value for name, value in environment.items() if not name.startswith(fork_server.READ_LATE)}
     _server.set_forkserver_preload([PRELOAD])
     with _as_environment({**wanted, **OF_SERVER}):
@@ -156,8 +161,8 @@ def end_server() -> None:
 
 @contextmanager
 def _as_environment(environment: Mapping[str, str]) -> Iterator[None]:
-    """Within the block this process has another environment: `multiprocessing` takes none for its server. Variables
-    that are the same in both are not set: setproctitle knows the place of a title by them."""
+    """Replaces this process's environment within the block: `multiprocessing` accepts none for its server. Variables
+    with equal values are not set: setproctitle finds the title's memory by them."""
     own = dict(os.environ)
     differing = [name for name, _ in own.items() ^ environment.items()]
     _set(differing, environment)
@@ -176,8 +181,8 @@ def _set(names: Iterable[str], environment: Mapping[str, str]) -> None:
 
 
 def _told_code(status: int) -> int | None:
-    """The exit code that the server has told through a pipe, which is closed then; None while there is none. The fork
-    of a server that is killed is killed with it."""
+    """Returns the exit code that the server has sent through a pipe, and then closes the pipe; None before that. If
+    the server is killed, its forks are killed with it."""
     waiting = select.poll()
     waiting.register(status)
     if not waiting.poll(0):
@@ -193,15 +198,15 @@ def _told_code(status: int) -> int | None:
 def fork_self(
     run: Callable[[], None], log: Path, *, environment: Mapping[str, str], standard_input: int
 ) -> Forked | None:
-    """Forks this process to run a function with all that is imported; None where a process has to be started anew:
-    see `may_fork`, and threads of this process which the fork would lack.
+    """Forks this process, with its imports, to run a function. Returns None if a new process has to be started: see
+    `may_fork`, or if this process has threads, which the fork would lack.
 
     The fork has a session of its own, dies with the thread that calls this, and has no file of this process open.
 
     Args:
-        log: its stdout and stderr are appended.
-        environment: on top of this process's own.
-        standard_input: what it has as that.
+        log: its stdout and stderr are appended to this file.
+        environment: variables in addition to this process's own.
+        standard_input: descriptor of its standard input.
     """
     if not may_fork() or lost_threads():
         return None
@@ -211,7 +216,7 @@ def fork_self(
         stream.flush()
     if (pid := os.fork()) == 0:
         code = 1
-        with suppress(BaseException):  # nothing of the caller's may go on here
+        with suppress(BaseException):  # no code of the caller may run here
             try:
                 _become(parent, log, environment, standard_input)
                 run()

@@ -1,7 +1,7 @@
-"""Processes that a later command can recognise and end: those that a killed command has left behind.
+"""Processes of a killed command, which a later command can recognise and end.
 
-A process is known by its pid and its start time, as pids are used again. A record counts only in the directory in which
-it was written: one that was copied with its home tells of the other home's process.
+Pid and start time identify a process, since pids are reused. A record counts only in the directory in which it was
+written: a record that was copied with its home describes the other home's process.
 """
 
 import contextlib
@@ -35,33 +35,34 @@ class ProcessRecord:
 
     pid: int
     pgid: int
-    """Its process group; the group is ended with it."""
+    """Its process group, which is ended with it."""
     started: str
-    """Tells it from others of that pid: `specs.machine.liveness.start_of`."""
+    """Start of the process, which distinguishes it from others of that pid: `specs.machine.liveness.start_of`."""
     stage: str = ""
-    """What it is for: a stage's name, or server, worker."""
+    """Purpose of the process: a stage's name, or server, worker."""
     pid_namespace: str = ""
-    """In which the numbers count: `specs.machine.liveness.pid_namespace_here`; empty where the system has none."""
+    """Namespace of the pids: `specs.machine.liveness.pid_namespace_here`; empty if the system has none."""
     place: str = field(default="", compare=False)
-    """The directory of the file that has the record: `specs.machine.liveness.place_of`; empty if none was recorded."""
+    """The directory of the record's file: `specs.machine.liveness.place_of`; empty if none was recorded."""
 
     @classmethod
     def of(cls, pid: int, stage: str = "", within: Path | None = None) -> "ProcessRecord":
-        """The record of a process that is alive. `within`: the directory of the file that is to have it."""
+        """Returns the record of a process that is alive. `within`: the directory of the record's future file."""
         place = place_of(within) if within else ""
         return cls(pid, os.getpgid(pid), start_of(pid), stage, pid_namespace_here(), place)
 
     @classmethod
     def read(cls, path: Path) -> "ProcessRecord | None":
-        """The record in a process.json; None where there is none, it is not whole, or it was copied from elsewhere."""
+        """Returns the record in a process.json; None if the file is missing or incomplete, or was copied from
+        elsewhere."""
         return cls.parse(read_json(path), path.parent)
 
     @classmethod
     def parse(cls, fields: dict[str, Any], within: Path) -> "ProcessRecord | None":
-        """From plain data; None where a field is missing, or the record was copied from elsewhere.
+        """Returns the record in plain data; None if a field is missing, or the record was copied from elsewhere.
 
         Args:
-            within: the directory of the file that has it.
+            within: the directory of the record's file.
         """
         try:
             numbers, place = (int(fields["pid"]), int(fields["pgid"])), str(fields.get("place", ""))
@@ -71,19 +72,20 @@ class ProcessRecord:
         return cls(*numbers, started, stage, namespace, place) if is_place(place, within) else None
 
     def write(self, path: Path) -> None:
-        """Writes a process.json, where the next command looks for it."""
+        """Writes a process.json for later commands."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, asdict(self) | {"place": place_of(path.parent)})
 
 
 def group_members(record: ProcessRecord) -> list[psutil.Process]:
-    """The living processes of its group, and all its descendants. Empty where the pid is another process's now."""
+    """Returns the living processes of the record's group, and all their descendants. Empty if another process now
+    has the pid."""
     members: dict[int, psutil.Process] = {}
     if not is_visible(record.pid_namespace):
         return []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
-            # A group outlives its leader. One of the same number whose processes began before the leader is another.
+            # A group outlives its leader. If its processes began before the leader, another group has the number.
             ours = os.getpgid(process.pid) == record.pgid and began_with(process.pid, record.started)
             if ours and process.status() != psutil.STATUS_ZOMBIE:
                 members[process.pid] = process
@@ -114,12 +116,12 @@ def _send(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 
 def reap(home: Home) -> list[ProcessRecord]:
-    """Ends what killed commands left running: stage processes whose flow is gone, API servers whose command is gone.
-    Their temporary directories are removed.
+    """Ends processes of killed commands: stage processes whose flow is gone, API servers whose command is gone. Removes
+    their temporary directories.
 
     A flow that was only stopped (Ctrl-Z) keeps its stage until another process takes the run from it.
 
-    Returns those that were still alive.
+    Returns the processes that were still alive.
     """
     ended = []
     sweep(home.root)
@@ -138,7 +140,7 @@ def reap(home: Home) -> list[ProcessRecord]:
 def end_left_process(run_directory: Path) -> list[ProcessRecord]:
     """Ends the stages' processes that a run's last flow has left running on this host. Returns those that were alive.
 
-    What a flow of another host has left is that host's to end.
+    Only the flow's own host ends the processes that the flow has left.
     """
     host = read_json(run_directory / "state.json").get("host")
     if host not in (None, socket.gethostname()):

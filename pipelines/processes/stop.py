@@ -1,7 +1,7 @@
-"""How running work is asked to stop: by a signal to the process that runs the flow, or a file in the run's directory.
+"""Requests to stop running work: a signal to the process that runs the flow, or a file in the run's directory.
 
-Both are only noted here. The one place that waits for children (`supervisor.supervise`) asks for the note many times a
-second, so that nothing is torn down from inside a signal handler.
+This module only notes them. The one place that waits for children (`supervisor.supervise`) reads the note many times a
+second, so that no signal handler ends anything itself.
 """
 
 import contextlib
@@ -18,39 +18,39 @@ from typing import Any, Literal
 from specs.machine.files import now, read_json, write_json
 
 GRACE_SECONDS = 5.0
-"""Between the request and the kill, where nobody chose another grace."""
+"""Default seconds between the request and the kill."""
 
 GIVE_BACK_SECONDS = 60.0
-"""Seconds between the request and the kill where the work is to go on later: a step of a large model and its checkpoint
+"""Seconds between the request and the kill for work that continues later: a step of a large model and its checkpoint
 take longer."""
 WORKER_GRACE = "RPG_WORKER_GRACE"
-"""Environment variable with other seconds than `GIVE_BACK_SECONDS`; `rpg worker --grace`."""
+"""Environment variable that replaces `GIVE_BACK_SECONDS`; `rpg worker --grace` sets it."""
 
 CANCELLED = "cancelled"
-"""Why work stops that somebody asked to stop by name: `rpg cancel`, the dashboard's button."""
+"""Reason of work that was asked to stop by name: `rpg cancel`, the dashboard's button."""
 GIVEN_BACK = "given back by a worker that was stopped"
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """Why and how the work is to end."""
+    """Reason and manner of the end of work."""
 
     reason: str
-    """For the record: `cancelled`, `interrupted by SIGINT`."""
+    """The reason for the record: `cancelled`, `interrupted by SIGINT`."""
     grace: float
-    """Seconds after which what still runs is killed."""
+    """Seconds after which processes that still run are killed."""
     whole_command: bool
     """Whether the whole command ends (a signal asked for it), or this run only."""
     status: Literal["cancelled", "pending"] = "cancelled"
-    """What the run is on record afterwards: pending where it is to go on without being asked to."""
+    """Recorded status of the run afterwards: pending if it continues later without a new command."""
 
 
 class Stop:
-    """Knows whether to stop. One for each command; every run of it asks through `requested`.
+    """Requests to stop of one command, whose runs all call `requested`.
 
     Args:
-        gives_back: SIGTERM, by which whoever starts and ends services stops a worker, and SIGHUP, of its terminal, give
-            the run back to the queue. SIGINT cancels it all the same.
+        gives_back: SIGTERM, with which service managers stop a worker, and SIGHUP, from its terminal, give the run back
+            to the queue. SIGINT still cancels it.
         grace: seconds that SIGTERM and SIGHUP leave before the kill.
     """
 
@@ -65,17 +65,17 @@ class Stop:
         return self._signal
 
     def requested(self, run_directory: Path | None = None) -> StopRequest | None:
-        """The request that holds now, if there is one.
+        """Returns the request that is in force now, if any.
 
         Args:
-            run_directory: of the run that asks; without one, only signals count.
+            run_directory: the directory of the calling run; without one, only signals count.
         """
         is_ended = self._signal in (signal.SIGTERM, signal.SIGHUP)
         gives_back = is_ended and self._gives_back
         if self._signal is not None and not gives_back:
             grace = self._grace if is_ended else GRACE_SECONDS
             return StopRequest(f"interrupted by {self._signal.name}", grace, whole_command=True)
-        # Before a give-back: a run that is to be cancelled must not be begun again by another worker.
+        # Before a give-back: no other worker may begin a run that is to be cancelled.
         if run_directory is not None and (request := read_json(run_directory / "cancel.json")):
             return StopRequest(CANCELLED, float(request.get("grace", GRACE_SECONDS)), whole_command=gives_back)
         if gives_back:
@@ -88,10 +88,10 @@ class Stop:
         return self._signal
 
     def note(self, number: int, _frame: FrameType | None = None) -> None:
-        """The signal handler: the first signal is noted, a second one raises KeyboardInterrupt at once.
+        """Handles a signal: notes the first one; a second one raises KeyboardInterrupt at once.
 
-        SIGHUP says that the terminal is gone. What was to be shown on it is dropped, and the shell that ends sends the
-        signal again.
+        SIGHUP means that the terminal is gone. Output to it is dropped, and the shell sends the signal again when it
+        ends.
         """
         if number == signal.SIGHUP:
             _leave_terminal()
@@ -102,10 +102,10 @@ class Stop:
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Within the block SIGINT, SIGTERM and SIGHUP are noted; a SIGHUP that `nohup` has set aside stays so. Main
-        thread only.
+        """Notes SIGINT, SIGTERM and SIGHUP within the block; a SIGHUP that `nohup` ignores stays ignored. Main thread
+        only.
 
-        Entered again inside the flow, as Prefect sets handlers of its own there.
+        The flow enters it again, since Prefect sets its own handlers there.
         """
         is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         numbers = (signal.SIGINT, signal.SIGTERM, *(() if is_nohup else (signal.SIGHUP,)))
@@ -118,46 +118,47 @@ class Stop:
 
 
 def _leave_terminal() -> None:
-    """From now on what this process writes to its terminal goes nowhere: to write to one that is gone is an error."""
+    """Drops this process's output to its terminal from now on: writing to a terminal that is gone is an error."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
-        if stat.S_ISCHR(os.fstat(stream).st_mode):  # isatty() no longer knows a terminal that is gone
+        if stat.S_ISCHR(os.fstat(stream).st_mode):  # isatty() is false for a terminal that is gone
             os.dup2(nowhere, stream)
     os.close(nowhere)
 
 
 def give_back_grace() -> float:
-    """Seconds between the request and the kill of work that is to go on later."""
+    """Returns the seconds between the request and the kill of work that continues later."""
     return float(os.environ.get(WORKER_GRACE, GIVE_BACK_SECONDS))
 
 
 def cancel_message(grace: float) -> str:
-    """Message of `rpg cancel` in the state of a flow run that it cancels on the server."""
+    """Returns the message of `rpg cancel` in the state of a flow run that it cancels on the server."""
     return f"rpg cancel --grace {grace}"
 
 
 def cancel_grace(message: str | None) -> float:
-    """The seconds in `cancel_message`; the usual ones in any other message, as of the dashboard's button."""
+    """Returns the seconds in `cancel_message`; the default for any other message, such as that of the dashboard's
+    button."""
     chosen = re.fullmatch(r"rpg cancel --grace ([0-9]+\.[0-9]+)", message or "")
     return float(chosen[1]) if chosen else GRACE_SECONDS
 
 
 def request_cancel(directory: Path, grace: float, run_ids: Sequence[str] = ()) -> None:
-    """Asks a run to stop: leaves cancel.json where the run's flow looks for it.
+    """Asks a run to stop: writes cancel.json, which the run's flow reads.
 
     Args:
-        directory: the run's; or an experiment's, for a command that goes through its runs, to begin no other.
-        grace: seconds after which what still runs is killed.
-        run_ids: of an experiment, the runs that are meant: those of one of its versions; none: all.
+        directory: the run's directory; or an experiment's, so that a command that executes its runs begins no other.
+        grace: seconds after which processes that still run are killed.
+        run_ids: for an experiment, the runs to stop: those of one of its versions; empty means all.
     """
     write_json(directory / "cancel.json", {"grace": grace, "requested_at": now(), "runs": list(run_ids)})
 
 
 def is_cancelled(directory: Path, run_ids: Iterable[str] = ()) -> bool:
-    """Whether a request lies in the directory of a run or an experiment.
+    """Returns whether the directory of a run or an experiment has a request.
 
     Args:
-        run_ids: of an experiment, the runs that the caller goes through: one for others alone does not count.
+        run_ids: for an experiment, the runs that the caller executes: a request only for other runs does not count.
     """
     path = directory / "cancel.json"
     meant = read_json(path).get("runs") or ()
@@ -165,5 +166,5 @@ def is_cancelled(directory: Path, run_ids: Iterable[str] = ()) -> bool:
 
 
 def clear_request(directory: Path) -> None:
-    """Removes the request: it is for the execution that it met, never for the next one."""
+    """Removes the request: it applies to the execution that it met, never to the next one."""
     (directory / "cancel.json").unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Starts a stage's process, watches it and ends it: the only place that waits for a child.
 
 A child gets its own session and process group, and the kernel kills it when the thread that started it ends
-(PR_SET_PDEATHSIG): start children from the main thread only. Its pid and start time are on disk before anything is
-waited for, so that the next command can end what a `kill -9` of this one left behind.
+(PR_SET_PDEATHSIG): start children from the main thread only. Its pid and start time are on disk before the wait begins,
+so that the next command can end the processes that a `kill -9` of this one has left.
 """
 
 import contextlib
@@ -32,26 +32,26 @@ SERVER_PASSWORDS = (
     *("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"),
     *("RPG_READER_AUTH_STRING", "RPG_STUDIES_URL"),
 )
-"""Variables that stages and sinks do not get: what they run needs no server and no database of studies."""
+"""Variables that stages and sinks do not get: they need no server and no database of studies."""
 TIMEOUT_GRACE_SECONDS = 5.0
-"""Between the request to stop and the kill, for a child whose time is up."""
+"""Seconds between the request to stop and the kill, for a child that exceeds its time limit."""
 TAIL_LINES = 15
 """Lines of a log in an error's message."""
 
 
 class StageError(Exception):
-    """A stage's process failed, and not by the user's fault. Trying again may help."""
+    """A failure of a stage's process without a user's mistake. Retrying may help."""
 
     def __init__(self, message: str, log: Path | None = None, *, cause: Cause = "other") -> None:
         super().__init__(message)
         self.log = log
         self.cause = cause
         self.microbatch_tokens = 0
-        """Tokens of the largest microbatch of a trainer that ran out of memory; 0: not known."""
+        """Tokens of the largest microbatch of a trainer that ran out of memory; 0 if unknown."""
 
 
 class StageStoppedError(Exception):
-    """The stage ended because it was asked to."""
+    """The end of a stage on request."""
 
     def __init__(self, request: StopRequest) -> None:
         super().__init__(request.reason)
@@ -59,7 +59,7 @@ class StageStoppedError(Exception):
 
 
 class StagePausedError(Exception):
-    """Training has come to the step at which it was to pause."""
+    """The pause of training at the step at which it was to pause."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"paused at step {step}")
@@ -68,24 +68,25 @@ class StagePausedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A child process to start, and where it is recorded."""
+    """A child process to start, and the place of its record."""
 
     stage: str
     command: Sequence[str]
     log: Path
-    """Its stdout and stderr without secrets, appended."""
+    """File to which its stdout and stderr are appended, without secrets."""
     record: Path
-    """Its process.json; there while it lives."""
+    """Its process.json, which exists while the process lives."""
     timeout_seconds: float = 0.0
-    """0: no limit."""
+    """Time limit in seconds; 0 disables it."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """On top of this process's own."""
+    """Variables in addition to this process's own."""
     signal_children: bool = False
-    """The command is a launcher that would kill its ranks on SIGTERM: they get the signal, and it waits for them."""
+    """Whether the command is a launcher that would kill its ranks on SIGTERM. The ranks get the signal, and the
+    launcher waits for them."""
     forks: bool = False
-    """The command is a Python module, and its process may be a fork (`pipelines.processes.forking`)."""
+    """Whether the command is a Python module whose process may be a fork (`pipelines.processes.forking`)."""
     afterwards: Callable[[], None] = lambda: None
-    """Called when the command is gone, however it ended: ends what it has started on other machines."""
+    """Called after the command's end, also after an error: ends processes that it has started on other machines."""
 
 
 def start(
@@ -101,12 +102,12 @@ def start(
     """Starts a process in a session of its own.
 
     Args:
-        log: its stdout and stderr are appended.
-        environment: on top of this process's own.
-        attached: it dies with the thread that calls this.
-        directory: where it works; None: where this process does.
-        withheld: variables of this process's environment that it does not get.
-        standard_input: what it has as that: nothing, or the descriptor of the socket of its port.
+        log: its stdout and stderr are appended to this file.
+        environment: variables in addition to this process's own.
+        attached: the process dies with the thread that calls this.
+        directory: its working directory; None means this process's.
+        withheld: variables of this process's environment that the new process does not get.
+        standard_input: its standard input: nothing, or the descriptor of the socket of its port.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as output:
@@ -144,7 +145,7 @@ def _start(
 
 
 def inherited(withheld: Sequence[str]) -> dict[str, str]:
-    """This process's environment without some of its variables."""
+    """Returns this process's environment without some of its variables."""
     return {name: value for name, value in os.environ.items() if name not in withheld}
 
 
@@ -152,7 +153,7 @@ _Process = subprocess.Popen[bytes] | Forked
 
 
 def _begin(child: Child, output: BinaryIO) -> _Process:
-    """Starts a child's process: a fork where the child takes one and one may be."""
+    """Starts a child's process: a fork if the child and the machine allow it."""
     if child.forks and list(child.command[:3]) == [sys.executable, "-P", "-m"]:
         own = inherited(SERVER_PASSWORDS)
         forked = fork(child.command[3:], output, inherited=own, environment=child.environment)
@@ -162,7 +163,7 @@ def _begin(child: Child, output: BinaryIO) -> _Process:
 
 
 def _record_of(process: _Process, stage: str) -> ProcessRecord:
-    if isinstance(process, Forked):  # which may be gone already
+    if isinstance(process, Forked):  # it may have ended already
         return ProcessRecord(process.pid, process.pid, process.started, stage, pid_namespace_here())
     return ProcessRecord.of(process.pid, stage)
 
@@ -177,10 +178,10 @@ class RunningChild:
         self._deadline = time.monotonic() + (child.timeout_seconds or float("inf"))
 
     def poll(self) -> int | None:
-        """The exit code (negative: the signal that killed it); None while the child runs.
+        """Returns the exit code (negative: the signal that killed it); None while the child runs.
 
         Raises:
-            StageError: the time limit passed; the child is ended.
+            StageError: the time limit is exceeded; the child has been ended.
         """
         code = self._process.poll()
         if code is None and time.monotonic() > self._deadline:
@@ -190,13 +191,14 @@ class RunningChild:
         return code
 
     def end(self, grace: float) -> None:
-        """Asks the child to end, waits `grace` seconds, and kills what is left of its group."""
+        """Asks the child to end, waits `grace` seconds, and kills the remaining processes of its group."""
         _end(self._child, self._process, grace)
 
 
 @contextlib.contextmanager
 def started(child: Child) -> Iterator[RunningChild]:
-    """Starts a child. At the block's end, however that comes, it is gone, and what it has started elsewhere with it."""
+    """Starts a child. At the block's end, also after an error, the child and the processes that it has started
+    elsewhere are gone."""
     child.log.parent.mkdir(parents=True, exist_ok=True)
     with redacted_log(child.log, {**os.environ, **child.environment}) as output:
         process = _begin(child, output)
@@ -206,7 +208,7 @@ def started(child: Child) -> Iterator[RunningChild]:
             record.write(child.record)
             yield running
         finally:
-            # On KeyboardInterrupt and on whatever Prefect raises, too: nothing outlives the block.
+            # Also on KeyboardInterrupt and on Prefect's exceptions: no process outlives the block.
             running.end(0.0)
             child.afterwards()
             if ProcessRecord.read(child.record) == record:  # else another process has taken the run over
@@ -219,11 +221,11 @@ def supervise(
     """Runs a child to its end and returns its exit code (negative: the signal that killed it).
 
     Args:
-        stop: asked ten times a second; a request ends the child (SIGTERM, the request's grace, SIGKILL of the group).
+        stop: called ten times a second; a request ends the child (SIGTERM, the request's grace, SIGKILL of the group).
         tick: called ten times a second, in this thread.
     Raises:
-        StageStoppedError: `stop` asked for it.
-        StageError: the time limit passed.
+        StageStoppedError: `stop` returned a request.
+        StageError: the time limit is exceeded.
     """
     with started(child) as running:
         while (code := running.poll()) is None:
@@ -257,12 +259,12 @@ def _interrupt(child: Child, process: _Process) -> None:
 
 
 def log_size(log: Path) -> int:
-    """A log's length in bytes; 0 where there is none."""
+    """Returns a log's length in bytes; 0 if the file is missing."""
     return log.stat().st_size if log.exists() else 0
 
 
 def log_tail(log: Path, lines: int = TAIL_LINES, *, since: int = 0) -> str:
-    """The last lines of what was written to a log after its first `since` bytes; empty where it cannot be read."""
+    """Returns the last lines of a log after its first `since` bytes; empty if it cannot be read."""
     with contextlib.suppress(OSError), open(log, "rb") as file:
         file.seek(max(since, file.seek(0, os.SEEK_END) - 64 * 1024))
         return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
@@ -270,7 +272,7 @@ def log_tail(log: Path, lines: int = TAIL_LINES, *, since: int = 0) -> str:
 
 
 def failure(stage: str, code: int, log: Path, *, since: int = 0) -> StageError:
-    """The error of a child that failed: its exit code, and the end of its log after the first `since` bytes."""
+    """Returns the error of a child that failed: its exit code, and the end of its log after the first `since` bytes."""
     end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     tail = "\n".join(f"    {line}" for line in log_tail(log, since=since).splitlines())
     return StageError(f"{stage} {end}; the end of {log}:\n{tail}", log)

@@ -1,4 +1,4 @@
-"""The record of a home read from another machine: which files belong to it, and how they get there.
+"""The record of a home read from another machine: which files belong to it, and how they are copied.
 
-Knows the layout under RPG_HOME and nothing of what the documents say.
+The code depends on the layout under RPG_HOME, not on the content of the documents.
 """

@@ -1,7 +1,7 @@
-"""A mirror: a copy of the record of another home, made and renewed by reading what has changed.
+"""A mirror: a copy of the record of another home, updated by reading its changes.
 
-To every verb that reads, a mirror is a home like any other. It lacks weights and checkpoints, and of the tables' rows
-those that nobody asked for yet: rollouts and tokens are most of a record.
+Reading commands use a mirror like any home. It lacks weights and checkpoints, and those tables' rows that no command
+has requested yet: rollouts and tokens are most of a record.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from specs.machine.own_cache import place
 from specs.records import LARGE_TABLES, TABLES
 
 SMALL = frozenset(TABLES) - {*LARGE_TABLES}
-"""Tables that are read without being asked for."""
+"""Tables that are read by default."""
 _CONNECTIONS = 8
 _ROUNDS = 5
-"""Listings in which a document changed before it was read, until the last is taken as it is."""
+"""Listings in which a document changed before it was read, until the last one is accepted."""
 
 
 def mirror_home(record: str) -> Home:
-    """The home of the mirror of a record, in the user's own cache directory.
+    """Returns the home of the mirror of a record, in the user's own cache directory.
 
     Args:
         record: the URL that the record is read from.
@@ -42,13 +42,14 @@ def mirror_home(record: str) -> Home:
 
 
 def open_source(place: str, auth: str) -> Source:
-    """The source of the record at a place.
+    """Returns the source of the record at a place.
 
     Args:
-        place: the URL of a web application (http, https), or of an object store (s3, or what else fsspec opens).
-        auth: `user:password` of the server that names the place, for a web application; empty: none.
+        place: the URL of a web application (http, https), or of an object store (s3, or another kind that fsspec
+            opens).
+        auth: `user:password` of the server that names the place, for a web application; empty if none is needed.
     Raises:
-        SourceError: the place is none that can be read.
+        SourceError: the place cannot be read.
     """
     if place.startswith(("http://", "https://")):
         return WebSource(place, auth)
@@ -59,21 +60,22 @@ def open_source(place: str, auth: str) -> Source:
 
 @dataclass(slots=True)
 class _Unit:
-    """A unit of the record, and what of it is here."""
+    """A unit of the record, and its files in the mirror."""
 
     listing: Listing
     versions: dict[str, str]
-    """Path -> version of the file that is here."""
+    """Path -> version of the file in the mirror."""
 
     def outdated(self, tables: Collection[str], logs: bool) -> list[str]:
-        """Paths of the wanted files that are not here as they are listed; documents last, a run's state at the end."""
+        """Returns the paths of the wanted files whose listed version is not here; documents last, a run's state at
+        the end."""
         files = [path for path, file in self.listing.files.items() if self.versions.get(path) != file.version]
         wanted = [path for path in files if _is_wanted(path, tables, logs)]
         return sorted(wanted, key=lambda path: (path.endswith(".json"), path.endswith("/state.json"), path))
 
 
 class Mirror:
-    """A home that follows a record elsewhere. Several processes may renew the same one."""
+    """A home that follows a record elsewhere. Several processes may update the same one."""
 
     def __init__(self, home: Home, source: Source) -> None:
         self.home = home
@@ -81,15 +83,15 @@ class Mirror:
         home.root.mkdir(parents=True, exist_ok=True)
         home.root.chmod(0o700)
         self._index = home.root / "mirror"
-        """Holds for each unit a document: its listing, and the versions of the files that are here."""
+        """Directory with a document for each unit: its listing, and the versions of the files in the mirror."""
 
     def pull(self, tables: Collection[str] = SMALL, *, logs: bool = False, only: Collection[str] = ()) -> None:
-        """Brings the mirror up to the record.
+        """Updates the mirror from the record.
 
         Args:
-            tables: those whose rows are wanted. Of others there is what an earlier call wanted.
+            tables: tables whose rows are wanted. Other tables have the rows that an earlier call wanted.
             logs: whether the runs' logs are wanted.
-            only: units to look at; empty: all.
+            only: units to update; empty means all.
         Raises:
             SourceError: the record cannot be read.
         """
@@ -109,14 +111,16 @@ class Mirror:
                     return
 
     def units(self) -> set[str]:
-        """The units that the mirror has."""
+        """Returns the units that the mirror has."""
         return {str(path.relative_to(self._index).with_suffix("")) for path in self._index.rglob("*.json")}
 
     def _renew(self, unit: str, known: _Unit, tables: Collection[str], logs: bool) -> bool:
-        """Reads the wanted files of a unit that are not here as listed, and removes those that are listed no more.
+        """Reads the wanted files of a unit whose listed version is not here, and removes files that are no longer
+        listed.
 
-        Returns whether what is here fits together: a state that is newer than the listing may name rows that the
-        listing lacks. Other documents, as progress, heartbeats and logs, change all the time and are taken as they are.
+        Returns whether the mirror's files are consistent: a state that is newer than the listing may name rows that the
+        listing lacks. Other documents, such as progress, heartbeats and logs, change all the time and are accepted in
+        any version.
         """
         unlisted = [path for path in known.versions if path not in known.listing.files]
         outdated = known.outdated(tables, logs)
@@ -135,11 +139,11 @@ class Mirror:
         write_json(self._index / f"{unit}.json", known.listing.to_json() | {"here": known.versions}, durable=False)
         if unlisted or outdated:
             with contextlib.suppress(FileNotFoundError):
-                os.utime(self.home.root / unit)  # by which the store sees that files came to a run that has ended
+                os.utime(self.home.root / unit)  # shows the store that a run that has ended got files
         return fits
 
     def _read(self, path: str, known: _Unit) -> str:
-        """Copies a file, or what a log has gained. Returns the version that is here then."""
+        """Copies a file, or the new part of a log. Returns the version that is here then."""
         here = self.home.root / path
         size = here.stat().st_size if path.endswith(".log") and path in known.versions and here.exists() else 0
         start = size if size < known.listing.files[path].size else 0
@@ -149,7 +153,7 @@ class Mirror:
         return version
 
     def _remove(self, unit: str, known: _Unit) -> None:
-        """Removes what is here of a unit that the record has no more."""
+        """Removes the files of a unit that the record no longer has."""
         for path in known.versions:
             (self.home.root / path).unlink(missing_ok=True)
         (self._index / f"{unit}.json").unlink(missing_ok=True)
@@ -157,10 +161,10 @@ class Mirror:
             shutil.rmtree(self.home.root / unit)
 
     def _read_index(self, only: Collection[str]) -> dict[str, _Unit]:
-        """The index of known units. A document that an interrupted command left in parts counts as none."""
+        """Returns the index of known units. Ignores a document that an interrupted command left incomplete."""
         units = {}
         for unit in only or self.units():
-            # Not `read_json`, which expects by a file's name what a run's document of that name holds.
+            # Not `read_json`, which expects a run's document by the file's name.
             with contextlib.suppress(OSError, ValueError):
                 document = json.loads((self._index / f"{unit}.json").read_bytes())
                 units[unit] = _Unit(Listing.from_json(unit, document), dict(document.get("here", {})))

@@ -1,8 +1,7 @@
-"""Which files of a home other machines may read, and the listings by which they learn what has changed.
+"""The files of a home that other machines may read, and the listings that show them changes.
 
 The record's files are the documents, logs and segments that the reading verbs and SQL need: never weights or
-checkpoints, Prefect's database, the services' secrets or a file still being written. Symbolic links are not followed,
-wherever they lead.
+checkpoints, Prefect's database, the services' secrets or a file still being written. Symbolic links are never followed.
 """
 
 import hashlib
@@ -31,13 +30,13 @@ _RECORD = (
     "runs/*/segments/*/*.parquet",
     "runs/*/attempts/*.json",
 )
-"""Paths in a home. A star stands for a part of a file's name, or a whole one, that does not begin with a dot.
+"""Paths in a home. A star matches a part of a file's name, or a whole name, that does not begin with a dot.
 
 A run's files are listed in this order: its state before the evaluation that the state names, and segments before the
-attempts that recorded them, so that a listing has whatever its documents and rows refer to.
+attempts that recorded them, so that a listing contains all files that its documents and rows refer to.
 """
 _UNITS = {"experiments": 2, "studies": 2, "runs": 2, "artifacts": 3}
-"""How many parts of a path name its unit."""
+"""Number of path parts that name a unit, by directory."""
 
 
 _Pattern = tuple[re.Pattern[str], ...]
@@ -51,7 +50,7 @@ _PATTERNS = tuple(tuple(map(_name_pattern, path.split("/"))) for path in _RECORD
 
 
 class NotRecordedError(Exception):
-    """The path names no file of the record."""
+    """The path is not a file of the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +58,9 @@ class FileVersion:
     """One file of a listing."""
 
     size: int
-    """Bytes."""
+    """Size in bytes."""
     version: str
-    """Differs between two contents of the same path."""
+    """Text that differs between two contents of the same path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +68,31 @@ class Listing:
     """The files of one unit of the record: a run, an experiment, a study or an artifact."""
 
     digest: str
-    """Differs between two states of the unit."""
+    """Text that differs between two states of the unit."""
     files: Mapping[str, FileVersion]
     """Versions of the files by path in the home."""
 
     @classmethod
     def of(cls, files: Mapping[str, FileVersion]) -> "Listing":
-        """The listing of these files, with its digest."""
+        """Returns the listing of these files, with its digest."""
         lines = [f"{path}\t{file.size}\t{file.version}\n" for path, file in sorted(files.items())]
         return cls(hashlib.sha256("".join(lines).encode()).hexdigest()[:32], files)
 
     def without(self, directories: Collection[str]) -> "Listing":
-        """The listing of a run without what lies in some of its directories."""
+        """Returns the listing of a run without the files in some of its directories."""
         return Listing.of({path: file for path, file in self.files.items() if path.split("/")[2] not in directories})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Returns plain data."""
         files = {path: [file.size, file.version] for path, file in self.files.items()}
         return {"digest": self.digest, "files": files}
 
     @classmethod
     def from_json(cls, unit: str, data: Any) -> "Listing":
-        """The listing of a unit that another machine sent.
+        """Returns the listing of a unit that another machine sent.
 
         Raises:
-            ValueError: it is none, or names a file that is not of this unit or not of the record at all.
+            ValueError: the data are no listing, or name a file that is not of this unit or not of the record at all.
         """
         try:
             files = {path: FileVersion(int(size), str(version)) for path, (size, version) in data["files"].items()}
@@ -109,7 +108,7 @@ class Listing:
 
 
 def is_recorded(path: str) -> bool:
-    """Whether a path, relative to a home and with forward slashes, is one of a file of the record."""
+    """Returns whether a path, relative to a home and with forward slashes, is a file of the record."""
     parts = path.split("/")
     return any(
         len(pattern) == len(parts) and all(name.fullmatch(part) for name, part in zip(pattern, parts, strict=True))
@@ -118,16 +117,16 @@ def is_recorded(path: str) -> bool:
 
 
 def unit_of(path: str) -> str:
-    """The unit that a file of the record belongs to, as `runs/RUN` or `artifacts/STAGE/FINGERPRINT`."""
+    """Returns the unit that a file of the record belongs to, such as `runs/RUN` or `artifacts/STAGE/FINGERPRINT`."""
     parts = path.split("/")
     return "/".join(parts[: _UNITS[parts[0]]])
 
 
 def read_listings(root: Path, units: Iterable[str] = ()) -> dict[str, Listing]:
-    """The listings of a home's units. A file's version is its time of change.
+    """Returns the listings of a home's units. A file's version is its modification time.
 
     Args:
-        units: those to list; none: all. One that the home does not have is left out.
+        units: units to list; empty means all. Units that the home does not have are left out.
     """
     chosen = [pattern for unit in units for pattern in _patterns_of(unit)] if units else _PATTERNS
     files_of: dict[str, dict[str, FileVersion]] = {}
@@ -144,7 +143,7 @@ def open_recorded(root: Path, path: str) -> int:
     """Opens a file of the record for reading and returns its descriptor, which the caller closes.
 
     Raises:
-        NotRecordedError: it is no file of the record, is not there, or a link is in its way.
+        NotRecordedError: the path is not a file of the record, does not exist, or contains a link.
     """
     if not is_recorded(path):
         raise NotRecordedError(path)
@@ -152,7 +151,7 @@ def open_recorded(root: Path, path: str) -> int:
     try:
         directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            # Step by step, so that no directory can become a link between a check and its use.
+            # Directory by directory, so that none can become a link between a check and its use.
             for part in directories:
                 inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
                 os.close(directory)
@@ -169,7 +168,7 @@ def open_recorded(root: Path, path: str) -> int:
 
 
 def _patterns_of(unit: str) -> Iterator[_Pattern]:
-    """The patterns of the files of one unit."""
+    """Yields the patterns of the files of one unit."""
     names = [re.compile(re.escape(part)) for part in unit.split("/")]
     for pattern in _PATTERNS:
         if len(names) < len(pattern) and all(
@@ -179,7 +178,8 @@ def _patterns_of(unit: str) -> Iterator[_Pattern]:
 
 
 def _files(directory: str, prefix: str, patterns: Sequence[_Pattern]) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
-    """The files below a directory that the patterns, relative to it, describe: path in the home, and entry."""
+    """Yields the files below a directory that match the patterns, which are relative to it: path in the home, and
+    entry."""
     try:
         with os.scandir(directory) as scanned:
             entries = [(rest, entry) for entry in scanned if (rest := _inside(patterns, entry.name))]
@@ -194,5 +194,5 @@ def _files(directory: str, prefix: str, patterns: Sequence[_Pattern]) -> Iterato
 
 
 def _inside(patterns: Sequence[_Pattern], name: str) -> dict[int, _Pattern]:
-    """Rest of each pattern that fits an entry of this name, behind that entry; by the pattern's place."""
+    """Returns the rest of each pattern whose first part matches this name, by the pattern's index."""
     return {place: pattern[1:] for place, pattern in enumerate(patterns) if pattern[0].fullmatch(name)}

@@ -1,8 +1,8 @@
-"""Sharing a run with workers on other machines through an object store: taking it, fetching it, sending its record.
+"""Sharing a run with workers on other machines through an object store: claiming it, fetching it, sending its record.
 
 The store's leases have the numbering of the home's (`specs.machine.lease`). They are copied into the home as they
-appear, so that whoever asks there whether a run was taken over (the fence of trainer and flow) learns of a worker on
-another machine too.
+appear, so that a check in the home whether a run was taken over (the fence of trainer and flow) also finds a worker on
+another machine.
 """
 
 import contextlib
@@ -29,26 +29,26 @@ from specs.machine.liveness import newest_lease
 
 _log = logging.getLogger(__name__)
 _SECONDS = 5.0
-"""Between two looks at what is to be sent."""
+"""Seconds between two checks for files to send."""
 _UNSENT_SECONDS = 30.0
-"""Between two attempts to send what runs that have ended could not."""
+"""Seconds between two attempts to send the unsent files of runs that have ended."""
 _OWN = {"process.json", "cancel.json"}
-"""Documents of a run that mean something on its own machine alone."""
+"""Documents of a run that only its own machine uses."""
 _LAST = {"manifest.json": 1, "train.json": 2, "state.json": 3}
-"""Documents that say of other files that they are whole: they are fetched after those."""
+"""Documents that declare other files complete: they are fetched after those."""
 _MARK = ".shared.json"
-"""In a run's directory: the number of the lease under which this home last had the whole run."""
+"""File in a run's directory with the number of the lease under which this home last had the whole run."""
 _Files = dict[str, FileVersion]
 
 
 class StoreAwayError(RpgError):
-    """A run was not begun, because the object store did not answer. It may be tried again."""
+    """The object store did not answer, so that a run did not begin. Retryable."""
 
 
 def keep_sending(home: Home) -> None:
-    """From now on sends what runs of this home recorded and could not send, in a thread that ends with the process.
+    """Sends the unsent records of this home's runs from now on, in a thread that ends with the process.
 
-    Without RPG_STORE there is nothing to send.
+    Does nothing without RPG_STORE.
     """
     if os.environ.get(STORE):
         threading.Thread(target=_keep_sending, args=(home,), name="sharing", daemon=True).start()
@@ -58,16 +58,16 @@ def _keep_sending(home: Home) -> None:
     while True:
         try:
             send_unsent(home)
-        except Exception as error:  # of the disk or the storage's library; the next round tries again
+        except Exception as error:  # disk errors, or the storage library's; the next round retries
             _log.warning("what runs could not send to the object store waits: %s", error)
         time.sleep(_UNSENT_SECONDS)
 
 
 def send_unsent(home: Home) -> None:
-    """Sends once what runs that nobody executes any more could not. What the store does not take yet is kept."""
+    """Sends the unsent records of runs without a live process once. Keeps those that the store does not accept yet."""
     unsent = sorted(_unsent_file(home, "").parent.glob("*.json"))
     if unsent:
-        # Of several workers with this home, one sends.
+        # Only one of several workers with this home sends.
         with home.locked("unsent", waiting=lambda: None):
             for path in unsent:
                 if shared := shared_run(home, path.stem):
@@ -75,19 +75,20 @@ def send_unsent(home: Home) -> None:
 
 
 def _unsent_file(home: Home, run_id: str) -> Path:
-    """While the store may lack what a run recorded: names the lease under which it did, and the other units to send."""
+    """Returns the file that exists while the store may lack part of a run's record: it names the lease under which
+    that part was recorded, and the other units to send."""
     return home.root / "remote" / "unsent" / f"{run_id}.json"
 
 
 def shared_run(home: Home, run_id: str) -> "SharedRun | None":
-    """The run in the store of RPG_STORE; None without that variable, as where workers share a home."""
+    """Returns the run in the store of RPG_STORE; None without that variable, for workers that share a home."""
     url = os.environ.get(STORE, "")
     return SharedRun(_open(url), home, run_id) if url else None
 
 
 @cache
 def _open(url: str) -> ObjectStore:
-    """One for all runs that a process looks at: each has connections of its own."""
+    """Returns the store. A process uses one for all its runs: each store has its own connections."""
     return ObjectStore(url)
 
 
@@ -101,18 +102,18 @@ class SharedRun:
         self._number = 0
         """Fencing number of the lease that this process holds."""
         self._listed: _Files = {}
-        """What the store's listing of the run names, while this process holds the run."""
+        """Files in the store's listing of the run, while this process holds the run."""
         self._listing, self._fetching_leases = threading.Lock(), threading.Lock()
         self._sent: dict[str, tuple[tuple[int, int], FileVersion]] = {}
-        """Path -> size and time of change of a file when it was sent, and what was sent."""
+        """Path -> size and modification time of a file when it was sent, and the version that was sent."""
 
     def fetch_leases(self) -> int:
         """Copies the newest lease in the store, and those that the home lacks, into the home.
 
         Returns:
-            The newest one's number; 0 where there is none.
+            The newest one's number; 0 without leases.
         """
-        # Of a lease that this home held, the store has a copy that may be older.
+        # If this home held a lease, the store's copy of it may be older.
         ours = {self._number, read_json(self._directory / _MARK).get("lease")}
         with self._fetching_leases:
             names = self._store.names(f"{self._unit}/leases")
@@ -123,7 +124,7 @@ class SharedRun:
         return int(Path(names[-1]).stem) if names else 0
 
     def fetch_standing(self) -> None:
-        """Copies how the run stands into the home, its leases and its state, unless this home had the run last."""
+        """Copies the run's leases and its state into the home, unless this home had the run last."""
         names = self._store.names(f"{self._unit}/leases")
         if names and read_json(self._directory / _MARK).get("lease") != int(Path(names[-1]).stem):
             self.fetch_leases()
@@ -132,19 +133,19 @@ class SharedRun:
 
     @contextlib.contextmanager
     def held(self, worker: str, others: Iterable[str]) -> Iterator[Lease]:
-        """Holds the run in the home and in the store, and first fetches what others recorded of it.
+        """Fetches the records that others made of the run, and holds the run in the home and in the store.
 
-        From then to the end a thread renews the lease in the store, and within the block another sends what this
-        process records. At the end everything is sent once more, and only then the lease is given back: whoever finds
-        it released finds the whole record. While the store does not answer, what is recorded waits in the home; at the
-        end it is noted for `send_unsent`.
+        From then to the end a thread renews the lease in the store, and within the block another sends this process's
+        records. At the end everything is sent once more, and only then the lease is released: a worker that finds it
+        released finds the whole record. While the store does not answer, records wait in the home; at the end they are
+        noted for `send_unsent`.
 
         Args:
-            worker: name of the worker that started this process; empty where a command did.
-            others: units besides the run to send as soon as they are there: artifacts, the experiment.
+            worker: name of the worker that started this process; empty if a command did.
+            others: other units to send as soon as they exist: artifacts, the experiment.
         Raises:
             RunBusyError: another process executes the run, here or elsewhere.
-            StoreAwayError: the store does not answer, so that nobody knows whose the run is; it is as it was.
+            StoreAwayError: the store does not answer, so that the run's holder is unknown; the run is unchanged.
         """
         before = 0
 
@@ -178,7 +179,7 @@ class SharedRun:
                 self._forget_unsent(lease.number)
 
     def send_unsent(self) -> None:
-        """Sends what this home recorded of the run, and could not send, unless the run is another holder's by now."""
+        """Sends the run's unsent records of this home, unless another holder has the run by now."""
         note = read_json(self._unsent)
         number = note.get("lease", 0)
         if read_json(self._directory / _MARK).get("lease") != number:
@@ -186,7 +187,7 @@ class SharedRun:
             return
         lease = newest_lease(self._directory)
         if lease is None or lease.number != number or lease.is_held():
-            return  # whoever executes the run sends it
+            return  # the process that executes the run sends it
         fence, self._number = Fence(self._directory, number), number
 
         def send() -> None:
@@ -198,7 +199,7 @@ class SharedRun:
             self._forget_unsent(number)
 
     def fetch_artifact(self, output: Path) -> None:
-        """Fetches an artifact into the home, if the store has it. The caller holds the lock of who makes it."""
+        """Fetches an artifact into the home, if the store has it. The caller holds the lock for making it."""
         unit = self._path(output)
         listed = self._store.listings([unit]).get(unit, {})
         if not listed:
@@ -212,7 +213,7 @@ class SharedRun:
 
     @contextlib.contextmanager
     def _store_needed(self) -> Iterator[None]:
-        """Raises StoreAwayError in the place of what the storage's library raises."""
+        """Raises StoreAwayError instead of the exceptions of the storage's library."""
         try:
             yield
         except (RunBusyError, RpgError, DiskError):
@@ -223,10 +224,10 @@ class SharedRun:
             ) from error
 
     def _enter(self, lease: Lease) -> None:
-        """Enters the home's new lease into the store, or withdraws it: the numbers in the store have no gaps.
+        """Writes the home's new lease to the store, or withdraws it: the numbers in the store have no gaps.
 
         Raises:
-            RunBusyError: a worker of another machine was first; the home has its lease then.
+            RunBusyError: a worker of another machine was first; the home then has that worker's lease.
             StoreAwayError: the store does not answer.
         """
         path, self._number, self._listed = lease_file(self._directory, lease.number), lease.number, {}
@@ -245,7 +246,7 @@ class SharedRun:
             raise RunBusyError(f"{self._directory.name} was taken by a worker of another machine just now")
 
     def _fetch_run(self) -> None:
-        """Makes the home's copy of the run that of the store, if the store has the run."""
+        """Replaces the home's copy of the run by the store's, if the store has the run."""
         listed = self._store.listings([self._unit]).get(self._unit)
         if listed is None:
             return
@@ -260,7 +261,7 @@ class SharedRun:
 
     @contextlib.contextmanager
     def _repeated(self, job: Callable[[], None]) -> Iterator[None]:
-        """Until the end of the block a thread does the job every few seconds."""
+        """Runs the job in a thread every few seconds until the end of the block."""
         ended = threading.Event()
 
         def repeat() -> None:
@@ -276,21 +277,21 @@ class SharedRun:
             thread.join()
 
     def _attempt(self, job: Callable[[], None]) -> bool:
-        """Does a job that the store may refuse now. Returns whether it was done."""
+        """Runs a job that the store may refuse now. Returns whether it succeeded."""
         try:
             job()
-        except Exception as error:  # of the storage's library; training goes on without the store
+        except Exception as error:  # an error of the storage's library; training continues without the store
             _log.warning("the object store does not take what %s records: %s", self._directory.name, error)
             return False
         return True
 
     def _is_taken(self, fence: Fence) -> bool:
-        """Whether another worker has the run, here or elsewhere: its record is the run's now."""
+        """Returns whether another worker has the run, here or elsewhere: then only its record counts."""
         self.fetch_leases()
         return fence.superseded
 
     def _forget_unsent(self, number: int) -> None:
-        """Removes the note of what is to be sent, unless it is a later holder's."""
+        """Removes the note of unsent files, unless it is a later holder's."""
         if read_json(self._unsent).get("lease", 0) == number:
             self._unsent.unlink(missing_ok=True)
 
@@ -308,7 +309,7 @@ class SharedRun:
         for unit in others:
             self._send_unit(unit)
         paths = [path for path in _files(self._home.root, self._unit) if Path(path).name not in _OWN]
-        # Leases last: one that is released says that what was recorded under it is there.
+        # Leases last: a released lease says that everything recorded under it is in the store.
         paths.sort(key=lambda path: (path.startswith(f"{self._unit}/leases/"), path))
         files = self._send_files(paths, self._listed, fence)
         if self._is_taken(fence):
@@ -321,7 +322,7 @@ class SharedRun:
         self._store.remove(gone)
 
     def _send_unit(self, unit: str) -> None:
-        """Sends an artifact once it is whole, and an experiment's documents when they have changed."""
+        """Sends an artifact once it is complete, and an experiment's documents when they have changed."""
         before = self._store.listings([unit]).get(unit, {})
         if unit.startswith("artifacts/") and (before or not (self._home.root / unit / "manifest.json").is_file()):
             return
@@ -330,10 +331,10 @@ class SharedRun:
             self._store.write_listing(unit, files)
 
     def _send_files(self, paths: list[str], there: _Files, fence: Fence | None = None) -> _Files:
-        """Sends each file of which the store does not have the content. Returns what the store has then.
+        """Sends each file whose content the store does not have. Returns the store's files after that.
 
         Args:
-            fence: no more is sent once another worker has the run; None: of files that belong to no run.
+            fence: stops sending once another worker has the run; None for files that belong to no run.
         """
         files: _Files = {}
         for path in paths:
@@ -366,7 +367,7 @@ class SharedRun:
 
 
 def _files(root: Path, unit: str) -> list[str]:
-    """Paths in the home of a unit's files. Hidden ones are still being written; links are not followed."""
+    """Returns the paths in the home of a unit's files. Skips hidden files, which are still being written, and links."""
     paths: list[str] = []
     for directory, names, files in os.walk(root / unit):
         names[:] = [name for name in names if not name.startswith(".")]
@@ -379,10 +380,10 @@ def _files(root: Path, unit: str) -> list[str]:
 
 
 def _merged(here: dict[str, Any], there: dict[str, Any]) -> dict[str, Any]:
-    """An experiment's record as two homes have it together, each of which lists the runs that it began.
+    """Returns the union of an experiment's records in two homes, each of which lists the runs that it began.
 
-    All runs count. Those of the newer spec are current, of both homes where they have the same cells. What is merged
-    once more stays as it is, so that two workers do not send it back and forth.
+    All runs count. Those of the newer spec are current, those of both homes if they have the same cells. Merging again
+    changes nothing, so that two workers do not send the record back and forth.
     """
     newer = max((there, here), key=lambda record: str(record.get("updated_at", "")))
     merged = newer | {"runs": _union(there, here, "runs")}

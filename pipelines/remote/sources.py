@@ -1,4 +1,4 @@
-"""Where the record of another home is read from: its web application, or the object store that its workers write to."""
+"""Sources of another home's record: its web application, or the object store that its workers write to."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,15 +10,16 @@ from pipelines.remote.record_files import Listing
 from specs.errors import RpgError
 
 READY = "record ready\n"
-"""What the web application answers at /ready."""
+"""The web application's answer at /ready."""
 _SECONDS = 60.0
-"""Patience with one request."""
+"""Timeout of one request, in seconds."""
 _READY_SECONDS = 5.0
-"""Patience with the answer to whether a record is there at all: it may be a server's address, which is asked next."""
+"""Timeout of the question whether a record exists, in seconds: the place may be a server's address, which is asked
+next."""
 
 
 class SourceError(RpgError):
-    """The record cannot be read from where it is said to be. The message says where and why."""
+    """The record cannot be read from the given place. The message says where and why."""
 
 
 class FileGoneError(Exception):
@@ -27,38 +28,38 @@ class FileGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """How the record differs from what a mirror knows of it."""
+    """Differences between the record and a mirror's knowledge of it."""
 
     changed: Mapping[str, Listing]
-    """Listings that the mirror lacks or has otherwise, by unit."""
+    """Listings that the mirror lacks or has in another version, by unit."""
     gone: Collection[str]
-    """Units that the mirror knows and that are no longer there."""
+    """Units that the mirror knows and that no longer exist."""
 
 
 class Source(Protocol):
     """A record that can be read from elsewhere. Threads may share it. Every method may raise SourceError."""
 
     def changes(self, known: Mapping[str, str], only: Collection[str] = ()) -> Changes:
-        """Changes since the listings of these digests.
+        """Returns the changes since the listings of these digests.
 
         Args:
             known: digest of each unit's listing.
-            only: units to ask about; empty: all.
+            only: units to compare; empty means all.
         """
         ...
 
     def read(self, path: str, start: int = 0) -> tuple[bytes, str]:
-        """The content of a file from byte `start` on, or all of it where the file is not that long; and its version,
-        empty where it is not known. Raises FileGoneError where there is no such file.
-        """
+        """Returns the content of a file from byte `start` on, or the whole file if it is shorter; and its version,
+        empty if unknown. Raises FileGoneError if the file does not exist."""
         ...
 
     def waiting(self) -> list[dict[str, Any]] | None:
-        """The runs that wait for a worker, as `prefect.server.waiting` has them; None: only their server knows."""
+        """Returns the runs that wait for a worker, in the form of `prefect.server.waiting`; None if only their
+        server knows them."""
         ...
 
     def close(self) -> None:
-        """Lets go of connections."""
+        """Closes connections."""
         ...
 
 
@@ -66,7 +67,7 @@ class WebSource:
     """The record that a web application (`pipelines.web`) serves."""
 
     def __init__(self, url: str, auth: str = "") -> None:
-        """`auth`: `user:password`; empty: none."""
+        """`auth`: `user:password`; empty if none is needed."""
         user, _, password = auth.partition(":")
         self._url = url.rstrip("/")
         self._client = httpx.Client(auth=(user, password) if auth else None, timeout=_SECONDS)
@@ -100,7 +101,7 @@ class WebSource:
             raise SourceError(f"what answers at {self._url} is no record: {error}") from error
 
     def is_record(self) -> bool:
-        """Whether a web application of ours answers there."""
+        """Returns whether the address is one of our web applications."""
         try:
             return self._client.get(f"{self._url}/ready", timeout=_READY_SECONDS).text == READY
         except httpx.HTTPError:

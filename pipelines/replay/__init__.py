@@ -1,5 +1,5 @@
 """`rpg replay`: a run's recorded rollouts under the objective that it was trained with and under others.
 
-`objectives` says which others, `rows` reads recorded steps, `run` takes them through every objective, `gradients`
-differentiates by the parameters of checkpoints, `page` draws it. The mathematics is in rpg/replay.
+`objectives` lists the other objectives, `rows` reads recorded steps, `run` evaluates them under every objective,
+`gradients` differentiates by the parameters of checkpoints, `page` draws the results. The mathematics is in rpg/replay.
 """

@@ -18,21 +18,21 @@ from specs.errors import RpgError
 from specs.schema.experiment import Experiment
 
 StepGradients = dict[str, Any]
-"""What one step's gradients under two objectives come to, see `objective_gradients`."""
+"""Figures of one step's gradients under two objectives, see `objective_gradients`."""
 
 
 class NoWeightsError(RpgError):
-    """The weights at which gradients are to be taken are not at hand."""
+    """The weights at which gradients are requested are not kept."""
 
 
 class Moment(StrEnum):
-    """Which of a step's policies a gradient is taken at."""
+    """The policy of a step at which a gradient is computed."""
 
     start = "start"
     """The policy that sampled the step's responses, before its first update: ratios are 1, unless the sampler's own
     logprobs stand for the old ones, and no clip acts."""
     end = "end"
-    """The policy after the step's last update: where one more pass over its responses would lead. Clips act."""
+    """The policy after the step's last update: the direction of one more pass over its responses. Clips act."""
 
 
 def objective_gradients(
@@ -43,17 +43,17 @@ def objective_gradients(
     *,
     moment: Moment,
 ) -> list[list[StepGradients]]:
-    """Gradients of each other objective against the run's own, an entry a step:
+    """Returns the comparison of each other objective's gradients with the run's own, an entry for each step:
 
         step; checkpoint: the step of the weights, 0 for the base model; logprob_change: largest difference between
-        these weights' logprobs and the recorded old ones, nats; recorded_norm, replayed_norm: of the two gradients;
-        cosine: between them, None where one is 0; grad_norm: the one on record, None where it is not of these weights,
-        see `records_gradient_of`.
+        these weights' logprobs and the recorded old ones, nats; recorded_norm, replayed_norm: norms of the two
+        gradients; cosine: between them, None if a gradient is 0; grad_norm: the recorded metric, None if it is not of
+        these weights, see `records_gradient_of`.
 
-    Holds two gradients at a time. What several ranks or a ZeRO stage cut up is put together on one device.
+    Keeps two gradients in memory at a time. Tensors that ranks or a ZeRO stage had split are joined on one device.
 
     Raises:
-        NoWeightsError: of no chosen step the weights are kept.
+        NoWeightsError: the weights of no chosen step are kept.
     """
     from transformers.utils import logging
 
@@ -63,7 +63,7 @@ def objective_gradients(
     entries: list[list[StepGradients]] = [[] for _ in others]
     before = 1 if moment is Moment.start else 0
     steps = _steps(run, base, rows.steps(), chosen, before)
-    device = device_at_hand(experiment.resources)  # a run of a machine with GPUs may be asked on one without
+    device = device_at_hand(experiment.resources)  # a run of a machine with GPUs may be replayed on one without
     norms = rows.metric("grad_norm") if before and records_gradient_of(experiment) else {}
     encode = partial(encode_prompts, tokenizer_of(base), data=experiment.data)
     for step in steps:
@@ -86,10 +86,10 @@ def objective_gradients(
 
 
 def records_gradient_of(experiment: Experiment) -> bool:
-    """Whether the metric grad_norm is the norm of one gradient at the weights with which the step started.
+    """Returns whether the metric grad_norm is the norm of one gradient at the weights with which the step started.
 
-    Else it is a mean over several updates, of which the first alone started there, or the gradient was taken elsewhere,
-    as schedule_free_adamw does.
+    Otherwise it is a mean over several updates, of which only the first started there, or the gradient was computed at
+    other weights, as in schedule_free_adamw.
     """
     training = experiment.training
     return training.minibatches * training.epochs == 1 and training.optimizer.type == "adamw"
@@ -103,10 +103,10 @@ def _compared(first: ParameterGradient, other: ParameterGradient) -> dict[str, f
 
 
 def _steps(run: RunDirectory, base: Path, on_record: Sequence[int], chosen: ChosenSteps, before: int) -> list[int]:
-    """The chosen steps, or where none are chosen the last one, whose weights are at hand.
+    """Returns the chosen steps whose weights are kept, or the last such step if none is chosen.
 
     Args:
-        before: how many steps before a step its weights were saved, 0 or 1.
+        before: number of steps before a step at which its weights were saved, 0 or 1.
     """
     if not (base / "config.json").is_file():
         raise NoWeightsError(f"{run.path.name}: the base model is not at {base} any more")

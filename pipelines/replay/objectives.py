@@ -1,4 +1,5 @@
-"""The objectives that are set beside a run's own: each that the user names, under each combination of swept values."""
+"""The objectives that are compared with a run's own: each that the user names, under each combination of swept
+values."""
 
 import itertools
 import json
@@ -13,39 +14,39 @@ from specs.reading.yaml import parse_text
 from specs.schema.experiment import Experiment
 
 MOST_OBJECTIVES = 100
-"""In one replay: each recorded step is taken under every one of them."""
+"""Most objectives of one replay: each recorded step is evaluated under every one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One objective beside the run's own."""
+    """One objective for comparison with the run's own."""
 
     named: str
-    """What the user named: a file or a mapping; empty: the run's own, perhaps with overrides."""
+    """The file or mapping that the user named; empty means the run's own objective, possibly with overrides."""
     experiment: Experiment
-    """The run's, with this objective and its advantage."""
+    """The run's experiment, with this objective and its advantage."""
     swept: dict[str, Any] = field(default_factory=dict)
-    """Path -> the value that a sweep gives it here."""
+    """Path -> the value that a sweep sets here."""
 
     @property
     def label(self) -> str:
-        """Label that tells the objective from the others: what the user named, and the swept values."""
+        """Label that distinguishes the objective from the others: the user's name for it, and the swept values."""
         return self.label_without("")
 
     def label_without(self, path: str) -> str:
-        """The label without one of the swept values."""
+        """Returns the label without one of the swept values."""
         rest = {swept: value for swept, value in self.swept.items() if swept != path}
         return " ".join(filter(None, [self.named, *_settings(rest)])) or "replayed"
 
     @property
     def setting(self) -> str:
-        """The objective and its advantage in one line: what is not at its default."""
+        """The objective and its advantage in one line: the values that are not defaults."""
         objective = self.experiment.objective.model_dump(mode="json", exclude_defaults=True)
         advantage = self.experiment.advantage.model_dump(mode="json")
         return f"{json.dumps({'type': self.experiment.objective.type, **objective})}, advantage {json.dumps(advantage)}"
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Returns plain data."""
         return {
             "objective": self.experiment.objective.model_dump(mode="json"),
             "advantage": self.experiment.advantage.model_dump(mode="json"),
@@ -53,7 +54,7 @@ class Alternative:
 
 
 def own_objective(spec: Experiment) -> Alternative:
-    """The objective that a run was trained with, from its resolved spec."""
+    """Returns the objective that a run was trained with, from its resolved spec."""
     return Alternative("", with_objective(spec.model_dump(mode="json"), ""))
 
 
@@ -64,12 +65,12 @@ def alternatives(
     overrides: Sequence[str] = (),
     sweeps: Iterable[str] = (),
 ) -> list[Alternative]:
-    """Every named objective under every combination of the swept values, in the order given.
+    """Returns every named objective under every combination of the swept values, in the order given.
 
     Args:
-        spec: the run's, resolved.
-        objectives: as `with_objective` takes them; none: the run's own.
-        overrides: `objective.kl_coef=0.1`, laid over each.
+        spec: the run's spec, resolved.
+        objectives: in the form of `with_objective`; empty means the run's own.
+        overrides: `objective.kl_coef=0.1`, applied to each objective.
         sweeps: `objective.clip.low=0.1,0.2,0.3`: a list of values, its brackets may be left out.
     Raises:
         SpecError: nothing was trained, an objective or a sweep is wrong, or there are more than MOST_OBJECTIVES.
@@ -105,12 +106,12 @@ def alternatives(
 
 
 def _settings(values: Mapping[str, Any]) -> list[str]:
-    """Each as an override."""
+    """Returns each value as an override."""
     return [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in values.items()]
 
 
 def _sweep(text: str) -> tuple[str, list[Any]]:
-    """The path and the values of `PATH=VALUE,VALUE`."""
+    """Returns the path and the values of `PATH=VALUE,VALUE`."""
     path, equals, values = text.partition("=")
     at = Position(f"--sweep {text}", 0, "")
     node = parse_text(values if values.lstrip().startswith("[") else f"[{values}]", lambda _line: at)
@@ -122,7 +123,7 @@ def _sweep(text: str) -> tuple[str, list[Any]]:
 
 
 def _of_sweep(issue: Issue, settings: Sequence[str]) -> Issue:
-    """The issue of an override, under the name of the option that it came from."""
+    """Returns the issue of an override, under the name of the command-line option of the override."""
     if issue.file.removeprefix("--set ") not in settings:
         return issue
     return replace(issue, file=issue.file.replace("--set", "--sweep", 1))

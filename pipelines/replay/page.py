@@ -1,4 +1,4 @@
-"""A replay's page: its figures over each swept number or, where none is swept, over the steps."""
+"""A replay's page: its figures over each swept number or, without a sweep, over the steps."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from pipelines.report.charts import PALETTE, Chart, Point, line, line_chart
 from pipelines.report.page import render
 
 Entry = dict[str, Any]
-"""`RunReplay.overall`, or one of `RunReplay.steps`: both have the metrics of two objectives and how they compare."""
+"""`RunReplay.overall`, or one of `RunReplay.steps`: both have the metrics of two objectives and their comparison."""
 FIGURES: dict[str, Callable[[Entry], float | None]] = {
     "loss, mean": lambda entry: entry["replayed"].get("loss"),
     "active tokens": lambda entry: entry["replayed"].get("weight/active"),
@@ -20,21 +20,21 @@ FIGURES: dict[str, Callable[[Entry], float | None]] = {
     "clipped dual": lambda entry: entry["replayed"].get("clip_fraction/dual"),
     "divergence in loss": lambda entry: entry["replayed"].get("loss/divergence"),
 }
-"""Heading -> the figure of one objective. Clipped and active tokens are shares of the tokens that were trained on; the
-cosine is that of its gradient weights with the run's own."""
+"""Heading -> the figure of one objective. Clipped and active tokens are shares of the trained tokens; the cosine is
+between its gradient weights and the run's own."""
 
 RECORDED = "recorded"
 """The label of the run's own objective."""
 
 
 def table(replays: Sequence[RunReplay]) -> list[tuple[str, list[float | None]]]:
-    """A row an objective, the run's own first: its label and its FIGURES over all steps."""
+    """Returns a row for each objective, the run's own first: its label and its FIGURES over all steps."""
     rows = [(RECORDED, _own(replays[0].overall)), *((replay.replayed.label, replay.overall) for replay in replays)]
     return [(label, [figure(entry) for figure in FIGURES.values()]) for label, entry in rows]
 
 
 def page(replays: Sequence[RunReplay]) -> str:
-    """A page with the table and a chart of each figure, everything inside it."""
+    """Returns a self-contained page with the table and a chart of each figure."""
     first = replays[0]
     paths = [
         path for path in first.replayed.swept if all(_is_number(replay.replayed.swept[path]) for replay in replays)
@@ -57,11 +57,12 @@ def page(replays: Sequence[RunReplay]) -> str:
 
 
 Section = tuple[str, list[tuple[str, int]], list[Chart]]
-"""What the charts share as x, the labels of their lines with their colours, and the charts."""
+"""The charts' x label, the labels of their lines with their colours, and the charts."""
 
 
 def _over_values(replays: Sequence[RunReplay], path: str) -> Section:
-    """Charts over a swept number; a line for each combination of all else, and a faint one for the run's own figure."""
+    """Returns charts over a swept number, with a line for each combination of the other values, and a faint one for
+    the run's own figure."""
     by_value = sorted(replays, key=lambda replay: float(replay.replayed.swept[path]))
     across = [float(replay.replayed.swept[path]) for replay in by_value]
     labels = list(dict.fromkeys(replay.replayed.label_without(path) for replay in replays))
@@ -90,7 +91,7 @@ def _over_values(replays: Sequence[RunReplay], path: str) -> Section:
 
 
 def _over_steps(replays: Sequence[RunReplay]) -> Section:
-    """Charts over the run's steps; a line for each objective."""
+    """Returns charts over the run's steps, with a line for each objective."""
     labels = [*(replay.replayed.label for replay in replays), RECORDED]
     entries = [*(replay.steps for replay in replays), [_own(entry) for entry in replays[0].steps]]
     charts = [
@@ -107,7 +108,8 @@ def _over_steps(replays: Sequence[RunReplay]) -> Section:
 
 
 def _own(entry: Entry) -> Entry:
-    """The run's own objective in place of the other; a cosine with itself is not shown."""
+    """Returns the entry with the run's own objective in place of the other; without its cosine, which would be with
+    itself."""
     return {**entry, "replayed": entry["recorded"], "cosine": None}
 
 

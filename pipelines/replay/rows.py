@@ -55,17 +55,16 @@ _LEDGER = {
     "ratios": "ratio",
     "clipped": "clipped",
 }
-"""Column of the token ledger -> of the table `tokens`."""
+"""Column of the token ledger -> column of the table `tokens`."""
 Turns = dict[int, list[RecordedTurn]]
 """Response -> its turns of the policy."""
 Encode = Callable[[list[str]], list[list[int]]]
-"""Prompts -> their token ids."""
+"""Function from prompts to their token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenSteps:
-    """The steps that a user asks for: from the first to the last, both included, and of these, if any are named, only
-    some."""
+    """The steps that a user requests: from the first to the last, both included, or only the named ones among them."""
 
     first: int = 0
     last: int = 2**31 - 1
@@ -81,7 +80,7 @@ class ChosenSteps:
 
 
 class NothingToReplayError(RpgError):
-    """The run has no recorded rollouts of the steps that were asked for, or not all of their tokens."""
+    """The run has no recorded rollouts of the requested steps, or not all of their tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +92,18 @@ class RunRows:
     run_id: str
 
     def metric(self, name: str) -> dict[int, float]:
-        """Step -> the metric's value."""
+        """Returns the metric's value by step."""
         return dict(self.store.query(_METRIC, [self.run_id, name]).rows)
 
     def steps(self) -> list[int]:
-        """The steps that have rollouts."""
+        """Returns the steps that have rollouts."""
         return [step for step, _ in self.store.query(_STEPS, [self.run_id]).rows]
 
     def chosen_steps(self, chosen: ChosenSteps) -> Iterator[RecordedStep]:
-        """The chosen steps, in their order, without prompts and given tokens.
+        """Yields the chosen steps, in their order, without prompts and given tokens.
 
         Raises:
-            NothingToReplayError: none of them is on record, or not with all of its tokens.
+            NothingToReplayError: none of the steps is on record, or one lacks some of its tokens.
         """
         spans = list(_spans(self.store.query(_STEPS, [self.run_id]).rows, chosen))
         if not spans:
@@ -121,7 +120,7 @@ class RunRows:
                     yield self._recorded(step, responses, of_step, turns.get(step, {}), prompts=[[]] * groups)
 
     def whole_step(self, step: int, encode: Encode) -> RecordedStep:
-        """One step with all that its model saw: the prompts, and the tokens that an environment gave.
+        """Returns one step with the model's whole input: the prompts, and the tokens of the environment.
 
         Raises:
             NothingToReplayError: not all of its tokens are on record.
@@ -133,7 +132,7 @@ class RunRows:
         return replace(recorded, rollouts=self._with_contexts(step, recorded.rollouts))
 
     def _with_contexts(self, step: int, rollouts: StepRollouts) -> StepRollouts:
-        """The step's rollouts with the contexts that stand in them in the place of the prompt."""
+        """Returns the step's rollouts with the recorded contexts that replace the prompt."""
         found: dict[int, list[tuple[int, int]]] = {}
         for response, place, tokens in self.store.query(_RESTARTS, [self.run_id, step]).rows:
             found.setdefault(response, []).append((place, tokens))
@@ -144,12 +143,13 @@ class RunRows:
         return replace(rollouts, turn_counts=tuple(counts))
 
     def _read(self, begin: int, end: int, *, with_given: bool) -> tuple["pa.Table", "pa.Table"]:
-        """The rollouts and the tokens of neighbouring steps."""
+        """Returns the rollouts and the tokens of neighbouring steps."""
         rollouts = self.store.query(_ROLLOUTS, [self.run_id, begin, end]).arrow()
         return rollouts, self.store.query(_TOKENS, [self.run_id, begin, end, with_given]).arrow()
 
     def _turns(self, begin: int, end: int) -> dict[int, Turns]:
-        """Step -> turns of the policy, where its environment rewards them: without rewards no loss depends on them."""
+        """Returns the policy's turns by step, if its environment rewards them: without rewards no loss depends on
+        them."""
         found: dict[int, Turns] = {}
         for step, rollout, tokens, reward in self.store.query(_TURNS, [self.run_id, begin, end]).rows:
             turn = RecordedTurn(sampled=True, num_tokens=tokens, text="", reward=reward)
@@ -213,15 +213,15 @@ class RunRows:
         )
 
     def _range(self) -> str:
-        """Which steps are on record, as the end of a message."""
+        """Returns the range of recorded steps, as the end of a message."""
         if steps := self.steps():
             return f"there are steps {steps[0]} to {steps[-1]}"
         return why_incomplete(self.home.run(self.run_id), "rollouts") or "it has recorded no step yet"
 
 
 def _score(row: dict[str, Any], turns: float = 0.0) -> Score:
-    """The score that a response has on record, whose turns have these rewards together. What its reward is more or
-    less than its terms and these is a penalty."""
+    """Returns the recorded score of a response whose turns have these rewards together. The difference between its
+    reward and the sum of its terms and these rewards is a penalty."""
     held: dict[str, list[float]] = json.loads(row["reward_terms"] or "{}")
     terms, weights = ({name: each[place] for name, each in held.items()} for place in (0, 1))
     value = sum(weights[name] * terms[name] for name in terms) if terms else row["reward"] - turns
@@ -230,7 +230,7 @@ def _score(row: dict[str, Any], turns: float = 0.0) -> Score:
 
 
 def _spans(steps: Sequence[tuple[int, int]], chosen: ChosenSteps) -> Iterator[tuple[int, int]]:
-    """Neighbouring steps, as many at once as TOKENS_AT_ONCE allows."""
+    """Yields spans of neighbouring steps, as many at once as TOKENS_AT_ONCE allows."""
     span: list[int] = []
     held = 0
     for step, tokens in steps:

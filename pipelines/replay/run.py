@@ -17,27 +17,27 @@ from storage import Store
 
 @dataclass(slots=True)
 class Reproduction:
-    """How far what training recorded is from the run's own objective, replayed."""
+    """Differences between the recorded training and a replay of the run's own objective."""
 
     ratio: float = 0.0
-    """Largest difference of a token's ratio, relative to it."""
+    """Largest relative difference of a token's ratio."""
     clipped: int = 0
-    """Tokens whose clip differs."""
+    """Number of tokens whose clip differs."""
     advantage: float = 0.0
     """Largest difference of a response's advantage."""
     loss: float | None = None
-    """Largest difference of a step's loss; None where an update's logprobs are not on record."""
+    """Largest difference of a step's loss; None if an update's logprobs are not on record."""
 
     @property
     def holds(self) -> bool:
-        """Whether the differences are those of rounding."""
+        """Whether the differences are only rounding."""
         return self.ratio < 1e-4 and not self.clipped and self.advantage < 1e-4 and (self.loss or 0.0) < 1e-5
 
     def add(self, step: RecordedStep, replayed: ReplayedStep, difference: float | None) -> None:
-        """Takes a step into account, of which the run's own objective should give back what is on record.
+        """Adds a step, whose record the run's own objective should reproduce.
 
         Args:
-            difference: of its loss; None where none is on record.
+            difference: difference of its loss; None if no loss is on record.
         """
         trained = replayed.trained
         if trained.any():
@@ -58,16 +58,16 @@ class RunReplay:
     recorded: Alternative
     replayed: Alternative
     reproduction: Reproduction
-    """How closely the run's own objective gives back what is on record."""
+    """Precision with which the run's own objective reproduces the record."""
     steps: list[dict[str, Any]] = field(default_factory=list)
     overall: dict[str, Any] = field(default_factory=dict)
     furthest: list[dict[str, Any]] = field(default_factory=list)
     gradients: list[StepGradients] | None = None
-    """None where they were not asked for."""
+    """Parameter gradients; None if they were not requested."""
 
     @property
     def left_out(self) -> list[str]:
-        """Parts of training that the record cannot give, a sentence each."""
+        """Parts of training that the record lacks, a sentence each."""
         training, sentences = self.recorded.experiment.training, []
         if training.entropy_coef:
             sentences.append(
@@ -99,7 +99,7 @@ class RunReplay:
         return sentences
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Returns plain data."""
         differences = self.reproduction
         gradients = {} if self.gradients is None else {"gradients": self.gradients}
         return {
@@ -131,13 +131,15 @@ def replay_run(
     chosen: ChosenSteps | None = None,
     gradients: Moment | None = None,
 ) -> list[RunReplay]:
-    """A run's recorded rollouts under its own objective and under others: one replay for each of these.
+    """Replays a run's recorded rollouts under its own objective and under others. Returns one replay for each other
+    one.
 
     Args:
-        gradients: where parameter gradients are taken too, see `objective_gradients`; None: they are not.
+        gradients: the weights at which parameter gradients are computed, see `objective_gradients`; None computes no
+            gradients.
     Raises:
-        NothingToReplayError: no such steps are on record, or not with all of their tokens.
-        NoWeightsError: gradients are asked for, of steps whose weights are not kept.
+        NothingToReplayError: no such steps are on record, or some lack tokens.
+        NoWeightsError: gradients are requested of steps whose weights are not kept.
     """
     chosen = chosen or ChosenSteps()
     own = own_objective(recorded_spec(home.run(run_id)))
@@ -158,7 +160,7 @@ def replay_run(
             own_tally.merge(of_step)
             own_metrics = of_step.metrics()
             loss = losses.get(step.step)
-            # Where nothing was trained on, the loss is 0.
+            # Without trained tokens the loss is 0.
             reproduction.add(step, recorded, None if loss is None else abs(loss - own_metrics.get("loss", 0.0)))
             for replay, of_replay in zip(replays, sums, strict=True):
                 other = replay_step(step, replay.replayed.experiment.at_step(step.step))
@@ -199,7 +201,7 @@ def _step_entry(
     own_metrics: dict[str, float],
     other_metrics: dict[str, float],
 ) -> dict[str, Any]:
-    """The metrics of one step under both objectives."""
+    """Returns the metrics of one step under both objectives."""
     gradients = GradientComparison()
     gradients.add(recorded, other)
     trained = int(recorded.trained.sum())

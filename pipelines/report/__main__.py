@@ -1,4 +1,4 @@
-"""`python -m pipelines.report RUN_ID`: a run's page in a process of its own, which a time limit can end."""
+"""`python -m pipelines.report RUN_ID`: writes a run's page in its own process, which a time limit can end."""
 
 import sys
 

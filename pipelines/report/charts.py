@@ -1,8 +1,7 @@
-"""Charts, each described once in the language of Vega-Lite: a page draws them in the browser, a paper has them as SVG,
-PDF and PNG.
+"""Charts, each described once in Vega-Lite: a page draws them in the browser, a paper has them as SVG, PDF and PNG.
 
 A colour is a variable of the style sheet, so a chart follows a page's light and dark colours; a paper has the light
-ones. The library that draws is inside each page, see `library`: a page opens offline.
+ones. Each page contains the drawing library, see `library`, and opens offline.
 """
 
 import json
@@ -24,33 +23,34 @@ from specs.machine.files import replacing, versions_of
 from specs.machine.own_cache import place_to_save_time
 
 Layer = dict[str, Any]
-"""A layer of a chart, or a part of one, in the language of Vega-Lite."""
+"""A layer of a chart, or a part of one, in Vega-Lite."""
 Row = dict[str, Any]
-"""A row of a table that layers draw. A list in it is a column of as many rows."""
+"""A row of a table that layers draw. A list in it is a column with an entry for each row."""
 Point = tuple[float, float]
 Width = Literal["column", "page"]
 _SIZES: dict[Width, tuple[int, int]] = {"column": (312, 194), "page": (648, 272)}
-"""Pixels across, 96 an inch, and those of the height of lines: a column of a page in two columns, 3.25 inches, and the
-whole page, 6.75 inches, as conferences and journals set them."""
+"""Width in pixels, 96 an inch, and height for lines: a column of a two-column page, 3.25 inches, and the whole page,
+6.75 inches, the sizes of conferences and journals."""
 KINDS = ("svg", "pdf", "png")
 PALETTE = 8
-"""Colours in the style sheet; a chart of more lines uses them again."""
+"""Colours in the style sheet; a chart with more lines repeats them."""
 MOST_POINTS = 300
-"""That one line is drawn with; of a longer one `thin` keeps those that make its shape."""
+"""Most points of one line; `thin` keeps those of a longer line that preserve its shape."""
 _MOST_FAINT_POINTS = 4000
-"""Over all faint lines of a chart, so that a chart of a hundred lines is not much larger than one of ten."""
+"""Most points over all faint lines of a chart, so that a chart of a hundred lines is not much larger than one of
+ten."""
 _LEAST_POINTS = 40
-"""That a line keeps, however many lines share a chart."""
+"""Fewest points of a line, in a chart with any number of lines."""
 _MANY_BANDS = 4
-"""More than these are shaded more weakly: where all overlap there is still something to see."""
+"""Number of bands above which they are shaded more weakly, so that overlapping ones stay visible."""
 _ALIKE = 1e-9
-"""Values that differ by a smaller share of their size are drawn as one: no marks between them would tell them apart."""
+"""Relative difference below which values are drawn as one: no marks between them would distinguish them."""
 _BANDS = (("low", "high"), ("low2", "high2"))
 """Columns of a line's bands."""
 _FIGURES = {"type": "quantitative"}
 _AXIS = {"domain": False, "ticks": False, "titleAnchor": "end", "titleFontWeight": "normal"}
 _LOOK: Layer = {
-    "aria": False,  # the title is the label of the whole; labels of each mark would be as large as the data
+    "aria": False,  # the title labels the whole chart; labels of each mark would be as large as the data
     "font": "system-ui, Segoe UI, Helvetica, Arial, sans-serif",  # as in the style sheet
     "view": {"stroke": None},
     "axis": _AXIS | {"labelColor": "var(--soft)", "titleColor": "var(--soft)", "gridColor": "var(--rule)"},
@@ -64,22 +64,22 @@ _LOOK: Layer = {
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A picture of values. A page and a notebook show it as it stands."""
+    """A picture of values. A page and a notebook show it directly."""
 
     title: str
     """Title in words."""
     layers: Sequence[Layer]
     data: Mapping[str, Sequence[Row]]
-    """Tables that the layers draw: `lines` as `line` gives them, `marks` as `mark` does, or others."""
+    """Tables that the layers draw: `lines` with rows of `line`, `marks` with rows of `mark`, or others."""
     x: Layer
-    """What all layers have as x: title, scale, axis."""
+    """The shared x of all layers: title, scale, axis."""
     y: Layer
     height: int = 190
     """Pixels on a page, title and axes included."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Columns of the chart's data, by those of the table that is drawn."""
+    """Columns of the chart's data, by the columns of the drawn table."""
     name: str = ""
-    """What scripts and files call it: `reward/mean`, `accuracy/held_out`."""
+    """Its name in scripts and files: `reward/mean`, `accuracy/held_out`."""
 
     def over(self, layers: Sequence[Layer]) -> "Chart":
         """Returns the chart with layers behind its own."""
@@ -96,10 +96,10 @@ class Chart:
         return found
 
     def spec(self, width: Width | None = None) -> dict[str, Any]:
-        """Returns the chart in the language of Vega-Lite.
+        """Returns the chart in Vega-Lite.
 
         Args:
-            width: on paper, in light colours; None: as wide as its place on a page, in colours of the style sheet.
+            width: width on paper, in light colours; None fills the width on a page, in colours of the style sheet.
         """
         lines = self.data.get("lines", ())
         spec = {
@@ -129,7 +129,7 @@ class Chart:
         return drawn.replace("<svg ", f'<svg role="img" aria-label="{escape(self.title)}" ', 1)
 
     def save(self, path: str | Path, width: Width = "column") -> Path:
-        """Writes the chart. The name's ending says as what: .svg, .pdf or .png."""
+        """Writes the chart. The suffix of the name sets the format: .svg, .pdf or .png."""
         import vl_convert
 
         path, text = Path(path), self.svg(width)
@@ -173,11 +173,11 @@ def line(
     """Returns one line of a chart.
 
     Args:
-        points: [n, 2], sorted by x. Those that are not finite are left out.
+        points: [n, 2], sorted by x. Non-finite ones are left out.
         label: shown in the hover box, which leaves out lines without a label.
         color: index into the palette of the style sheet.
         faint: drawn thin and pale, behind the others: one seed of a group.
-        steps: drawn as stairs, as for the best value so far.
+        steps: drawn as stairs, for example the best value so far.
         dots: drawn as separate points.
         bands: lower and upper values at each point: the space between is shaded. An interval, or quantiles.
     """
@@ -197,7 +197,7 @@ def line_chart(
     """Returns lines over a shared x; None if no line has a finite point.
 
     Args:
-        holds: values that the y axis reaches to also where no line does: those of charts that share a scale.
+        holds: values that the y axis includes even if no line reaches them: those of charts with a shared scale.
     """
     lines = [line for line in lines if line["x"]]
     if not lines:
@@ -207,7 +207,7 @@ def line_chart(
         title,
         line_layers(lines),
         {"lines": lines},
-        # From the first point to the last: round ends are for y alone.
+        # From the first point to the last: only y has round ends.
         x={"title": x_label, "scale": {"domain": extent([line["x"][end] for line in lines for end in (0, -1)])}},
         y={"scale": {"domain": extent([*upward, *holds]), "nice": True}},
         columns={"line": "line", "x": x_label, "y": "value", "low": "low", "high": "high"},
@@ -239,11 +239,11 @@ def layer(table: str, mark: Layer, *lists: str, only: str = "", **shown: str | L
     Args:
         lists: columns that are lists.
         only: condition on the rows that are drawn.
-        shown: what the mark shows beside x and y: a column, or Vega-Lite's own words.
+        shown: channels of the mark besides x and y: a column, or a Vega-Lite encoding.
     """
     shown = {"x": "x", "y": "y"} | ({} if "color" in mark else {"color": as_it_is("color")}) | shown
     if mark["type"] in ("line", "area"):
-        # Without an order of its own a line would be drawn by x.
+        # Without an order column a line would be drawn by x.
         shown |= {"detail": {"field": "id", "type": "nominal"}, "order": {"value": None}}
     return {
         "data": {"name": table},
@@ -254,7 +254,7 @@ def layer(table: str, mark: Layer, *lists: str, only: str = "", **shown: str | L
 
 
 def as_it_is(column: str) -> Layer:
-    """Returns the encoding of a column whose values are colours, or shares of opacity, as they are drawn."""
+    """Returns the encoding of a column whose values are colours, or opacities, and are drawn unchanged."""
     return {"field": column, "type": "quantitative" if column == "opacity" else "nominal", "scale": None}
 
 
@@ -264,7 +264,7 @@ def ink(color: int) -> str:
 
 
 def extent(values: ArrayLike) -> list[float]:
-    """Returns the ends of a range that contains the finite ones of the values.
+    """Returns the ends of a range that contains the finite values.
 
     Example:
         >>> extent([0.12, float("nan"), 0.87]), extent([3.0]), extent([])
@@ -279,7 +279,7 @@ def extent(values: ArrayLike) -> list[float]:
 
 
 def number(value: float) -> str:
-    """A number as text that is short enough for an axis.
+    """Returns a number as text that is short enough for an axis.
 
     Example:
         >>> number(0.25), number(12500.0), number(0.00002), number(3.0)
@@ -293,11 +293,11 @@ def number(value: float) -> str:
 
 
 def thin(points: ArrayLike, most: int = MOST_POINTS) -> NDArray[np.float64]:
-    """The rows [n, 2 or more] whose first two, x and y, are finite; of more than `most` those that make the line's
-    shape, peaks among them.
+    """Returns the rows [n, 2 or more] whose first two, x and y, are finite; if there are more than `most`, those that
+    preserve the line's shape, including peaks.
 
-    Largest triangle three buckets: the points are dealt into buckets of neighbours. Of each bucket that point is kept
-    which makes the largest triangle with the point kept before it and the mean of the next bucket.
+    Largest triangle three buckets: the points are divided into buckets of neighbours. From each bucket the point is
+    kept that makes the largest triangle with the previously kept point and the mean of the next bucket.
 
     Source: Steinarsson 2013, Downsampling Time Series for Visual Representation, ch. 4.2.
     """
@@ -327,7 +327,7 @@ def light_colors() -> dict[str, str]:
 def library() -> str:
     """Returns Vega and Vega-Lite as one script, compressed, in base64.
 
-    Bundling them takes a second or two, so the user's own cache directory keeps it.
+    Bundling them takes a second or two, so the user's own cache directory keeps the script.
     """
     import vl_convert
 
@@ -342,7 +342,7 @@ def library() -> str:
 
 
 def short(values: Sequence[float] | NDArray[np.float64]) -> list[float | None]:
-    """Returns values to a part of their range that no eye can see, so that a page stays small; None for a NaN."""
+    """Returns values rounded below visible precision, so that a page stays small; None for a NaN."""
     low, high = extent(values)
     digits = 4 - math.floor(math.log10(min(high - low, 1e300)))
     rounded = (round(float(value), digits) for value in values)
@@ -362,11 +362,11 @@ def _drawn(lines: Sequence[Row]) -> list[Row]:
 
 
 def _legend(lines: Sequence[Row], across: float) -> list[Layer]:
-    """Returns a layer that draws nothing but the legend of lines, where several have a label."""
+    """Returns a layer that draws only the legend of lines, if several have a label."""
     colors = {line["line"]: line["color"] for line in lines if line["line"]}
     if len(colors) < 2:
         return []
-    # In so many columns as the longest label leaves room for.
+    # The longest label determines the number of columns.
     shown = {
         "symbolType": "stroke",
         "symbolOpacity": 1,

@@ -1,4 +1,4 @@
-"""Two or more runs or groups of seeds side by side: where their specs differ, and what came out, with intervals."""
+"""Comparison of runs or groups of seeds: the differences of their specs, and their results, with intervals."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -34,22 +34,22 @@ class RunComparison:
     spec: dict[str, list[Any]]
     """Fields that differ: path -> one value per group."""
     answers: tuple[Answer, ...]
-    """What may be said of accuracy, on each evaluation set."""
+    """Conclusions on accuracy, on each evaluation set."""
     outcomes: tuple[Outcome, ...]
     """Accuracy on the evaluation sets."""
     other_measures: tuple[Outcome, ...]
     """pass@k and maj@k on the evaluation sets."""
     literature: tuple[LiteratureComparison, ...]
-    """Accuracies beside those that others report."""
+    """Accuracies beside published ones."""
     measures: tuple[FinalMetric, ...]
     """Training metrics."""
     notes: tuple[str, ...]
-    """What the figures do not say: groups that had nothing to learn from, experiments of which runs are missing."""
+    """Limits of the figures: groups without a learning signal, experiments with missing runs."""
     diagnosis: tuple[tuple[str, str], ...]
-    """(sentence, remedy) of each trouble of the runs."""
+    """(sentence, remedy) of each problem of the runs."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; where there is no interval its ends are NaN."""
+        """Returns plain data; a missing interval has NaN ends."""
         groups = [
             {
                 "label": group.label,
@@ -77,7 +77,7 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
     """Compares runs and experiments; each cell of an experiment's matrix is a group of its own.
 
     Raises:
-        RpgError: a name stands for nothing, or for several runs.
+        RpgError: a name matches nothing, or several runs.
     """
     groups = _distinct([group for name in names for group in evidence.find_groups(home, name)])
     run_ids = [run.run_id for group in groups for run in group.runs]
@@ -112,7 +112,8 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
 
 
 def _code_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The code of each run's stages: its results numbers, and how it differs from the release where any does."""
+    """Returns the code of each run's stages: its results numbers, and its difference from the release, if any stage
+    differs."""
     stages = [run.read("plan.json").get("stages", {}) for run in runs]
     shared = [name for name in stages[0] if name != "report" and all(name in each for each in stages)]
     names = {stage: sorted({name for each in stages for name in each[stage].get("code", {})}) for stage in shared}
@@ -129,7 +130,7 @@ def _code_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _of_measuring(spec: "Experiment") -> dict[str, Any]:
-    """The spec with what evaluation takes of `rollout` alone, as `fingerprint.evaluate_identity` has it."""
+    """Returns the spec with only the part of `rollout` that evaluation uses, see `fingerprint.evaluate_identity`."""
     longest = spec.evaluation.max_response_length or spec.rollout.max_response_length
     evaluation = spec.evaluation.model_dump(mode="json") | {"max_response_length": longest}
     rollout = spec.rollout.model_dump(mode="json", include={"engine", "rollouter"})
@@ -137,7 +138,7 @@ def _of_measuring(spec: "Experiment") -> dict[str, Any]:
 
 
 def _measures(path: str) -> bool:
-    """Whether a field says what is measured and how; or, in a word, what was trained."""
+    """Returns whether a field belongs to the measurement, or names in short what was trained."""
     section = path.partition(".")[0]
     measuring = section in ("model", "data", "reward", "rollout", "evaluation") and not path.startswith(_OF_TRAINING)
     return measuring or section == "code" or path in ("objective.type", "training.steps")
@@ -147,8 +148,8 @@ _OF_TRAINING = ("data.train", "data.overlap", "evaluation.checkpoints", "evaluat
 
 
 def _distinct(groups: Sequence[Group]) -> list[Group]:
-    """The groups with labels that tell them apart: by their experiments, by values that were set otherwise, or, where
-    nothing differs, by the run."""
+    """Returns the groups with distinct labels: by their experiments, by values that differ, or, if nothing differs,
+    by the run."""
     labels = [group.label for group in groups]
     if _apart(groups):
         named = [f"{group.runs[0].experiment}: {group.label}" for group in groups]

@@ -14,19 +14,21 @@ from pipelines.report.statistics import Interval, seed_mean
 from specs.metrics import CHARTED, Metric
 
 _CROWD = 3
-"""More groups than these make a chart in which each step's noise hides the courses."""
+"""Number of groups above which each step's noise hides the curves of a chart."""
 _POINTS_IN_A_CROWD = 60
 
 
 def most_points(drawn: Sequence[DrawnGroup]) -> int:
-    """Most points of a learning curve: where many groups share a chart, each is averaged to so many; 0: none is."""
+    """Returns the most points of a learning curve: if many groups share a chart, each curve is averaged to this
+    number; 0 means no averaging."""
     return _POINTS_IN_A_CROWD if len(drawn) > _CROWD else 0
 
 
 def learning_curves(
     drawn: Sequence[DrawnGroup], curves: Curves, *, confidence: float
 ) -> tuple[list[Chart], dict[str, Chart]]:
-    """The charts of the metrics that change, and by a note (`learning_rate 0.0001`) that of each that never does."""
+    """Returns the charts of the metrics that change, and by a note (`learning_rate 0.0001`) the charts of those that
+    never do."""
     charts, constant = [], {}
     for metric in CHARTED:
         by_run = curves.get(metric.name, {})
@@ -46,7 +48,7 @@ def learning_curves(
 
 
 def accuracy_curves(accuracies: Sequence[Accuracy], drawn: Sequence[DrawnGroup]) -> list[Chart]:
-    """A chart of each dataset on which some group was evaluated between its first and its last step too."""
+    """Returns a chart of each dataset with an evaluation between a group's first and last step."""
     charts = []
     shown = {each.group.label: each for each in drawn}
     for dataset, measure in dict.fromkeys((accuracy.dataset, accuracy.measure) for accuracy in accuracies):
@@ -70,10 +72,10 @@ def _band(intervals: Sequence[Interval]) -> tuple[list[float], list[float]]:
 
 
 def _lines(drawn: DrawnGroup, metric: Metric, by_run: Mapping[str, Curve], confidence: float, most: int) -> list[Row]:
-    """Lines of one metric: the mean over the seeds, with its interval or with each seed beside it.
+    """Returns the lines of one metric: the mean over the seeds, with its interval or with each seed beside it.
 
     Args:
-        most: a longer curve is averaged to so many points; 0: it is drawn as it is.
+        most: a longer curve is averaged to this number of points; 0 draws it unchanged.
     """
     seeds = [by_run[run_id] for run_id in drawn.group.run_ids if run_id in by_run]
     steps, values = _on_shared_steps(seeds, most)
@@ -95,8 +97,8 @@ def _lines(drawn: DrawnGroup, metric: Metric, by_run: Mapping[str, Curve], confi
 
 
 def _on_shared_steps(seeds: Sequence[Curve], most: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The steps that all seeds have [points], and the seeds' values there [seeds, points]; of more than `most` steps
-    the means of neighbours."""
+    """Returns the steps that all seeds have [points], and the seeds' values there [seeds, points]; above `most`
+    steps the means of neighbours."""
     if not seeds:
         return np.empty(0), np.empty((0, 0))
     steps = seeds[0][:, 0]

@@ -1,4 +1,5 @@
-"""The diagnosis of a run: what `docs/reading-metrics.md` says of its metrics, with the figure and the keys to turn."""
+"""The diagnosis of a run: the findings of `docs/reading-metrics.md` on its metrics, with the figure and the keys to
+change."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,32 +16,32 @@ if TYPE_CHECKING:
     from specs.schema.experiment import Experiment
 
 EXPLODED = 0.5
-"""Nats a token of `kl/reverse` above which the policy is another one than its reference."""
+"""Nats a token of `kl/reverse` above which the policy no longer resembles its reference."""
 JUMP = 10.0
-"""How many times the median of the steps before `kl/reverse` is where it has exploded, and not just grown."""
+"""Least ratio of `kl/reverse` to its median in the steps before, for an explosion instead of growth."""
 COLLAPSED = 0.02
 """Nats a token of `entropy` below which a policy has stopped exploring."""
 NO_SIGNAL = 0.99
-"""Share of all groups whose rewards are all equal, from which a run counts as one that had nothing to learn from."""
+"""Share of all groups whose rewards are all equal, from which a run counts as one without a learning signal."""
 SIGNAL_LOST = 0.9
-"""Share of a step's groups whose rewards are all equal, from which there is next to nothing to learn in it."""
+"""Share of a step's groups whose rewards are all equal, from which the step has almost no learning signal."""
 CUT_OFF = 0.5
-"""Share of a step's responses that are cut off, from which the task cannot be done in the length that there is."""
+"""Share of a step's responses that are cut off, from which the length limit is too small for the task."""
 APART = 0.01
-"""Nats a token of `kl/rollout` above which the engine samples from another policy than the learner trains."""
+"""Nats a token of `kl/rollout` above which the engine's policy differs from the learner's."""
 STILL = 1e-3
 """Change of a token's probability by a step's updates, as a share of it, below which a policy does not move."""
 LASTING = 5
-"""Steps for which a finding must hold, or the whole of a shorter run; a divergence that explodes ends runs at once."""
+"""Steps for which a finding must hold, or the whole of a shorter run. An exploding divergence ends runs at once."""
 LONG = 10
-"""Steps for which it must where a few say nothing: of a lost signal, and of a clip that does not act."""
+"""Steps for which a finding must hold if a few steps prove nothing: a lost signal, or a clip that does not act."""
 MOSTLY = 0.8
 """Share of the steps from its first to the last in which a finding holds."""
 _WITHIN_GROUPS = ("group_mean", "leave_one_out")
-"""Baselines of an advantage that is zero where a group's rewards are all equal."""
+"""Baselines of an advantage that is zero if a group's rewards are all equal."""
 _CLIPPED = ("clip_fraction/low", "clip_fraction/high", "clip_fraction/dual")
 DIAGNOSED = (*DRAWN, "kl/rollout", "rollout_ratio/max", "reward/std")
-"""Metrics of a diagnosis: those that are drawn, and more."""
+"""Metrics of a diagnosis: the drawn ones, and more."""
 _NOTHING = "There was nothing to learn from"
 _MORE_SIGNAL = (
     "Read some responses first: the reward itself may be wrong. Where all fail: take easier problems, a warm_up, or a "
@@ -65,18 +66,18 @@ _FAILED = """
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong with a run."""
+    """A problem of a run."""
 
     kind: str
     """A word for programs."""
     sentence: str
-    """The trouble and since when, with its figure."""
+    """The problem and its first step, with its figure."""
     remedy: str
-    """The keys to turn."""
+    """The keys to change."""
     metric: str
-    """The one that shows it."""
+    """The metric that shows it."""
     step: int | None
-    """The first step of which it holds; None: it is not told of single steps."""
+    """The first step at which it holds; None if it does not depend on a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +94,23 @@ class _Recorded:
 
     @property
     def is_off_policy(self) -> bool:
-        """Whether some updates are away from the policy that sampled."""
+        """Whether some updates are at other weights than the sampling policy's."""
         return self.run.off_policy["updates"] > 1 or self.run.off_policy["max_staleness"] > 0
 
     @property
     def has_no_clip(self) -> bool:
         """Whether the objective clips nothing."""
-        clip = getattr(self.spec.objective, "clip", None)  # those of rivals have no type
+        clip = getattr(self.spec.objective, "clip", None)  # rivals' clips have no type
         return getattr(clip, "type", "") == "none"
 
     @property
     def clip_fractions(self) -> list[Curve]:
-        """Shares of the tokens that each side of the clip touched."""
+        """Shares of the tokens that each side of the clip affected."""
         return [self.curves[name] for name in _CLIPPED if name in self.curves]
 
     @property
     def is_solved(self) -> bool:
-        """Whether responses came to score alike because they score as high as they ever did."""
+        """Whether rewards became equal because they are as high as they ever were."""
         spread, reward = self.curves.get("reward/std"), self.curves.get("reward/mean")
         if spread is None or reward is None:
             return False
@@ -118,16 +119,16 @@ class _Recorded:
 
 
 def diagnose(store: Store, run: Run) -> list[Finding]:
-    """The findings of one run, the gravest first; none of a run that trained nothing."""
+    """Returns the findings of one run, the gravest first; empty if it trained nothing."""
     return findings_of(run, metric_curves(store, [run.run_id], DIAGNOSED), not_scored(store, [Group("", (run,))]))
 
 
 def findings_of(run: Run, curves: Curves, failed: str = "") -> list[Finding]:
-    """The findings of one run.
+    """Returns the findings of one run.
 
     Args:
-        curves: of `DIAGNOSED`.
-        failed: how often its reward failed, see `not_scored`.
+        curves: curves of `DIAGNOSED`.
+        failed: failures of its reward, see `not_scored`.
     """
     if not run.trains:
         return []
@@ -135,7 +136,7 @@ def findings_of(run: Run, curves: Curves, failed: str = "") -> list[Finding]:
     rules = (_diverged, _truncated, _without_a_signal, _collapsed, _disagree, _still, _clip_idle)
     found = [finding for rule in rules if (finding := rule(recorded))]
     kinds = {finding.kind for finding in found}
-    if kinds & {"no_signal", "still"}:  # a policy that does not move comes into no clip
+    if kinds & {"no_signal", "still"}:  # a policy that does not move never reaches a clip
         found = [finding for finding in found if finding.kind != "clip_idle"]
     if "no_signal" in kinds:  # and without a gradient it does not move
         found = [finding for finding in found if finding.kind != "still"]
@@ -146,10 +147,11 @@ def findings_of(run: Run, curves: Curves, failed: str = "") -> list[Finding]:
 
 
 def findings_over(runs: Sequence[Run], curves: Curves, said: str) -> list[tuple[str, str]]:
-    """(sentence, remedy) of the findings of runs: each kind once, of the first that has it, and of how many more.
+    """Returns (sentence, remedy) of the findings of runs: each kind once, for the first run that has it, with the
+    number of other runs.
 
     Args:
-        said: the answer beside it, which may say the same.
+        said: the answer on the same page, which may already say it.
     """
     by_kind: dict[str, list[tuple[Run, Finding]]] = {}
     for run in runs:
@@ -165,7 +167,7 @@ def findings_over(runs: Sequence[Run], curves: Curves, said: str) -> list[tuple[
 
 
 def _diverged(of: _Recorded) -> Finding | None:
-    """The divergence from the reference exploded."""
+    """Returns the finding that the divergence from the reference exploded."""
     curve = of.curves.get("kl/reverse")
     if curve is None or (start := _since(curve, lambda values: ~(values <= EXPLODED), 1)) is None:
         return None
@@ -187,7 +189,7 @@ def _diverged(of: _Recorded) -> Finding | None:
 
 
 def _without_a_signal(of: _Recorded) -> Finding | None:
-    """Hardly a group has responses of which one is better than another."""
+    """Returns the finding that in almost all groups the responses have equal rewards."""
     curve, group = of.curves.get("zero_std_fraction"), Group(of.run.name, (of.run,))
     if curve is None or not _is_within_groups(group):
         return None
@@ -208,7 +210,7 @@ def _without_a_signal(of: _Recorded) -> Finding | None:
 
 
 def _truncated(of: _Recorded) -> Finding | None:
-    """Most responses are cut off before they end."""
+    """Returns the finding that most responses are cut off before they end."""
     curve = of.curves.get("truncated_fraction")
     if curve is None or (start := _since(curve, lambda values: values >= CUT_OFF, LASTING)) is None:
         return None
@@ -226,7 +228,7 @@ def _truncated(of: _Recorded) -> Finding | None:
 
 
 def _collapsed(of: _Recorded) -> Finding | None:
-    """The policy has stopped exploring before the task is solved."""
+    """Returns the finding that the policy has stopped exploring before the task is solved."""
     curve = of.curves.get("entropy")
     if curve is None or (start := _since(curve, lambda values: values < COLLAPSED, LASTING)) is None or of.is_solved:
         return None
@@ -243,7 +245,7 @@ def _collapsed(of: _Recorded) -> Finding | None:
 
 
 def _disagree(of: _Recorded) -> Finding | None:
-    """The engine samples from another policy than the learner takes for it."""
+    """Returns the finding that the engine samples from another policy than the learner assumes."""
     curve, ratios = of.curves.get("kl/rollout"), of.curves.get("rollout_ratio/max")
     if curve is None or (start := _since(curve, lambda values: values > APART, LASTING)) is None:
         return None
@@ -259,11 +261,11 @@ def _disagree(of: _Recorded) -> Finding | None:
 
 
 def _still(of: _Recorded) -> Finding | None:
-    """The updates of a step change the policy by next to nothing."""
+    """Returns the finding that the updates of a step hardly change the policy."""
     curve, spread = of.curves.get("ratio/max"), of.curves.get("reward/std")
     if curve is None or not of.is_off_policy or len(curve) < LASTING or not (curve[:, 1] < 1 + STILL).all():
         return None
-    if spread is not None and _at_the_end(spread) == 0:  # all responses score alike: there is no gradient
+    if spread is not None and _at_the_end(spread) == 0:  # equal rewards of all responses: there is no gradient
         return None
     if any(curve[:, 1].any() for curve in of.clip_fractions):  # ratios of whole responses are small
         return None
@@ -278,7 +280,7 @@ def _still(of: _Recorded) -> Finding | None:
 
 
 def _clip_idle(of: _Recorded) -> Finding | None:
-    """The clip touches no token, though there are updates away from the sampling policy."""
+    """Returns the finding that the clip affects no token, although some updates are away from the sampling policy."""
     fractions = of.clip_fractions
     if not fractions or not of.is_off_policy or of.has_no_clip:
         return None
@@ -298,8 +300,8 @@ def _clip_idle(of: _Recorded) -> Finding | None:
 
 
 def _since(curve: Curve, holds: Callable[[NDArray[np.float64]], NDArray[np.bool_]], least: int) -> int | None:
-    """The first place from which on something holds in `MOSTLY` all steps up to the last; None where it holds for fewer
-    than `least` steps, or than there are.
+    """Returns the first step from which a condition holds in a share `MOSTLY` of the steps up to the last; None if it
+    holds for fewer than `least` steps, or than the run has.
 
     >>> _since(np.array([[1, 0.0], [2, 0.9], [3, 0.1], [4, 0.9], [5, 0.8]]), lambda values: values > 0.5, 2)
     3
@@ -320,13 +322,14 @@ def _at_the_end(curve: Curve) -> float:
 
 
 def without_signal(groups: Sequence[Group], curves: Curves) -> list[Group]:
-    """The groups in whose runs nearly every prompt's responses all had the same reward, throughout training."""
+    """Returns the groups in whose runs nearly every prompt's responses all had the same reward, throughout training."""
     within = [group for group in groups if _is_within_groups(group)]
     return [group for group in within if _of_group(group, curves, "zero_std_fraction") >= NO_SIGNAL]
 
 
 def not_scored(store: Store, groups: Sequence[Group]) -> str:
-    """How many responses the reward failed on, and why, in training and in evaluations; empty where on none."""
+    """Returns the number of responses on which the reward failed, and the reason, in training and in evaluations;
+    empty without failures."""
     runs = {"runs": [run.run_id for group in groups for run in group.runs]}
     ((share, why, count, total, reason),) = store.query(_FAILED, runs).rows
     said = []
@@ -343,7 +346,7 @@ def not_scored(store: Store, groups: Sequence[Group]) -> str:
 
 
 def nothing_to_learn(groups: Sequence[Group], curves: Curves) -> str:
-    """That some groups had nothing to learn from, and what to change; empty where all had something."""
+    """Returns a sentence that names the groups without a learning signal, and the remedy; empty if all had one."""
     said = _silence(groups, curves)
     return f"{said} {_MORE_SIGNAL}" if said else ""
 
@@ -364,13 +367,13 @@ def _silence(groups: Sequence[Group], curves: Curves) -> str:
 
 
 def _is_within_groups(group: Group) -> bool:
-    """Whether the runs learn from a reward by what tells the responses of a group apart."""
+    """Returns whether the runs learn only from differences between a group's responses."""
     spec = group.runs[0].spec
-    return spec.reward.type != "none" and spec.advantage.baseline in _WITHIN_GROUPS  # none: a divergence alone trains
+    return spec.reward.type != "none" and spec.advantage.baseline in _WITHIN_GROUPS  # none: only a divergence
 
 
 def _of_group(group: Group, curves: Curves, metric: str) -> float:
-    """The mean over all steps of all its runs; NaN where none has the metric."""
+    """Returns the mean over all steps of all its runs; NaN if none has the metric."""
     by_run = curves.get(metric, {})
     values = [by_run[run_id][:, 1] for run_id in group.run_ids if run_id in by_run]
     return float(np.concatenate(values).mean()) if values else float("nan")

@@ -1,4 +1,4 @@
-"""How lengths, rewards and ratios are distributed over training: their quantiles at each step, worked out in SQL."""
+"""Distributions of lengths, rewards and ratios over training: their quantiles at each step, computed in SQL."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from pipelines.report.palette import DrawnGroup
 from storage import Store
 
 MOST_GROUPS = 4
-"""Whose distributions a page shows."""
+"""Most groups whose distributions a page shows."""
 _MOST_BINS = 60
 _MOST_RATIO_STEPS = 120
-"""Over all runs: the tokens of so many steps are read, since one step may have a million."""
+"""Most steps, over all runs, whose tokens are read: one step may have a million tokens."""
 _OF_ROLLOUTS = """
     SELECT g.place, (r.step - 1) // $width * $width + ($width + 1) / 2 AS middle,
            quantile_disc(r.num_tokens, [0.1, 0.25, 0.5, 0.75, 0.9]) AS length,
@@ -30,15 +30,15 @@ _OF_TOKENS = """
 
 @dataclass(frozen=True, slots=True)
 class Distributions:
-    """The charts, and what is to be known of them."""
+    """The charts, and notes on them."""
 
     charts: list[Chart]
     notes: list[str]
 
 
 def distributions(store: Store, drawn: Sequence[DrawnGroup], marks: StepMarks) -> Distributions:
-    """Charts of length, reward and ratio for each of the first groups that have a colour; those of a quantity share a
-    scale. Runs that recorded no rollouts have none."""
+    """Returns charts of length, reward and ratio for each of the first groups that have a colour; the charts of one
+    quantity share a scale. Runs without recorded rollouts have none."""
     chosen = [each for each in drawn if not each.pale][:MOST_GROUPS]
     runs = [run.run_id for each in chosen for run in each.group.runs]
     places = [place for place, each in enumerate(chosen) for _ in each.group.runs]
@@ -47,7 +47,7 @@ def distributions(store: Store, drawn: Sequence[DrawnGroup], marks: StepMarks) -
         return Distributions([], [])
     width = -(-last // _MOST_BINS)
     rollouts = store.query(_OF_ROLLOUTS, {"runs": runs, "places": places, "width": width}).rows
-    # Every `apart`-th step: with few steps all of them.
+    # Every `apart`-th step; with few steps all of them.
     apart = max(1, -(-last * len(runs) // _MOST_RATIO_STEPS))
     tokens = store.query(_OF_TOKENS, {"runs": runs, "places": places, "width": min(apart, last)}).rows
     notes = ["bands: 10 to 90 % and 25 to 75 % of the responses; of the tokens' ratios 1 to 99 % and 10 to 90 %"]
@@ -69,10 +69,10 @@ def distributions(store: Store, drawn: Sequence[DrawnGroup], marks: StepMarks) -
 def _charts(
     title: str, rows: Sequence[tuple[int, float, Sequence[float]]], chosen: Sequence[DrawnGroup], marks: StepMarks
 ) -> list[Chart]:
-    """One chart a group, on one scale.
+    """Returns a chart for each group, on one scale.
 
     Args:
-        rows: (place of the group among the chosen, step, five quantiles that rise).
+        rows: (index of the group among the chosen ones, step, five rising quantiles).
     """
     ends = [quantiles[end] for _, _, quantiles in rows for end in (0, -1)]
     charts = []

@@ -1,5 +1,5 @@
-"""Where training ended, by groups of seeds: each metric over the last steps, with intervals; the accuracy of the last
-checkpoint and of the best, as papers' tables have them, beside what others report."""
+"""The end of training, by groups of seeds: each metric over the last steps, with intervals; the accuracy of the last
+and of the best checkpoint, in the form of papers' tables, beside published figures."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from specs.schema.evaluation import LiteratureTable
 
 LAST_STEPS = 10
-"""A training metric is compared by its mean over so many last steps."""
+"""Number of last steps over which the mean of a training metric is compared."""
 LEAST_SEEDS = 4
-"""Whose mean of a metric gets an interval. Of fewer, Student's reaches far beyond anything that a seed gives: they are
-shown themselves, and nothing is claimed of others."""
+"""Fewest seeds whose mean of a metric gets an interval. With fewer, Student's interval reaches far beyond the value
+of any seed: the seeds themselves are shown, without a claim on others."""
 _CHECKPOINTS = """
     SELECT run_id, dataset, any_value(metric), any_value(accuracy) FILTER (is_last),
            any_value(accuracy) FILTER (is_best OR step = 0), count(*)
@@ -33,21 +33,21 @@ _CHECKPOINTS = """
 
 @dataclass(frozen=True, slots=True)
 class FinalMetric:
-    """One training metric of one group, and how it differs from the first group's."""
+    """One training metric of one group, and its difference from the first group's."""
 
     metric: str
     label: str
     value: Interval
-    """Mean over the seeds of each run's last steps. The interval is Student's over seeds, as far as the metric can be
-    there; NaN for fewer than LEAST_SEEDS."""
+    """Mean over the seeds of each run's last steps. The interval is Student's over seeds, cut to the metric's
+    possible values; NaN for fewer than LEAST_SEEDS."""
     seeds: tuple[float, ...]
-    """The figure of each seed."""
+    """The value of each seed."""
     against_first: Interval | None
-    """None for the first group itself, and where nothing differs."""
+    """Difference from the first group; None for the first group itself, and if nothing differs."""
 
 
 def final_metrics(groups: Sequence[Group], curves: Curves, *, confidence: float = 0.95) -> list[FinalMetric]:
-    """One entry for each metric that a report draws and each group that has it, in that order."""
+    """Returns an entry for each metric that a report draws and each group that has it, in that order."""
     entries = []
     for charted in CHARTED:
         metric = charted.name
@@ -81,30 +81,31 @@ def _last_mean(curve: Curve) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """One run's accuracy on one dataset after training began. Of a model as it is, last and best are one."""
+    """One run's accuracy on one dataset after training began. For a model that is only measured, last and best are
+    the same."""
 
     measure: str
     """mean@k."""
     last: float
     best: float
     count: int
-    """Checkpoints from which the best was taken."""
+    """Number of checkpoints among which the best was selected."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiteratureComparison:
-    """A group's accuracies on one dataset, with those that others report of the same row."""
+    """A group's accuracies on one dataset, with published figures of the same row."""
 
     label: str
     dataset: str
     measure: str
-    """What ours is: mean@k; empty where nothing has been evaluated."""
+    """Our measure: mean@k; empty without an evaluation."""
     last: float | None
-    """Ours at each run's last checkpoint, the mean over the seeds; None where nothing has been evaluated."""
+    """Our accuracy at each run's last checkpoint, the mean over the seeds; None without an evaluation."""
     best: float | None
-    """Ours at each run's best checkpoint, the mean over the seeds."""
+    """Our accuracy at each run's best checkpoint, the mean over the seeds."""
     num_checkpoints: int
-    """From which the best was taken: the most of any run."""
+    """Number of checkpoints among which the best was selected: the most of any run."""
     num_seeds: int
     theirs_measure: str
     theirs_last: float
@@ -115,7 +116,7 @@ class LiteratureComparison:
 
 
 def compare_with_literature(home: Home, store: Store, groups: Sequence[Group]) -> list[LiteratureComparison]:
-    """One entry for each figure of the literature that the groups' experiments name, in the order of the groups."""
+    """Yields an entry for each published figure that the groups' experiments name, in the order of the groups."""
     runs = [run for group in groups for run in group.runs]
     by_kind = {
         "trained": [run.run_id for run in runs if run.trains],
@@ -127,8 +128,8 @@ def compare_with_literature(home: Home, store: Store, groups: Sequence[Group]) -
 
 
 def _tables(home: Home, run: Run) -> "Sequence[LiteratureTable]":
-    """The figures that a run's experiment names, as its file was when it was last run: they may be added when all runs
-    are done. Those of the run's own spec where the experiment has no record."""
+    """Returns the published figures in the run's experiment file, at its last execution: they may be added after all
+    runs have ended. If the experiment has no record, those of the run's own spec."""
     from specs.reading.recorded import recorded_spec  # not at the top: the schema is slow to load
 
     directory = home.experiment(run.experiment)
@@ -164,7 +165,7 @@ def _mean_of(values: Sequence[float]) -> float | None:
 
 
 def notes_of(figures: Sequence[LiteratureComparison]) -> list[str]:
-    """Where the figures come from, and what to know of them, in sentences; none without figures."""
+    """Returns the sources of the figures, and remarks on them, in sentences; empty without figures."""
     if not figures:
         return []
     theirs = dict.fromkeys(f"{figure.source} ({figure.theirs_measure})" for figure in figures)

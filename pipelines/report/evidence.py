@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 JsonObject = dict[str, Any]
 Scores = dict[str, float]
-"""Share of right answers to each problem, of a graded reward the mean score, by problem id."""
+"""Score by problem id: the share of right answers, or for a graded reward the mean score."""
 Graded = Mapping[str, Mapping[str, float | None]]
-"""Dataset -> run with a graded reward -> the least value that the reward says there can be; None: it says none."""
+"""Dataset -> run with a graded reward -> the least possible value that the reward declares; None if it declares
+none."""
 Curve = NDArray[np.float64]
 """A metric of one run, [steps, 2]: step and value, by step."""
 Curves = Mapping[str, Mapping[str, Curve]]
@@ -39,8 +40,8 @@ Curves = Mapping[str, Mapping[str, Curve]]
 DRAWN = tuple(metric.name for metric in CHARTED)
 """Metrics that reports draw and compare."""
 LARGEST = 1e75
-"""Largest figure that reports reckon with: the fourth power of a larger one is no number, as variances of variances
-need it. Figures come from single precision, which ends at 3e38."""
+"""Largest figure that reports compute with: its fourth power, which variances of variances need, is still finite.
+Figures come from single precision, which ends at 3e38."""
 TROUBLE = (
     "guard_warned",
     "guard_stopped",
@@ -50,12 +51,12 @@ TROUBLE = (
     "failed",
     "reward_failed",
 )
-"""Kinds of events that a reader of a report has to know of."""
+"""Kinds of events that a reader of a report must know of."""
 MOST_TROUBLE = 20
 _MOST_NAMESAKES = 50
-"""Runs of one name, the newest, whose specs are held against each other."""
+"""Most runs of one name, the newest ones, whose specs are compared."""
 _MOST_VALUES = 3
-"""That are named of those in which they differ."""
+"""Most differing values that are listed."""
 _TROUBLE_QUERY = """
     SELECT run_id, step, kind, message, recorded_at FROM events
     WHERE list_contains($runs, run_id) AND list_contains($kinds, kind) ORDER BY recorded_at, step LIMIT $most
@@ -95,7 +96,7 @@ class Run:
     experiment: str
     question: str
     seed: int | None
-    """None: nothing was trained."""
+    """The seed; None if nothing was trained."""
     values: JsonObject
     """The matrix cell."""
     created_at: str
@@ -107,7 +108,7 @@ class Run:
 
     @property
     def trains(self) -> bool:
-        """Whether a policy was trained: not where a model was measured as it is."""
+        """Whether a policy was trained, not only a model measured."""
         return self.spec.trains
 
     @property
@@ -123,40 +124,40 @@ class Run:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run is an outcome: it has finished, or writes its report, which is its last stage."""
+        """Whether the run counts as an outcome: it has finished, or executes its last stage, the report."""
         evaluation = self.stages.get("evaluate", {}).get("status")
         return self.status == "finished" or (self.status == "running" and evaluation == "finished")
 
     def read(self, name: str) -> JsonObject:
-        """A JSON file of the run's directory; empty where there is none."""
+        """Returns a JSON file of the run's directory; empty if it is missing."""
         return read_json(self.path / name)
 
     def provenance(self, home: Home) -> list[JsonObject]:
-        """The run's rows of the table `provenance`."""
+        """Returns the run's rows of the table `provenance`."""
         return provenance_rows(home.root, self.path)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs that differ in the seed alone."""
+    """Runs that differ only in the seed."""
 
     label: str
     runs: tuple[Run, ...]
 
     @property
     def run_ids(self) -> list[str]:
-        """In the order of the seeds."""
+        """Run ids in the order of the seeds."""
         return [run.run_id for run in self.runs]
 
 
 def find_groups(home: Home, name: str) -> list[Group]:
-    """The groups of seeds that a name stands for: a study's, an experiment's (NAME, NAME@VERSION), a run's id or an
-    unambiguous part of one.
+    """Returns the groups of seeds of a study, an experiment (NAME, NAME@VERSION), or a run by its id or an unambiguous
+    part of it.
 
-    A study's trials are an experiment of its name: there the name stands for the study.
+    A study's trials are an experiment of its name: such a name means the study.
 
     Raises:
-        RpgError: nothing has that name, or several runs have.
+        RpgError: the name matches nothing, or several runs.
     """
     if is_study(home, name):
         return study_groups(home, name)
@@ -167,12 +168,12 @@ def find_groups(home: Home, name: str) -> list[Group]:
 
 
 def experiment_groups(home: Home, name: str) -> list[Group]:
-    """The runs of an experiment's version, one group per cell of its matrix, in the matrix's order.
+    """Returns the runs of an experiment's version, one group for each cell of its matrix, in the matrix's order.
 
-    A run whose spec the schema does not take is left out, and `whole.incomplete` says so.
+    A run whose spec the schema rejects is left out, and `whole.incomplete` reports it.
 
     Args:
-        name: NAME, the version that was run last, or NAME@VERSION.
+        name: NAME for the version that was executed last, or NAME@VERSION.
     Raises:
         RpgError: the experiment has no readable runs, or no such version.
     """
@@ -200,7 +201,7 @@ def experiment_groups(home: Home, name: str) -> list[Group]:
 
 
 def study_groups(home: Home, name: str) -> list[Group]:
-    """The seeds of each trial of a study that has runs, in the order of the trials.
+    """Returns a group of seeds for each trial of a study that has runs, in the order of the trials.
 
     Raises:
         SpecError: no trial has begun.
@@ -221,7 +222,7 @@ def _is_recorded(home: Home, run_id: str) -> bool:
 
 
 def load_run(home: Home, run_id: str) -> Run:
-    """A run's identity, spec and state, from its directory. SpecError where the schema does not take its spec."""
+    """Returns a run's identity, spec and state, from its directory. Raises SpecError if the schema rejects its spec."""
     from specs.reading.recorded import recorded_spec  # not at the top: the schema is slow to load
 
     path = home.run(run_id)
@@ -242,8 +243,8 @@ def load_run(home: Home, run_id: str) -> Run:
 
 
 def accuracies(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, dict[int, Scores]]]:
-    """Share of right answers, of a graded reward the mean score, by dataset, run, step and problem, from every sample
-    of the current evaluations."""
+    """Returns scores by dataset, run, step and problem, from every sample of the current evaluations: the share of
+    right answers, or for a graded reward the mean score."""
     rows = store.query(
         "SELECT dataset, run_id, step, problem_id, avg(coalesce(correct::DOUBLE, score)) FROM evaluation_samples "
         "WHERE list_contains(?, run_id) GROUP BY ALL ORDER BY ALL",
@@ -256,7 +257,8 @@ def accuracies(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, dict
 
 
 def graded(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, float | None]]:
-    """Evaluations by a graded reward: dataset -> run -> the least value that its reward says there can be."""
+    """Returns the evaluations with a graded reward: dataset -> run -> the least possible value that its reward
+    declares."""
     rows = store.query(
         "SELECT DISTINCT dataset, run_id, worst FROM evaluations WHERE list_contains(?, run_id) "
         "AND metric LIKE 'score@%' ORDER BY ALL",
@@ -269,7 +271,7 @@ def graded(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, float | 
 
 
 def clusters(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Clusters of problems with others of their set, by dataset and problem; without those that share nothing."""
+    """Returns clusters of problems of a set, by dataset and problem; without problems that share nothing."""
     rows = store.query(
         "SELECT DISTINCT dataset, problem_id, cluster FROM evaluation_samples "
         "WHERE list_contains(?, run_id) AND cluster IS NOT NULL",
@@ -282,11 +284,11 @@ def clusters(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def chosen_by(store: Store, groups: Sequence[Group]) -> dict[str, set[str]]:
-    """Models as they are that were chosen on evaluation sets: label -> sets on which no step of training of their run
-    was more accurate, and some were less. The last step is nobody's choice."""
+    """Returns the models that were only measured and had been selected on evaluation sets: label -> sets on which no
+    training step of their run was more accurate, and some were less. The last step does not count as selected."""
     found: dict[str, set[str]] = {}
     for group in groups:
-        path = Path(getattr(group.runs[0].spec.model, "path", ""))  # one that is made has none
+        path = Path(getattr(group.runs[0].spec.model, "path", ""))  # a generated model has no path
         if group.runs[0].trains or path.parent.name != "weights":
             continue
         sets = "SELECT dataset FROM accuracy_curves WHERE run_id = ? AND step = ? AND is_best AND NOT is_last"
@@ -299,10 +301,11 @@ def chosen_by(store: Store, groups: Sequence[Group]) -> dict[str, set[str]]:
 def other_measures(
     store: Store, runs: Sequence[Run], steps: Collection[int]
 ) -> dict[str, dict[str, dict[str, dict[int, Scores]]]]:
-    """Each problem's pass@k and maj@k for k above 1, by measure, dataset, run, step and problem, from every sample.
+    """Returns each problem's pass@k and maj@k for k above 1, by measure, dataset, run, step and problem, from every
+    sample.
 
     Args:
-        steps: of the checkpoints that are wanted.
+        steps: steps of the wanted checkpoints.
     """
     seeds = {run.run_id: run.spec.evaluation.seed for run in runs}
     rows = store.query(
@@ -320,22 +323,22 @@ def other_measures(
 
 
 def _numbered(votes: Sequence[str | None]) -> tuple[int | None, ...]:
-    """Equal answers by equal numbers, in the order of their first votes; None abstains."""
+    """Returns equal numbers for equal answers, in the order of their first votes; None abstains."""
     numbers: dict[str, int] = {}
     return tuple(None if vote is None else numbers.setdefault(vote, len(numbers)) for vote in votes)
 
 
 @lru_cache(maxsize=10_000)
 def _pass_and_majority(correct: tuple[bool, ...], votes: tuple[int | None, ...], seed: int) -> dict[str, float]:
-    """pass@k and maj@k of one problem. Many problems have the same pattern of answers, so that few are worked out
-    anew."""
+    """Returns pass@k and maj@k of one problem. Many problems have the same pattern of answers, so that the cache
+    saves most computations."""
     table, larger = np.array([correct]), [k for k in sizes(len(correct)) if k > 1]
     scores = {f"pass@{k}": float(pass_at_k(table, k)[0]) for k in larger}
     return scores | {f"maj@{k}": float(majority_at_k(table, [votes], k, seed=seed)[0]) for k in larger}
 
 
 def metric_curves(store: Store, run_ids: Sequence[str], names: Sequence[str] = DRAWN) -> Curves:
-    """Metrics by step. A value beyond `LARGEST` is NaN, as one that is not finite."""
+    """Returns metrics by step. A value beyond `LARGEST`, or a non-finite one, is NaN."""
     table = store.query(
         "SELECT name, run_id, list(step::DOUBLE ORDER BY step) AS steps, list(value ORDER BY step) AS curve "
         "FROM metrics WHERE list_contains(?, run_id) AND list_contains(?, name) GROUP BY name, run_id",
@@ -353,17 +356,17 @@ def metric_curves(store: Store, run_ids: Sequence[str], names: Sequence[str] = D
 def sample_responses(
     store: Store, run_ids: Sequence[str], *, count: int = 3
 ) -> tuple[list[JsonObject], list[JsonObject]]:
-    """Responses of the last evaluated checkpoint, those with the highest and those with the lowest scores. `turns` of
-    each are its turns as a page shows them; none in an environment of a single turn.
+    """Returns responses of the last evaluated checkpoint, those with the highest and those with the lowest scores.
+    `turns` of each are its turns as a page shows them; empty in an environment of a single turn.
 
     Args:
-        count: of each; to so many problems, where there are as many.
+        count: number of each; of different problems, if there are enough.
     """
     chosen = store.query(_SAMPLES, {"runs": list(run_ids), "count": count}).rows
     if not chosen:
         return [], []
     keys = [row[:5] for row in chosen]
-    # The texts come apart, of these alone: those of all samples may be gigabytes.
+    # The texts are read separately, only for these: those of all samples may be gigabytes.
     names = ("runs", "datasets", "steps", "problems", "samples")
     result = store.query(_TEXTS, dict(zip(names, map(list, zip(*keys, strict=True)), strict=True)))
     texts = {row[:5]: dict(zip(result.columns, row, strict=True)) for row in result.rows}
@@ -376,13 +379,13 @@ def sample_responses(
 
 
 def trouble_of(store: Store, run_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """The first events of the kinds in TROUBLE, oldest first."""
+    """Returns the first events of the kinds in TROUBLE, oldest first."""
     result = store.query(_TROUBLE_QUERY, {"runs": list(run_ids), "kinds": list(TROUBLE), "most": MOST_TROUBLE})
     return [dict(zip(result.columns, row, strict=True)) for row in result.rows]
 
 
 def flatten(tree: Any, path: str = "") -> JsonObject:
-    """A nested mapping as {dotted path: leaf}; lists of plain values are leaves.
+    """Returns a nested mapping as {dotted path: leaf}; lists of plain values are leaves.
 
     Example:
         >>> flatten({"clip": {"low": 0.2}, "seeds": [0, 1]})
@@ -403,9 +406,9 @@ def flatten(tree: Any, path: str = "") -> JsonObject:
 def differences(
     specs: Sequence[JsonObject], *, ignore: Sequence[str] = ("name", "question", "seeds")
 ) -> dict[str, list[Any]]:
-    """The fields in which specs differ, by path: one value per spec, None where a spec has no such field.
+    """Returns the fields in which specs differ, by path: one value per spec, None if a spec has no such field.
 
-    What a spec tells of others' figures is none of its settings.
+    Published figures in a spec are not settings.
     """
     flat = [flatten(spec) for spec in specs]
     paths = dict.fromkeys(path for leaves in flat for path in leaves)
@@ -415,8 +418,8 @@ def differences(
 
 
 def told_apart(home: Home, store: Store) -> dict[str, str]:
-    """Run -> what tells it apart from others of its name and experiment, which were run with other values:
-    `training.steps 100`. Runs whose name is theirs alone are left out."""
+    """Returns for each run the values that distinguish it from other runs of its name and experiment:
+    `training.steps 100`. Runs with a unique name are left out."""
     query = "SELECT list(run_id ORDER BY created_at, run_id) FROM runs GROUP BY experiment, name HAVING count(*) > 1"
     from specs.reading.recorded import recorded_spec, unreadable
 
@@ -433,7 +436,7 @@ def told_apart(home: Home, store: Store) -> dict[str, str]:
 
 
 def differing(specs: Mapping[str, JsonObject]) -> dict[str, str]:
-    """Name -> the first values of its spec that others have otherwise; empty where they differ in the seed alone."""
+    """Returns for each name the first values of its spec that differ from others; empty if only the seed differs."""
     rows = differences(list(specs.values()))
     more = f" and {len(rows) - _MOST_VALUES} more" if len(rows) > _MOST_VALUES else ""
     shown = list(rows.items())[:_MOST_VALUES]
@@ -446,8 +449,8 @@ def differing(specs: Mapping[str, JsonObject]) -> dict[str, str]:
 def cell_labels(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the labels of a matrix's cells: `forward, kl_coef 0.01`.
 
-    A word stands by itself; a number, and a word such as `none`, has the name of its field. Where two cells would have
-    one label, all have whole paths.
+    A word appears alone; a number, or a word such as `none`, appears with the name of its field. If two cells would
+    have the same label, all labels have whole paths.
     """
     paths = list(dict.fromkeys(path for values in cells for path in values))
     names = short_names(paths)
@@ -459,7 +462,7 @@ def cell_labels(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def short_names(paths: Collection[str]) -> dict[str, str]:
-    """Returns the name of each path without its section: `clip.high`; whole paths where two would have one name."""
+    """Returns the name of each path without its section: `clip.high`; whole paths if two names would be equal."""
     names = {path: path.partition(".")[2] or path for path in paths}
     return names if len(set(names.values())) == len(names) else {path: path for path in paths}
 
@@ -470,7 +473,7 @@ def _short(name: str, value: Any) -> str:
 
 
 def show(value: Any) -> str:
-    """A spec value in a few characters."""
+    """Returns a spec value in a few characters."""
     if isinstance(value, Mapping):
         return "/".join(show(item) for item in value.values())
     if isinstance(value, (list, tuple)):
@@ -481,7 +484,7 @@ def show(value: Any) -> str:
 
 
 def seconds(stage: Mapping[str, Any]) -> float:
-    """How long a stage took; NaN where it has not ended."""
+    """Returns the duration of a stage in seconds; NaN if it has not ended."""
     started, ended = stage.get("started_at"), stage.get("ended_at")
     if not started or not ended:
         return math.nan

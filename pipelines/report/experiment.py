@@ -1,4 +1,4 @@
-"""The report of a run and of an experiment: the answer first, then what it rests on."""
+"""The report of a run and of an experiment: the answer first, then its evidence."""
 
 import json
 from collections import Counter
@@ -50,7 +50,7 @@ from storage import Store
 
 STAGES = ("data", "base", "train", "evaluate")
 _MADE_WITH = ("code", "package", "lock", "machine", "data", "certificate")
-"""Kinds of provenance that say what a run was made with; the others are its spec's values and its environment."""
+"""Kinds of provenance that describe how a run was made; the others are its spec's values and its environment."""
 
 
 def write_run_report(home: Home, run_id: str, path: Path | None = None) -> Path:
@@ -64,7 +64,7 @@ def write_experiment_report(home: Home, experiment: str, path: Path | None = Non
     """Writes the page of an experiment, its seeds pooled, and returns its path.
 
     Args:
-        experiment: NAME, the version that was run last, or NAME@VERSION.
+        experiment: NAME for the version that was executed last, or NAME@VERSION.
     Raises:
         RpgError: the experiment has no runs, or no such version.
     """
@@ -151,19 +151,19 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The first entries of a list that may be long, and how many there are more."""
+    """The first entries of a list that may be long, and the number of further ones."""
 
     entries: Sequence[Any]
     more: int
 
     @classmethod
     def of(cls, entries: Sequence[Any], most: int) -> "Listed":
-        """At most `most` of the entries."""
+        """Returns at most `most` of the entries."""
         return cls(entries[:most], max(0, len(entries) - most))
 
 
 def _why_rows_are_missing(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each table of responses of which some run did not record all rows, or did not keep them."""
+    """Returns a sentence for each table of responses of which a run did not record all rows, or did not keep them."""
     return [
         f"Not all {what} are on record: {why}"
         for table, what in (("rollouts", "responses"), ("tokens", "tokens"))
@@ -172,7 +172,7 @@ def _why_rows_are_missing(runs: Sequence[Run]) -> list[str]:
 
 
 def _how_curves_are_drawn(drawn: Sequence[DrawnGroup], curves: Curves, confidence: float) -> list[str]:
-    """Notes on the lines of the learning curves."""
+    """Returns notes on the lines of the learning curves."""
     counts = {len(each.group.runs) for each in drawn}
     notes = []
     longest = max((len(curve) for by_run in curves.values() for curve in by_run.values()), default=0)
@@ -188,7 +188,7 @@ def _how_curves_are_drawn(drawn: Sequence[DrawnGroup], curves: Curves, confidenc
 
 
 def _appendix(home: Home, columns: Sequence[Group], runs: Sequence[Run]) -> dict[str, Any]:
-    """Spec, stages, certificates and provenance. `columns`: the groups whose specs stand side by side."""
+    """Returns spec, stages, certificates and provenance. `columns`: the groups whose specs are shown side by side."""
     varied = evidence.differences([group.runs[0].settings for group in columns])
     return {
         "columns": [group.label for group in columns],
@@ -203,7 +203,7 @@ def _appendix(home: Home, columns: Sequence[Group], runs: Sequence[Run]) -> dict
 
 
 def _provenance(home: Home, runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Provenance of the runs' results, as the runs recorded it; where runs differ, how many have which."""
+    """Returns the provenance of the runs' results, as recorded; if runs differ, the number of runs with each value."""
     found: dict[str, Counter[str]] = {}
     for run in runs:
         noted = {
@@ -217,13 +217,13 @@ def _provenance(home: Home, runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _origins(home: Home, run: Run) -> list[dict[str, Any]]:
-    """The values of a run's spec that are no defaults, with where each comes from."""
+    """Returns the values of a run's spec that are not defaults, with the origin of each."""
     rows = [row for row in run.provenance(home) if row["kind"] == "spec" and row["origin"] != "default"]
     return [row | {"place": f"{row['file']}:{row['line']}" if row.get("file") else ""} for row in rows]
 
 
 def _spread_over_runs(values: Counter[str]) -> str:
-    """A value, or several with how many runs have each."""
+    """Returns a value, or several with the number of runs that have each."""
     if len(values) == 1:
         return next(iter(values))
     listed = [f"{value[:12]} ({count} {'run' if count == 1 else 'runs'})" for value, count in values.most_common(4)]
@@ -231,8 +231,8 @@ def _spread_over_runs(values: Counter[str]) -> str:
 
 
 def _certificates(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
-    """(the cells that share it, certificate) of each objective that was trained to the end, and of each step at which
-    one that schedules change was certified."""
+    """Returns (the cells that share it, certificate) of each objective that was trained to the end, and of each step
+    at which an objective with schedules was certified."""
     labels: dict[str, list[str]] = {}
     for group in groups:
         recorded = next((recorded for run in group.runs if (recorded := run.read("certificate.json"))), {})
@@ -244,12 +244,12 @@ def _certificates(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def certificate_in_words(certificate: Mapping[str, Any], run: Run) -> dict[str, Any]:
-    """A recorded certificate with what it means for a run."""
+    """Returns a recorded certificate with its meaning for a run."""
     return in_words(certificate, **run.off_policy)
 
 
 def _endings(measures: Sequence[FinalMetric]) -> dict[str, list[tuple[str, FinalMetric]]]:
-    """Title -> (label, measure) of each group, for the metrics that differ between groups."""
+    """Returns title -> (label, measure) of each group, for the metrics that differ between groups."""
     by_heading: dict[str, list[tuple[str, FinalMetric]]] = {}
     for measure in measures:
         metric = BY_NAME[measure.metric]
@@ -293,7 +293,7 @@ def _facts(name: str, groups: Sequence[Group]) -> list[str]:
 
 
 def _other_versions(home: Home, kind: str, name: str, run: Run) -> list[str]:
-    """Other runs under an experiment's name, and with which other values than these."""
+    """Returns other runs under an experiment's name, and their values that differ from these."""
     others = names_of_others(home, name) if kind == "experiment" else []
     specs = {name: run.settings}
     for other in others:
@@ -305,14 +305,14 @@ def _other_versions(home: Home, kind: str, name: str, run: Run) -> list[str]:
 
 
 def _method(found: Answer, results: Sequence[Outcome], confidence: float) -> str:
-    """Returns how the intervals of the answer came about."""
+    """Returns the method of the answer's intervals."""
     sets = found.num_sets
     over_sets = f" What is claimed holds together over the {sets} evaluation sets." if sets > 1 else ""
     return _method_of_one(results, confidence, found.level) + over_sets
 
 
 def _method_of_one(results: Sequence[Outcome], confidence: float, of_gains: float) -> str:
-    """Returns the sentence on the intervals of one set. `of_gains`: level of those of gains and differences."""
+    """Returns the sentence on the intervals of one set. `of_gains`: level of the intervals of gains and differences."""
     first = results[0]
     level, problems = f"{100 * confidence:g} %", f"{first.num_problems} held-out problems"
     if only_these_weights(results):
@@ -336,7 +336,7 @@ def _method_of_one(results: Sequence[Outcome], confidence: float, of_gains: floa
 
 def _warnings(runs: Sequence[Run]) -> list[str]:
     not_finished = [run for run in runs if run.status != "finished"]
-    # A report is the last stage of a run that is still under way: it is no news there.
+    # A report is the last stage of a run, which is then still under way: the reader knows that.
     unfinished = [
         run for run in not_finished if run.status not in ("running", "pending") or "evaluate" not in _finished(run)
     ]
@@ -347,12 +347,13 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
 
 
 def _damage_lines(unread: Sequence[str], run_ids: Sequence[str]) -> list[str]:
-    """Parts of these runs that could not be read, and are missing on the page. `unread`: the store's warnings."""
+    """Returns the parts of these runs that could not be read, and are missing on the page. `unread`: the store's
+    warnings."""
     return [f"{line}: its rows are missing here." for line in unread if any(f"runs/{run}/" in line for run in run_ids)]
 
 
 def _trouble_lines(trouble: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> list[str]:
-    """A line for each thing that went wrong on the way."""
+    """Returns a line for each problem during the runs."""
     names = {run.run_id: run.name or run.run_id for run in runs}
     return [f"{names[event['run_id']]}: {event['kind'].replace('_', ' ')}: {event['message']}." for event in trouble]
 
@@ -367,7 +368,7 @@ def _why(run: Run) -> str:
 
 
 def answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> list[Chart]:
-    """Before and after on each dataset; of many groups those with a colour."""
+    """Returns charts of before and after on each dataset; with many groups only those with a colour."""
     charts = []
     shown = {each.group.label: each.color for each in drawn if not each.pale}
     for dataset, measure in dict.fromkeys((result.dataset, result.measure) for result in results):
@@ -385,7 +386,7 @@ def answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> li
 
 
 def _graded(measures: Sequence[Mapping[str, Any]]) -> evidence.Graded:
-    """Graded measures, see `evidence.graded`, of rows that are read already."""
+    """Returns the graded measures, see `evidence.graded`, of rows that are already read."""
     found: dict[str, dict[str, float | None]] = {}
     for row in measures:
         if row["metric"].startswith("score@"):

@@ -22,11 +22,12 @@ from storage import Store
 def figures_of(
     home: Home, groups: Sequence[Group], names: Sequence[str], *, constant: bool = False
 ) -> dict[str, Chart]:
-    """The figures of groups of seeds by name: accuracies before and after, accuracies on the way, training metrics.
+    """Returns the figures of groups of seeds by name: accuracies before and after, accuracies during training, training
+    metrics.
 
     Args:
-        names: of the experiments that are asked about.
-        constant: with the metrics that never change, as a level line each, at the end.
+        names: names of the requested experiments.
+        constant: also draws the metrics that never change, as level lines, at the end.
     """
     run_ids = [run.run_id for group in groups for run in group.runs]
     confidence = confidence_of(groups)
@@ -47,7 +48,7 @@ def save_figures(figures: Sequence[Chart], directory: Path, *, safe: bool = Fals
     """Writes each figure as SVG, PDF and PNG, a column and a page wide, and its data as CSV.
 
     Args:
-        safe: no text of the CSV is a spreadsheet's formula.
+        safe: keeps text of the CSV from being read as a spreadsheet's formula.
     """
     directory.mkdir(parents=True, exist_ok=True)
     written = []

@@ -11,10 +11,10 @@ from specs.metrics import BY_NAME
 from storage import Store
 
 SCHEDULED = ("clip/low", "clip/high", "kl_coef", "reference/every_steps")
-"""The metrics that record a value on a schedule."""
+"""The metrics that record the value of a schedule."""
 _MOST_NOTES = 8
 _TICK = 5
-"""Height in pixels of a move's tick; those of the next group stand above it."""
+"""Height in pixels of a move's tick; the ticks of the next group are above it."""
 _MOST_TICKS = 150
 """Most ticks of a group: more would run together."""
 _EVENTS = """
@@ -25,13 +25,13 @@ _EVENTS = """
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """Steps over which a value on a schedule changes without a pause."""
+    """Steps over which a scheduled value changes without a pause."""
 
     metric: str
     first: int
-    """The last step with the value from before."""
+    """The last step with the old value."""
     last: int
-    """The first step with the value it comes to."""
+    """The first step with the final value."""
     start: float
     end: float
 
@@ -48,18 +48,18 @@ class StepMarks:
     """The steps after which the reference of one of the group's runs moved."""
     ramps: Mapping[int, Sequence[Ramp]]
     roll_backs: Mapping[int, Sequence[tuple[int, str]]]
-    """(step that a run went back to, which run and why)"""
+    """(step to which a run was rolled back, the run and the reason)"""
 
     def of(self, color: int) -> "StepMarks":
-        """The marks of one group."""
+        """Returns the marks of one group."""
         kept: list[Any] = [
             {color: marks[color]} if color in marks else {} for marks in (self.moves, self.ramps, self.roll_backs)
         ]
         return StepMarks(*kept)
 
     def layers(self) -> list[Layer]:
-        """Returns the marks as layers of a chart over steps: ramps as shaded steps, roll-backs as dashed lines, moves
-        as ticks at the foot."""
+        """Returns the marks as layers of a chart over steps: ramps as shaded steps, roll-backs as dashed lines,
+        moves as ticks at the bottom."""
         ramps = [{"x": ramp.first, "x2": ramp.last, "text": str(ramp)} for ramp in self._all_ramps()]
         backs = [{"x": step, "text": what} for of_group in self.roll_backs.values() for step, what in of_group]
         moves: list[Row] = []
@@ -67,7 +67,7 @@ class StepMarks:
             apart = 1 + (max(steps) - min(steps)) // _MOST_TICKS
             ticks = {step // apart: step for step in steps}
             moves.append({"color": color, "row": row, "x": list(ticks.values())})
-        # `stroke`: a ramp of a single step is seen too.
+        # `stroke` makes a ramp of a single step visible too.
         ramp = {"type": "rect", "color": "var(--soft)", "stroke": "var(--soft)", "opacity": 0.12, "clip": True}
         back = {"type": "rule", "color": "var(--bad)", "strokeDash": [4, 3], "clip": True}
         move = {"type": "tick", "orient": "vertical", "size": _TICK - 1, "thickness": 1.4, "clip": True}
@@ -81,7 +81,7 @@ class StepMarks:
         return [drawn | {"data": {"values": rows}} for rows, drawn in every if rows]
 
     def notes(self) -> list[str]:
-        """Meaning of the marks, one line each."""
+        """Returns the meaning of the marks, one line each."""
         lines = [f"shaded: {ramp}" for ramp in self._all_ramps()]
         lines += [f"dashed: {what}" for of_group in self.roll_backs.values() for _, what in of_group]
         if (left := len(lines) - _MOST_NOTES) > 0:
@@ -89,11 +89,11 @@ class StepMarks:
         return [*(["ticks at the foot: the reference moved"] if self.moves else []), *lines]
 
     def _all_ramps(self) -> list[Ramp]:
-        """Each once, since groups often have them in common."""
+        """Returns each ramp once, since groups often share them."""
         return list(dict.fromkeys(ramp for of_group in self.ramps.values() for ramp in of_group))
 
     def _rows_of_moves(self) -> list[tuple[str, Sequence[int]]]:
-        """(colour, steps) of each group; one row in grey where all have the same steps."""
+        """Returns (colour, steps) of each group; one grey row if all have the same steps."""
         distinct = {tuple(steps) for steps in self.moves.values()}
         if len(distinct) == 1:
             return [("var(--soft)", distinct.pop())]
@@ -101,7 +101,7 @@ class StepMarks:
 
 
 def step_marks(store: Store, drawn: Sequence[DrawnGroup], curves: Curves) -> StepMarks:
-    """The marks of the groups that are drawn in a colour of their own."""
+    """Returns the marks of the groups that are drawn in their own colour."""
     colors = {run_id: each.color for each in drawn if not each.pale for run_id in each.group.run_ids}
     names = {run.run_id: run.name or run.run_id for each in drawn for run in each.group.runs}
     moves: dict[int, list[int]] = {}
@@ -120,7 +120,7 @@ def step_marks(store: Store, drawn: Sequence[DrawnGroup], curves: Curves) -> Ste
 
 
 def ramps_of(metric: str, curve: Curve) -> Iterator[Ramp]:
-    """The ramps of a recorded value: wherever it differs from one step to the next."""
+    """Yields the ramps of a recorded value, which begin at each step with a changed value."""
     begun: int | None = None
     for index in range(1, len(curve) + 1):
         changes = index < len(curve) and curve[index, 1] != curve[index - 1, 1]

@@ -1,4 +1,4 @@
-"""Fills the templates: one page, everything inside the file, nothing fetched."""
+"""Fills the templates: one self-contained page, which fetches nothing."""
 
 import re
 from datetime import UTC, datetime
@@ -17,18 +17,18 @@ from specs.machine.files import replacing
 
 _HERE = Path(__file__).parent
 _IN_NO_PAGE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-"""Control characters, what turns the direction of text, halves of characters, and what is no character. Recorded text
-has any."""
+"""Control characters, characters that change the direction of text, surrogates, and non-characters. Recorded text
+may have any of them."""
 _CHART, _END = '<figure class="chart"', "</body>\n</html>"
-"""Markup of a chart, see `Chart.__html__`, and the end of a page. Recorded text is escaped and has neither."""
+"""Markup of a chart, see `Chart.__html__`, and the end of a page. Recorded text is escaped and contains neither."""
 _HEADING = re.compile(r"<h2>(.*?)</h2>", re.DOTALL)
 _LEAST_HEADINGS = 4
-"""Headings from which on a page has a table of contents."""
+"""Fewest headings of a page with a table of contents."""
 
 
 def render(template: str, **values: Any) -> str:
     """Returns the page of a template in this directory, with the style sheet, its scripts and the charts' library
-    inside it. U+FFFD stands for control characters of recorded text, which HTML has no place for."""
+    inside it. U+FFFD replaces control characters of recorded text, which HTML cannot contain."""
     page = (
         _environment()
         .get_template(template)
@@ -66,8 +66,8 @@ def _environment() -> Environment:
 
 
 def _with_contents(body: str) -> Markup:
-    """A page's body with a list of links to its headings under its header, where there are some. What is recorded holds
-    no heading: its markup is escaped."""
+    """Returns a page's body with a list of links to its headings under its header, if there are enough. Recorded
+    text adds no heading: its markup is escaped."""
     if len(_HEADING.findall(body)) < _LEAST_HEADINGS:
         return Markup(body)
     links: list[str] = []
@@ -81,12 +81,12 @@ def _with_contents(body: str) -> Markup:
 
 
 def _breakable(text: str) -> Markup:
-    """A text that may be broken after the dots between its words, as in `objective.clip.high`."""
+    """Returns a text that may break after the dots between its words, as in `objective.clip.high`."""
     return Markup("<wbr>").join(re.split(r"(?<=\.)(?=[^\W\d])", text))
 
 
 def publish(path: Path, page: str) -> Path:
-    """Writes a page so that a reader sees the old one or the new one, never half of one."""
+    """Writes a page atomically: a reader sees the old one or the new one, never half of one."""
     with replacing(path, durable=False) as aside:
         aside.write_text(page, encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""Which groups of a page have a colour of their own: eight lines can be told apart, a hundred cannot."""
+"""The groups of a page that have their own colour: eight lines are distinguishable, a hundred are not."""
 
 import math
 from collections.abc import Sequence
@@ -13,20 +13,22 @@ _GREY = PALETTE - 1
 
 @dataclass(frozen=True, slots=True)
 class DrawnGroup:
-    """A group, and how charts of many groups show it."""
+    """A group, and its appearance in charts of many groups."""
 
     group: Group
     color: int
     """Index into the palette of the style sheet."""
     pale: bool
-    """It has no colour of its own: its lines are thin and grey, without a name."""
+    """Whether it has no colour of its own: its lines are thin and grey, without a name."""
 
 
 def drawn_groups(groups: Sequence[Group], results: Sequence[Outcome]) -> list[DrawnGroup]:
-    """The groups in their order. Of more than PALETTE the first and those of highest accuracy have a colour.
+    """Returns the groups in their order. If there are more than PALETTE, the first and those of highest accuracy have a
+    colour.
 
     Args:
-        results: those of the first dataset tell which are highest; without any the first groups have a colour.
+        results: outcomes; those of the first dataset decide which groups are highest. Without outcomes the first groups
+            have a colour.
     """
     if len(groups) <= PALETTE:
         return [DrawnGroup(group, color, pale=False) for color, group in enumerate(groups)]

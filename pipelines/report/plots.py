@@ -1,5 +1,5 @@
-"""Charts that are no lines over steps: intervals, bars, parallel coordinates, trials as dots, a value over two of their
-parameters."""
+"""Charts that are not lines over steps: intervals, bars, parallel coordinates, trials as dots, a value over two of
+their parameters."""
 
 import json
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _BANDWIDTH = 0.12
 _CELLS = 24
 """Cells of the surface along each axis."""
 _LEAST_WEIGHT = 0.2
-"""Where the kernels of all trials add up to less there is no trial near, and the surface is left blank."""
+"""Least sum of the kernels of all trials. A cell with less has no trial near, and is blank."""
 _ROW = 44
 """Height in pixels of a row with its name above it."""
 
@@ -42,19 +42,19 @@ class Mark:
     interval: Interval
     color: int = 0
     hollow: bool = False
-    """Drawn as a ring: the state before training."""
+    """Whether the mark is a ring: the state before training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How the values of a parameter lie along an axis."""
+    """Scale of a parameter's values along an axis."""
 
     names: tuple[str, ...] = ()
-    """Names of the choices at 0, 1, ..., where the parameter is one of several."""
+    """Names of the choices at 0, 1, ..., for a parameter with choices."""
     log: bool = False
-    """Values are logarithms to base 10."""
+    """Whether values are logarithms to base 10."""
     whole: bool = False
-    """Only whole numbers are marked."""
+    """Whether only whole numbers are marked."""
 
     def axis(self, values: Sequence[float]) -> Layer:
         """Returns the scale and the marks of an axis that holds the values."""
@@ -65,7 +65,7 @@ class Scale:
             marks = {"labelExpr": "format(pow(10, datum.value), '.4~g')"}
         else:
             marks = {"labelExpr": "datum.value % 1 ? '' : format(datum.value, ',d')"} if self.whole else {}
-        # `padding`, pixels: a dot at an end is clear of the marks.
+        # `padding`, pixels: keeps a dot at an end clear of the marks.
         return {"scale": {"domain": extent(values), "padding": 8}, "axis": marks}
 
 
@@ -83,9 +83,9 @@ def mark(
 
     Args:
         text: shown at the pointer.
-        interval: of the value that it stands for; None, or one that is not known: none is drawn.
+        interval: interval of its value; None, or an unknown one, is not drawn.
         color: index into the palette of the style sheet.
-        hollow: drawn as a ring: the state before training, a trial that was pruned or that breaks a constraint.
+        hollow: drawn as a ring: the state before training, or a trial that was pruned or breaks a constraint.
         more: further columns, such as `opacity`.
     """
     ends = {"low": interval.low, "high": interval.high} if interval and interval.known else {}
@@ -99,7 +99,7 @@ def interval_chart(
     """Returns rows of dots with whiskers over one shared scale, each below its name; None without a mark.
 
     Args:
-        rows: name of each and its marks, which stand one below the other.
+        rows: name of each row and its marks, one below the other.
         share: the values are shares, so the scale stays within 0 and 1.
     """
     marks = []
@@ -107,7 +107,7 @@ def interval_chart(
         for place, each in enumerate(row):
             found = each.interval
             text = f"{each.label}: {found.value:.3f}" + (f" [{found.low:.3f}, {found.high:.3f}]" if found.known else "")
-            # A little apart, or overlapping intervals hide each other.
+            # A little apart: overlapping intervals would hide each other.
             y, named = index + 0.22 * (place - (len(row) - 1) / 2), {"line": label, "mark": each.label}
             marks.append(mark(found.value, y, text, found, color=each.color, hollow=each.hollow, **named))
     if not marks:
@@ -128,7 +128,7 @@ def interval_chart(
 
 
 def bar_chart(bars: Sequence[tuple[str, float]], *, title: str, unit: str = "") -> Chart | None:
-    """Returns horizontal bars from 0, in the order given, each below its name; None without any."""
+    """Returns horizontal bars from 0, in the order given, each below its name; None without bars."""
     if not bars:
         return None
     marks = [mark(value, place, f"{number(value)}{unit}") for place, (_, value) in enumerate(bars)]
@@ -136,7 +136,7 @@ def bar_chart(bars: Sequence[tuple[str, float]], *, title: str, unit: str = "") 
         title,
         [_NAMES, layer("marks", {"type": "rule", "strokeWidth": 14}, x2={"datum": 0}), _BESIDE],
         {"marks": marks, "names": [{"y": place - 0.42, "text": name} for place, (name, _) in enumerate(bars)]},
-        # A fifth is left for the text beside the longest.
+        # A fifth is left for the text beside the longest bar.
         x={"scale": {"domain": [0, 1.25 * max(value for _, value in bars) or 1]}, "axis": None},
         y=_by_row(len(bars)),
         height=34 + _ROW * len(bars),
@@ -149,13 +149,13 @@ class ParallelAxis:
 
     name: str
     places: Sequence[float]
-    """Where each path crosses it, from 0 at the bottom to 1."""
+    """Height at which each path crosses it, from 0 at the bottom to 1."""
     marks: Sequence[tuple[float, str]]
-    """(place, text) beside it."""
+    """(height, text) of the marks beside it."""
 
 
 def parallel_chart(parallel_axes: Sequence[ParallelAxis], shades: Sequence[float], *, title: str) -> Chart | None:
-    """Returns one path a trial across all parameters, the best drawn strongest; None without a path.
+    """Returns one path for each trial across all parameters, the best drawn strongest; None without a path.
 
     Args:
         shades: from 0, the worst, to 1, the best.
@@ -168,7 +168,7 @@ def parallel_chart(parallel_axes: Sequence[ParallelAxis], shades: Sequence[float
         | {"opacity": 0.12 + 0.85 * shade, "stroke": 1 + 1.6 * shade}
         for path, shade in enumerate(shades)
     ]
-    # A long name stays on the picture at either end, and clear of its neighbours.
+    # A long name stays within the picture at either end, and clear of its neighbours.
     names = [{"x": x, "y": 1.12 + 0.1 * (x % 2), "text": axis.name} for x, axis in enumerate(parallel_axes)]
     marks = [{"x": x, "y": y, "text": text} for x, axis in enumerate(parallel_axes) for y, text in axis.marks]
     align = {"expr": f"datum.x == 0 ? 'left' : datum.x == {last} ? 'right' : 'center'"}
@@ -183,7 +183,7 @@ def parallel_chart(parallel_axes: Sequence[ParallelAxis], shades: Sequence[float
             _BESIDE,
         ],
         {"lines": paths, "names": names, "marks": marks},
-        # Beyond the last axis there is room for its marks.
+        # Beyond the last axis is room for its marks.
         x={"scale": {"domain": [0, last + 0.3]}, "axis": None},
         y={"scale": {"domain": [-0.12, 1.25]}, "axis": None},
         height=280,
@@ -193,11 +193,11 @@ def parallel_chart(parallel_axes: Sequence[ParallelAxis], shades: Sequence[float
 def dot_chart(
     dots: Sequence[Row], *, title: str, scale: Scale = Scale(), x_label: str = "", lines: Sequence[Row] = ()
 ) -> Chart | None:
-    """Returns dots, with whiskers where they have intervals, over lines; None without dots.
+    """Returns dots, with whiskers if they have intervals, over lines; None without dots.
 
     Args:
-        dots: as `mark` gives them.
-        lines: as `line` gives them.
+        dots: rows of `mark`.
+        lines: rows of `line`.
     """
     if not dots:
         return None
@@ -222,14 +222,14 @@ def surface_chart(
     doubts: Sequence[float] = (),
     path: Sequence[tuple[float, float]] = (),
 ) -> Chart | None:
-    """Returns a value over two parameters: trials as dots on a smoothed surface, which is blank where no trial is near.
+    """Returns a value over two parameters: trials as dots on a smoothed surface, which is blank far from all trials.
 
     Args:
-        dots: as `mark` gives them; x and y are the parameters.
-        values: of each dot; the surface is the darker, the larger they are.
-        scales: of x and of y.
-        doubts: how uncertain each dot's value is; the surface's cells are the smaller, the larger they are. Empty: all
-            cells are whole.
+        dots: rows of `mark`; x and y are the parameters.
+        values: value of each dot; larger values make the surface darker.
+        scales: scales of x and of y.
+        doubts: uncertainty of each dot's value; larger ones make the surface's cells smaller. Empty draws all cells
+            whole.
         path: points that a line joins.
     """
     if len(dots) < 3 or min(values) == max(values):
@@ -241,7 +241,7 @@ def surface_chart(
     doubt = smoothed(dots, doubts, *ends) / (max(doubts) or 1.0) if doubts else np.zeros_like(surface)
     rows, columns = np.nonzero(np.isfinite(surface))
     shade = (surface[rows, columns] - low) / (high - low) if high > low else np.full(rows.size, 0.5)
-    # Of a doubtful cell a part is left blank on each side.
+    # An uncertain cell has a blank part on each side.
     blank = 0.3 * doubt[rows, columns]
     cells: Row = {"opacity": short(0.05 + 0.6 * shade), "color": ink(0)}
     for name, (first, end), index in (("x", ends[0], columns), ("y", ends[1], rows)):
@@ -262,11 +262,11 @@ def surface_chart(
 def smoothed(
     dots: Sequence[Row], values: Sequence[float], x: Sequence[float], y: Sequence[float]
 ) -> NDArray[np.float64]:
-    """Returns the mean of the values near each cell, by a Gaussian kernel; NaN where none is near.
+    """Returns the mean of the values near each cell, by a Gaussian kernel; NaN if none is near.
 
     Args:
         x: ends of the axis.
-        y: the same of the other axis.
+        y: ends of the other axis.
     Returns:
         [cells of y, cells of x]
     """
@@ -283,7 +283,7 @@ _KNOWN = "isValid(datum.low)"
 """Condition on marks that have an interval."""
 _POINT = {"type": "point", "size": 60, "strokeWidth": 2}
 _MARKS = layer("marks", _POINT, fill=as_it_is("fill"), opacity=as_it_is("opacity"), tooltip="text")
-"""Dots and rings; a pointer shows the text of each."""
+"""Dots and rings; the pointer shows the text of each."""
 _TEXT = {"type": "text", "align": "left", "color": "var(--ink)"}
 _NAMES = layer("names", _TEXT | {"limit": {"expr": "width"}}, x={"value": 0}, text="text")
 """Names of rows, each above its own at the left."""

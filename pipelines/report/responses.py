@@ -1,4 +1,5 @@
-"""Responses of training's last steps with their tokens: the best, the worst, and those that the updates moved most."""
+"""Responses of training's last steps with their tokens: the best, the worst, and those that the updates changed
+most."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,17 +20,17 @@ from pipelines.report.tokens import (
 from storage import Store
 
 MOST_TOKENS = 400
-"""That are shown of a response."""
+"""Most tokens that are shown of a response."""
 MOST_CHARACTERS = 2000
-"""That are shown of a prompt."""
+"""Most characters that are shown of a prompt."""
 _Key = tuple[str, int, int]
 """run, step, rollout"""
 _MOST_STEPS = 10
-"""Over all runs: among the responses of so many last steps it is chosen."""
+"""Number of last steps, over all runs, from whose responses the selection is made."""
 _EACH = 2
 _CHOICES = {"best": "Highest reward", "worst": "Lowest reward", "moved": "Most changed by their step's updates"}
-"""Kinds of chosen responses. Among equal rewards the one whose group did worse (better) is first; a group has one place
-in each."""
+"""Kinds of chosen responses. Among equal rewards the one whose group did worse (for the worst: better) is first; a
+group appears once in each kind."""
 _FIRST_STEPS = """
     WITH steps AS (SELECT DISTINCT run_id, step FROM rollouts WHERE list_contains(?, run_id)),
     last AS (FROM steps QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY step DESC) <= ?)
@@ -60,7 +61,7 @@ _CHOSEN = """
            row_number() OVER (ORDER BY movement IS NULL, moved_of_group, movement DESC, run_id, step) AS moved
     FROM ranked QUALIFY least(best, worst, moved) <= $each
 """
-# The texts come apart, of the chosen alone: those of all responses may be gigabytes.
+# The texts are read separately, only for the chosen: those of all responses may be gigabytes.
 _TEXTS = """
     SELECT run_id, step, rollout_id, prompt, response FROM rollouts
     SEMI JOIN (SELECT unnest($runs) AS run_id, unnest($steps) AS step, unnest($rollouts) AS rollout_id)
@@ -91,24 +92,24 @@ class ShownResponse:
     step: int
     prompt: str
     response: str
-    """Its text as it was decoded when it was sampled; shown where no tokens are."""
+    """Its text as decoded when it was sampled; shown if no tokens are recorded."""
     reward: float
     advantage: float
     num_tokens: int
     cut_off: bool
     movement: float | None
-    """Mean size of log(policy / policy before the step) over its tokens, nats; None where no token was trained on."""
+    """Mean size of log(policy / policy before the step) over its tokens, nats; None if no token was trained on."""
     clipped: float | None
     """Share of its tokens on which the clip acted."""
     tokens: Sequence[ShownToken]
     more_tokens: int
-    """That are not shown."""
+    """Number of tokens that are not shown."""
     turns: Sequence[ShownTurn]
-    """Its turns; none in an environment of a single turn."""
+    """Its turns; empty in an environment of a single turn."""
 
     @property
     def advantage_class(self) -> str:
-        """The class of the style sheet that its tokens have in common."""
+        """The class of the style sheet that its tokens share."""
         return advantage_class(self.advantage)
 
 
@@ -121,7 +122,8 @@ class ChosenResponses:
 
 
 def trained_responses(store: Store, home: Home, runs: Sequence[Run]) -> list[ChosenResponses]:
-    """The best, the worst and the most changed of the runs' last steps; empty where no rollouts are recorded."""
+    """Returns the best, the worst and the most changed responses of the runs' last steps; empty without recorded
+    rollouts."""
     firsts = dict(store.query(_FIRST_STEPS, [[run.run_id for run in runs], max(1, _MOST_STEPS // len(runs))]).rows)
     if not firsts:
         return []

@@ -1,4 +1,4 @@
-"""The intervals of answers, by the name that notebooks and scripts import them from. See `rpg.statistics`."""
+"""The intervals of answers, under the name for notebooks and scripts. See `rpg.statistics`."""
 
 from rpg.statistics import (
     NEW_SEEDS,

@@ -1,4 +1,4 @@
-"""A response as a page shows it: its turns, who speaks in each, and its tokens, coloured by ratio and entropy."""
+"""A response for a page: its turns, the speaker of each, and its tokens, coloured by ratio and entropy."""
 
 import math
 from bisect import bisect_right
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 RATIO_LEVELS = (1.01, 1.05, 1.2, 1.6)
-"""From which on a ratio above 1, or the inverse of one below, is coloured stronger."""
+"""Thresholds of stronger colours for a ratio above 1, or the inverse of one below."""
 ENTROPY_LEVELS = (0.1, 0.5, 1.0, 2.0)
-"""Entropies from which on the colour is stronger, nats."""
+"""Thresholds of stronger colours for entropy, nats."""
 ADVANTAGE_LEVELS = (0.001, 0.25, 0.5, 1.0)
-"""Sizes of the advantage from which on the colour is stronger, reward units."""
+"""Thresholds of stronger colours for the size of the advantage, reward units."""
 COLUMNS = "position, token_id, logprob, old_logprob, ratio, clipped, entropy, sampled"
 """Columns of the table `tokens` that `shown_tokens` reads."""
 TURN_COLUMNS = "turn, sampled, tool, text, num_tokens, reward, error, seconds, restart"
 """Columns of the table `turns` that `conversation` reads."""
 _MOST_OF_A_TURN = 2000
-"""That are shown of a turn whose tokens are not recorded."""
+"""Most characters that are shown of a turn without recorded tokens."""
 _MOST_OF_A_NAME = 60
-"""Characters that are shown of a tool's name."""
+"""Most characters that are shown of a tool's name."""
 _UNFINISHED = "▫"
-"""Stands for a token whose bytes are the beginning of a character that a later token completes."""
+"""Shown for a token whose bytes are the beginning of a character that a later token completes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ShownToken:
     """Classes of the style sheet: strength of its colours, whether a clip acted on it, whether the policy sampled
     it."""
     about: str
-    """Its numbers, which a pointer on it shows."""
+    """Its numbers, shown at the pointer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +49,18 @@ class ShownTurn:
     """One turn of a response."""
 
     number: int
-    """Place in the response, from 0."""
+    """Index in the response, from 0."""
     sampled: bool
     speaker: str
     """policy, environment, or tool and its name, which the policy wrote."""
     facts: str
-    """Whether it was sampled or given, its length, its reward and what the tool took."""
+    """Text that says whether it was sampled or given, its length, its reward and the tool's time."""
     error: str
-    """Why a call was answered by an error; empty: it was not."""
+    """Error with which a call was answered; empty without an error."""
     text: str
     """Its tokens as text, special tokens included."""
     tokens: Sequence[ShownToken] = ()
-    """Those of its tokens that are shown; empty: none is recorded, and the text stands for them."""
+    """Its tokens that are shown; empty if none is recorded, and then the text is shown."""
 
     @property
     def excerpt(self) -> str:
@@ -72,7 +72,7 @@ class ShownTurn:
 def shown_tokens(
     tokens: Sequence[Mapping[str, Any]], tokenizer: "Tokenizer | None", before: Sequence[int] = ()
 ) -> list[ShownToken]:
-    """The tokens with their texts.
+    """Returns the tokens with their texts.
 
     Args:
         tokens: rows with COLUMNS, in the order of their positions.
@@ -87,11 +87,11 @@ def shown_tokens(
 def conversation(
     turns: Sequence[Mapping[str, Any]], tokens: Sequence[ShownToken] = (), first: int = 0
 ) -> list[ShownTurn]:
-    """The turns of a response with their tokens; of a response whose tokens are shown in part, the turns of that part.
+    """Returns the turns of a response with their tokens; if only a part of the tokens is shown, the turns of that part.
 
     Args:
-        turns: rows with TURN_COLUMNS, in order; none in an environment of a single turn.
-        tokens: tokens of the response that follow one another; none where they are not recorded.
+        turns: rows with TURN_COLUMNS, in order; empty in an environment of a single turn.
+        tokens: consecutive tokens of the response; empty if they are not recorded.
         first: position of the first of them.
     """
     shown, begin = [], -first
@@ -106,13 +106,13 @@ def conversation(
 
 
 def advantage_class(advantage: float) -> str:
-    """The class of a whole response, by its advantage: its tokens share it."""
+    """Returns the style class of a whole response, by its advantage, which all its tokens share."""
     level = bisect_right(ADVANTAGE_LEVELS, abs(advantage))
     return f"{'p' if advantage > 0 else 'm'}{level}" if level else ""
 
 
 def tokenizer_of(home: Home, run_id: str) -> "Tokenizer | None":
-    """The tokenizer of a run's base model, or that which its weights were saved with; None where neither is here."""
+    """Returns the tokenizer of a run's base model, or the one saved with its weights; None if neither is here."""
     run = home.run(run_id)
     fingerprint = read_json(run / "run.json").get("fingerprints", {}).get("base", "")
     kept: Iterable[Path] = [home.artifact("base", fingerprint)] if fingerprint else []
@@ -132,10 +132,10 @@ def _load(path: Path) -> "Tokenizer | None":
 
 
 def _texts(tokenizer: "Tokenizer", token_ids: Sequence[int], before: Sequence[int]) -> list[str]:
-    """Text that each token adds, special tokens by name."""
+    """Returns the text that each token adds, special tokens by name."""
     from tokenizers.decoders import DecodeStream
 
-    # The tokens before are decoded too, one by one: in one piece they would hide a character that they only begin.
+    # The tokens before are decoded too, one by one: together they would hide a character that they only begin.
     stream, texts = DecodeStream(skip_special_tokens=False), []
     for token_id in (*before, *token_ids):
         try:
@@ -143,7 +143,7 @@ def _texts(tokenizer: "Tokenizer", token_ids: Sequence[int], before: Sequence[in
         except Exception as error:
             if not str(error).startswith("Invalid prefix encountered"):
                 raise
-            # The bytes so far are not UTF-8. The stream cannot pass over them, so a new one decodes from this token on.
+            # The bytes so far are not UTF-8. The stream cannot skip them, so a new one decodes from this token on.
             stream = DecodeStream(skip_special_tokens=False)
             text = stream.step(tokenizer, token_id)
         texts.append(_UNFINISHED if text is None else text.replace("\n", "↵\n"))
@@ -151,7 +151,8 @@ def _texts(tokenizer: "Tokenizer", token_ids: Sequence[int], before: Sequence[in
 
 
 def _classes(token: Mapping[str, Any]) -> str:
-    """Few letters, since a page has thousands of them: u and d for ratios above and below 1, e for entropy."""
+    """Returns the token's classes, with few letters, since a page has thousands: u and d for ratios above and below
+    1, e for entropy."""
     classes = []
     ratio, entropy = token["ratio"], token["entropy"]
     if ratio is not None and ratio > 0 and (level := bisect_right(RATIO_LEVELS, max(ratio, 1 / ratio))):
@@ -176,7 +177,7 @@ def _about(token: Mapping[str, Any]) -> str:
 
 
 def _called_in(turns: Sequence[Mapping[str, Any]], place: int) -> list[str]:
-    """Tools that answer a turn of the policy's."""
+    """Returns the tools that answer a turn of the policy's."""
     called: list[str] = []
     for answer in turns[place + 1 :]:
         if answer["sampled"] or answer["tool"] is None:
@@ -186,7 +187,7 @@ def _called_in(turns: Sequence[Mapping[str, Any]], place: int) -> list[str]:
 
 
 def _name(tool: str) -> str:
-    """A tool's name, which may be anything that the policy wrote, on one short line."""
+    """Returns a tool's name, which may be any text of the policy's, on one short line."""
     return " ".join(tool.split())[:_MOST_OF_A_NAME] or "(no name)"
 
 

@@ -1,9 +1,9 @@
-"""Evaluation while training goes on: a process of its own measures each checkpoint once it is exported.
+"""Evaluation during training: a separate process measures each checkpoint once it is exported.
 
-The launcher starts it as it starts the evaluate stage, in a directory of its own below the run's, with a spec of its
-own: other ranks and GPU slots than training's, which it holds only while it works. It ends when it has measured what
-was there. The evaluate stage takes what it leaves and measures the rest, so that nothing here ends training: what fails
-is tried again as often as `stages.evaluate` says, and else left to that stage.
+The launcher starts it like the evaluate stage, in its own directory below the run's, with its own spec: other ranks and
+GPU slots than training's, which it holds only while it works. It ends when it has measured the exported checkpoints.
+The evaluate stage reuses its results and measures the rest, so that no failure here ends training: a failed evaluation
+is retried as often as `stages.evaluate` says, and then left to that stage.
 """
 
 import shutil
@@ -37,19 +37,19 @@ from specs.machine.gpu_slots import TooFewSlotsError, leased, slots_here
 from specs.machine.timed_output import TIMED
 
 _LOOK_SECONDS = 2.0
-"""Between two looks for exported weights."""
+"""Seconds between two checks for exported weights."""
 _SLOT_SECONDS = 10.0
-"""Between two looks for free slots."""
+"""Seconds between two checks for free slots."""
 
 
 @contextmanager
 def evaluating(execution: RunExecution) -> Iterator[Callable[[], None]]:
-    """Within the block checkpoints are evaluated, if the spec says so; at its end nothing of that goes on.
+    """Evaluates checkpoints within the block, if the spec says so; no evaluation continues after its end.
 
-    A run that is to pause evaluates its policy there by itself.
+    A run that is to pause evaluates its policy at the pause by itself.
 
     Yields:
-        To be called many times a second, in the main thread.
+        A function to call many times a second, in the main thread.
     """
     if not execution.plan.experiment.evaluation.concurrent_ranks or execution.until:
         yield lambda: None
@@ -62,8 +62,8 @@ def evaluating(execution: RunExecution) -> Iterator[Callable[[], None]]:
 
 
 def forget_results(run_directory: Path) -> None:
-    """Removes what was measured during training, which the evaluate stage has now. A job that a killed command left is
-    ended."""
+    """Removes the results from during training, which the evaluate stage has now. Ends a job that a killed command
+    has left."""
     if (run_directory / "concurrent").exists():
         for launcher in launchers():
             launcher.end(concurrent_directory(run_directory))
@@ -71,7 +71,7 @@ def forget_results(run_directory: Path) -> None:
 
 
 class _ConcurrentEvaluation:
-    """Looks for exported weights that are not measured, and has one process at a time measure them."""
+    """Searcher for exported weights without results, with one process at a time that measures them."""
 
     def __init__(self, execution: RunExecution) -> None:
         self._execution = execution
@@ -83,20 +83,20 @@ class _ConcurrentEvaluation:
         self._num_slots = slots_of_evaluation(self._experiment)
         self._slots = slots_here() if self._num_slots else []
         self._look_at = 0.0
-        """Time of the next look, by the monotonic clock."""
+        """Monotonic time of the next check."""
         self._failures = 0
-        """In a row."""
+        """Consecutive failures."""
         self._told_of_slots = False
         self._child: RunningChild | None = None
         self._log = execution.directory / "logs" / "evaluate-concurrent.log"
         self._log_start = 0
         self._begun: list[dict[str, Any]] = []
-        """What the process measures."""
+        """The weights that the process measures."""
         self._holding = ExitStack()
         """The process and its slots."""
 
     def look(self) -> None:
-        """Begins to measure what has come, or sees whether that has ended. Raises nothing that is not training's."""
+        """Begins to measure new weights, or checks whether the process has ended. Raises only training's own errors."""
         try:
             if self._child is not None:
                 self._look_at_child(self._child)
@@ -108,22 +108,23 @@ class _ConcurrentEvaluation:
             self._fail(error)
 
     def close(self) -> None:
-        """Ends the process. What it has measured stays; what it was measuring is left to the evaluate stage."""
+        """Ends the process. Its results stay; unfinished measurements are left to the evaluate stage."""
         if self._child and self._launcher.outlives_command and not self._execution.superseded:
-            # Killed before it has noted the job that it submits, it would leave one of which nobody knows.
+            # Killed before it has noted the job that it submits, it would leave an unknown job.
             self._child.end(TIMEOUT_GRACE_SECONDS)
         self._child = None
         self._holding.close()
 
     def _wait_for_slots(self, reason: str) -> None:
-        """Lets some time pass, and says for what, once."""
+        """Delays the next check, and reports the reason once."""
         self._wait(_SLOT_SECONDS)
         if not self._told_of_slots:
             self._told_of_slots = True
             self._execution.warn(f"evaluation waits for GPU slots or the end of training: {reason}")
 
     def _due(self) -> list[dict[str, Any]]:
-        """Exported and unmeasured weights, as `rpg.stage` takes them: the base model, and the steps before the last."""
+        """Returns exported weights without results, in the form of `rpg.stage`: the base model, and the steps before
+        the last."""
         self._wait(_LOOK_SECONDS)
         experiment = self._execution.plan.experiment
         wanted, every = experiment.evaluation.checkpoints, experiment.training.export_every_steps
@@ -132,7 +133,7 @@ class _ConcurrentEvaluation:
         if wanted != "final" and attempts and not self._results.attempt(0):
             due.append((0, self._execution.plan.stage("base").output.absolute(), max(attempts)))
         if wanted == "all" and every:
-            by_trainer = self._run.evaluated()  # where the run has paused
+            by_trainer = self._run.evaluated()  # at the step at which the run has paused
             due += [
                 (step, self._run.weights / f"step-{step:06}", attempt)
                 for step, attempt in sorted(self._run.exported().items())
@@ -144,7 +145,7 @@ class _ConcurrentEvaluation:
         ]
 
     def _begin(self, exported: list[dict[str, Any]]) -> None:
-        """Starts a process that measures these. Raises TooFewSlotsError where too few slots are free."""
+        """Starts a process that measures these weights. Raises TooFewSlotsError if too few slots are free."""
         directory = concurrent_directory(self._run.path)
         with ExitStack() as holding:
             holder = f"{self._execution.run_id} (evaluate)"
@@ -169,7 +170,7 @@ class _ConcurrentEvaluation:
             self._holding = holding.pop_all()
 
     def _write_job(self, directory: Path, exported: list[dict[str, Any]]) -> Path:
-        """Writes what the launcher and the process read; returns the job's file."""
+        """Writes the input of the launcher and the process; returns the job's file."""
         execution, job = self._execution, job_file(directory, "evaluate")
         spec = self._experiment.model_dump(mode="json")
         inputs = {name: str(execution.plan.stage(name).output.absolute()) for name in ("data", "base")}
@@ -190,8 +191,8 @@ class _ConcurrentEvaluation:
         return job
 
     def _look_at_child(self, child: RunningChild) -> None:
-        """Frees what the process held, once it has ended. Raises StageError where it failed, or has measured nothing of
-        what is still to be measured: weights that training has exported again meanwhile get no result."""
+        """Frees the process's slots once it has ended. Raises StageError if it failed, or has measured none of the
+        weights that still lack results: weights that training has exported again meanwhile get no result."""
         code = child.poll()
         if code is None:
             return
@@ -212,8 +213,8 @@ class _ConcurrentEvaluation:
         self._execution.outbox.log(f"evaluated while training goes on: steps {', '.join(map(str, measured))}")
 
     def _fail(self, error: Exception) -> None:
-        """Says that an evaluation failed. After `stages.evaluate.retries` more in a row no other is begun; nor is one
-        after a failure that would happen again."""
+        """Reports that an evaluation failed. Begins no further one after `stages.evaluate.retries` more failures in
+        a row, or after a failure that would recur."""
         self.close()
         self._failures += 1
         policy = self._experiment.stages.evaluate

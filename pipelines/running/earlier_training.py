@@ -1,8 +1,8 @@
-"""Taking into a run what another one has trained: all of it, or its first steps, which more steps then follow; and what
-another one has evaluated.
+"""Copies another run's training into a run: all of it, or its first steps, which more steps then follow; also another
+run's evaluation.
 
-The rows become the run's own, so that it can be asked, shown and deleted like any other. Weights and checkpoints are
-linked, as nothing writes into them.
+The rows become the run's own, so that it can be queried, shown and deleted like any other. Weights and checkpoints are
+linked, since nothing writes to them.
 """
 
 import os
@@ -36,16 +36,16 @@ _ORDER = (
     "progress.json",
     "weights",
 )
-"""In which what is taken gets its place. Without checkpoint and manifest, which come last, training begins anew, as an
-attempt that supersedes all rows of those before it."""
+"""Order in which the copied parts are moved into place. Checkpoint and manifest come last: without them training
+starts from step 0, as an attempt that supersedes all earlier rows."""
 
 
 def take_training(execution: "RunExecution", stage: StagePlan) -> None:
-    """Fills the directory of a run that was never begun from the run that the stage's plan names.
+    """Fills the directory of a run that never began from the run that the stage's plan names.
 
     Raises:
-        DiskError: the disk refused.
-        BadSegmentError, FileNotFoundError: the other run is damaged, or deleted; nothing of it is taken.
+        DiskError: the disk is full or not writable.
+        BadSegmentError, FileNotFoundError: the other run is damaged, or deleted; nothing of it is copied.
     """
     directory, source = execution.directory, execution.home.run(stage.taken_from)
     aside = directory / ".taken"
@@ -61,11 +61,11 @@ def take_training(execution: "RunExecution", stage: StagePlan) -> None:
 
 
 def take_evaluation(execution: "RunExecution", stage: StagePlan) -> None:
-    """Publishes the evaluation of the run that the stage's plan names as one of this run.
+    """Publishes the evaluation of the run that the stage's plan names as this run's.
 
     Raises:
-        DiskError: the disk refused.
-        BadSegmentError, FileNotFoundError: the other run is damaged, or deleted; nothing of it is taken.
+        DiskError: the disk is full or not writable.
+        BadSegmentError, FileNotFoundError: the other run is damaged, or deleted; nothing of it is copied.
     """
     from storage.segments import run_segments
 
@@ -83,7 +83,7 @@ def take_evaluation(execution: "RunExecution", stage: StagePlan) -> None:
 
 
 def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path) -> None:
-    """Puts what is taken into a directory aside."""
+    """Copies the reused parts into a temporary directory."""
     step = stage.taken_step
     needed = source / (f"checkpoints/step-{step:06}/manifest.json" if step else "train.json")
     if not needed.is_file():
@@ -107,7 +107,7 @@ def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path
             left.add(f"weights/{exported.name}")
     _take_rows(execution, source.name, aside / "segments", _Changes(execution.run_id, measured, whole, left, step))
     for path in sorted((source / "attempts").glob("[0-9]*.json")):
-        # A lease's number means something in its own run alone.
+        # A lease's number is valid only in its own run.
         write_json(aside / "attempts" / path.name, read_json(path) | {"lease": 0})
     if noted:
         write_json(aside / "evaluated.json", noted | {"evaluation": evaluate.fingerprint})
@@ -122,22 +122,22 @@ def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """Differences between another run's rows and those that this run takes of it."""
+    """Differences between another run's rows and the rows that this run copies from it."""
 
     run_id: str
-    """This run's."""
+    """This run's id."""
     measured: Mapping[str, str]
-    """Fingerprint of an evaluate stage of the other run -> of this run's, which measures the same."""
+    """Fingerprint of an evaluate stage of the other run -> fingerprint of this run's stage that measures the same."""
     ended: bool
-    """Whether this run ends where the other one did; else the row that says `finished` is left out."""
+    """Whether this run ends at the same step as the other one; if not, the row that says `finished` is left out."""
     left: Collection[str]
-    """Directories of weights that are not taken, relative to a run's: rows that tell of them are left out."""
+    """Directories of weights that are not copied, relative to a run's: rows about them are left out."""
     until: int = 0
-    """The last step whose rows are taken; 0: all are."""
+    """The last step whose rows are copied; 0 copies all of them."""
 
 
 def _take_rows(execution: "RunExecution", run_id: str, target: Path, changes: _Changes) -> None:
-    """The rows that training recorded, as rows of this run."""
+    """Copies the rows of training as rows of this run."""
     from storage.contents import half_written, merged_away
     from storage.segments import run_segments
 
@@ -165,7 +165,7 @@ def _take_segment(root: Path, segment: "Segment", target: Path, changes: _Change
                 for group in read_groups(root, segment):
                     writer.write_table(_of_run(_kept(group, segment.table, changes), changes))
             os.fsync(file.fileno())
-            # Whatever rank wrote it: all shares that count are here, or in a merged segment.
+            # For any rank: all shares that count are here, or in a merged segment.
             name = replace(segment.parsed, digest=file.digest, rank=0, ranks=1)
         aside.replace(target / str(name))
     finally:
@@ -174,7 +174,7 @@ def _take_segment(root: Path, segment: "Segment", target: Path, changes: _Change
 
 
 def _kept(rows: "pa.Table", table: str, changes: _Changes) -> "pa.Table":
-    """The rows that hold for this run too."""
+    """Returns the rows that are valid for this run too."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -189,7 +189,7 @@ def _kept(rows: "pa.Table", table: str, changes: _Changes) -> "pa.Table":
 
 
 def _of_run(rows: "pa.Table", changes: _Changes) -> "pa.Table":
-    """The rows with this run's id, and with its fingerprint where they were measured as its evaluate stage would."""
+    """Returns the rows with this run's id, and with its fingerprint if they measure the same as its evaluate stage."""
     import pyarrow as pa
 
     def replaced(table: "pa.Table", name: str, column: "pa.Array") -> "pa.Table":
@@ -203,7 +203,7 @@ def _of_run(rows: "pa.Table", changes: _Changes) -> "pa.Table":
 
 
 def _link_all(source: Path, target: Path) -> None:
-    """The files of a directory. FileNotFoundError where it is deleted meanwhile."""
+    """Links the files of a directory. Raises FileNotFoundError if it is deleted meanwhile."""
     for path in files_under(source):
         there = target / path.relative_to(source)
         there.parent.mkdir(parents=True, exist_ok=True)

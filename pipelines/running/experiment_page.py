@@ -1,4 +1,4 @@
-"""An experiment's page on the dashboard: its runs, how they stand, what they came to, and links to all of it."""
+"""An experiment's page on the dashboard: its runs with their states and results, and links to their reports."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,10 +13,11 @@ from storage import Store
 
 
 def experiment_markdown(home: Home, experiment: str, record_url: str = "") -> str:
-    """The page, made from the record in this home; empty where it does not know the experiment.
+    """Returns the page from the record in this home; empty if this home does not have the experiment.
 
     Args:
-        record_url: of the web application whose report pages it leads to; empty: it names their files.
+        record_url: URL of the web application with the linked report pages; empty shows the names of their files
+            instead.
     """
     record = read_json(home.experiment(experiment) / "experiment.json")
     run_ids: list[str] = record.get("current", [])
@@ -53,7 +54,7 @@ def experiment_markdown(home: Home, experiment: str, record_url: str = "") -> st
 
 
 def _answer(home: Home, store: Store, experiment: str) -> str:
-    """Answer of the runs, which have all ended, together."""
+    """Returns the joint answer of the runs, which have all ended."""
     from pipelines.report.answer import answers_of, headline, note_looks
     from pipelines.report.evidence import experiment_groups
 
@@ -64,7 +65,7 @@ def _answer(home: Home, store: Store, experiment: str) -> str:
 
 
 def _accuracies(store: Store, experiment: str) -> dict[str, dict[str, float]]:
-    """Run -> evaluation set, with its metric -> the accuracy of the run's last weights that were measured."""
+    """Returns accuracies by run, and by evaluation set with its metric: those of each run's last measured weights."""
     sql = (
         "select run_id, metric || ' on ' || dataset, arg_max(value, step) from evaluations"
         " where (metric like 'mean@%' or metric like 'score@%')"
@@ -81,13 +82,13 @@ def _shown(accuracies: Mapping[str, float], datasets: Sequence[str]) -> list[str
 
 
 def _linked(run_id: str, state: Mapping[str, Any]) -> str:
-    """The run's id, which leads to its flow run's page on the same dashboard."""
+    """Returns the run's id as a link to its flow run's page on the same dashboard."""
     flow_run = state.get("flow_run_id")
     return f"[{run_id}](/v2/runs/flow-run/{flow_run})" if flow_run else run_id
 
 
 def _report(text: str, directory: Path, record_url: str) -> str:
-    """A link to the report of a run or an experiment, or the name of its file; empty where there is neither."""
+    """Returns a link to the report of a run or an experiment, or the name of its file; empty without a report."""
     unit = f"{directory.parent.name}/{directory.name}"
     if record_url:
         return f"[{text}]({record_url}/{unit})"

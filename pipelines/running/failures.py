@@ -1,4 +1,4 @@
-"""Why a stage failed, and what another attempt does differently."""
+"""The cause of a stage's failure, and the changes of the next attempt."""
 
 import re
 import signal
@@ -16,7 +16,8 @@ _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def count_oom_kills() -> int:
-    """How many processes the kernel has killed for memory so far: in this control group, else on this machine."""
+    """Returns the number of processes that the kernel has killed for memory so far: in this control group, else on
+    this machine."""
     try:
         own = Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::")[2].strip().lstrip("/")
         counters = (Path("/sys/fs/cgroup") / own / "memory.events", Path("/proc/vmstat"))
@@ -32,17 +33,18 @@ def count_oom_kills() -> int:
 
 
 def early_exit(code: int, output: str, run_dir: Path, *, killed_for_memory: bool) -> EarlyExit:
-    """How a process ended that did not exit with 0.
+    """Returns how a process with an exit code other than 0 ended.
 
     Args:
-        code: its exit code, or that of the launcher which passed on its rank's.
-        output: the end of what it printed.
-        run_dir: where ranks note their exits. A note of a rank's own trouble counts before one of a rank that only
-            misses another; so does one whose cause has no name, unless a rank was killed, which leaves no note.
+        code: its exit code, or the launcher's, which passes on its rank's.
+        output: the end of its output.
+        run_dir: the directory in which ranks note their exits. A note of a rank's own error counts before a note of a
+            rank that only lost contact to another. The same holds for an error without a known cause, unless a rank was
+            killed, which leaves no note.
         killed_for_memory: whether the kernel has killed a process for memory meanwhile.
     """
     signalled = code < 0 or code > SIGNALLED or "return code = -" in output
-    # A signal ends a process without an exception of its own: those on record came before, or of the loss.
+    # A signal ends a process without an exception of its own: recorded ones came before, or from the loss.
     unnamed = ("other", "program_error") if signalled else ("other",)
     last = ("lost_peer", *unnamed) if signalled else ("other", "lost_peer")
     notes = sorted(noted_exits(run_dir), key=lambda note: 1 + last.index(note.cause) if note.cause in last else 0)
@@ -62,7 +64,7 @@ def early_exit(code: int, output: str, run_dir: Path, *, killed_for_memory: bool
 
 
 def cause_of_error(error: BaseException | None) -> Cause:
-    """The cause of the error that ended a stage; `other` where there was no error."""
+    """Returns the cause of the error that ended a stage; `other` without an error."""
     if isinstance(error, StageError):
         return error.cause
     if isinstance(error, (StageStoppedError, KeyboardInterrupt)):
@@ -73,10 +75,10 @@ def cause_of_error(error: BaseException | None) -> Cause:
 
 
 def failure_record(execution: RunExecution, stage: str, error: BaseException) -> dict[str, Any]:
-    """Record of a failure for the stage's next attempt.
+    """Returns the record of a failure for the stage's next attempt.
 
-    That is the cause in a word and with its message. Where training ran out of memory for the first time it is also the
-    token budget of the next attempt: half of the largest microbatch that was tried.
+    It has the cause in a word and its message. The first time that training runs out of memory, it also has the token
+    budget of the next attempt: half of the largest microbatch that was tried.
     """
     cause = cause_of_error(error)
     message = (str(error).splitlines() or [""])[0].partition("; the end of ")[0]
@@ -94,7 +96,7 @@ def failure_record(execution: RunExecution, stage: str, error: BaseException) ->
 
 
 def may_retry(execution: RunExecution, stage: str, error: Exception) -> bool:
-    """Whether another attempt may succeed."""
+    """Returns whether another attempt may succeed."""
     cause = cause_of_error(error)
     if cause == "out_of_memory":
         lowered = execution.state.stage(stage).get("microbatch_tokens") or {}
@@ -103,14 +105,14 @@ def may_retry(execution: RunExecution, stage: str, error: Exception) -> bool:
 
 
 def retry_inputs(execution: RunExecution) -> dict[str, Any]:
-    """Inputs of the trainer from the attempts before it: the token budget to use, and the last failure."""
+    """Returns the trainer's inputs from the earlier attempts: the token budget to use, and the last failure."""
     record = execution.state.stage("train")
     tokens = token_budget(record, execution.plan.experiment.training.microbatch_tokens)
     return {"microbatch_tokens": tokens, "failure": record.get("failure") or ""}
 
 
 def retry_difference(execution: RunExecution, stage: str) -> str:
-    """Difference of another attempt, for the user; empty where there is none."""
+    """Returns the difference of the next attempt, for the user; empty if there is no difference."""
     record, in_spec = execution.state.stage(stage), execution.plan.experiment.training.microbatch_tokens
     if record.get("cause") != "out_of_memory" or stage != "train":
         return ""
@@ -118,10 +120,10 @@ def retry_difference(execution: RunExecution, stage: str) -> str:
 
 
 def token_budget(record: dict[str, Any], in_spec: int) -> int:
-    """Tokens of a microbatch: the spec's, or fewer where an attempt ran out of memory with the spec's.
+    """Returns the tokens of a microbatch: the spec's, or fewer if an attempt ran out of memory with them.
 
     Args:
-        record: of the train stage, in state.json.
+        record: the train stage's record in state.json.
         in_spec: training.microbatch_tokens.
     """
     lowered = record.get("microbatch_tokens") or {}

@@ -1,4 +1,4 @@
-"""The GPU slots of this machine that a stage's process may use, leased while it runs."""
+"""if they need none."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,17 +26,17 @@ def stage_slots(execution: "RunExecution", stage: str) -> Iterator[list[str]]:
     """Leases the slots that a stage's process or its ranks use on this machine.
 
     Yields:
-        Names of the slots; none where the stage computes on the CPU or on other machines.
+        Names of the slots; empty if the stage computes on the CPU or on other machines.
     Raises:
         SpecError: this machine has fewer slots than the stage needs.
-        StageError: the slots are taken, and the spec says not to wait for them.
-        StageStoppedError: the run was asked to stop while it waited for slots.
+        StageError: the slots are in use, and the spec says not to wait for them.
+        StageStoppedError: the run was asked to stop during the wait for slots.
     """
     experiment = execution.plan.experiment
     count = _slots_wanted(experiment, stage)
     slots = slots_here() if count else []
     if count and not slots:
-        # No GPU here: the process itself says so.
+        # No GPU here: the process itself reports that.
         yield []
         return
     if issue := _too_few(experiment, stage, slots):
@@ -50,12 +50,12 @@ def stage_slots(execution: "RunExecution", stage: str) -> Iterator[list[str]]:
 
 
 def slots_of_evaluation(experiment: Experiment) -> int:
-    """How many slots of this machine the ranks of an evaluation lease."""
+    """Returns the number of this machine's slots that the ranks of an evaluation lease."""
     return _slots_wanted(experiment, "evaluate")
 
 
 def concurrency_warnings(experiment: Experiment) -> Iterator[Issue]:
-    """Warns where this machine has GPUs for training, and none for ranks that evaluate meanwhile."""
+    """Warns if this machine has GPUs for training, but none for ranks that evaluate at the same time."""
     ranks = experiment.evaluation.concurrent_ranks
     if not ranks or not launcher_of(experiment).ranks_run_here:
         return
@@ -71,7 +71,7 @@ def concurrency_warnings(experiment: Experiment) -> Iterator[Issue]:
 
 
 def _too_few(experiment: Experiment, stage: str, slots: Sequence[str]) -> Issue | None:
-    """The issue where a stage needs more slots than these."""
+    """Returns the issue of a stage that needs more slots than these; None if they suffice."""
     ranks = _ranks(experiment, stage)
     count = _slots_wanted(experiment, stage)
     if count <= len(slots):
@@ -85,23 +85,23 @@ def _too_few(experiment: Experiment, stage: str, slots: Sequence[str]) -> Issue 
 
 
 def ask_room(experiment: Experiment) -> Room:
-    """The launcher's answer, from the machines that it is given."""
+    """Returns the launcher's answer about free places, from its machines."""
     return launcher_of(experiment).room(experiment)
 
 
 def asked_of_machines(experiment: Experiment) -> Hashable:
-    """What `missing_here` depends on."""
+    """Returns the part of the spec on which `missing_here` depends."""
     ranks, rollout = experiment.training.ranks, experiment.rollout
     sections: list[object] = [experiment.launcher, experiment.resources, experiment.warm_up is None]
     if launcher_of(experiment).ranks_run_here:
         sections.append(rollout)
-    else:  # a cluster is asked for places alone
+    else:  # a cluster is asked only for places
         sections += [rollout.samplers(ranks), rollout.gpus_per_sampler, experiment.gpus_beside(ranks)]
     return ranks, *map(repr, sections)
 
 
 def asking_once() -> AskRoom:
-    """`ask_room` that has what it was told before by the same machines for the same: asking a cluster takes seconds."""
+    """Returns an `ask_room` that caches its answers by machines and request: asking a cluster takes seconds."""
     told: dict[Hashable, Room] = {}
 
     def ask(experiment: Experiment) -> Room:
@@ -114,8 +114,8 @@ def asking_once() -> AskRoom:
 
 
 def missing_here(experiment: Experiment, ask: AskRoom = ask_room) -> Iterator[Issue]:
-    """Needs of the spec that the machine which executes it, this one, lacks: the launcher's package, machines that can
-    hold the ranks, and where these compute here, GPUs and the sampler's package."""
+    """Yields the spec's needs that this machine, which executes it, does not meet: the launcher's package, machines
+    that can hold the ranks, and, if these compute here, GPUs and the sampler's package."""
     if issue := package_missing(experiment.launcher):
         yield issue
         return
@@ -129,7 +129,7 @@ def missing_here(experiment: Experiment, ask: AskRoom = ask_room) -> Iterator[Is
         yield from (issue for stage in ON_A_GPU if (issue := _too_few(experiment, stage, slots)))
         if experiment.resources.device == "auto":
             yield from experiment.rollout.placement_issues([experiment.training.ranks])
-    elif experiment.resources.device == "cuda":  # which a GPU that nvidia-smi does not know may be
+    elif experiment.resources.device == "cuda":  # nvidia-smi may not know such a GPU
         from rpg.processes.device import no_gpu
 
         if issue := no_gpu(experiment.resources):
@@ -137,8 +137,8 @@ def missing_here(experiment: Experiment, ask: AskRoom = ask_room) -> Iterator[Is
 
 
 def runs_at_once(runs: "Sequence[RunPlan]", ask: AskRoom = ask_room) -> int:
-    """For how many of the runs there is room at this moment, at least 1: in free slots of this machine, or where the
-    launcher puts them; 1 where they need none."""
+    """Returns how many of the runs fit at this moment, at least 1: into free slots of this machine, or the
+    launcher's places;"""
     first = runs[0].experiment
     if not launcher_of(first).ranks_run_here:
         return max(1, min(len(runs), ask(first).launches))
@@ -147,7 +147,7 @@ def runs_at_once(runs: "Sequence[RunPlan]", ask: AskRoom = ask_room) -> int:
 
 
 def _slots_wanted(experiment: Experiment, stage: str) -> int:
-    """How many slots of this machine a stage leases."""
+    """Returns the number of this machine's slots that a stage leases."""
     if stage not in ON_A_GPU or (stage != "base" and not launcher_of(experiment).ranks_run_here):
         return 0
     ranks = _ranks(experiment, stage)
@@ -156,17 +156,17 @@ def _slots_wanted(experiment: Experiment, stage: str) -> int:
 
 
 def _ranks(experiment: Experiment, stage: str) -> int:
-    """Processes that compute in a stage. Of the base stage only a warm-up computes."""
+    """Returns the number of processes that compute in a stage. In the base stage only a warm-up computes."""
     return int(experiment.warm_up is not None) if stage == "base" else experiment.training.ranks
 
 
 def evaluates_in_ranks(experiment: Experiment) -> bool:
-    """Whether the launcher starts the evaluation, as it does training. One rank on this machine needs none."""
+    """Returns whether the launcher starts the evaluation, like training. One rank on this machine needs no launcher."""
     return experiment.training.ranks > 1 or not launcher_of(experiment).ranks_run_here
 
 
 def slot_environment(slots: list[str]) -> dict[str, str]:
-    """The environment variables that show a process its slots' GPUs and no other."""
+    """Returns the environment variables that show a process only its slots' GPUs."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(slots), OF_RUN: ",".join(slots)} if slots else {}
 
 

@@ -1,4 +1,4 @@
-"""The look at data and model in a process of its own, whose imports the stages after it have too."""
+"""The check of data and model in a process of its own, whose imports the later stages share."""
 
 import sys
 import tempfile
@@ -14,7 +14,7 @@ from specs.schema.experiment import Experiment
 
 
 def look_in_fork(experiment: Experiment, *, model: bool) -> Findings | None:
-    """Findings of `rpg.preflight.examine` in a fork; None where there can be none, or it failed."""
+    """Returns the findings of `rpg.preflight.examine` in a fork; None if no fork is possible, or it failed."""
     if not forks_stages(experiment) or not may_fork():
         return None
     with suppress(OSError, DiskError), tempfile.TemporaryDirectory() as name:

@@ -1,4 +1,4 @@
-"""Messages of a run to whoever shows it, a Prefect server, and the request to stop that comes from there."""
+"""Messages of a run to its display, a Prefect server, and the server's request to stop."""
 
 import json
 import logging
@@ -18,30 +18,30 @@ class Message:
     """An artifact, a log line or an event, as plain data."""
 
     kind: Literal["artifact", "page", "log", "event"]
-    """artifact: it takes the place of the one of its key that the server has of the flow run. page: an artifact of no
-    flow run, which takes the place of whichever the server has of its key."""
+    """artifact: replaces the flow run's artifact of its key on the server. page: an artifact of no flow run, which
+    replaces the server's artifact of its key."""
     fields: dict[str, Any]
     """Fields of Prefect's ArtifactCreate, LogCreate or Event, as JSON."""
 
 
 class Messages:
-    """Messages that wait to be sent. A newer one of the same key replaces an older one.
+    """Pending messages. A newer one of the same key replaces an older one.
 
-    `pipelines.prefect.server.outbox` sends them; where nothing does, nobody sees them.
+    `pipelines.prefect.server.outbox` sends them; without it they are dropped.
     """
 
     def __init__(self, flow_run_id: str | None = None) -> None:
         self.flow_run_id = flow_run_id
         self.request: StopRequest | None = None
-        """Set when the flow run was cancelled, paused or suspended on the server."""
+        """The server's request to stop, after the flow run was cancelled, paused or suspended there; None before."""
         self.record_url: str | None = None
-        """URL of the record's report pages; empty where the server names none, None until it has answered."""
+        """URL of the record's report pages; empty if the server names none, None until it has answered."""
         self.lock = threading.Lock()
         self.waiting: dict[str, Message] = {}
         self._lines = 0
 
     def artifact(self, key: str, kind: Literal["markdown", "table", "progress"], data: Any, description: str) -> None:
-        """Shows an artifact on the dashboard, in place of what the flow run has of this key.
+        """Shows an artifact on the dashboard, in place of the flow run's present one of this key.
 
         Args:
             data: Markdown, a table's rows, or percent done.
@@ -50,14 +50,15 @@ class Messages:
         self._put(key, "artifact", fields | {"data": json.dumps(data) if kind == "table" else data})
 
     def page(self, key: str, text: str, description: str) -> None:
-        """Shows a page, Markdown, that belongs to no single flow run, in place of what the server has of this key."""
+        """Shows a Markdown page that belongs to no single flow run, in place of the server's present one of this
+        key."""
         self._put(key, "page", {"key": key, "type": "markdown", "description": description, "data": text})
 
     def log(self, text: str, *, level: int = logging.INFO, key: str = "") -> None:
         """Adds a line to the flow run's log.
 
         Args:
-            key: an unsent line of this key is replaced; empty: every line counts.
+            key: an unsent line of this key is replaced; empty keeps every line.
         """
         self._lines += 1
         timestamp = datetime.now(UTC).isoformat()
@@ -68,9 +69,9 @@ class Messages:
         """Emits a Prefect event of this flow run, which the server's automations may wait for.
 
         Args:
-            resource: Prefect's id of what the event is about.
-            payload: what an automation's texts can name; its `message` may have been printed by a stage.
-            tags: of the flow run, by which automations choose.
+            resource: Prefect's id of the event's subject.
+            payload: values for an automation's texts; its `message` may be output of a stage.
+            tags: tags of the flow run, by which automations select events.
         """
         related = [
             (f"prefect.flow-run.{self.flow_run_id}", "flow-run"),

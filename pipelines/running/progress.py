@@ -1,4 +1,4 @@
-"""Progress on stderr: a live line on a terminal, plain lines elsewhere. Results go to stdout, elsewhere."""
+"""Progress on stderr: a live line on a terminal, plain lines elsewhere. Results go to stdout, from other modules."""
 
 import time
 from pathlib import Path
@@ -17,15 +17,15 @@ from specs.machine.timed_output import without_time
 from specs.metrics import progress_text
 
 _PLAIN_SECONDS = 10.0
-"""Least time between two lines about the same stage where stderr is no terminal."""
+"""Least seconds between two lines about the same stage if stderr is no terminal."""
 
 
 _RECORDED = {"done": "finished", "stopped": "cancelled", "busy": "running"}
-"""The record's word for how a stage or a run ended, where it is another one."""
+"""The record's word for the end of a stage or a run, if it differs."""
 
 
 class ProgressReporter(Protocol):
-    """Is called with what happens in a run."""
+    """Receiver of the events of a run."""
 
     def stage_started(self, stage: str, reason: str) -> None: ...
     def training(self, progress: dict[str, Any]) -> None: ...
@@ -35,43 +35,43 @@ class ProgressReporter(Protocol):
 
 
 class RunsReporter(Protocol):
-    """Is called as the runs of a command begin and end."""
+    """Receiver of the beginnings and ends of a command's runs."""
 
     def run_started(self, run_id: str, name: str, position: int, total: int, /) -> ProgressReporter: ...
     def run_ended(self, run_id: str, status: str, /) -> None: ...
 
 
 class Silent:
-    """For callers that show nothing."""
+    """A receiver that shows nothing."""
 
     def run_started(self, *_told: object) -> ProgressReporter:
-        """Nothing."""
+        """Does nothing."""
         return self
 
     def run_ended(self, run_id: str, status: str) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def stage_started(self, stage: str, reason: str) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def training(self, progress: dict[str, Any]) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def waiting(self, text: str) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def stage_ended(self, stage: str, outcome: str, seconds: float) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def note(self, text: str) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class ConsoleProgress:
-    """Lines per run and stage; while a stage works, a live line on a terminal or a plain one now and then.
+    """Progress as lines per run and stage; while a stage works, a live line on a terminal or plain lines at intervals.
 
     Args:
-        left: knows the command's runs. None, or one run: nothing is said of the time that all runs take.
+        left: remaining time of the command's runs. With None, or a single run, the time of all runs is not shown.
     """
 
     def __init__(self, console: Console | None = None, *, left: TimeLeft | None = None) -> None:
@@ -85,13 +85,13 @@ class ConsoleProgress:
         self._last_text = ""
 
     def run_started(self, run_id: str, name: str, position: int, total: int) -> ProgressReporter:
-        """Prints a heading, with the time that this run and those after it will take."""
+        """Prints a heading, with the expected time of this run and those after it."""
         self._run_id = run_id
         self._console.print(f"[bold]\\[{position}/{total}] {run_id}[/]  {escape(name)}{self._estimate()}")
         return self
 
     def run_ended(self, run_id: str, _status: str) -> None:
-        """Prints nothing: the lines of its stages have said how it ended."""
+        """Prints nothing: the lines of its stages have shown how it ended."""
         if self._left is not None:
             self._left.run_ended(run_id)
 
@@ -100,7 +100,7 @@ class ConsoleProgress:
         return f"  (all runs: {words})" if words else ""
 
     def stage_started(self, stage: str, reason: str) -> None:
-        """Shows which stage works now."""
+        """Shows the stage that works now."""
         if self._left is not None:
             self._left.stage_started(self._run_id, stage)
         self._stage, self._last_line, self._last_step = stage, time.monotonic(), -1
@@ -123,7 +123,7 @@ class ConsoleProgress:
             self._console.print(f"  {text}", markup=False)
 
     def waiting(self, text: str) -> None:
-        """Shows what the stage says of itself, or what it waits for."""
+        """Shows the stage's latest message, or the reason why it waits."""
         if self._live is not None:
             self._live.update(escape(f"{self._stage}  {text}"))
         elif text != self._last_text and time.monotonic() - self._last_line >= _PLAIN_SECONDS:
@@ -131,7 +131,7 @@ class ConsoleProgress:
             self._console.print(f"  {self._stage}  {text}", markup=False)
 
     def stage_ended(self, stage: str, outcome: str, seconds: float) -> None:
-        """Prints a line that stays: the stage, how it ended and how long it took."""
+        """Prints a permanent line: the stage, how it ended and how long it took."""
         if self._left is not None:
             self._left.stage_ended(self._run_id, stage, outcome, seconds)
         if self._live is not None:
@@ -140,21 +140,22 @@ class ConsoleProgress:
         self._console.print(f"  {_ending(stage, outcome, seconds)}")
 
     def note(self, text: str) -> None:
-        """Prints a line of its own."""
+        """Prints a separate line."""
         self._console.print(text, markup=False)
 
 
 class ParallelProgress:
-    """Runs at the same time: a live line each and one for all on a terminal, elsewhere plain lines now and then.
+    """Progress of concurrent runs: a live line for each and one for all on a terminal, elsewhere plain lines at
+    intervals.
 
-    Entered as a context, within which the live lines are there.
+    A context manager: the live lines exist within the block.
     """
 
     def __init__(self, left: TimeLeft, console: Console | None = None) -> None:
         self.left = left
         self.console = console or _stderr()
         self.live: dict[str, str] = {}
-        """Run -> its line now, in the order in which they began."""
+        """Run -> its present line, in the order in which the runs began."""
         self._headings: dict[str, str] = {}
         self._display = Live(get_renderable=self._lines, console=self.console, transient=True)
 
@@ -175,7 +176,7 @@ class ParallelProgress:
         return _RunLine(self, run_id)
 
     def run_ended(self, run_id: str, status: str) -> None:
-        """Takes its line away and prints one that stays: how it ended, and what is left."""
+        """Removes the run's line and prints a permanent one: how it ended, and the remaining time."""
         self.live.pop(run_id, None)
         self.left.run_ended(run_id)
         self.console.print(f"{self._headings[run_id]}  {_RECORDED.get(status, status)}", style="bold", markup=False)
@@ -202,7 +203,7 @@ class _RunLine:
         self._last_text = ""
 
     def stage_started(self, stage: str, reason: str) -> None:
-        """Shows which stage works now."""
+        """Shows the stage that works now."""
         self._stage, self._last_line = stage, time.monotonic()
         self._shown.left.stage_started(self._run_id, stage)
         self._shown.live[self._run_id] = f"{stage}  {_beginning(reason)}"
@@ -214,7 +215,7 @@ class _RunLine:
             self.waiting(training_line(progress))
 
     def waiting(self, text: str) -> None:
-        """Shows what the stage says of itself, or what it waits for."""
+        """Shows the stage's latest message, or the reason why it waits."""
         self._shown.live[self._run_id] = f"{self._stage}  {text}"
         late = time.monotonic() - self._last_line >= _PLAIN_SECONDS
         if not self._shown.console.is_terminal and late and text != self._last_text:
@@ -222,13 +223,13 @@ class _RunLine:
             self.note(f"{self._stage}  {text}")
 
     def stage_ended(self, stage: str, outcome: str, seconds: float) -> None:
-        """Prints, where there is no live line, how the stage ended and how long it took."""
+        """Prints how the stage ended and how long it took, if there is no live line."""
         self._shown.left.stage_ended(self._run_id, stage, outcome, seconds)
         if not self._shown.console.is_terminal:
             self._shown.console.print(f"  {self._run_id}  {_ending(stage, outcome, seconds)}")
 
     def note(self, text: str) -> None:
-        """Prints a line of its own."""
+        """Prints a separate line."""
         self._shown.console.print(f"  {self._run_id}  {text.strip()}", markup=False)
 
 
@@ -237,7 +238,8 @@ def _stderr() -> Console:
 
 
 def _beginning(reason: str) -> str:
-    """Words for a stage until it says more of itself, and why it runs where that is no matter of course."""
+    """Returns the text for a stage until its first message, with the reason why it runs unless that is the usual
+    one."""
     return "starting" if reason == "new" else f"starting: {reason}"
 
 
@@ -248,17 +250,17 @@ def _ending(stage: str, outcome: str, seconds: float) -> str:
 
 
 def logged_line(log: Path, stage: str, *, since: int = 0) -> str:
-    """Last line in the log of a stage without steps, without the time and the stage's name.
+    """Returns the last line in the log of a stage without steps, without the time and the stage's name.
 
-    Empty where nothing was written after the log's first `since` bytes, and where the line says that the stage is done:
-    the outcome, with the time that it took, is about to be shown.
+    Empty if the log has nothing after its first `since` bytes, or if the line says that the stage is done: its outcome
+    and duration are about to be shown.
     """
     line = without_time(log_tail(log, 1, since=since)).removeprefix(f"{stage}: ")
     return "" if line.startswith("done in ") else line
 
 
 def training_line(progress: dict[str, Any]) -> str:
-    """`step 12/60  reward 0.43  kl 0.0012  3.1 s left`."""
+    """Returns `step 12/60  reward 0.43  kl 0.0012  3.1 s left`."""
     step, steps = int(progress.get("step", 0)), int(progress.get("steps", 0))
     metrics = progress.get("metrics") or {}
     parts = [f"step {step}/{steps}", *filter(None, [progress_text(metrics)])]

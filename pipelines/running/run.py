@@ -1,4 +1,4 @@
-"""A run under way: what its flow, its stages and the command that started it share; and what is written down of it."""
+"""A run under way: the state that its flow, its stages and the command share, and its records."""
 
 import hashlib
 import json
@@ -32,14 +32,13 @@ if TYPE_CHECKING:
 
 
 WORKER = "RPG_WORKER"
-"""Environment variable that names the worker which started this process."""
+"""Environment variable with the name of the worker that started this process."""
 
 
 class RunExecution:
-    """A run that this process executes or is about to.
+    """A run that this process executes or is about to execute.
 
-    Its plan is made here, not taken over: a stage that another run has published since the experiment was planned is
-    cached now.
+    Its plan is made here again: a stage that another run has published since the experiment was planned is cached now.
     """
 
     def __init__(
@@ -55,9 +54,9 @@ class RunExecution:
     ) -> None:
         """
         Args:
-            until: the training step at which the run pauses; 0, or not before the last step: it does not.
-            in_study: it is a study's: the study's page takes the place of the experiment's, which would hold all trials
-                against each other whenever one ends.
+            until: the training step at which the run pauses; 0, or a step not before the last one, for no pause.
+            in_study: the run is a study's: the study's page replaces the experiment's, which would compare all
+                trials whenever one ends.
         """
         self.document = document
         self.home = home
@@ -65,19 +64,20 @@ class RunExecution:
         self.stop = stop or Stop()
         self.progress = progress or Silent()
         self.error: Exception | None = None
-        """What ended the run early, if anything did; for the command that waits for it."""
+        """The error that ended the run early, if any; for the command that waits for it."""
         self.plan = plan_run(document, run_id, home)
         self.in_study = in_study
         self.until = until if until < self.plan.experiment.training.steps else 0
         self.state = RunState(home, run_id)
         self.shared = shared_run(home, run_id)
-        """The run in an object store; None where its home is the only place, or one that all workers share."""
+        """The run in an object store; None if its home is the only place, or one that all workers share."""
         self.lease: Lease | None = None
-        """While this process holds the run."""
+        """The lease while this process holds the run, else None."""
         self.outbox = Messages()
-        """Queue of what Prefect is told. The flow puts its own here."""
+        """Messages to Prefect. The flow replaces the queue by its own."""
         self.sinks = SinkProcesses(home, run_id, ())
-        """They send what the run records. Once it has begun, they are those of its spec's sinks that lack something."""
+        """Processes that send the run's records. Once the run has begun, they are those of its spec's sinks that
+        lack something."""
         self.begun = False
 
     @property
@@ -87,17 +87,17 @@ class RunExecution:
 
     @property
     def superseded(self) -> bool:
-        """Whether another process has taken the run over: this one may change nothing of it any more."""
+        """Whether another process has taken the run over, so that this one may change nothing of it any more."""
         return self.lease is not None and self.lease.superseded
 
     def check_lease(self) -> None:
-        """Raises SupersededError where another process has taken the run over."""
+        """Raises SupersededError if another process has taken the run over."""
         if self.lease:
             self.lease.fence.check()
 
     def stop_requested(self) -> StopRequest | None:
-        """The request to stop that holds now: a signal to this process, or for this run one in its directory or on the
-        server.
+        """Returns the request to stop that is in force now: a signal to this process, or a request for this run in its
+        directory or on the server.
 
         Raises:
             SupersededError: the run was taken over by another process, so that this one has to end at once.
@@ -106,13 +106,13 @@ class RunExecution:
         return self.stop.requested(self.directory) or self.outbox.request
 
     def warn(self, text: str) -> None:
-        """Tells the command and the server of something that the run does not depend on."""
+        """Warns the command and the server of a problem that the run does not depend on."""
         self.progress.note(f"  {text}")
         self.outbox.log(text, level=logging.WARNING)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Holds the run, which one process does at a time; what a holder that died has left running is ended.
+        """Holds the run, which only one process may do at a time, and ends the processes that a dead holder has left.
 
         Raises:
             RunBusyError: another process executes the run; the message says which.
@@ -121,15 +121,15 @@ class RunExecution:
         held = self.shared.held(worker, self._others()) if self.shared else acquire(self.directory, worker=worker)
         with held as lease:
             self.lease = lease
-            if self.shared:  # what another machine has done of it is done here now
+            if self.shared:  # stages that another machine has finished are finished here now
                 self.plan = plan_run(self.document, self.run_id, self.home)
             if lease.is_takeover:
                 for left in end_left_process(self.directory):
                     self.warn(f"ended {left.stage} {left.pid}, left by the process that held the run before")
-            # Nobody asked a worker to go on with what a dead flow left: what that one was asked to do still holds.
+            # Without a new command a worker resumes a dead flow's run: that flow's settings still hold.
             if not (lease.is_takeover and WORKER in os.environ):
                 clear_request(self.directory)
-            # Read again: the process that held it before us may have gone on since.
+            # Read again: the process that held it before may have progressed since.
             self.state = RunState(self.home, self.run_id, lease.fence)
             try:
                 yield
@@ -138,7 +138,7 @@ class RunExecution:
                     clear_request(self.directory)
 
     def _others(self) -> list[str]:
-        """Directories that the run needs or belongs to beside its own, by path in the home."""
+        """Returns the directories, besides the run's own, that the run needs or belongs to, by path in the home."""
         outputs = [self.plan.stage(name).output for name in ("data", "base")]
         return [
             f"experiments/{self.document.experiment.name}",
@@ -163,7 +163,8 @@ class RunExecution:
         )
 
     def _server(self, flow_run_id: str | None) -> str:
-        """Where the flow run that a worker was given is; one that a command has made waits nowhere."""
+        """Returns the server of the flow run that a worker received; empty for a command's own flow run, which waits
+        nowhere."""
         before = self.state.record
         if flow_run_id == before["flow_run_id"] or WORKER not in os.environ:
             return str(before.get("api_url") or "")
@@ -171,17 +172,17 @@ class RunExecution:
 
 
 def register_run(home: Home, document: "Document", plan: RunPlan) -> None:
-    """Writes what a run is (run.json, once), the spec that its trainer reads, the document that it came from, and where
-    each value of the spec comes from (provenance.json)."""
+    """Writes the run's identity (run.json, once), the spec that its trainer reads, the document that it came from,
+    and the origin of each value of the spec (provenance.json)."""
     register_runs(home, document, [plan], durable=True)
 
 
 def register_runs(home: Home, document: "Document", plans: Iterable[RunPlan], *, durable: bool) -> None:
-    """Writes the records of several runs of one document, as `register_run` does of one.
+    """Writes the records of several runs of one document, like `register_run` for one.
 
     Args:
-        durable: wait until each file is on the disk, about 10 ms a run. Runs that are only submitted need not: the
-            flow of each writes its records again when it begins.
+        durable: wait until each file is on the disk, about 10 ms a run. Not needed for runs that are only submitted:
+            the flow of each writes its records again when it begins.
     """
     frozen = json.dumps(document.to_json(), ensure_ascii=False, allow_nan=False)
     for plan in plans:
@@ -210,18 +211,19 @@ def register_runs(home: Home, document: "Document", plans: Iterable[RunPlan], *,
 def register_experiment(
     home: Home, document: "Document", runs: tuple[RunPlan, ...], *, in_addition: bool = False
 ) -> None:
-    """Writes the experiment's record, which lists all runs that it ever had, by versions, and its frozen document.
+    """Writes the experiment's record, which lists all its runs of all versions, and its frozen document.
 
     Args:
-        in_addition: the runs join those that the experiment has now, as a study's trials do; else the version of their
-            cells is the one that the experiment has now.
+        in_addition: the runs join the experiment's present ones, like a study's trials; if not, the version with their
+            cells becomes the present one.
     """
     with home.locked(f"experiment-{document.experiment.name}", waiting=lambda: None):
         _register_experiment(home, document, runs, in_addition)
 
 
 def _join_experiment(home: Home, document: "Document", run: RunPlan) -> None:
-    """Lists a run in its experiment's record where nobody has: it was submitted from a machine with another home."""
+    """Adds a run to its experiment's record if it is missing there: it was submitted from a machine with another
+    home."""
     with home.locked(f"experiment-{document.experiment.name}", waiting=lambda: None):
         recorded = read_json(home.experiment(document.experiment.name) / "experiment.json")
         if run.run_id not in recorded.get("runs", []):
@@ -230,7 +232,7 @@ def _join_experiment(home: Home, document: "Document", run: RunPlan) -> None:
 
 
 def _fingerprint(document: "Document") -> str:
-    """Fingerprint of an experiment's whole spec, places of work included."""
+    """Returns the fingerprint of an experiment's whole spec, including directories and machines."""
     return hashlib.sha256(json.dumps(document.to_json()["experiment"], sort_keys=True).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The processes that send a run's record to its sinks while the run is executed. The run depends on none of them."""
+"""The processes that send a run's record to its sinks during the run. The run depends on none of them."""
 
 import contextlib
 import os
@@ -18,35 +18,35 @@ from specs.machine.files import read_json
 from specs.schema.execution import Sink
 
 SINK_FAILED = "sink_failed"
-"""The event of a sink that did not get all of a run."""
+"""The event of a sink that did not get the whole run."""
 _RETRY_SECONDS = 60.0
-"""Between a failure and the next attempt, while the run is executed."""
+"""Seconds between a failure and the next attempt, during the run."""
 _END_SECONDS = 30.0
-"""How long a run that has ended waits at most for its sinks."""
+"""Most seconds that a run that has ended waits for its sinks."""
 _STOP_SECONDS = 5.0
 """Seconds that sinks have to finish after a run was stopped."""
 _POLL_SECONDS = 0.1
 _NO_ATTEMPT = 0
-"""Attempt of rows that no trainer wrote: no start of one supersedes them."""
+"""Attempt of rows that no trainer wrote: a trainer's start does not supersede them."""
 
 
 class SinkProcesses:
-    """A process for each sink of a run. One that fails is started again now and then."""
+    """A process for each sink of a run. One that fails is restarted at intervals."""
 
     def __init__(self, home: Home, run_id: str, sinks: Sequence[Sink]) -> None:
         self._home, self._run_id, self._sinks = home, run_id, sinks
         self._processes: dict[Sink, subprocess.Popen[bytes]] = {}
         self._failed_at: dict[Sink, float] = {}
-        """When those failed that are to be started again."""
+        """Sink -> time of its failure, for those that are to be restarted."""
         self._log_starts: dict[Sink, int] = {}
-        """Length of each one's log when its process was started."""
+        """Sink -> length of its log when its process was started, in bytes."""
         self._failures: dict[Sink, str] = {}
-        """The last one of each sink that has failed."""
+        """Sink -> its last failure."""
 
     @contextmanager
     def sending(self, warn: Callable[[str], None]) -> Iterator[None]:
-        """Within the block, the run's record is sent as it grows. At its end the run waits until the rest is sent, half
-        a minute at most. Call it in the main thread, while the run is held.
+        """Sends the run's record as it grows within the block. At its end the run waits until the rest is sent, half a
+        minute at most. Call it in the main thread, while the run is held.
 
         Args:
             warn: called with a line about a sink that fails.
@@ -64,7 +64,7 @@ class SinkProcesses:
                     process.wait()
 
     def look(self) -> None:
-        """Warns of what has failed, and starts it again a minute later. Call it now and then."""
+        """Reports failed processes, and restarts them a minute later. Call it at intervals."""
         for sink, process in list(self._processes.items()):
             if not process.poll():
                 continue
@@ -87,7 +87,7 @@ class SinkProcesses:
             self._warn(f"{sink.type}: {message}; no run waits for it: `rpg sync {self._run_id}` sends what is missing")
 
     def _finish(self) -> None:
-        """Waits for the processes, and records which sinks lack something."""
+        """Waits for the processes, and records the sinks that lack something."""
         state = read_json(self._home.run(self._run_id) / "state.json")
         seconds = _END_SECONDS if state["status"] in ("finished", "failed") else _STOP_SECONDS
         deadline = time.monotonic() + seconds
@@ -98,7 +98,7 @@ class SinkProcesses:
             if process.poll() is None:
                 self._fail(sink, self._failures.get(sink) or f"not done {seconds:g} s after the run")
             elif not process.poll():
-                self._failures.pop(sink, None)  # a later attempt sent all
+                self._failures.pop(sink, None)  # a later attempt sent everything
         if self._failures:
             self._record_failures()
 
@@ -107,7 +107,7 @@ class SinkProcesses:
         writer = SegmentWriter(self._home.run(self._run_id), self._run_id, _NO_ATTEMPT)
         for sink, message in self._failures.items():
             writer.event(step, SINK_FAILED, f"{sink.type}: {message}")
-        with contextlib.suppress(FileExistsError):  # an earlier call that came no further has recorded as much
+        with contextlib.suppress(FileExistsError):  # an earlier call at the same position has recorded the same
             writer.flush()
 
     def _said(self, sink: Sink) -> str:

@@ -1,7 +1,7 @@
-"""Stages done: a result that is there is taken as it is, or the stage's process is started and its result published.
+"""Execution of stages: uses an existing result, or starts the stage's process and publishes its result.
 
-Several runs share the results of data and base; train, evaluate and report write into the run's own directory. Nothing
-here knows Prefect.
+Several runs share the results of data and base; train, evaluate and report write into the run's own directory. The code
+does not depend on Prefect.
 """
 
 import os
@@ -50,15 +50,15 @@ Tick = Callable[[], None]
 
 
 def perform_stage(execution: RunExecution, stage: StagePlan, tick: Tick = lambda: None) -> StageOutcome:
-    """Does a stage, unless a whole result of its fingerprint is there.
+    """Executes a stage, unless a complete result of its fingerprint exists.
 
     Args:
-        tick: called many times a second while the stage's process works.
+        tick: called many times a second while the stage's process runs.
     Raises:
-        SpecError: the spec, or what it names, is wrong; with the line of the spec.
-        StageError: the stage failed by no fault of the user's.
+        SpecError: the spec, or a file or model that it names, is wrong; with the line of the spec.
+        StageError: the stage failed without a user's mistake.
         StageStoppedError: the run was asked to stop.
-        StagePausedError: training has come to the step at which the run pauses.
+        StagePausedError: training has reached the step at which the run pauses.
         SupersededError: another process has taken the run over.
     """
     _stop_if_asked(execution)
@@ -84,7 +84,7 @@ def _perform(execution: RunExecution, stage: StagePlan, tick: Tick) -> StageOutc
     if _is_done(execution, stage):
         return _record_cached(execution, stage)
     _refuse_other_code(execution, stage)
-    # Training may have been taken before a retry.
+    # Training may have been reused before a retry.
     if stage.taken_from and (stage.stage == "evaluate" or not (execution.directory / "attempts").exists()):
         stage = _take(execution, stage)
         if _is_done(execution, stage):
@@ -96,7 +96,7 @@ def _perform(execution: RunExecution, stage: StagePlan, tick: Tick) -> StageOutc
         with lock:
             if execution.shared and not _is_done(execution, stage) and not _since(execution, stage):
                 execution.shared.fetch_artifact(stage.output)
-            # Another run may have published the result while this one waited, or a worker of another machine before.
+            # Another run may have published the result during the wait, or a worker of another machine before.
             if _is_done(execution, stage):
                 return _record_cached(execution, stage)
             return _recorded(execution, stage, lambda: _make_aside(execution, stage, tick))
@@ -109,9 +109,10 @@ def _perform(execution: RunExecution, stage: StagePlan, tick: Tick) -> StageOutc
 
 
 def _take(execution: RunExecution, stage: StagePlan) -> StagePlan:
-    """Takes what another run has trained or evaluated. Where that is damaged, it is done anew: the stage says so.
+    """Reuses another run's training or evaluation. If that is damaged, returns the stage as one to execute, with the
+    reason.
 
-    One that machines share through an object store takes nothing, and one that is to pause no more than a beginning.
+    A run in an object store reuses nothing, and a run that is to pause reuses only the first steps of a training.
     """
     from storage.segments import BadSegmentError
 
@@ -130,7 +131,7 @@ def _take(execution: RunExecution, stage: StagePlan) -> StagePlan:
 
 
 def _is_done(execution: RunExecution, stage: StagePlan) -> bool:
-    """Whether the stage's result is there and whole."""
+    """Returns whether the stage's result exists and is complete."""
     since = _since(execution, stage)
     if stage.stage == "report":
         current = is_report_current(execution.state.record, stage.fingerprint, stage.inputs, stage.output)
@@ -145,8 +146,8 @@ def _since(execution: RunExecution, stage: StagePlan) -> int:
 
 
 def _refuse_other_code(execution: RunExecution, stage: StagePlan) -> None:
-    """Raises SpecError where the code is not the one that the stage's fingerprint is of: edited since the run was
-    planned, or that of a result which the user has accepted and which is damaged by now. Of the page it is let be."""
+    """Raises SpecError if the code does not match the stage's fingerprint: it was edited since the run was planned,
+    or the user had accepted other code for a result that is now damaged. The report stage is exempt."""
     if stage.accepted:
         message, changed = "the result that was accepted is not whole any more", ""
     elif stage.stage != "report" and (now := Code().of_stage(stage.stage, execution.plan.experiment)) != stage.code:
@@ -159,7 +160,7 @@ def _refuse_other_code(execution: RunExecution, stage: StagePlan) -> None:
 
 
 def _record_cached(execution: RunExecution, stage: StagePlan) -> StageOutcome:
-    """Records that the result was there already. One that this run made keeps the record of its making."""
+    """Records that the result existed already. A result that this run made keeps the record of its making."""
     before = execution.state.stage(stage.stage)
     if before.get("fingerprint") != stage.fingerprint or before.get("status") != "finished":
         _record(execution, stage, status="finished", cached=True, started_at=None, ended_at=now())
@@ -170,7 +171,7 @@ def _record_cached(execution: RunExecution, stage: StagePlan) -> StageOutcome:
 
 
 def _recorded(execution: RunExecution, stage: StagePlan, work: Callable[[], None]) -> StageOutcome:
-    """Does a stage's work, and records its start and how it ended."""
+    """Executes a stage's work, and records its start and how it ended."""
     execution.state.work()
     _record(execution, stage, status="running", cached=False, started_at=now(), ended_at=None)
     try:
@@ -200,7 +201,7 @@ def _name_evaluation(execution: RunExecution, stage: StagePlan) -> None:
 
 
 def _pause_if_there(execution: RunExecution) -> None:
-    """Raises StagePausedError where training has come to the step at which it is to pause, or to one after it, and has
+    """Raises StagePausedError if training has reached the step at which it is to pause, or a later one, and has
     evaluated its policy there."""
     noted = read_json(execution.directory / "evaluated.json")
     newest = max((execution.directory / "checkpoints").glob("step-*"), default=None)
@@ -211,7 +212,7 @@ def _pause_if_there(execution: RunExecution) -> None:
 
 
 def _make_aside(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
-    """Has `rpg.stage` fill a directory aside, and publishes that directory."""
+    """Fills a temporary directory with `rpg.stage`, and publishes that directory."""
     directory = execution.directory.absolute()  # another machine may read the job, from another directory
     inputs = {name: str(execution.plan.stage(name).output.absolute()) for name in stage.inputs if name != "train"}
     if stage.stage == "evaluate":
@@ -266,7 +267,7 @@ def _train(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
 
 
 def _write_inputs(execution: RunExecution, stage: StagePlan) -> None:
-    """Writes inputs.json: what the trainer works with, and whoever trains steps of the run again."""
+    """Writes inputs.json, the input of the trainer, and of commands that train steps of the run again."""
     directory = execution.directory
     inputs = {name: os.path.relpath(execution.plan.stage(name).output, directory) for name in ("data", "base")}
     evaluate = execution.plan.stage("evaluate")
@@ -277,14 +278,14 @@ def _write_inputs(execution: RunExecution, stage: StagePlan) -> None:
     pause = {"until": execution.until} if execution.until else {}
     launcher = launcher_of(execution.plan.experiment)
     lease = {"lease": execution.lease.number} if execution.lease and not launcher.outlives_command else {}
-    from pipelines.planning.gpu_sharing import sharing_inputs  # which the start of a run need not wait for
+    from pipelines.planning.gpu_sharing import sharing_inputs  # slow import that the start of a run does not need
 
     sharing = sharing_inputs(execution.plan.experiment)
     write_json(directory / "inputs.json", named | pause | lease | inputs | sharing | retry_inputs(execution))
 
 
 def _launch(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
-    """Has the spec's launcher do a stage in its ranks."""
+    """Executes a stage in its ranks with the spec's launcher."""
     launcher, experiment = launcher_of(execution.plan.experiment), execution.plan.experiment
     launched: LaunchedStage = "train" if stage.stage == "train" else "evaluate"
     with stage_slots(execution, stage.stage) as slots:
@@ -297,13 +298,13 @@ def _launch(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
             environment=slot_environment(slots),
             forks=is_rank(command) and forks_stages(experiment, slots),
             signal_children=launcher.signal_children and not is_rank(command),
-            # What runs elsewhere is the business of whoever has taken the run over.
+            # A process that has taken the run over is responsible for jobs elsewhere.
             afterwards=lambda: None if execution.superseded else launcher.end(execution.directory),
         )
 
 
 def _withdraw(execution: RunExecution, manifest: Path) -> None:
-    """Takes back a published training whose files are damaged: the trainer exports the last step's weights again."""
+    """Withdraws a published training whose files are damaged: the trainer exports the last step's weights again."""
     recorded = read_json(manifest)
     for weights in recorded.get("weights", {}).values():
         entries = {name: entry for name, entry in recorded["files"].items() if name.startswith(f"{weights}/")}
@@ -314,8 +315,8 @@ def _withdraw(execution: RunExecution, manifest: Path) -> None:
 
 
 def _forget_older(directory: Path, since_ns: int) -> None:
-    """Removes what training left before that time and would go on from, so that it begins anew. Its rows stay, until
-    those of the new attempt supersede them."""
+    """Removes the files of training from before that time from which it would resume, so that it starts from step 0.
+    Its rows stay until the rows of the new attempt supersede them."""
     if since_ns:
         for path in (
             directory / "train.json",
@@ -328,7 +329,7 @@ def _forget_older(directory: Path, since_ns: int) -> None:
 
 
 def _forget_older_answers(kept: Path, since_ns: int) -> None:
-    """Removes the answers that an evaluation, which was interrupted, left before that time and would go on with."""
+    """Removes an interrupted evaluation's answers from before that time, which the evaluation would continue with."""
     for path in kept.rglob("*.json"):
         if is_older(path, since_ns):
             path.unlink()
@@ -337,7 +338,7 @@ def _forget_older_answers(kept: Path, since_ns: int) -> None:
 def _report(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     from storage.ingest import ingest
 
-    # Not under the page's time limit: the larger the run, the longer its files take to merge.
+    # Without the page's time limit: the larger the run, the longer its files take to merge.
     ingest(execution.home.root, compact=execution.run_id, whole=True)
     if execution.plan.experiment.stages.report.timeout_seconds:  # only a process can be ended
         command = [sys.executable, "-P", "-m", "pipelines.report", execution.run_id]
@@ -367,7 +368,8 @@ def _run_process(
     signal_children: bool = False,
     afterwards: Callable[[], None] = lambda: None,
 ) -> None:
-    """Runs a stage's process to its end; raises what its exit means. See `perform_stage` for the errors.
+    """Runs a stage's process to its end, and raises the error that its exit code means. See `perform_stage` for the
+    errors.
 
     Args:
         tick: called many times a second.
@@ -422,7 +424,8 @@ def _run_process(
 
 
 def _standing(execution: RunExecution, stage: StagePlan) -> str:
-    """For the end of an error message: which stage met the user's mistake, and which were finished before."""
+    """Returns the end of an error message: the stage with the user's mistake, and the stages that had finished
+    before."""
     stages = execution.plan.experiment.stages
     names = [name for name in type(stages).model_fields if name != stage.stage]
     finished = [name for name in names if execution.state.stage(name).get("status") == "finished"]

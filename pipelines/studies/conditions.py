@@ -1,4 +1,4 @@
-"""Conditions that make trials comparable: a stored study goes on only under those that its trials were made under."""
+"""Conditions that make trials comparable: a stored study continues only under those of its existing trials."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from specs.study_document import StudyDocument
 
 
 def conditions(document: StudyDocument) -> dict[str, Any]:
-    """Conditions of a study, as they are kept."""
+    """Returns the conditions of a study, as they are stored."""
     study = document.study
     goals = [goal.model_dump(mode="json") for goal in study.targets]
     return {
@@ -29,19 +29,21 @@ def conditions(document: StudyDocument) -> dict[str, Any]:
 
 
 def _code(document: StudyDocument) -> dict[str, Any]:
-    """The results number of each stage that makes a trial, and how its code differs from the release."""
+    """Returns the results number of each stage that makes a trial, and the difference of its code from the release."""
     code, experiment = Code(), document.experiment.experiment
     differing = {stage: found for stage in ENTRIES if (found := code.of_stage(stage, experiment))}
     return {"numbers": {stage: release().results[stage] for stage in ENTRIES}, "differing": differing}
 
 
 def results_digest(document: StudyDocument, *, of_baseline: bool = False) -> str:
-    """Digest of all that makes a trial's result, the searched fields left out: only trials of one experiment compare.
+    """Returns a digest of everything that determines a trial's result, without the searched fields: only trials of one
+    experiment are comparable.
 
-    What the stages' fingerprints are made from: files enter by their content, and where and how work runs does not.
+    It covers the same inputs as the stages' fingerprints: files enter by their content; the place and manner of
+    execution do not enter.
 
     Args:
-        of_baseline: the experiment's own values of the searched fields count too.
+        of_baseline: include the experiment's own values of the searched fields.
     """
     experiment = document.experiment.experiment
     searched = () if of_baseline else tuple(document.study.parameters)
@@ -58,10 +60,10 @@ def results_digest(document: StudyDocument, *, of_baseline: bool = False) -> str
 
 
 def changes(before: Mapping[str, Any], document: StudyDocument) -> list[Issue]:
-    """Why a stored study cannot go on as this document has it.
+    """Returns the reasons why a stored study cannot continue with this document.
 
     Args:
-        before: what `conditions` gave when its last trial was made.
+        before: the result of `conditions` when its last trial was created.
     """
     study, now = document.study, conditions(document)
     issues = space.changes(before["parameters"], study.parameters)
@@ -92,10 +94,11 @@ def changes(before: Mapping[str, Any], document: StudyDocument) -> list[Issue]:
 
 
 def unmeasured(document: StudyDocument, finished: Sequence[Mapping[str, Any]]) -> list[Issue]:
-    """The constraints whose measure no finished trial has recorded, so that every one would seem to break them.
+    """Returns the constraints whose measure no finished trial has recorded, so that every trial would seem to break
+    them.
 
     Args:
-        finished: what each finished trial has measured, by `measure_label`.
+        finished: the values that each finished trial has measured, by `measure_label`.
     """
     measured = {label for constraints in finished for label in constraints}
     hint = f"constraints are measured as trials end: give the study another name than {document.study.name!r}"
@@ -109,9 +112,9 @@ def unmeasured(document: StudyDocument, finished: Sequence[Mapping[str, Any]]) -
 
 
 def trial_seeds(study: Study, seeds: tuple[int, ...]) -> tuple[int, ...]:
-    """The seeds of each trial of the search.
+    """Returns the seeds of each trial of the search.
 
     Args:
-        seeds: the experiment's.
+        seeds: the experiment's seeds.
     """
     return seeds[: study.seeds_per_trial] if study.seeds_per_trial else seeds

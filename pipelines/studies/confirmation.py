@@ -1,13 +1,15 @@
-"""Confirmation: the best trials and the baseline once more, each on the same seeds, which no trial of the search had.
+"""Confirmation: the best trials and the baseline again, each on the same seeds, which no trial of the search had.
 
-The best of many trials flatters itself: its value is its worth and its luck. Only fresh seeds tell the two apart.
-A unit of the confirmation is one arm with one seed; units are the trials of a second Optuna study, `NAME/confirmation`.
+The best of many trials is biased upward: its value is its true value plus the variation of its seeds. Only fresh seeds
+separate the two. A unit of the confirmation is one arm with one seed; units are the trials of a second Optuna study,
+`NAME/confirmation`.
 
-Seeds come in rounds, and after each the arms are held against each other. The error that all looks may make is spent
-over the rounds, see `level` in rpg/statistics/comparison.py: the last one has the whole of a single look, those before
-it the small shares of further looks. So a confirmation that goes to its end with all its arms claims as much as one
-that looks once. To stop a candidate that cannot win any more costs no error, but its fewer seeds make the verdict claim
-less of the others: of candidates 4 and 0 points ahead it tells one in 64 % of studies instead of 67 %.
+Seeds come in rounds, and an interim analysis after each compares the arms. The allowed error of all analyses is spent
+over the rounds, see `level` in rpg/statistics/comparison.py: the last one has the whole error of a single analysis, the
+earlier ones the small shares of further analyses. So a confirmation that reaches its end with all its arms claims as
+much as one with a single analysis. Stopping a candidate that can no longer win costs no error, but its fewer seeds
+weaken the verdict on the others: with candidates 4 and 0 points ahead it finds one better in 64 % of studies instead of
+67 %.
 """
 
 import math
@@ -27,24 +29,25 @@ from pipelines.studies.trials import Trial, violations
 from specs.schema.study import Study
 
 CONFIRMATION = "-confirmation"
-"""End of the name of the experiment that confirms a study."""
+"""Suffix of the name of the experiment that confirms a study."""
 LARGEST_SEED = 2**32
 LEAST_CHANCE = 0.05
-"""Chance of being told from the baseline after all seeds, below which a candidate stops."""
+"""Probability of a difference from the baseline after all seeds, below which a candidate stops."""
 
 
 def experiment_name(study: Study) -> str:
-    """The experiment that the confirmation's runs are: one group of seeds an arm, the baseline first."""
+    """Returns the name of the experiment with the confirmation's runs: one group of seeds for each arm, the baseline
+    first."""
     return experiment_of_confirmation(study.name)
 
 
 def experiment_of_confirmation(study: str) -> str:
-    """Name of the experiment that confirms the study of a name."""
+    """Returns the name of the experiment that confirms a study."""
     return f"{study[:50]}{CONFIRMATION}"
 
 
 def fresh_seeds(study: Study, searched: Sequence[int]) -> list[int]:
-    """Seeds that no trial of the search has, the same at every call."""
+    """Returns seeds that no trial of the search has, the same ones at every call."""
     wanted, first = study.confirm.seeds if study.confirm else 0, max(searched) + 1
     candidates = count(first) if first + wanted <= LARGEST_SEED else count()
     unused = (seed for seed in candidates if seed not in searched)
@@ -52,10 +55,11 @@ def fresh_seeds(study: Study, searched: Sequence[int]) -> list[int]:
 
 
 def arms(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[Arm]:
-    """The baseline and the candidates, the best first, without units; of several goals the front's, by the first goal.
+    """Returns the baseline and the candidates, the best first, without units; with several goals those of the front, by
+    the first goal.
 
-    A candidate keeps the constraints, differs from the baseline and from the candidates before it. Without a candidate
-    there is nothing to confirm.
+    A candidate keeps the constraints, and differs from the baseline and from the candidates before it. Returns no arms
+    without a candidate.
     """
     if study.confirm is None:
         return []
@@ -70,9 +74,9 @@ def arms(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[Arm
 
 
 def set_aside(study: Study, trials: Sequence[Trial]) -> dict[str, float]:
-    """What the confirmation may cost at most, by limit of the budget: as many whole runs as it may have, each at the
-    baseline's cost, or the mean of finished trials where it has none; empty without a confirmation, and until a trial
-    has finished."""
+    """Returns the most that the confirmation may cost, by limit of the budget: all its possible runs, each at the
+    baseline's cost, or the mean of finished trials if the baseline has none. Empty without a confirmation, and until
+    a trial has finished."""
     finished = [trial for trial in trials if trial.values is not None]
     costing = [trial.about for trial in finished if trial.baseline] or [trial.about for trial in finished]
     if study.confirm is None or not costing:
@@ -83,14 +87,16 @@ def set_aside(study: Study, trials: Sequence[Trial]) -> dict[str, float]:
         name: runs * sum(float(about.get(name, 0.0)) for about in costing)
         for name in ("tokens", "gpu_hours", "seconds")
     }
-    # Workers share the runs, and so the hours.
+    # Workers share the runs, and therefore the hours.
     return {**costs, "hours": costs.pop("seconds") / 3600 / study.parallel}
 
 
 def ranked(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[Trial]:
-    """The finished trials that keep the constraints, the best first; of several goals those of the front first.
+    """Returns the finished trials that keep the constraints, the best first; with several goals those of the front
+    first.
 
-    By noisy_gp a trial's place is that of its posterior mean, which its own luck has little part in.
+    With noisy_gp they are ordered by posterior mean, on which the variation of a trial's own seeds has little
+    influence.
     """
     finished = [trial for trial in trials if trial.values is not None and is_feasible(study, trial)]
     signs = [1 if goal.direction == "maximize" else -1 for goal in study.targets]
@@ -110,8 +116,8 @@ def ranked(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> list[T
 
 
 def standings(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> dict[int, noisy_gp.Standing]:
-    """What the sampler's model says of the finished trials that keep the constraints, by number; empty without a
-    model, and of several goals."""
+    """Returns the sampler's model of the finished trials that keep the constraints, by number; empty without a
+    model, and with several goals."""
     if study.sampler.type not in ("auto", "noisy_gp") or len(study.targets) > 1:
         return {}
     finished = [trial for trial in trials if trial.values is not None and is_feasible(study, trial)]
@@ -119,7 +125,7 @@ def standings(study: Study, trials: Sequence[Trial], *, horizon: int = 0) -> dic
 
 
 def is_feasible(study: Study, trial: Trial) -> bool:
-    """Whether a finished trial keeps the study's constraints."""
+    """Returns whether a finished trial keeps the study's constraints."""
     return all(missed <= 0 for missed in violations(study, trial.about.get("constraints") or {}).values())
 
 
@@ -127,7 +133,7 @@ def is_feasible(study: Study, trial: Trial) -> bool:
 
 
 def rounds(most: int) -> list[int]:
-    """Numbers of seeds at which the arms are held against each other: `most`, its half and so on, from two seeds on.
+    """Returns the numbers of seeds at which the arms are compared: `most`, its half and so on, from two seeds on.
 
     Example:
         >>> rounds(5), rounds(8)
@@ -140,16 +146,16 @@ def rounds(most: int) -> list[int]:
 
 
 def may_win(candidate: ArrayLike, baseline: ArrayLike, most: int, confidence: float) -> bool:
-    """Whether a candidate has a chance to be told from the baseline after all seeds, by what it has shown.
+    """Returns whether a candidate can still be distinguished from the baseline after all seeds, by its results so far.
 
-    Its remaining seeds are predicted from those it has; it has to come out as far ahead as a look after `most` seeds
-    tells apart.
+    Its remaining seeds are predicted from its present ones; its lead has to reach the least difference that an analysis
+    after `most` seeds can detect.
 
     Args:
-        candidate, baseline: a figure a seed, equally many, the larger the better.
-        most: seeds of each at the end.
-        confidence: of the last look.
-    Example: what lies behind by three times its scatter does not win.
+        candidate, baseline: one value for each seed, equally many, larger is better.
+        most: seeds of each arm at the end.
+        confidence: confidence of the last analysis.
+    Example: an arm that is behind by three times its scatter does not win.
         >>> may_win([0.4, 0.41, 0.39], [0.43, 0.44, 0.45], 5, 0.95)
         False
     """
@@ -157,7 +163,7 @@ def may_win(candidate: ArrayLike, baseline: ArrayLike, most: int, confidence: fl
 
     ahead, behind = np.asarray(candidate, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
     if not (np.isfinite(ahead).all() and np.isfinite(behind).all()):
-        return False  # a seed is lost that nothing can count with: nothing will be claimed
+        return False  # a failed seed without a value: nothing will be claimed
     seen, left = len(ahead), most - len(ahead)
     gap = float(ahead.mean() - behind.mean())
     scatter = math.sqrt((ahead.var(ddof=1) + behind.var(ddof=1)) / 2)
@@ -171,74 +177,74 @@ def may_win(candidate: ArrayLike, baseline: ArrayLike, most: int, confidence: fl
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at the arms, after a round."""
+    """One interim analysis of the arms, after a round."""
 
     seeds: int
-    """Seeds of each arm that was still there."""
+    """Seeds of each remaining arm."""
     share: int
-    """Which share of the error it has; see `rpg.statistics.comparison.level`."""
+    """Its share of the error; see `rpg.statistics.comparison.level`."""
     most: int
-    """Seeds of each arm at most, as the study had it then."""
+    """Most seeds of each arm in the study at that time."""
     arms: tuple[int, ...]
-    """Numbers of their trials."""
+    """Numbers of the arms' trials."""
     dataset: str
     """The evaluation set that confirms."""
     stopped: tuple[int, ...] = ()
-    """Arms that stop here, since they cannot win any more."""
+    """Arms that stop here, because they can no longer win."""
     won: bool = False
-    """Whether a candidate is better than the baseline, which ends the confirmation."""
+    """Whether a candidate is better than the baseline; that ends the confirmation."""
 
     def plain(self) -> dict[str, Any]:
-        """The look as JSON data."""
+        """Returns the analysis as JSON data."""
         return asdict(self)
 
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> "Look":
-        """Reads what `plain` wrote."""
+        """Returns the analysis that `plain` wrote."""
         return cls(**{**plain, "arms": tuple(plain["arms"]), "stopped": tuple(plain["stopped"])})
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a confirmation is."""
+    """Progress of a confirmation."""
 
     seeds: Mapping[int, int]
-    """Trial's number -> how many seeds are wanted of it by now."""
+    """Trial's number -> number of its seeds that are wanted by now."""
     due: int
-    """The number of seeds at the end of the round under way; 0: the confirmation is over."""
+    """The number of seeds at the end of the round under way; 0 after the confirmation."""
     stopped: Mapping[int, int]
-    """Trial's number -> after how many seeds it stopped, before the others."""
+    """Trial's number -> number of seeds after which it stopped, before the others."""
 
 
 def progress(looks: Sequence[Look], ended: Mapping[int, int], baseline: int | None, most: int) -> Progress:
-    """How far a confirmation is.
+    """Returns the progress of a confirmation.
 
     Args:
-        looks: those at these very arms.
-        ended: arm, as its trial's number -> how many of its seeds have ended, from the first on.
+        looks: the interim analyses of exactly these arms.
+        ended: arm, by its trial's number -> number of its seeds that have ended, from the first on.
         baseline: the baseline among them.
-        most: seeds of each arm at most.
+        most: most seeds of each arm.
     """
     looks = [look for look in looks if look.seeds <= most]
     last = max((look.seeds for look in looks), default=0)
-    # What was decided by another number of seeds is open again.
+    # A decision for another number of seeds is open again.
     bound = [look for look in looks if look.most == most]
     stopped = {arm: look.seeds for look in bound for arm in look.stopped}
     going = [arm for arm in ended if arm not in stopped]
     ahead = [number for number in rounds(most) if number > last]
     due = 0
     if ahead and set(going) - {baseline} and not any(look.won for look in bound):
-        # Seeds that are there already are looked at together.
+        # Seeds that have ended already are analysed together.
         whole = [number for number in ahead if all(ended[arm] >= number for arm in going)]
         due = max(whole, default=ahead[0])
     return Progress({arm: stopped.get(arm, due or last) for arm in ended}, due, stopped)
 
 
 def share_of(seeds: int, most: int, taken: Mapping[int, int]) -> int:
-    """Which share of the error a look has.
+    """Returns an interim analysis's share of the error.
 
     Args:
-        taken: number of seeds -> share of the looks before. A look at as many seeds once more costs nothing.
+        taken: number of seeds -> share of the earlier analyses. A repeated analysis at the same number costs nothing.
     """
     if seeds in taken:
         return taken[seeds]
@@ -247,11 +253,11 @@ def share_of(seeds: int, most: int, taken: Mapping[int, int]) -> int:
 
 
 def look_at(home: Home, record: StudyRecord, look: Look) -> Look:
-    """The look with what it finds: whether a candidate has won, and who stops.
+    """Returns the interim analysis with its findings: whether a candidate has won, and the arms that stop.
 
     Args:
-        record: the study's, with the arms on the seeds that they have by now.
-        look: what is known of it beforehand.
+        record: the study's record, with the arms on their present seeds.
+        look: the analysis's known fields.
     """
     from pipelines.studies.answers.answer import better_arms
 
@@ -272,7 +278,7 @@ def look_at(home: Home, record: StudyRecord, look: Look) -> Look:
 
 
 def _figures(record: StudyRecord, arm: Arm) -> list[float]:
-    """The figure of each seed, the larger the better, a failed one at the goal's worst value."""
+    """Returns the value of each seed, larger is better, with a failed one at the goal's worst value."""
     worst = record.first.worst
     values = [worst if unit.value is None else unit.value for unit in arm.units]
     return [-math.inf if value is None else record.first.better(value) for value in values]

@@ -1,8 +1,8 @@
-"""Cost of a study before anything runs: at worst, at best, and the confirmation.
+"""Cost of a study before it runs: at worst, at best, and of the confirmation.
 
-At worst every trial is trained to its end; at best pruning lets no more go on than it has to. Response tokens are upper
-bounds in both, and GPU hours are about those of that many. What the parameters of a trial change in a run's cost is not
-counted: the experiment's own values stand for all.
+At worst every trial is trained to its end; at best pruning continues as few trials as it may. Response tokens are upper
+bounds in both, and GPU hours are estimates for that number of tokens. The effect of a trial's parameters on its cost is
+not counted: all trials have the cost of the experiment's own values.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from specs.study_document import StudyDocument
 from specs.study_space import num_candidates, num_combinations
 
 CHANGE_COST = ("training", "rollout", "data", "model", "evaluation")
-"""Sections whose fields change what a run costs."""
+"""Sections whose fields change the cost of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Cost:
     """Cost of a part of a study."""
 
     runs: int
-    """A trial with a seed, or an arm with one."""
+    """Number of runs: a trial with a seed, or an arm with one."""
     trained_to_end: int
     """Runs among them that reach the last step."""
     steps: int
@@ -35,15 +35,15 @@ class Cost:
     tokens: int
     """Most response tokens to sample for training."""
     evaluation_samples: int | None
-    """Responses to evaluate checkpoints with; None where the size of an evaluation set is not known yet."""
+    """Responses for the evaluation of checkpoints; None if the size of an evaluation set is not known yet."""
     gpu_hours: float | None
-    """Hours of training and evaluation on H100s, of training alone where `evaluation_samples` is None; None where the
+    """Hours of training and evaluation on H100s, only of training if `evaluation_samples` is None; also None if the
     model's config is not on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyCost:
-    """Cost of a study from its beginning."""
+    """Cost of a whole study."""
 
     trials: int
     seeds: tuple[int, ...]
@@ -53,11 +53,11 @@ class StudyCost:
     best: Cost
     confirmation: Cost
     varying: tuple[str, ...]
-    """Parameters that change what a run costs."""
+    """Parameters that change the cost of a run."""
 
 
 def study_cost(document: StudyDocument) -> StudyCost:
-    """The cost of all that the study wants, what is done already included."""
+    """Returns the cost of the whole study, including its finished part."""
     study, experiment = document.study, document.experiment.experiment
     trials = study.trials
     if study.sampler.type == "grid" and all(num_candidates(searched) for searched in study.parameters.values()):
@@ -78,7 +78,7 @@ def study_cost(document: StudyDocument) -> StudyCost:
 
 
 def least_steps(study: Study, trials: int, horizon: int) -> list[int]:
-    """The last step of each trial where pruning lets no more go on than it has to; the baseline's first.
+    """Returns the last step of each trial if pruning continues as few trials as it may; the baseline's first.
 
     Args:
         horizon: the step at which a trial ends.
@@ -88,7 +88,7 @@ def least_steps(study: Study, trials: int, horizon: int) -> list[int]:
         return [horizon] * trials
     if isinstance(pruner, Halving):
         ends = _halved(pruner, trials, horizon)
-        if horizon not in ends:  # where none earns it, the best of the highest rung is trained to its end
+        if horizon not in ends:  # if none earns it, the best of the highest rung is trained to its end
             ends = [*sorted(ends)[:-1], horizon]
         return [horizon, *ends]
     if isinstance(pruner, MedianRule):
@@ -99,7 +99,7 @@ def least_steps(study: Study, trials: int, horizon: int) -> list[int]:
 
 
 def _halved(pruner: Halving, trials: int, horizon: int) -> list[int]:
-    """The last step of each trial but the baseline, trial 0, which meets no rung."""
+    """Returns the last step of each trial but the baseline, trial 0, which has no rungs."""
     brackets = len(pruner.rungs) if isinstance(pruner, Hyperband) else 1
     ends: list[int] = []
     for bracket in range(brackets):
@@ -113,10 +113,10 @@ def _halved(pruner: Halving, trials: int, horizon: int) -> list[int]:
 
 
 def _cost(document: StudyDocument, ends: Sequence[int], seeds: int, *, pruned: bool = True) -> Cost:
-    """Cost of trials that end at these steps, the first of them the baseline's.
+    """Returns the cost of trials that end at these steps, the first of them the baseline's.
 
     Args:
-        pruned: whether they meet the study's rungs.
+        pruned: whether the study's rungs apply to them.
     """
     study, experiment = document.study, document.experiment.experiment
     horizon, algebra, shape = experiment.training.steps, batch_algebra(experiment), model_shape(experiment)
@@ -126,7 +126,7 @@ def _cost(document: StudyDocument, ends: Sequence[int], seeds: int, *, pruned: b
     for index, end in enumerate(ends):
         looks += evaluated_on_the_way(experiment, end) + (end == horizon)
         looks += sum(step <= end for step in study.rungs) if pruned and index else 0
-        # The base model is evaluated with the baseline alone.
+        # The base model is evaluated only with the baseline.
         looks += index == 0 and measures_base(experiment)
     hours = None
     if shape:

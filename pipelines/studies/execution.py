@@ -1,4 +1,4 @@
-"""One trial, done: its experiment is run, and what came of it is measured in the record."""
+"""Execution of one trial: runs its experiment, and measures the results in the record."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from specs.study_space import settings
 from storage import Store
 
 Execute = Callable[[Document, int], tuple[RunOutcome, ...]]
-"""Runs a trial's experiment, as `execute_experiment` does, until a step; 0: to its end."""
+"""Runs a trial's experiment, like `execute_experiment`, until a step; 0 means to its end."""
 INFRASTRUCTURE: frozenset[Cause] = frozenset({"lost_peer", "preempted", "hung"})
-"""Causes that say nothing of a trial's values: it is done once more."""
+"""Causes that do not depend on a trial's values: it is retried."""
 AT_FAULT: frozenset[Cause] = frozenset({"diverged", "out_of_memory", "sampler_out_of_memory"})
-"""Causes that a trial's values have brought about: the sampler is to keep away from them."""
+"""Causes that come from a trial's values: the sampler should avoid them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Task:
 
     trial: Trial
     confirming: bool = False
-    """It is a unit of the confirmation."""
+    """Whether it is a unit of the confirmation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +40,31 @@ class Result:
 
     run_ids: tuple[str, ...] = ()
     values: tuple[Score, ...] = ()
-    """Scores by goal; empty: none."""
+    """Scores by goal; empty without a value."""
     paused_at: int = 0
-    """The rung that it has reached; 0: its end."""
+    """The rung that it has reached; 0 means its end."""
     constraints: Mapping[str, float] | None = None
     tokens: float = 0.0
     gpu_hours: float = 0.0
     reason: str = ""
-    """Why there is no value."""
+    """The reason why there is no value."""
     at_fault: bool = False
-    """Its values are the reason."""
+    """Whether its values are the reason."""
     again: bool = False
-    """It failed for another reason than its values, and may be done once more."""
+    """Whether it failed for another reason than its values, and may be retried."""
     busy: bool = False
-    """Another process executes one of its runs."""
+    """Whether another process executes one of its runs."""
 
 
 def trial_document(document: StudyDocument, trial: Trial, seeds: Sequence[int]) -> Document:
-    """The experiment of a trial.
+    """Returns the experiment of a trial.
 
-    All trials bear the study's name, so that equal values are one run, done once; what they vary is a matrix of one
-    cell, by which the dashboard, comparisons and SQL tell them apart. The base model is evaluated with the baseline
-    alone: it is the same for all.
+    All trials have the study's name, so that equal values give one run, executed once. Their varied values are a matrix
+    of one cell, by which the dashboard, comparisons and SQL distinguish them. The base model is evaluated only with the
+    baseline: it is the same for all.
 
     Raises:
-        SpecError: the experiment does not accept the values; the issue's path is that of the field.
+        SpecError: the experiment does not accept the values; the issue's path is the field's.
     """
     study = document.study
     values = {} if trial.baseline else settings(trial.params, study.parameters)
@@ -84,7 +84,7 @@ def run_task(task: Task, document: StudyDocument, home: Home, execute: Execute) 
     """Runs a trial's experiment and measures it.
 
     Raises:
-        SpecError: the experiment names what is not there, which no trial's values are to blame for.
+        SpecError: the experiment names a missing file or model, independent of the trial's values.
         StudyInterruptedError: asked to stop.
     """
     trial = task.trial
@@ -114,7 +114,7 @@ def _measured(
     study, until = document.study, task.trial.work.until
     goals, dataset = study.targets, ""
     if task.confirming and study.confirm:
-        # One seed a unit: what is cautious over seeds is the interval over all of them.
+        # One seed for each unit: caution over seeds comes from the interval over all of them.
         goals = (goals[0].model_copy(update={"over_seeds": "mean"}),)
         dataset = study.confirm.dataset
     confidence = document.experiment.experiment.evaluation.confidence
@@ -138,7 +138,7 @@ def _failure(run_ids: tuple[str, ...], outcome: RunOutcome, tokens: float) -> Re
 
 
 def _blames(error: SpecError, params: Mapping[str, Any]) -> bool:
-    """Whether the values of this trial are at fault, and not what all trials share."""
+    """Returns whether the error comes from this trial's values, not from settings that all trials share."""
     searched = [tuple(path.split(".")) for path in params]
     blamed = [tuple(map(str, issue.path)) for issue in error.issues]
     return any(path and (path[: len(s)] == s or s[: len(path)] == path) for path in blamed for s in searched)

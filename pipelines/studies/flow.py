@@ -1,4 +1,4 @@
-"""A study on a Prefect server: its submission, and the flow run in which a worker does all its trials."""
+"""A study on a Prefect server: its submission, and the flow run in which a worker executes all its trials."""
 
 import os
 from collections.abc import Callable
@@ -29,15 +29,15 @@ from specs.machine.lease import RunBusyError, acquire
 from specs.study_document import StudyDocument
 
 _CLOSE_SECONDS = 5.0
-"""How long a flow that ends waits for the server at most."""
+"""Most seconds that a flow waits for the server at its end."""
 
 
 @flow(name="rpg-study", flow_run_name="{name}", validate_parameters=False, persist_result=False)
 def run_study_flow(name: str, document: str) -> "State[Any]":
-    """Runs what is left of a study; each trial's runs are flow runs below this one.
+    """Runs the unfinished part of a study; each trial's runs are flow runs below this one.
 
     Args:
-        name: what the dashboard calls it.
+        name: the flow run's name on the dashboard.
         document: the digest of the frozen study, which the server keeps.
     """
     if is_called_off_here():
@@ -45,7 +45,7 @@ def run_study_flow(name: str, document: str) -> "State[Any]":
     home, study = Home.from_environment(), StudyDocument.from_json(frozen.fetch(document))
     outbox = Outbox(home, this_flow_run.id)
     outbox.start()
-    # A flow run that waited in the queue while the study was cancelled is cancelled with it.
+    # A flow run that waits in the queue during the study's cancellation is cancelled with it.
     asked_for = this_flow_run.scheduled_start_time.astimezone(UTC).isoformat(timespec="milliseconds")
     directory = home.study_flow(study.study.name, this_flow_run.id)
     try:
@@ -67,9 +67,9 @@ def run_study_flow(name: str, document: str) -> "State[Any]":
 
 
 def _work(name: str, study: StudyDocument, home: Home, stop: StudyStop) -> "State[Any] | None":
-    """Does what is left of the study and returns the flow's last state.
+    """Executes the unfinished part of the study and returns the flow's last state.
 
-    None where the state on the server has to stay, because the flow run goes on later: `StudyStop.goes_on`.
+    Returns None if the server's state has to stay, because the flow run continues later: `StudyStop.goes_on`.
     """
     try:
         data = work(study, home, stop, say=get_run_logger().info)
@@ -92,15 +92,16 @@ def submit_study(
     pool: str = "",
     say: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
-    """Hands a frozen study to a server's workers and returns the flow runs' pages on the dashboard.
+    """Submits a frozen study to a server's workers and returns the flow runs' pages on the dashboard.
 
     Args:
-        profile: an API's URL or the name of a Prefect profile; empty: what `rpg up` started.
+        profile: an API's URL or the name of a Prefect profile; empty means the server of `rpg up`.
         workers: flow runs that share the study's trials.
-        pool: the work pool; empty: the one that the study's experiment names, else that of `rpg up`.
-        say: is given a line before what takes a while, and one where no worker takes from the pool at present.
+        pool: the work pool; empty means the pool of the study's experiment, else that of `rpg up`.
+        say: receives a line before each step that takes a while, and one if no worker takes flow runs from the pool at
+            present.
     Raises:
-        SpecError: no server is meant, it does not answer, or it refuses.
+        SpecError: no server is named, it does not answer, or it refuses.
     """
     url = api_url(home, profile)
     pool = pool or document.experiment.experiment.launcher.pool or POOL

@@ -1,8 +1,8 @@
-"""A study's trials in its storage, as one worker reads, claims and ends them.
+"""A study's trials in its storage, for one worker that reads, claims and ends them.
 
-A trial is made, claimed, and told its end here and nowhere else. All but `transaction` is called within one, under the
-study's lock: what is decided by what was read is written before anybody else reads. A worker holds a trial by a lease,
-as a process holds a run; it lies in the study's directory.
+Only this module creates, claims and ends trials. All methods but `transaction` are called within one, under the study's
+lock: a decision is written before another worker reads. A worker holds a trial by a lease, like a process holds a run;
+it is in the study's directory.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +31,8 @@ class TrialLedger:
     """Trials of a study's search, and units of its confirmation.
 
     Args:
-        directory: the study's, which all its workers share.
-        stopping: whether the command was asked to stop; asked while a database is away.
+        directory: the study's directory, which all its workers share.
+        stopping: whether the command was asked to stop; called while a database is away.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class TrialLedger:
         self.confirming_dataset = (confirm and confirm.dataset) or self._study.targets[0].dataset
 
     def transaction(self, work: Callable[[], T]) -> T:
-        """Does `work` under the study's lock, see StudyStorage.transaction."""
+        """Runs `work` under the study's lock, see StudyStorage.transaction."""
         return self._storage.transaction(work, self._stopping)
 
     def open(self) -> None:
-        """Opens the study, or makes it, with the baseline as its first trial. Raises SpecError."""
+        """Opens the study, or creates it, with the baseline as its first trial. Raises SpecError."""
         from optuna.study import StudyDirection
 
         stored, study = self._storage.storage, self._study
@@ -65,7 +65,7 @@ class TrialLedger:
         if study.confirm:
             self._units_id = self._storage.study_id(f"{study.name}/confirmation", directions[:1])
         before = stored.get_study_user_attrs(self._search_id)
-        # What a worker that was killed here had begun to note binds nobody: trials are made after the conditions.
+        # A killed worker's partial notes have no effect: trials are created after the conditions.
         trials = stored.get_all_trials(self._search_id, deepcopy=False)
         finished = [trial.user_attrs.get("constraints", {}) for trial in trials if trial.state.name == "COMPLETE"]
         issues = conditions.changes(before, self._document) if trials else []
@@ -84,39 +84,40 @@ class TrialLedger:
 
     @property
     def created_at(self) -> str:
-        """Time at which the study was made."""
+        """Time at which the study was created."""
         return str(self._storage.storage.get_study_user_attrs(self._search_id)["created_at"])
 
     def note_sampler(self) -> None:
-        """Notes what `sampler.type: auto` is in this study."""
+        """Records the sampler that `sampler.type: auto` means in this study."""
         chosen = proposals.automatic(self._study)
         self._storage.storage.set_study_user_attr(self._search_id, "auto_sampler", chosen)
 
     @property
     def auto_sampler(self) -> str:
-        """What `sampler.type: auto` is in this study: chosen when it was made."""
+        """The sampler that `sampler.type: auto` means in this study, chosen at its creation."""
         return str(self._storage.storage.get_study_user_attrs(self._search_id)["auto_sampler"])
 
     def looks(self) -> list[Look]:
-        """The looks at the confirmation, in order."""
+        """Returns the interim analyses of the confirmation, in order."""
         attributes = self._storage.storage.get_study_user_attrs(self._search_id)
         return [Look.read(plain) for plain in attributes.get("rounds", [])]
 
     def note_look(self, look: Look) -> None:
-        """Notes a look at the confirmation."""
+        """Records an interim analysis of the confirmation."""
         noted = [*map(Look.plain, self.looks()), look.plain()]
         self._storage.storage.set_study_user_attr(self._search_id, "rounds", noted)
 
     def shares(self) -> dict[int, int]:
-        """Number of fresh seeds -> share of the error that a look at so many had; see `share_of`."""
+        """Returns number of fresh seeds -> share of the error of the analysis at that number; see `share_of`."""
         return {look.seeds: look.share for look in self.looks()}
 
     def trials(self) -> list[Trial]:
-        """The trials of the search, in order."""
+        """Returns the trials of the search, in order."""
         return self._read(self._search_id)
 
     def units(self) -> list[Trial]:
-        """The units of today's confirmation; an earlier one may have had more seeds, or another evaluation set."""
+        """Returns the units of the present confirmation; an earlier one may have had more seeds, or another
+        evaluation set."""
         if self._units_id < 0:
             return []
         wanted = set(self.confirming_seeds)
@@ -127,23 +128,23 @@ class TrialLedger:
         ]
 
     def reread(self, trial: Trial) -> Trial:
-        """The trial as it is stored now."""
+        """Returns the trial in its present stored state."""
         is_unit = "arm" in trial.about
         return read_trial(self._storage.storage.get_trial(trial.id), partial(self._is_held, is_unit))
 
     def add_trial(self, proposal: proposals.Proposal, *, until: int, bracket: int) -> Trial:
-        """A new trial of the search, which this worker has claimed. `until`: the step to train to; 0: the end."""
+        """Returns a new trial of the search, claimed by this worker. `until`: the step to train to; 0 means the end."""
         notes = proposal.sampler_notes
         self._create(self._search_id, proposal.params, until=until, sampler_notes=notes, bracket=bracket)
         return self.claim(self.trials()[-1], until)
 
     def add_unit(self, arm: Arm, seed: int) -> None:
-        """A new unit of the confirmation, that nobody works on yet."""
+        """Adds a unit of the confirmation, which no worker has claimed yet."""
         about: dict[str, Any] = {"arm": arm.trial, "baseline": arm.baseline, "dataset": self.confirming_dataset}
         self._create(self._units_id, dict(arm.params), seed=seed, **about)
 
     def to_take_up(self, trials: Sequence[Trial]) -> Trial | None:
-        """The trial that this worker has claimed already, else the first that nobody works on."""
+        """Returns the trial that this worker has claimed already, else the first one without a worker."""
         if own := [trial for trial in trials if trial.state == "running" and self._holds(trial)]:
             return own[0]
         for trial in (trial for trial in trials if trial.state == "pending"):
@@ -153,7 +154,7 @@ class TrialLedger:
         return None
 
     def claim(self, trial: Trial, until: int) -> Trial:
-        """Claims a trial for this worker, which nobody else holds. `until`: the step to train to; 0: the end."""
+        """Claims a trial without a worker for this one. `until`: the step to train to; 0 means the end."""
         if not self._holds(trial):
             self._take(trial)
         self.note(trial, work=asdict(Work(until)))
@@ -162,21 +163,21 @@ class TrialLedger:
         return self.reread(trial)
 
     def holds(self, trial: Trial) -> bool:
-        """Whether this worker's claim still holds: one that was given up for dead tells nothing."""
+        """Returns whether this worker's claim still holds: a worker that was considered dead reports nothing."""
         return self._holds(trial) and not self.reread(trial).ended
 
     def release(self, trial: Trial) -> None:
-        """Gives a claim up, so that any worker may take the trial up."""
+        """Releases a claim, so that any worker may claim the trial."""
         if lease := self._leases.pop(trial.id, None):
             lease.release()
 
     def pause(self, trial: Trial) -> None:
-        """Leaves a trial at its rung, where it waits whether it may go on."""
+        """Leaves a trial at its rung, where it waits for a promotion."""
         self.note(trial, work=asdict(Work(paused=True)))
         self.release(trial)
 
     def note_rung(self, trial: Trial, step: int, scored: Score) -> Trial:
-        """Notes what a trial is worth at a rung."""
+        """Records a trial's value at a rung."""
         plain = {str(at): score.plain() for at, score in {**trial.rungs, step: scored}.items()}
         if step not in trial.rungs:
             self._storage.storage.set_trial_intermediate_value(trial.id, step, scored.value)
@@ -198,7 +199,7 @@ class TrialLedger:
         """Ends a trial that was pruned, or that has failed.
 
         Args:
-            at_fault: it failed for its values: the sampler sees it as one that was pruned, and keeps away from them.
+            at_fault: its values caused the failure: the sampler treats it as pruned, and avoids them.
         """
         from optuna.trial import TrialState
 
@@ -208,7 +209,7 @@ class TrialLedger:
         self.release(trial)
 
     def note(self, trial: Trial, **attributes: Any) -> None:
-        """Notes attributes of a trial, by name."""
+        """Records attributes of a trial, by name."""
         for name, value in attributes.items():
             self._storage.storage.set_trial_user_attr(trial.id, name, value)
 
@@ -218,7 +219,7 @@ class TrialLedger:
         return [read_trial(frozen, is_held) for frozen in stored]
 
     def _place(self, is_unit: bool, number: int) -> Path:
-        """The directory of a trial's leases."""
+        """Returns the directory of a trial's leases."""
         return self._directory / ("confirmation" if is_unit else "trials") / str(number)
 
     def _is_held(self, is_unit: bool, number: int) -> bool:
@@ -229,7 +230,7 @@ class TrialLedger:
         return trial.id in self._leases and not self._leases[trial.id].superseded
 
     def _take(self, trial: Trial) -> None:
-        """Takes the trial's lease. Raises RunBusyError where another worker has it."""
+        """Takes the trial's lease. Raises RunBusyError if another worker has it."""
         self._leases[trial.id] = acquire(self._place("arm" in trial.about, trial.number), watched=True)
 
     def _create(
@@ -241,7 +242,7 @@ class TrialLedger:
         sampler_notes: Mapping[str, Any] | None = None,
         **about: Any,
     ) -> None:
-        """Makes a trial that nobody works on yet, in one operation."""
+        """Creates a trial without a worker, in one operation."""
         from optuna.trial import TrialState, create_trial
 
         kept, distributions = proposals.stored_params(self._study, params)

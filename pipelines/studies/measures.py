@@ -1,4 +1,4 @@
-"""Measures of a trial's runs: a goal's measure over the seeds, constraints, and what it all cost."""
+"""Measures of a trial's runs: a goal's measure over the seeds, constraints, and costs."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from specs.schema.study import Goal, Study, measure_label
 from storage import Store
 
 LAST_STEPS = 10
-"""A training metric is judged by its mean over so many steps."""
+"""Number of last steps over which a training metric is averaged."""
 
 
 def score(
@@ -26,12 +26,12 @@ def score(
     dataset: str = "",
     confidence: float = 0.95,
 ) -> Score | None:
-    """A goal's measure, averaged over the runs' seeds; None where a run lacks it or it is not finite.
+    """Returns a goal's measure, averaged over the runs' seeds; None if a run lacks it or it is not finite.
 
-    mean@k and score@k are means over all samples there are: their expected values do not depend on k.
+    mean@k and score@k are means over all samples: their expected values do not depend on k.
 
     Args:
-        step: of the checkpoint; 0: the last one.
+        step: the checkpoint's step; 0 means the last one.
         dataset: another evaluation set than the goal's.
     """
     evaluated = EVALUATED.fullmatch(goal.metric) is not None
@@ -49,7 +49,7 @@ def score(
 
 
 def constraint_values(store: Store, home: Home, study: Study, run_ids: Sequence[str]) -> dict[str, float]:
-    """Values that the constraints bound, by `measure_label`; what was not recorded is left out."""
+    """Returns the values that the constraints bound, by `measure_label`, without those that were not recorded."""
     measured: dict[str, float] = {}
     for constraint in study.constraints:
         goal = Goal(metric=constraint.metric, dataset=constraint.dataset)
@@ -59,7 +59,7 @@ def constraint_values(store: Store, home: Home, study: Study, run_ids: Sequence[
 
 
 def sampled_tokens(store: Store, home: Home, run_ids: Sequence[str]) -> float:
-    """Response tokens that the runs' training has sampled so far."""
+    """Returns the number of response tokens that the runs' training has sampled so far."""
     rows = store.query(
         "SELECT run_id, sum(value) FROM metrics WHERE name = 'response_length/mean' AND list_contains(?, run_id) "
         "GROUP BY run_id",
@@ -75,7 +75,7 @@ def sampled_tokens(store: Store, home: Home, run_ids: Sequence[str]) -> float:
 def _evaluated(
     store: Store, home: Home, goal: Goal, dataset: str, run_ids: Sequence[str], step: int, confidence: float
 ) -> tuple[Interval | None, list[float]]:
-    """The measure's interval, and its value by seed."""
+    """Returns the measure's interval, and its value by seed."""
     kind = next((kind for kind in ("mean@", "score@") if goal.metric.startswith(kind)), "")
     metric = f"{kind}%" if kind else goal.metric
     rows = store.query(
@@ -101,7 +101,7 @@ def _evaluated(
 
 
 def _trained(store: Store, metric: str, run_ids: Sequence[str], step: int) -> list[float]:
-    """Mean of the metric over each run's last steps; empty where a run has none."""
+    """Returns the mean of the metric over each run's last steps; empty if a run has none."""
     rows = store.query(
         "SELECT run_id, avg(value) FROM (SELECT run_id, value FROM metrics "
         "WHERE list_contains(?, run_id) AND name = ? AND (? = 0 OR step <= ?) "

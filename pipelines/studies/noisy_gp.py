@@ -1,8 +1,8 @@
-"""The sampler `noisy_gp`: a study's trials as a Gaussian process sees them, its next trial, and its candidates.
+"""The sampler `noisy_gp`: a Gaussian process of a study's trials, the next trial, and the candidates.
 
 The next trial is the one that is expected to raise the best posterior mean most (the knowledge gradient). Every trial
-with a value informs it, at all of its rungs; one under way is believed to come out as expected; one that failed for its
-values tells where not to go. Of several goals each trial follows another weighting of them (ParEGO, Knowles 2006).
+with a value informs it, at all of its rungs; one under way counts with its expected value; one whose values caused its
+failure marks a region to avoid. With several goals each trial follows another weighting of them (ParEGO, Knowles 2006).
 """
 
 import math
@@ -35,13 +35,13 @@ from specs.study_space import (
 )
 
 _LEADING = 100
-"""Tried points among which the best is looked for when the next trial is chosen."""
+"""Number of tried points among which the best is sought when the next trial is chosen."""
 _OPTIONS = 128
-"""Points that the next trial is chosen from at first; then the neighbours of the best."""
+"""Number of points from which the next trial is first chosen; then the neighbours of the best follow."""
 _NEIGHBOURS = 12
 _DRAWS = 2000
 _DRAWN = 200
-"""Trials of which each may be the best; the chance of the others is as good as none."""
+"""Number of trials that may be the best; the probability of the others is practically 0."""
 
 
 # The space as numbers.
@@ -49,28 +49,28 @@ _DRAWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """A space as numbers. A *place* has one coordinate in [0, 1] a parameter; a row has one column a range of numbers,
-    and one a candidate of a choice or of cases.
+    """Encoding of a space as numbers. A *place* has one coordinate in [0, 1] for each parameter; a row has one column
+    for each range of numbers, and one for each candidate of a choice or of cases.
 
-    A parameter that is not searched lies in the middle: what its `when` names tells it apart.
+    A parameter that is not searched is in the middle: the parameter in its `when` distinguishes it.
     """
 
     space: Space
 
     @property
     def groups(self) -> Whole:
-        """[columns] which parameter a column is of."""
+        """[columns] parameter of each column."""
         widths = [len(_names(searched)) or 1 for searched in self.space.values()]
         return np.repeat(np.arange(len(widths)), widths)
 
     def encode(self, places: Array) -> Array:
-        """Places as rows."""
+        """Returns places as rows."""
         active = self._active(places)
         columns: list[Array] = []
         for index, searched in enumerate(self.space.values()):
             place = np.where(active[:, index], places[:, index], 0.5)
             if count := len(_names(searched)):
-                # Two different candidates lie at distance 1.
+                # Two different candidates are at distance 1.
                 chosen = np.minimum((place * count).astype(np.intp), count - 1)
                 known = active[:, index] & (places[:, index] >= 0)
                 columns += list(math.sqrt(0.5) * ((chosen == np.arange(count)[:, None]) & known))
@@ -79,17 +79,17 @@ class Encoding:
         return np.stack(columns, axis=1)
 
     def decode(self, place: Array) -> Params:
-        """The params at a place."""
+        """Returns the params at a place."""
         at = dict(zip(self.space, place, strict=True))
         return build(self.space, lambda path: _value(self.space[path], float(at[path])))
 
     def places(self, every: Sequence[Mapping[str, Any]]) -> Array:
-        """Places from which `decode` makes the params."""
+        """Returns the places from which `decode` makes the params."""
         rows = [[_place(searched, params.get(path)) for path, searched in self.space.items()] for params in every]
         return np.array(rows, dtype=np.float64).reshape(len(every), len(self.space))
 
     def _active(self, places: Array) -> NDArray[np.bool_]:
-        """[places, parameters] whether a parameter is searched there."""
+        """Returns [places, parameters]: whether a parameter is searched at a place."""
         index = {path: number for number, path in enumerate(self.space)}
         active = np.ones(places.shape, dtype=bool)
         for path in in_order(self.space):
@@ -125,8 +125,8 @@ def _between(low: float, high: float, place: float) -> float:
 
 
 def _place(searched: Range, value: Any) -> float:
-    """Where a value lies between its ends, in [0, 1]; outside its range beyond them. One that is not there: 0.5, and a
-    candidate that is none of the space's: -1."""
+    """Returns a value's position between the ends of its range, in [0, 1]; outside its range beyond them. A missing
+    value is at 0.5, and an unknown candidate at -1."""
     if value is None:
         return 0.5
     if isinstance(searched, (Choice, Cases)):
@@ -142,32 +142,32 @@ def _place(searched: Range, value: Any) -> float:
     return min(1.5, max(-0.5, (value - low) / (high - low))) if high > low else 0.5
 
 
-# What is known of a study's trials.
+# Data of a study's trials.
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a model learns from, of a study's trials and of results from elsewhere."""
+    """Training data of a model: a study's trials and results from elsewhere."""
 
     params: list[Params]
-    """One an observation."""
+    """One for each observation."""
     levels: list[float]
     trials: list[int]
     runs: list[int]
     values: list[tuple[float, ...]]
-    """One a goal, the larger the better."""
+    """One value for each goal, larger is better."""
     pending: list[Params]
     """Trials under way."""
     failed: list[Params]
-    """Trials that failed for their values."""
+    """Trials whose values caused their failure."""
     missed: list[tuple[Params, dict[str, float]]]
-    """By how much which constraints were missed."""
+    """Params, with the amount by which each constraint was missed."""
     luck: tuple[float, float] | None
     """See Surrogate."""
 
     @classmethod
     def of(cls, study: Study, trials: Sequence[Trial], foreign: Sequence[ForeignResult], horizon: int) -> "Known":
-        """Knowledge that a study has now. `horizon`: the step at which a trial ends."""
+        """Returns a study's present data. `horizon`: the step at which a trial ends."""
         known = cls([], [], [], [], [], [], [], [], _pooled_luck(trials))
         signs = [1.0 if goal.direction == "maximize" else -1.0 for goal in study.targets]
         last = horizon or 2 * max(study.rungs, default=1)
@@ -204,7 +204,7 @@ class Known:
             self.values.append(values)
 
     def observations(self, encoding: Encoding, values: Array) -> Observations:
-        """What was observed, with one value each."""
+        """Returns the observations, with one value each."""
         return Observations(
             encoding.encode(encoding.places(self.params)),
             np.array(self.levels),
@@ -215,12 +215,12 @@ class Known:
 
 
 def _is_whole(study: Study, params: Params) -> bool:
-    """Whether the params have every parameter that is searched with them."""
+    """Returns whether the params have every parameter that is searched with them."""
     return all((path in params) == is_active(searched, params) for path, searched in study.parameters.items())
 
 
 def _pooled_luck(trials: Sequence[Trial]) -> tuple[float, float] | None:
-    """Standard deviation of one run around its trial's mean, and its degrees of freedom; see `by_seed`."""
+    """Returns the standard deviation of one run around its trial's mean, and its degrees of freedom; see `by_seed`."""
     squares = freedom = 0.0
     for trial in trials:
         by_seed = np.array(trial.about.get("by_seed", ()), dtype=np.float64)
@@ -231,7 +231,8 @@ def _pooled_luck(trials: Sequence[Trial]) -> tuple[float, float] | None:
 
 
 def _one_value(known: Known, rng: np.random.Generator) -> Array:
-    """One value an observation: of several goals, the nearness to the best of all in a weighting drawn by `rng`."""
+    """Returns one value for each observation; with several goals, the closeness to the best of all in a weighting
+    that `rng` draws."""
     values = np.array(known.values)
     if values.shape[1] == 1:
         return values[:, 0]
@@ -245,15 +246,15 @@ def _one_value(known: Known, rng: np.random.Generator) -> Array:
 
 
 _NOTHING = 1e-300
-"""Worth of a trial that tells nothing: above 0, so that of such trials the likeliest to count comes first."""
+"""Worth of a trial without information: above 0, so that among such trials the one most likely to count comes first."""
 GAIN = "noisy_gp:expected_gain"
-"""Name of a trial's note: by how much it was expected to improve the best posterior mean when it was proposed."""
+"""Name of a trial's note: its expected improvement of the best posterior mean when it was proposed."""
 
 
 def propose(
     study: Study, trials: Sequence[Trial], foreign: Sequence[ForeignResult] = (), *, horizon: int = 0
 ) -> tuple[Params, dict[str, float]]:
-    """The next trial's params, and its note; of several goals, and before there is a model, it has none."""
+    """Returns the next trial's params, and its note, which is empty with several goals and before there is a model."""
     encoding, number = Encoding(study.parameters), len(trials)
     rng = np.random.default_rng([study.sampler.seed, number])
     known = Known.of(study, trials, foreign, horizon)
@@ -271,8 +272,8 @@ def propose(
 
 
 def _sequence(dimensions: int, seed: int, count: int) -> Array:
-    """The first points of a low-discrepancy sequence: multiples of the powers of the generalised golden ratio, from a
-    place that the seed chooses (Roberts 2018, "The unreasonable effectiveness of quasirandom sequences")."""
+    """Returns the first points of a low-discrepancy sequence: multiples of the powers of the generalised golden
+    ratio, from a start that the seed sets (Roberts 2018, "The unreasonable effectiveness of quasirandom sequences")."""
     ratio = 1.5
     for _ in range(60):
         ratio = (1 + ratio) ** (1 / (dimensions + 1))
@@ -283,18 +284,18 @@ def _sequence(dimensions: int, seed: int, count: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Search for the point whose observation is worth most."""
+    """Search for the point whose observation has the highest worth."""
 
     encoding: Encoding
     known: Known
     model: Surrogate
     leading: list[Params]
-    """Params that were tried and are best by their posterior mean, the best first."""
+    """Tried params with the best posterior means, the best first."""
     begun: set[str]
-    """Params that are trials already: once more they would be no new run."""
+    """Params that are trials already: they would give no new run."""
 
     def best(self, rng: np.random.Generator) -> tuple[Params, float]:
-        """Its params and its worth."""
+        """Returns the best params and their worth."""
         space, encoding = self.encoding.space, self.encoding
         if all(map(num_candidates, space.values())) and num_combinations(space) <= _OPTIONS:
             places = encoding.places(list(combinations(space)))
@@ -309,7 +310,8 @@ class _Search:
         return encoding.decode(place), worth
 
     def _best_of(self, options: Array, points: Array) -> tuple[Array, float]:
-        """The place that is worth most of those that are no trial yet, and its worth; where all are, of all."""
+        """Returns the place of highest worth that is not a trial yet, and its worth; if all are trials, of all
+        places."""
         worth = self._worth(options, points)
         ranked = np.argsort(-worth, kind="stable")
         new = (index for index in ranked if text_of(self.encoding.decode(options[index])) not in self.begun)
@@ -317,7 +319,7 @@ class _Search:
         return options[chosen], float(worth[chosen])
 
     def _near(self, place: Array, rng: np.random.Generator, width: float) -> Array:
-        """Places around one: its numbers moved, now and then another candidate of a choice."""
+        """Returns places around one: with changed numbers, and sometimes another candidate of a choice."""
         moved = np.clip(place, 0.0, 1.0) + width * rng.standard_normal((_NEIGHBOURS, len(place)))
         for column, searched in enumerate(self.encoding.space.values()):
             if _names(searched):
@@ -326,7 +328,7 @@ class _Search:
         return _folded(moved)
 
     def _worth(self, options: Array, points: Array) -> Array:
-        """The knowledge gradient of each option, times the chance that a trial there counts."""
+        """Returns the knowledge gradient of each option, times the probability that a trial there counts."""
         encoded, targets = self.encoding.encode(options), self.encoding.encode(points)
         allowed = self._counts(targets) > 0.5
         targets = targets[allowed] if allowed.any() else targets
@@ -335,7 +337,7 @@ class _Search:
         return np.asarray(np.maximum(worth, _NOTHING) * self._counts(encoded))
 
     def _counts(self, encoded: Array) -> Array:
-        """Chance that a trial neither fails for its values nor breaks a constraint."""
+        """Returns the probability that a trial neither fails because of its values nor breaks a constraint."""
         chance = _chance_to_end(self.encoding, self.known, encoded)
         for label in sorted({label for _, missed in self.known.missed for label in missed}):
             chance = chance * _chance_to_keep(self.encoding, self.known, label, encoded)
@@ -343,12 +345,14 @@ class _Search:
 
 
 def _folded(places: Array) -> Array:
-    """Places outside the unit cube, mirrored into it: points heaped up on its faces would draw the search there."""
+    """Returns places with those outside the unit cube mirrored into it: clipped points on its faces would attract
+    the search."""
     return np.asarray(np.clip(1 - np.abs(1 - np.abs(places)), 0.0, 1.0))
 
 
 def _chance_to_end(encoding: Encoding, known: Known, encoded: Array) -> Array:
-    """Chance that a trial does not fail for its values, by the trials near it, of which one that ended is assumed."""
+    """Returns the probability that a trial does not fail because of its values, from nearby trials and one assumed
+    success."""
     if not known.failed:
         return np.ones(len(encoded))
 
@@ -361,7 +365,7 @@ def _chance_to_end(encoding: Encoding, known: Known, encoded: Array) -> Array:
 
 
 def _chance_to_keep(encoding: Encoding, known: Known, label: str, encoded: Array) -> Array:
-    """Chance that a trial keeps a constraint."""
+    """Returns the probability that a trial keeps a constraint."""
     from scipy.special import ndtr
 
     rows = [(params, missed[label]) for params, missed in known.missed if missed.get(label, 1e9) < 1e9]
@@ -388,19 +392,19 @@ def _unique(every: Sequence[Params]) -> list[Params]:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the model says of a trial."""
+    """The model's view of a trial."""
 
     mean: float
     """Posterior mean of its value, in the goal's own sign."""
     deviation: float
     chance: float
-    """That it is the best of those it stands with."""
+    """Probability that it is the best of the trials under consideration."""
 
 
 def standings(
     study: Study, trials: Sequence[Trial], among: Sequence[Trial], *, horizon: int = 0
 ) -> dict[int, Standing]:
-    """What the model says of some trials by the first goal: number -> standing; empty where it knows too little."""
+    """Returns the model's view of some trials by the first goal: number -> standing; empty with too little data."""
     encoding = Encoding(study.parameters)
     known = Known.of(study, trials, (), horizon)
     sign = 1.0 if study.targets[0].direction == "maximize" else -1.0

@@ -1,8 +1,8 @@
-"""The params of the next trial. A sampler is shown the trials as it should see them, in a study made for that one look.
+"""The params of the next trial. A sampler sees a temporary study, with the trials in a form made for it.
 
-What is kept says more than Optuna's samplers take in: a paused trial is one that stopped at its rung, one that failed
-for its values is as bad as a pruned one, results from elsewhere count without being trials, and a range that was moved
-since would make a trial's param unseen. So each proposal fills a study in memory, under the ranges of today.
+The stored trials carry more than Optuna's samplers understand: a paused trial counts as stopped at its rung, one whose
+values caused its failure counts as pruned, results from elsewhere count without being trials, and a range that has
+moved since would hide a trial's param. So each proposal fills a study in memory, under the present ranges.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Proposal of a sampler, and what it wants to find again next time."""
+    """Proposal of a sampler, with its notes for the next time."""
 
     params: Params
     sampler_notes: Mapping[str, Any]
-    """Kept with the trial."""
+    """Notes that are stored with the trial."""
 
 
 MOST_PARAMETERS = 20
-"""That `auto` takes noisy_gp for."""
+"""Most parameters for which `auto` chooses noisy_gp."""
 
 
 def automatic(study: Study) -> str:
-    """The sampler that `auto` is."""
+    """Returns the sampler that `auto` means."""
     return "noisy_gp" if len(study.parameters) <= MOST_PARAMETERS else "tpe"
 
 
 def is_exhausted(study: Study, trials: Sequence[Trial]) -> bool:
-    """Whether the sampler has nothing more to propose: of a grid every combination is a trial."""
+    """Returns whether the sampler has nothing more to propose: every combination of a grid is a trial."""
     return study.sampler.type == "grid" and next(_left_of_grid(study, trials), None) is None
 
 
 def propose(
     study: Study, trials: Sequence[Trial], foreign: Sequence[ForeignResult] = (), *, horizon: int = 0
 ) -> Proposal:
-    """The next trial's params, unless the sampler is exhausted. `horizon`: the step at which a trial ends.
+    """Returns the next trial's params, unless the sampler is exhausted. `horizon`: the step at which a trial ends.
 
-    The same study proposes the same after the same results: each trial has a sampler seeded by the study's seed and the
-    trial's number.
+    The same study proposes the same params after the same results: each trial has a sampler seeded by the study's seed
+    and the trial's number.
     """
     if study.sampler.type == "grid":
         return Proposal(next(_left_of_grid(study, trials)), {})
@@ -64,14 +64,14 @@ def propose(
 
 
 def _left_of_grid(study: Study, trials: Sequence[Trial]) -> Iterator[Params]:
-    """The combinations that are no trial yet."""
+    """Yields the combinations that are not trials yet."""
     done = {space.text_of(trial.params) for trial in trials if not trial.baseline}
     return (params for params in combinations(study.parameters) if space.text_of(params) not in done)
 
 
 def stored_params(study: Study, params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Params and distributions as Optuna keeps them. A number outside its range has a range of its own, which holds it;
-    a choice that is not among the candidates is left out."""
+    """Returns params and distributions in Optuna's form. A number outside its range gets a range of its own, which
+    contains it; a choice that is not among the candidates is left out."""
     from optuna.distributions import FloatDistribution, IntDistribution
 
     kept: dict[str, Any] = {}
@@ -93,7 +93,7 @@ def stored_params(study: Study, params: Mapping[str, Any]) -> tuple[dict[str, An
 
 
 def _as_shown(study: Study, trial: Trial) -> "optuna.trial.FrozenTrial | None":
-    """The trial as the sampler sees it; None where it tells nothing."""
+    """Returns the trial in the form for the sampler; None if it carries no information."""
     from optuna.trial import TrialState, create_trial
 
     inside = all(holds(study.parameters[path], value) for path, value in trial.params.items())

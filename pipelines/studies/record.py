@@ -1,4 +1,4 @@
-"""study.json: what is written down of a study, from its trials, for the SQL tables, the page and the lists."""
+"""study.json: the record of a study, made from its trials, for the SQL tables, the page and the lists."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from specs.study_document import StudyDocument
 
 @dataclass(frozen=True, slots=True)
 class Confirming:
-    """How far a study's confirmation is."""
+    """Progress of a study's confirmation."""
 
     seeds: Sequence[int]
-    """The fresh seeds, as many as each arm has at most."""
+    """The fresh seeds: the most that an arm may have."""
     progress: Progress
     shares: Mapping[int, int]
-    """Number of seeds -> share of the error that the look at so many had."""
+    """Number of seeds -> share of the error of the analysis at that number."""
     share: int
-    """Which share the last look has."""
+    """The last analysis's share of the error."""
 
 
 def study_record(
@@ -38,15 +38,15 @@ def study_record(
     standings: Mapping[int, noisy_gp.Standing],
     created_at: str,
 ) -> dict[str, Any]:
-    """The record of a study.
+    """Returns the record of a study.
 
     Args:
         units: the confirmation's trials.
-        arms: what is confirmed, as far as it is chosen.
-        confirming: how far the confirmation is.
-        status: searching, confirming, finished, or stopped (by a failure, as on_failure has it).
-        seeds: of each trial.
-        standings: what the sampler's model says of trials, by number.
+        arms: the confirmation's arms, as far as they are chosen.
+        confirming: progress of the confirmation.
+        status: searching, confirming, finished, or stopped (by a failure, see on_failure).
+        seeds: seeds of each trial.
+        standings: the sampler's model of trials, by number.
     """
     study = document.study
     experiment = document.experiment.experiment
@@ -83,7 +83,7 @@ def study_record(
 
 
 def _outside(document: StudyDocument, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Returns the experiment's own values that the ranges do not hold, by path; empty without a baseline."""
+    """Returns the experiment's own values outside the ranges, by path; empty without a baseline."""
     baseline = next((trial for trial in trials if trial.baseline), None)
     if baseline is None:
         return {}
@@ -115,7 +115,7 @@ def _trial(study: Study, trial: Trial, standing: noisy_gp.Standing | None) -> di
         "reason": about.get("reason", ""),
         **{name: about.get(name) for name in COSTS},
         "attempts": trial.attempts,
-        # Optuna's own times are local and do not say so.
+        # Optuna's own times are local, without a time zone.
         "started_at": about.get("started_at"),
         "ended_at": about.get("ended_at"),
     }

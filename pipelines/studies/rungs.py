@@ -1,7 +1,7 @@
-"""Which trials go on from a rung: pruning with promotion. Pure: trials in, decisions out.
+"""Pruning with promotion: decides which trials continue from a rung. Pure functions from trials to decisions.
 
-A trial meets the rungs of its ladder, then the horizon (`training.steps`). At each rung it is evaluated and pauses;
-what goes on does so from its checkpoint. The baseline meets no rung: it is what the others are held against.
+A trial reaches the rungs of its ladder, then the horizon (`training.steps`). At each rung it is evaluated and pauses; a
+promoted trial resumes from its checkpoint. The baseline has no rungs: the others are compared with it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,32 +17,32 @@ Verdict = Literal["go on", "pause", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """A paused trial that goes on."""
+    """A paused trial that continues."""
 
     trial: Trial
     until: int
-    """Step; 0: the end."""
+    """The step to train to; 0 means the end."""
 
 
 def first_step(study: Study, bracket: int) -> int:
-    """The first rung that a trial of this bracket trains to; 0: the end."""
+    """Returns the first rung that a trial of this bracket trains to; 0 means the end."""
     return next(iter(study.rungs[bracket:]), 0)
 
 
 def next_step(study: Study, trial: Trial) -> int:
-    """The rung that a trial trains to from the one that it has reached; 0: the end."""
+    """Returns the next rung of a trial after the one that it has reached; 0 means the end."""
     return next((step for step in study.rungs[trial.bracket :] if step > trial.rung), 0)
 
 
 def bracket_of(study: Study, number: int) -> int:
-    """How many of the first rungs a new trial passes by."""
+    """Returns the number of first rungs that a new trial skips."""
     return number % len(study.rungs) if isinstance(study.pruner, Hyperband) else 0
 
 
 def verdict(study: Study, trial: Trial, others: Iterable[Trial]) -> tuple[Verdict, str]:
-    """Decision on a trial that has just been evaluated at a rung, and why.
+    """Returns the decision on a trial that has just been evaluated at a rung, and the reason.
 
-    Successive halving lets it wait for the others; the other rules decide by what is known now.
+    With successive halving it waits for the others; the other rules decide by the present results.
     """
     pruner, step = study.pruner, trial.rung
     match pruner:
@@ -72,9 +72,10 @@ def verdict(study: Study, trial: Trial, others: Iterable[Trial]) -> tuple[Verdic
 
 
 def promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
-    """The paused trial that goes on now, if one has earned it: among the best 1/eta of those that were at its rung.
+    """Returns the paused trial that continues now, if one has earned it: one among the best 1/eta of those that reached
+    its rung.
 
-    The highest rung is looked at first, as arXiv:1810.05934, algorithm 2, has it.
+    The highest rung comes first, as in arXiv:1810.05934, algorithm 2.
     """
     if not isinstance(study.pruner, Halving):
         return None
@@ -88,7 +89,8 @@ def promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
 
 
 def last_promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
-    """Where no trial of the search has come to its end, the paused one that is to: the best of the highest rung."""
+    """Returns the best paused trial of the highest rung, to be trained to its end; None if a trial of the search has
+    reached its end."""
     searched = [trial for trial in trials if not trial.baseline]
     if any(trial.state == "finished" for trial in searched):
         return None
@@ -101,7 +103,7 @@ def last_promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
 
 
 def reason_not_promoted(study: Study, trial: Trial, trials: Sequence[Trial]) -> str:
-    """Why a trial that waits at a rung when the search ends did not go on."""
+    """Returns the reason why a trial that waits at a rung at the end of the search was not promoted."""
     step = trial.rung
     there = _ranked(study, [other for other in trials if step in other.rungs and other.bracket == trial.bracket], step)
     place = [other.id for other in there].index(trial.id) + 1
@@ -109,10 +111,10 @@ def reason_not_promoted(study: Study, trial: Trial, trials: Sequence[Trial]) -> 
 
 
 def _ranked(study: Study, trials: Iterable[Trial], step: int) -> list[Trial]:
-    """The best first; of equals the older one."""
+    """Returns the trials, best first; among equal ones the older first."""
     return sorted(trials, key=lambda trial: (-_sign(study) * trial.rungs[step].value, trial.number))
 
 
 def _sign(study: Study) -> int:
-    """1 where more is better, -1 where less is."""
+    """Returns 1 if more is better, -1 if less is."""
     return 1 if study.targets[0].direction == "maximize" else -1

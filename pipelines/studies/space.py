@@ -1,4 +1,4 @@
-"""A study's search space as Optuna and the record have it, and what of it may change between calls.
+"""A study's search space in the forms of Optuna and of the record, and its permitted changes between calls.
 
 Optuna keeps plain values only and compares a choice by position, so there a choice is JSON text.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def distribution(searched: Range) -> "BaseDistribution":
-    """The range as Optuna has it."""
+    """Returns the range as an Optuna distribution."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(searched, FloatRange):
@@ -29,24 +29,24 @@ def distribution(searched: Range) -> "BaseDistribution":
 
 
 def stored(value: Any, searched: Range) -> Any:
-    """A param as Optuna keeps it."""
+    """Returns a param in Optuna's form."""
     return text_of(value) if isinstance(searched, Choice) else value
 
 
 def restored(value: Any, searched: Range) -> Any:
-    """The param from which `stored` made the value."""
+    """Returns the param from which `stored` made the value."""
     return json.loads(value) if isinstance(searched, Choice) else value
 
 
 def suggest(trial: "Trial", space: Space) -> Params:
-    """The params that a trial's sampler proposes."""
+    """Returns the params that a trial's sampler proposes."""
     return build(
         space, lambda path: restored(optuna_inside.suggest(trial, path, distribution(space[path])), space[path])
     )
 
 
 def changes(before: Mapping[str, Any], space: Space) -> list[Issue]:
-    """Why a stored study cannot go on with this space. Numeric ranges may move, all else may not.
+    """Returns the reasons why a stored study cannot continue with this space. Only numeric ranges may move.
 
     Args:
         before: the stored study's parameters, see `plain`.
@@ -70,7 +70,7 @@ def changes(before: Mapping[str, Any], space: Space) -> list[Issue]:
 
 
 def plain(space: Space) -> dict[str, Any]:
-    """The space as JSON data."""
+    """Returns the space as JSON data."""
     return {path: searched.model_dump(mode="json") for path, searched in space.items()}
 
 
@@ -78,7 +78,7 @@ _HINT = "give the study another name: values found in different spaces do not co
 
 
 def _fixed(searched: Mapping[str, Any]) -> dict[str, Any]:
-    """Properties of one range that may not change."""
+    """Returns the properties of one range that may not change."""
     kind = next(key for key in ("float", "int", "choice", "cases") if key in searched)
     fixed = {"type": kind, kind: searched[kind]} if kind in ("choice", "cases") else {"type": kind}
     if "log" in searched:
@@ -87,5 +87,5 @@ def _fixed(searched: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_of(value: Any) -> str:
-    """A value as text that only the same value has; in Python 1 and True are equal."""
+    """Returns a text that is unique to the value; in Python 1 and True are equal."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False)

@@ -1,6 +1,6 @@
-"""Where studies are kept: Optuna's journal in the home, or PostgreSQL; and the short lock under which they change.
+"""Storage of studies: Optuna's journal in the home, or PostgreSQL; and the short lock under which they change.
 
-The journal (`studies/NAME/journal.log`) is the default. A database's URL in RPG_STUDIES_URL takes its place for every
+The journal (`studies/NAME/journal.log`) is the default. A database's URL in RPG_STUDIES_URL replaces it for every
 study, so that workers on several machines share them: `postgresql://user:password@host/database`.
 """
 
@@ -29,12 +29,12 @@ URL = "RPG_STUDIES_URL"
 JOURNAL = "journal.log"
 """A study's journal, in its directory."""
 OUTAGE_SECONDS = 600.0
-"""How long a worker waits for a database that does not answer before it gives up; its trial goes on later."""
+"""Most seconds that a worker waits for a database that does not answer; its trial continues later."""
 _RETRY_SECONDS = 1.0
 _AWAY = re.compile("the database system is|refused|closed the connection|timed out|timeout expired")
-"""What PostgreSQL, or its driver, says of one that starts, is about to end, or was not reached."""
+"""Messages of PostgreSQL, or its driver, for a database that starts, is about to end, or was not reached."""
 _LOCKED_BY: "ContextVar[sqlalchemy.Connection | None]" = ContextVar("_LOCKED_BY", default=None)
-"""The connection by which this thread holds a database's lock."""
+"""The connection with which this thread holds a database's lock."""
 Result = TypeVar("Result")
 
 
@@ -43,7 +43,7 @@ class StudyStorageError(RpgError):
 
 
 class StudyStorageAwayError(StudyStorageError):
-    """The study's storage does not answer yet: it is just starting, or nobody listens there."""
+    """The study's storage does not answer yet: it is just starting, or nothing listens there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,11 @@ class StudyStorage:
     name: str
     storage: "BaseStorage"
     lock: Callable[[], contextlib.AbstractContextManager[Any]]
-    """Held while a worker looks at the trials and decides; never while it trains. Free when its holder dies."""
+    """Held while a worker reads the trials and decides; never while it trains. Free when its holder dies."""
 
     def study_id(self, name: str, directions: "list[Any]") -> int:
-        """The id of an Optuna study in this storage, made where there is none. Called under the lock."""
+        """Returns the id of an Optuna study in this storage, and creates the study if it is missing. Called under
+        the lock."""
         from optuna.exceptions import DuplicatedStudyError
 
         try:
@@ -65,12 +66,12 @@ class StudyStorage:
             return int(self.storage.get_study_id_from_name(name))
 
     def transaction(self, work: Callable[[], Result], stopping: Callable[[], bool] = lambda: False) -> Result:
-        """Does `work` under the lock; once more from its beginning where the database went away in its middle.
+        """Runs `work` under the lock, and again from its beginning if the database goes away meanwhile.
 
-        `work` reads what is there before it writes, so that what a lost connection has left half done is gone on with.
+        `work` reads the present state before it writes, so that it completes the half-done work of a lost connection.
 
         Args:
-            stopping: asked while the database is away; true gives up.
+            stopping: called while the database is away; true gives up.
         Raises:
             StudyStorageError: it stayed away for OUTAGE_SECONDS.
         """
@@ -92,13 +93,13 @@ class StudyStorage:
 
 
 def open_storage(home: Home, name: str, away: Callable[[str], bool] = lambda _: True) -> StudyStorage:
-    """The storage of a study.
+    """Returns the storage of a study.
 
     Args:
-        away: asked again and again while the database starts or is away, with the reason; true gives up.
+        away: called repeatedly with the reason while the database starts or is away; true gives up.
     Raises:
         SpecError: RPG_STUDIES_URL names no PostgreSQL database, or its driver is not installed.
-        StudyStorageError: the database does not answer, and `away` or OUTAGE_SECONDS have it given up.
+        StudyStorageError: the database does not answer, and `away` or OUTAGE_SECONDS end the wait.
     """
     import optuna
 
@@ -115,14 +116,14 @@ def open_storage(home: Home, name: str, away: Callable[[str], bool] = lambda _: 
     home.create()
     path = home.study(name) / JOURNAL
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Optuna's own lock is a link that outlives a killed process; the kernel takes this one back.
+    # Optuna's own lock is a link that outlives a killed process; the kernel frees this one.
     lock = _JournalLock(path)
     journal = JournalStorage(JournalFileBackend(str(path), lock_obj=cast("Any", lock)))
     return StudyStorage(name, journal, lambda: home.locked(f"study-{name}", waiting=lambda: None))
 
 
 def _open_patiently(url: str, away: Callable[[str], bool]) -> "tuple[BaseStorage, sqlalchemy.Engine]":
-    """Opens the storage like `open_database`; arguments and errors are those of `open_storage`."""
+    """Opens the storage like `open_database`; for arguments and errors see `open_storage`."""
     deadline = time.monotonic() + OUTAGE_SECONDS
     while True:
         try:
@@ -134,11 +135,11 @@ def _open_patiently(url: str, away: Callable[[str], bool]) -> "tuple[BaseStorage
 
 
 def open_database(url: str) -> "tuple[BaseStorage, sqlalchemy.Engine]":
-    """The storage of all studies in a database, and a connection to take locks by.
+    """Returns the storage of all studies in a database, and an engine whose connections take locks.
 
     Raises:
         SpecError: the URL is not PostgreSQL's, or its driver is not installed.
-        StudyStorageError: the database does not answer; StudyStorageAwayError where it may in a moment.
+        StudyStorageError: the database does not answer; StudyStorageAwayError if it may in a moment.
     """
     import optuna
     import sqlalchemy
@@ -156,9 +157,9 @@ def open_database(url: str) -> "tuple[BaseStorage, sqlalchemy.Engine]":
 
     refuse_foreign()
     try:
-        # No pool: a worker holds no connection while it trains, and none is left open that a restart has cut.
+        # No pool: a worker holds no connection while it trains, and keeps none that a restart has cut.
         engine = sqlalchemy.create_engine(full, poolclass=sqlalchemy.NullPool)
-        # Workers that start together would make the tables at the same time.
+        # Workers that start together would create the tables at the same time.
         with _held(engine, "rpg studies"):
             storage = optuna.storages.RDBStorage(full, engine_kwargs={"poolclass": sqlalchemy.NullPool})
         sqlalchemy.event.listen(storage.engine, "commit", _assert_locked)
@@ -167,7 +168,7 @@ def open_database(url: str) -> "tuple[BaseStorage, sqlalchemy.Engine]":
     except ImportError:
         hint = "pip install 'rpg-experiments[postgres]'"
         raise SpecError(Issue(f"{URL} needs PostgreSQL's driver", hint=hint)) from None
-    except (sqlalchemy.exc.SQLAlchemyError, ValueError) as error:  # ValueError: a port that is no number
+    except (sqlalchemy.exc.SQLAlchemyError, ValueError) as error:  # ValueError: the port is not a number
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         kind = StudyStorageAwayError if _AWAY.search(str(error)) else StudyStorageError
         raise kind(f"the database of {URL} cannot be opened: {reason}") from None
@@ -190,10 +191,10 @@ def _held(engine: "sqlalchemy.Engine", lock: str) -> Iterator[None]:
 
 
 def _assert_locked(_writing: object) -> None:
-    """Before a commit under a lock: the lock is still held.
+    """Asserts before a commit under a lock that the lock is still held.
 
-    A database that was restarted has given it to another worker. What was decided by what was read before must not be
-    written by a new connection; one made before the restart cannot commit any more.
+    A restarted database has given it to another worker. A new connection must not write a decision that is based on
+    earlier reads; a connection from before the restart can no longer commit.
     """
     import sqlalchemy
 
@@ -214,7 +215,7 @@ class _JournalLock:
         return True
 
     def _drop_torn_line(self) -> None:
-        """A writer that was killed, or had no space left, may leave half a line; Optuna reads none that follow one."""
+        """Removes the half line of a writer that was killed, or had no disk space; Optuna reads no line after one."""
         with contextlib.suppress(FileNotFoundError), open(self._journal, "r+b") as file:
             if not file.seek(0, os.SEEK_END):
                 return

@@ -1,9 +1,9 @@
 """Studies: Optuna proposes values, each trial is an experiment run like any other, fresh seeds confirm the best.
 
-Any number of workers share a study. Each takes the next piece of work under the study's lock, does it without the lock,
-and writes down what came out. Killed at any moment, a study goes on where it stopped: what a dead worker had begun is
-taken up under its number and its values, its runs go on from their checkpoints, and it is told once. One worker alone
-proposes the same trials after the same results, interrupted or not.
+Any number of workers share a study. Each claims the next task under the study's lock, executes it without the lock, and
+records the result. A study that is killed at any moment resumes where it stopped: another worker claims a dead worker's
+trial with its number and its values, its runs resume from their checkpoints, and its result is recorded once. A single
+worker proposes the same trials after the same results, interrupted or not.
 """
 
 import time
@@ -35,7 +35,7 @@ from specs.schema.study import Study
 from specs.study_document import StudyDocument
 
 ATTEMPTS = 3
-"""How often a trial is begun when what ends it is not its own fault."""
+"""Most attempts of a trial whose failures are not its own fault."""
 _WAIT_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 10.0
 
@@ -49,15 +49,15 @@ def run_study(
     stopping: Callable[[], bool] = lambda: False,
     ended: Callable[[Mapping[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Does what is left of the study, together with whoever else is at it, and returns its record (study.json).
+    """Executes the unfinished part of the study, together with its other workers, and returns its record (study.json).
 
     Args:
-        execute: called for each piece of work, in this thread.
-        say: is given a line for each thing that happens.
-        stopping: whether the command was asked to stop; asked while the worker waits for others.
-        ended: is given the record whenever a trial has ended.
+        execute: called for each task, in this thread.
+        say: receives a line for each event.
+        stopping: whether the command was asked to stop; called while the worker waits for others.
+        ended: receives the record whenever a trial has ended.
     Raises:
-        SpecError: the study does not fit what is stored of it, or its experiment names what is not there.
+        SpecError: the study does not match its stored state, or its experiment names a missing file or model.
         StudyInterruptedError: asked to stop.
         StudyStorageError: its database does not answer.
     """
@@ -70,7 +70,7 @@ def run_study(
 
 
 class _StudyWorker:
-    """One worker of a study: takes a task, does it, tells what came out, and keeps study.json up to date."""
+    """One worker of a study: claims a task, executes it, records the result, and keeps study.json up to date."""
 
     def __init__(
         self,
@@ -97,14 +97,14 @@ class _StudyWorker:
         self._written_at, self._write_seconds = -1e9, 0.0
 
     def _wait_for_database(self, reason: str) -> bool:
-        """Says once that the database is waited for. Returns whether the worker is asked to stop."""
+        """Reports once that the worker waits for the database. Returns whether the worker is asked to stop."""
         if not self._is_told:
             self._is_told = True
             self.say(f"waiting: {reason}")
         return self.stopping()
 
     def prepare(self) -> None:
-        """Opens the study, or makes it. Raises SpecError."""
+        """Opens the study, or creates it. Raises SpecError."""
         self.ledger.transaction(self.ledger.open)
         if self.study.sampler.type == "auto":
             chosen = self.study.sampler.model_copy(update={"type": self.ledger.auto_sampler})
@@ -113,10 +113,10 @@ class _StudyWorker:
         self.foreign = foreign_results(self.document, self.home)
         self.write_record()
 
-    # What to do next.
+    # The next task.
 
     def next_task(self) -> Task | None:
-        """Claims the next piece of work; None where the study is done. Waits while others may still give some."""
+        """Claims the next task; None if the study is done. Waits while others may still give some."""
         waiting = False
         while True:
             decision = self.ledger.transaction(self._decide)
@@ -131,12 +131,12 @@ class _StudyWorker:
             time.sleep(_WAIT_SECONDS)
 
     def _decide(self) -> Task | Literal["wait"] | None:
-        """A claimed task; None: nothing is left; `wait`: others are at work on what is left."""
+        """Returns a claimed task; None if nothing is left; `wait` if others execute the remaining tasks."""
         trials = self.ledger.trials()
         if self._is_stopped(trials):
             return None
         if trial := self.ledger.to_take_up(trials):
-            # To the step that it was to reach: evaluated there, but not yet paused, it has not earned the next one.
+            # To the trial's own step: one that is evaluated there, but not yet paused, has not earned the next one.
             return Task(self.ledger.claim(trial, trial.work.until))
         if promotion := rungs.promotion(self.study, trials):
             return Task(self.ledger.claim(promotion.trial, promotion.until))
@@ -152,11 +152,11 @@ class _StudyWorker:
         return self._decide_confirmation(trials)
 
     def _is_stopped(self, trials: Sequence[Trial]) -> bool:
-        """Whether a failure has ended the study, as `on_failure` has it."""
+        """Returns whether a failure has ended the study, see `on_failure`."""
         return self.study.on_failure == "stop" and any(trial.state == "failed" for trial in trials)
 
     def _may_begin(self, trials: Sequence[Trial]) -> bool:
-        """Whether trials, budget and the sampler leave room for another trial."""
+        """Returns whether the number of trials, the budget and the sampler allow another trial."""
         started = min((trial.about["started_at"] for trial in trials if "started_at" in trial.about), default=now())
         spent = {name: sum(float(trial.about.get(name, 0.0)) for trial in trials) for name in ("tokens", "gpu_hours")}
         spent["hours"] = (_seconds(now()) - _seconds(started)) / 3600
@@ -175,7 +175,7 @@ class _StudyWorker:
         return self.ledger.add_trial(proposal, until=rungs.first_step(self.study, bracket), bracket=bracket)
 
     def _decide_confirmation(self, trials: Sequence[Trial]) -> Task | Literal["wait"] | None:
-        """The next unit of the confirmation. A round that has ended is looked at here, by whoever comes first."""
+        """Returns the next unit of the confirmation. The first worker to arrive after a round analyses it here."""
         arms = confirmation.arms(self.study, trials, horizon=self.horizon)
         seeds = self.ledger.confirming_seeds
         while arms:
@@ -196,7 +196,7 @@ class _StudyWorker:
         return None
 
     def _confirming(self, arms: Sequence[Arm]) -> Confirming:
-        """How far the confirmation of these arms is."""
+        """Returns the progress of the confirmation of these arms."""
         ledger, seeds = self.ledger, self.ledger.confirming_seeds
         ended = {(unit.about["arm"], unit.about["seed"]) for unit in ledger.units() if unit.ended}
         counts = {
@@ -213,17 +213,17 @@ class _StudyWorker:
         return Confirming(seeds, at, shares, share)
 
     def _look(self, trials: Sequence[Trial], arms: Sequence[Arm], at: Confirming) -> None:
-        """Holds the arms against each other after a round, and notes what it found."""
+        """Compares the arms after a round, and records the findings."""
         most, dataset = len(at.seeds), self.ledger.confirming_dataset
         look = confirmation.Look(at.progress.due, at.share, most, tuple(arm.trial for arm in arms), dataset)
         over = replace(at, progress=replace(at.progress, due=0))
         record = StudyRecord.of(self._record(trials, arms, over, "confirming"))
         self.ledger.note_look(confirmation.look_at(self.home, record, look))
 
-    # Doing it.
+    # Its execution.
 
     def perform(self, task: Task) -> None:
-        """Does a piece of work and writes down what came out."""
+        """Executes a task and records the result."""
         trial = task.trial
         self.say(self._begun_line(task))
         started = time.monotonic()
@@ -239,7 +239,7 @@ class _StudyWorker:
         self.say(outcome)
 
     def _result(self, task: Task) -> Result:
-        """Result of the task. Waits while another process executes one of its runs."""
+        """Returns the result of the task. Waits while another process executes one of its runs."""
         waiting = 0.0
         while True:
             twin = None if task.confirming else self.ledger.transaction(lambda: self._result_of_equal_trial(task.trial))
@@ -250,12 +250,12 @@ class _StudyWorker:
                 self.say(f"  waiting: {result.reason}")
             if self.stopping():
                 raise StudyInterruptedError("interrupted")
-            # Each look is a flow run on the dashboard, of which there are not to be thousands.
+            # Each check is a flow run on the dashboard, which should not have thousands.
             waiting = min(2 * waiting + _WAIT_SECONDS, _LONGEST_WAIT_SECONDS)
             time.sleep(waiting)
 
     def _result_of_equal_trial(self, trial: Trial) -> Result | None:
-        """The result of a trial with the same params, if there is one: nothing would come out differently."""
+        """Returns the result of a trial with the same params, if there is one: a new run would give the same."""
         for other in self.ledger.trials():
             if other.values and other.id != trial.id and space.text_of(other.params) == space.text_of(trial.params):
                 low, high = other.about.get("value_low"), other.about.get("value_high")
@@ -264,13 +264,13 @@ class _StudyWorker:
                 return Result(tuple(other.about.get("run_ids", ())), values, constraints=constraints)
         return None
 
-    # Telling what came out.
+    # Its result.
 
     def _tell(self, task: Task, result: Result, seconds: float) -> str:
         ledger, trial = self.ledger, self.ledger.reread(task.trial)
         if trial.ended or not ledger.holds(trial):
             return f"  trial {trial.number} has ended, or another worker has taken it over; this result is not used"
-        # Counted from the claim: told once more after a lost connection, it says the same.
+        # Counted from the claim, so that a repetition after a lost connection records the same.
         spent = float(task.trial.about.get("seconds", 0.0)) + seconds
         gpus = _gpus(self.document.experiment.experiment)
         ledger.note(trial, run_ids=list(result.run_ids), seconds=spent, gpu_hours=spent * gpus / 3600)
@@ -311,10 +311,10 @@ class _StudyWorker:
     # The record.
 
     def write_record(self, *, at_once: bool = False) -> dict[str, Any]:
-        """Writes study.json; of a large study not at every change, so that the record never costs much of the time.
+        """Writes study.json; for a large study not at every change, so that the record never takes much of the time.
 
         Args:
-            at_once: whatever it costs.
+            at_once: write it even if that takes long.
         """
         if not at_once and time.monotonic() - self._written_at < 20 * self._write_seconds:
             return self.record
@@ -330,7 +330,7 @@ class _StudyWorker:
         stopped = self._is_stopped(trials)
         searching = not stopped and (self._may_begin(trials) or any(not trial.ended for trial in trials))
         arms = [] if searching or stopped else confirmation.arms(self.study, trials, horizon=self.horizon)
-        # Units of earlier arms, chosen when fewer trials were wanted, confirm nothing of today's.
+        # Units of arms that were chosen when fewer trials were wanted do not confirm the present arms.
         at = self._confirming(arms)
         status = "searching" if searching else "confirming" if at.progress.due else "finished"
         record = self._record(trials, arms, at, "stopped" if stopped else status)
@@ -359,17 +359,17 @@ class _StudyWorker:
             what = "baseline" if trial.baseline else f"trial {trial.about['arm']}  {values}"
             return f"confirming with seed {trial.about['seed']}: {what}"
         until = f"  to step {trial.work.until}" if trial.work.until else ""
-        wanted = max(self.study.trials, trial.number + 1)  # one that was begun when more were wanted
+        wanted = max(self.study.trials, trial.number + 1)  # it may have begun when more were wanted
         return f"trial {trial.number} ({trial.number + 1} of {wanted})  {values}{until}{self._left()}"
 
     def _left(self) -> str:
-        """How long the trials will take, for the end of a line; empty where nothing is known yet."""
+        """Returns the remaining time of the trials, for the end of a line; empty if nothing is known yet."""
         seconds = self.ledger.transaction(lambda: seconds_left(self.ledger.trials(), self.study.trials))
         return f"  (all trials: about {duration(seconds)} left)" if seconds else ""
 
 
 def _gpus(experiment: Experiment) -> int:
-    """GPUs that a run holds; 0 where it computes on this machine's CPU."""
+    """Returns the number of GPUs that a run holds; 0 if it computes on this machine's CPU."""
     gpus = experiment.gpus
     return slots_wanted(experiment.resources.device, gpus) if experiment.launcher.type == "local" else gpus
 

@@ -1,7 +1,7 @@
-"""A study's trials as they are kept in Optuna's storage.
+"""A study's trials in Optuna's storage.
 
-Optuna's own states cannot say that a trial waits at a rung: a paused trial is RUNNING there, and its `work` attribute
-tells the rest. Everything that one decision changes of a trial's work is one attribute, written at once.
+Optuna has no state for a trial that waits at a rung: a paused trial is RUNNING there, and its `work` attribute has the
+rest. All changes of one decision to a trial's work are in one attribute, written at once.
 """
 
 import math
@@ -21,17 +21,17 @@ State = Literal["pending", "running", "paused", "finished", "pruned", "failed"]
 
 
 class StudyInterruptedError(Exception):
-    """The command was asked to stop; the trial under way goes on at the next call."""
+    """The command was asked to stop; the trial under way continues at the next call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work left on a trial that has not ended. Who does it now, its lease says."""
+    """Work left on a trial that has not ended. Its lease names the present worker."""
 
     until: int = 0
-    """The step to train to; 0: the end."""
+    """The step to train to; 0 means the end."""
     paused: bool = False
-    """It waits at a rung, whether it may go on."""
+    """Whether it waits at a rung for a promotion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class Score:
 
     value: float
     low: float | None
-    """Ends of the interval; None where there is none."""
+    """Lower end of the interval; None, like the upper end, without an interval."""
     high: float | None
     by_seed: tuple[float, ...] = ()
     """The value of each seed."""
 
     def plain(self) -> dict[str, Any]:
-        """The value and its interval as JSON data."""
+        """Returns the value and its interval as JSON data."""
         return {"value": self.value, "low": self.low, "high": self.high}
 
 
@@ -55,40 +55,40 @@ class Trial:
     """One trial, of the search or of the confirmation."""
 
     id: int
-    """In the storage."""
+    """Id in the storage."""
     number: int
-    """In its study."""
+    """Number in its study."""
     state: State
     params: dict[str, Any]
     baseline: bool
     work: Work
     rungs: dict[int, Score]
-    """What it was worth at each rung that it has reached."""
+    """Its value at each rung that it has reached."""
     values: tuple[float, ...] | None
-    """What it is worth at its end, by goal."""
+    """Its value at its end, by goal."""
     sampler_notes: Mapping[str, Any] = field(repr=False)
-    """What the sampler that proposed it wants to find again."""
+    """The notes of the sampler that proposed it."""
     about: Mapping[str, Any] = field(repr=False)
-    """Everything else that is recorded of it, by name."""
+    """All other recorded attributes, by name."""
 
     @property
     def rung(self) -> int:
-        """The last step at which it was evaluated; 0: none yet."""
+        """The last step at which it was evaluated; 0 before the first."""
         return max(self.rungs, default=0)
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen to it."""
+        """Whether it has ended for good."""
         return self.state in ("finished", "pruned", "failed")
 
     @property
     def bracket(self) -> int:
-        """How many of the first rungs it passes by (Hyperband)."""
+        """Number of first rungs that it skips (Hyperband)."""
         return int(self.about.get("bracket", 0))
 
     @property
     def attempts(self) -> int:
-        """How often it was begun anew after a failure that was not its own."""
+        """Number of restarts after a failure without its own fault."""
         return int(self.about.get("attempts", 0))
 
 
@@ -99,11 +99,12 @@ class ForeignResult:
     params: Params
     values: tuple[float, ...]
     measured: Mapping[str, float] = field(default_factory=dict)
-    """What constraints bound, by `measure_label`, as far as it is known there."""
+    """Values of constrained measures, by `measure_label`, as far as they are known there."""
 
 
 def violations(study: Study, measured: Mapping[str, float]) -> dict[str, float]:
-    """Amount by which each constraint is missed, at most 0 where it is kept; measured: its value by `measure_label`."""
+    """Returns the amount by which each constraint is missed, at most 0 if it is kept; measured: values by
+    `measure_label`."""
     missed: dict[str, float] = {}
     for constraint in study.constraints:
         value = measured.get(measure_label(constraint.metric, constraint.dataset), math.nan)
@@ -137,12 +138,12 @@ def read_trial(frozen: "FrozenTrial", is_held: Callable[[int], bool]) -> Trial:
 
 
 def seconds_left(trials: Sequence[Trial], wanted: int) -> float:
-    """Seconds that unfinished trials still take, as many at a time as are under way now, if each takes what those
-    that have ended took on average; 0 where none has.
+    """Returns the seconds that unfinished trials still take, if each takes the mean time of the ended ones and as many
+    run at a time as now; 0 if none has ended.
 
     Args:
-        trials: those of the search that have begun.
-        wanted: how many are wanted in all.
+        trials: trials of the search that have begun.
+        wanted: total number of wanted trials.
     """
     took = [float(trial.about.get("seconds", 0.0)) for trial in trials if trial.ended]
     at_once = max(1, sum(trial.state == "running" for trial in trials))
@@ -153,7 +154,7 @@ def _state(frozen: "FrozenTrial", work: Work, is_held: Callable[[int], bool]) ->
     if frozen.state.name == "RUNNING":
         return "paused" if work.paused else "running" if is_held(frozen.number) else "pending"
     if frozen.state.name == "PRUNED":
-        # The sampler is to keep away from what fails for its values; to the user it has failed.
+        # The sampler should avoid values that caused a failure; for the user the trial has failed.
         return "failed" if frozen.user_attrs.get("at_fault") else "pruned"
     states: dict[str, State] = {"WAITING": "pending", "COMPLETE": "finished", "FAIL": "failed"}
     return states[frozen.state.name]

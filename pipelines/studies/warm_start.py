@@ -18,10 +18,10 @@ from storage import Store
 
 
 def foreign_results(document: StudyDocument, home: Home) -> list[ForeignResult]:
-    """The results that `warm_start` names, as far as this study's space holds their values.
+    """Returns the results that `warm_start` names, as far as this study's space contains their values.
 
     Raises:
-        SpecError: a study or run is not there, or gives nothing to learn from.
+        SpecError: a study or run is missing, or has no usable results.
     """
     issues: list[Issue] = []
     results: list[ForeignResult] = []
@@ -78,7 +78,7 @@ def _of_run(document: StudyDocument, home: Home, run_id: str) -> tuple[list[Fore
 
 
 def _params_of(document: StudyDocument, spec: Mapping[str, Any]) -> Params:
-    """The params that give what a run's spec has, without those that the space does not hold."""
+    """Returns the params that give the settings of a run's spec, without those outside the space."""
     searched = document.study.parameters
     params: Params = {}
     for path in in_order(searched):
@@ -95,8 +95,8 @@ def _params_of(document: StudyDocument, spec: Mapping[str, Any]) -> Params:
 
 
 def _has_case(document: StudyDocument, spec: Mapping[str, Any], path: str, params: Params) -> bool:
-    """Whether a run's section is the case that the params name, with the defaults that the case leaves out and with the
-    run's own values of the parameters that are searched inside it."""
+    """Returns whether a run's section is the case in the params, with the defaults that the case leaves out and with
+    the run's own values of the parameters that are searched inside it."""
     searched = document.study.parameters
     inside = {
         other: item_at(spec, split(other))

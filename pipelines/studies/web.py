@@ -1,6 +1,6 @@
-"""optuna-dashboard, which only shows: `python -m pipelines.studies.web PORT`, as `rpg up` starts it.
+"""A read-only optuna-dashboard: `python -m pipelines.studies.web PORT`, which `rpg up` starts.
 
-It opens one storage: the journal of the study that was created last, or with RPG_STUDIES_URL the database.
+It opens one storage: the journal of the newest study, or with RPG_STUDIES_URL the database.
 """
 
 import json
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 
 class NewestStudy:
-    """The dashboard of the home's study that was created last, whichever that is when a request comes."""
+    """The dashboard of the home's newest study at the time of each request."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._created: dict[tuple[Path, bytes], str] = {}
-        """Journal and its first line, which no two journals share -> when its study was created."""
+        """Journal and its unique first line -> time of its study's creation."""
         self._shown: tuple[Path, bytes] | None = None
         self._application: WSGIApplication = wsgi(InMemoryStorage())
         self._lock = threading.Lock()
@@ -61,7 +61,7 @@ class NewestStudy:
                     studies = _opened(path).get_all_studies()
                     self._created[journal] = max(str(study.user_attrs.get("created_at", "")) for study in studies)
             except (OSError, ValueError):
-                continue  # deleted this very moment, without a study yet, or damaged
+                continue  # just deleted, without a study yet, or damaged
             readable.append((self._created[journal], journal))
         if readable and (newest := max(readable)[1]) != self._shown:
             self._application, self._shown = wsgi(_opened(newest[0])), newest
@@ -73,13 +73,13 @@ def _opened(journal: Path) -> JournalStorage:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A browser opens connections ahead that it does not use yet: each has a thread of its own."""
+    """A server with a thread for each connection: a browser opens connections before it uses them."""
 
     daemon_threads = True
 
 
 class _Handler(WSGIRequestHandler):
-    """Logs errors alone: an open page asks every few seconds."""
+    """A handler that logs only errors: an open page sends requests every few seconds."""
 
     def log_request(self, *_status: object) -> None:
         pass
@@ -97,12 +97,12 @@ def dashboard(home: Home) -> "WSGIApplication":
 
 
 def guarded(application: "WSGIApplication", accepts: Accepts, *, is_named: bool = False) -> "WSGIApplication":
-    """The application, `/ready`, and HTTP basic authentication, which only `/ready` goes without. Requests that change
-    something are refused: optuna-dashboard changes studies by other methods than GET alone.
+    """Returns the application with `/ready` and with HTTP basic authentication for all other paths. Refuses requests
+    that change something: optuna-dashboard changes studies only by methods other than GET.
 
     Args:
-        accepts: which passwords open.
-        is_named: requests under a name that is none of this server's, and of other origins, are turned away.
+        accepts: function that accepts or rejects a password.
+        is_named: rejects requests under a name that is not this server's, and requests of other origins.
     """
 
     def answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
@@ -125,10 +125,10 @@ def guarded(application: "WSGIApplication", accepts: Accepts, *, is_named: bool 
 
 
 def serve(home: Home, host: str, port: int) -> None:
-    """Answers until it is ended. It asks for the passwords that the environment names; see `asked_for`.
+    """Serves until it is ended. It requires the passwords that the environment names; see `asked_for`.
 
     Raises:
-        SpecError: the environment names none. On loopback, too, other users and browsers' pages reach it.
+        SpecError: the environment names none. Other users and browsers' pages reach the server also on loopback.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     accepts, is_local = asked_for(home), host == "127.0.0.1"

@@ -1,4 +1,4 @@
-"""The workers of a study on this machine, how one is run, and how all of them are asked to stop."""
+"""The workers of a study on this machine: their execution, and requests to stop all of them."""
 
 import contextlib
 import json
@@ -49,13 +49,13 @@ _LOOK_SECONDS = 0.2
 
 
 class StudyStop(Stop):
-    """Asked to stop by a signal, a request for the run, or a request for the whole study that came after it began; in a
-    flow also by what the server says of the flow run, and when another process has taken it over.
+    """Requests to stop: a signal, a request for the run, or a request for the whole study that came after it began; in
+    a flow also the flow run's state on the server, or its takeover by another process.
 
     Args:
-        began: when the worker was asked for, UTC, ISO-8601; empty: now.
-        outbox: of the study's flow run; None: the study is no flow.
-        lease: on the study's flow run.
+        began: time at which the worker was requested, UTC, ISO-8601; empty means now.
+        outbox: messages of the study's flow run; None without a flow.
+        lease: lease on the study's flow run.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class StudyStop(Stop):
         self._outbox = outbox
         self._lease = lease
         self._on_server: StopRequest | None = None
-        """The first request from the server. It holds where the flow run is resumed before the study has stopped."""
+        """The first request from the server. It holds even if the flow run is resumed before the study has stopped."""
 
     @property
     def goes_on(self) -> str:
-        """Why the study's flow run goes on later without being submitted again; empty: it does not."""
+        """The reason why the study's flow run continues later without a new submission; empty if it does not."""
         if self._lease is not None and self._lease.superseded:
             return _TAKEN_OVER
         if self._on_server is not None:
@@ -79,7 +79,8 @@ class StudyStop(Stop):
         return GIVEN_BACK if self.signalled is signal.SIGTERM else ""
 
     def requested(self, run_directory: Any = None) -> StopRequest | None:
-        """See Stop. A trial under way is cancelled on record, whatever becomes of the study: the study takes it up."""
+        """Returns the request. See Stop. The record of a trial under way says cancelled in any case: the study
+        resumes it."""
         if self._outbox is not None:
             self._on_server = self._on_server or self._outbox.request
         if request := super().requested(run_directory):
@@ -95,16 +96,16 @@ class StudyStop(Stop):
 
 
 def request_study_cancel(home: Home, study: str, grace: float = GRACE_SECONDS) -> None:
-    """Asks every worker of a study that runs now to stop, on whatever machine it shares the home from.
+    """Asks every running worker of a study to stop, on each machine that shares the home.
 
     Args:
-        grace: seconds after which what still runs is killed.
+        grace: seconds after which processes that still run are killed.
     """
     write_json(home.study(study) / "cancel.json", {"grace": grace, "requested_at": now()})
 
 
 def note_submission(home: Home, study: str, url: str) -> None:
-    """Notes the server that a study was submitted to, where whoever cancels it looks."""
+    """Records the server that a study was submitted to, for the command that cancels it."""
     urls = [*_submitted_to(home, study), url]
     write_json(home.study(study) / "submitted.json", {"api_urls": list(dict.fromkeys(urls))})
 
@@ -114,11 +115,11 @@ def _submitted_to(home: Home, study: str) -> list[str]:
 
 
 def study_named(home: Home, name: str, profile: str = "") -> str:
-    """The study that a user names who cancels something; empty where the name is none's.
+    """Returns the study with the name that a user wants to cancel; empty if no study has it.
 
     Args:
-        name: the study's, which its trials' experiment has too; or that of the experiment which confirms it.
-        profile: the server that knows it, a URL or the name of a Prefect profile; empty: this home knows it.
+        name: the study's name, which its trials' experiment has too; or the name of the experiment that confirms it.
+        profile: the server that knows it, a URL or the name of a Prefect profile; empty means this home's record.
     """
     names = dict.fromkeys([name, name.removesuffix(CONFIRMATION)])
     if not profile:
@@ -128,16 +129,16 @@ def study_named(home: Home, name: str, profile: str = "") -> str:
 
 
 def cancel_study(home: Home, name: str, grace: float, profile: str = "") -> str:
-    """Stops a study, wherever its workers are and whether or not they have begun, and waits until it has stopped.
+    """Stops a study on all machines, whether or not its workers have begun, and waits until it has stopped.
 
-    What is trained is saved: run or submitted again, the study goes on.
+    Training is saved: the study resumes when it is run or submitted again.
 
     Args:
-        grace: seconds after which what still runs is killed.
-        profile: the server that has it, a URL or the name of a Prefect profile; empty: those that it was submitted to
-            from here, and that of `rpg up`.
+        grace: seconds after which processes that still run are killed.
+        profile: the server that has it, a URL or the name of a Prefect profile; empty means the servers that it was
+            submitted to from here, and that of `rpg up`.
     Returns:
-        How it ended, in words.
+        A sentence that says how it ended.
     Raises:
         SpecError: there is no such study, it is not running, or a server that may have it does not answer.
         NotStoppedError: it was asked to stop and has not stopped yet.
@@ -146,7 +147,7 @@ def cancel_study(home: Home, name: str, grace: float, profile: str = "") -> str:
     own = dict.fromkeys([*_submitted_to(home, name), *([services.url] if services else [])])
     urls = [api_url(home, profile)] if profile else list(own)
     if is_study(home, name) and (not profile or urls[0] in own):
-        # First: no worker here begins what a server has of it.
+        # First, so that no worker here begins the study's flow runs of a server.
         request_study_cancel(home, name, grace)
     silent = [url for url in urls if not is_healthy(url, timeout=10.0)]
     found = [_stop_on_server(home, name, grace, url) for url in urls if url not in silent]
@@ -166,7 +167,7 @@ def cancel_study(home: Home, name: str, grace: float, profile: str = "") -> str:
 
 
 def _stop_on_server(home: Home, study: str, grace: float, url: str) -> list[bool]:
-    """Ends all flow runs of a study that a server has. Returns of each whether a worker had begun it."""
+    """Ends all flow runs of a study on a server. Returns for each whether a worker had begun it."""
     with prefect_client(home, url) as client:
         found = list(flow_runs(client, OPEN, study=study))
         executed = [flow_run for flow_run in found if not _end_dead(home, client, study, flow_run)]
@@ -178,7 +179,7 @@ def _stop_on_server(home: Home, study: str, grace: float, url: str) -> list[bool
 
 
 def _end_dead(home: Home, client: "SyncPrefectClient", study: str, flow_run: "FlowRun") -> bool:
-    """Ends a flow run that a worker of this home had, where nobody executes it. Returns whether that is so."""
+    """Ends a flow run that a worker of this home had, if it has no live process. Returns whether that is so."""
     directory = home.study_flow(study, str(flow_run.id))
     if newest_lease(directory) is None or is_executed(directory, {}):
         return False
@@ -189,13 +190,13 @@ def _end_dead(home: Home, client: "SyncPrefectClient", study: str, flow_run: "Fl
 
 
 def _executed(home: Home, study: str) -> list[str]:
-    """The runs of a study, of its trials and of those that confirm, that are executed now."""
+    """Returns the runs of a study, of its trials and of its confirmation, that are executed now."""
     run_ids = [*runs_of(home, study), *runs_of(home, experiment_of_confirmation(study))]
     return [run_id for run_id in run_ids if status_of(home, run_id) == "running"]
 
 
 def _wait_for_workers(home: Home, study: str, grace: float) -> None:
-    """Returns when no run of the study is executed any more. Raises NotStoppedError where that takes too long."""
+    """Waits until no run of the study is executed. Raises NotStoppedError if that takes too long."""
     deadline = time.monotonic() + patience(grace)
     while executed := _executed(home, study):
         if time.monotonic() > deadline:
@@ -211,9 +212,9 @@ def work(
     say: Callable[[str], None],
     progress: RunsReporter | None = None,
 ) -> dict[str, Any]:
-    """Does what is left of a study in this process, with real runs. See `run_study`.
+    """Executes the unfinished part of a study in this process, with real runs. See `run_study`.
 
-    Call it in the main thread, where Prefect reports to an API.
+    Call it in the main thread, while Prefect reports to an API.
     """
 
     def execute(trial: Document, until: int) -> tuple[RunOutcome, ...]:
@@ -232,10 +233,10 @@ def work(
 
 @contextlib.contextmanager
 def more_workers(document: StudyDocument, home: Home, api_url: str, count: int) -> Iterator[None]:
-    """Within the block so many more processes work on the study; at its end they are waited for.
+    """Runs more worker processes of the study within the block, and waits for them at its end.
 
-    An error in the block, or a signal to this process, stops them as a cancel does. They end with this process whatever
-    happens to it.
+    An error in the block, or a signal to this process, stops them like a cancel. They end with this process in any
+    case.
     """
     text = json.dumps(document.to_json())
     processes = [_start(text, home, api_url, number) for number in range(2, 2 + count)]
@@ -272,7 +273,8 @@ def _start(document: str, home: Home, api_url: str, number: int) -> subprocess.P
 
 
 def main() -> None:
-    """One more worker: `python -m pipelines.studies.workers API_URL`, the frozen study on its standard input."""
+    """Runs one more worker: `python -m pipelines.studies.workers API_URL`, with the frozen study on its standard
+    input."""
     home, number = Home.from_environment(), os.environ[_NUMBER]
     document = StudyDocument.from_json(json.load(sys.stdin))
     stop = StudyStop(home, document.study.name)

@@ -1,1 +1,2 @@
-"""Merging of Parquet files: a run's segments into one file a table, and the small files of many runs into packs."""
+"""Merging of Parquet files: a run's segments into one file for each table, and the small files of many runs into
+packs."""

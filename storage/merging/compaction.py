@@ -1,9 +1,9 @@
-"""Compaction: a run's many small segments become one large file a table, sorted by step.
+"""Compaction: a run's many small segments become one large file for each table, sorted by step.
 
-A trainer writes a segment a table and step. They are merged into files of growing size while the run goes on, and into
-one a table when it has ended. A compacted file says in its own metadata which segments its rows are from; from the
-rename that publishes it those count no more, for whoever reads the directory. An ingest deletes them some minutes
-later: readers' snapshots name them until then.
+A trainer writes a segment for each table and step. They are merged into files of growing size during the run, and into
+one for each table when it has ended. A compacted file's metadata name the segments of its rows; from the rename that
+publishes it, no reader of the directory counts those segments. An ingest deletes them some minutes later: readers'
+snapshots use them until then.
 """
 
 import os
@@ -24,16 +24,16 @@ from storage.segments import BadSegmentError, Segment, run_segments
 from storage.units import KnownSegment
 
 MOST_SMALL = 32
-"""A table of a run under way is merged when it has as many segments of the trainer's own."""
+"""Number of a table's segments from the trainer itself at which they are merged during a run."""
 LARGEST_BYTES = 1 << 30
-"""A compacted file of that size is merged with nothing more."""
+"""Size from which a compacted file is not merged further, in bytes."""
 KEEP_SECONDS = 600.0
-"""How long segments stay that were merged."""
+"""Seconds for which merged segments stay."""
 _ROWS_A_GROUP = 262_144
 REPEATED = ["run_id", "name", "step", "position", "rollout_id", "attempt"]
-"""Columns whose values come again and again: as dictionaries they are read in half the time, and no larger."""
+"""Columns with repeated values: as dictionaries they are read in half the time, and are no larger."""
 _STALE_SECONDS = 86_400.0
-"""After so long, what a killed writer left aside belongs to nobody."""
+"""Seconds after which a killed writer's temporary files are deleted."""
 
 
 @dataclass(frozen=True)
@@ -41,23 +41,23 @@ class Compacted:
     """Result of compacting a run."""
 
     num_merged: int = 0
-    """Segments that were merged into others."""
+    """Number of segments that were merged into others."""
     damaged: tuple[KnownSegment, ...] = ()
-    """Segments that could not be read. They stay where they are, beside what the others became."""
+    """Segments that could not be read. They stay in place, beside the merged file."""
 
 
 def compact_run(root: Path, run_id: str, *, whole: bool, keep_seconds: float = KEEP_SECONDS) -> Compacted:
-    """Merges a run's segments, and deletes those that were merged before.
+    """Merges a run's segments, and deletes segments from earlier merges.
 
-    One process at a time does this in a home: the caller has the ingester's lock. Killed at any moment, it leaves every
-    row in place once: in the segments, or in the file that replaces them.
+    Only one process at a time may do this in a home: the caller holds the ingester's lock. If it is killed at any
+    moment, every row still counts once: in the segments, or in the file that replaces them.
 
     Args:
-        whole: the run's trainer has ended, so that everything becomes one file a table; else only what is many is
-            merged, into files that grow geometrically, so that a row is written again a few times at most.
-        keep_seconds: how long merged segments stay.
+        whole: the run's trainer has ended, so that all segments become one file for each table; if false, only numerous
+            segments are merged, into files that grow geometrically, so that a row is rewritten a few times at most.
+        keep_seconds: seconds for which merged segments stay.
     Raises:
-        OSError: the disk refused. What was there is whole.
+        OSError: the disk is full or not writable. The old files are intact.
     """
     listed, gone = _listed(root, run_id)
     left_out = gone | half_written(root, listed)
@@ -71,7 +71,7 @@ def compact_run(root: Path, run_id: str, *, whole: bool, keep_seconds: float = K
 
 
 def delete_merged(root: Path, run_id: str, keep_seconds: float = KEEP_SECONDS) -> None:
-    """Deletes a run's segments whose rows are in a compacted file that is older than `keep_seconds`, and whole."""
+    """Deletes a run's segments whose rows are in an intact compacted file that is older than `keep_seconds`."""
     listed, gone = _listed(root, run_id)
     merged = [segment for segment in listed if segment.key in gone]
     holders = [segment for segment in listed if segment.parsed.is_compacted and segment.key not in gone]
@@ -85,13 +85,13 @@ def delete_merged(root: Path, run_id: str, keep_seconds: float = KEEP_SECONDS) -
 
 
 def _listed(root: Path, run_id: str) -> tuple[list[Segment], set[str]]:
-    """A run's segments but those of evaluate stages, and the keys of those that were merged into others."""
+    """Returns a run's segments except those of evaluate stages, and the keys of those that were merged into others."""
     listed = [segment for segment in run_segments(root, run_id) if not segment.is_of_evaluate_stage]
     return listed, merged_away(root, listed)
 
 
 def _to_merge(segments: Sequence[Segment], *, whole: bool) -> list[Segment]:
-    """Which of a table's segments become one."""
+    """Returns the segments of a table that are to be merged into one."""
     growing = [segment for segment in segments if segment.num_bytes < LARGEST_BYTES]
     if whole:
         return growing if len(growing) > 1 else []
@@ -108,7 +108,7 @@ def _to_merge(segments: Sequence[Segment], *, whole: bool) -> list[Segment]:
 
 
 def _merge_good(root: Path, segments: Sequence[Segment], damaged: list[KnownSegment]) -> int:
-    """Merges those segments that can be read, and adds the others to `damaged`. Returns how many were merged."""
+    """Merges the readable segments, and adds the others to `damaged`. Returns how many were merged."""
     good = [*segments]
     while len(good) > 1:
         try:
@@ -130,7 +130,7 @@ class _DamagedError(Exception):
 
 
 def _merge(root: Path, segments: Sequence[Segment]) -> None:
-    """Writes one file with the rows of all. Raises _DamagedError, and leaves all as it was, at one that is damaged."""
+    """Writes one file with the rows of all segments. At a damaged one, raises _DamagedError and changes nothing."""
     in_order = sorted(segments, key=lambda s: (s.parsed.first_step, s.parsed.number, s.parsed.rank))
     names = {segment.name for segment in segments}.union(*(inspect(root, segment).merged for segment in segments))
     schema = arrow_schema(segments[0].table).with_metadata({MERGED: write_merged(names)})
@@ -158,7 +158,7 @@ def _rows(root: Path, segment: Segment) -> Iterator[pa.Table]:
 
 
 def write_rows(file: DigestedFile, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-    """Writes the rows in groups of one size, whatever the sizes of the tables."""
+    """Writes the rows in groups of equal size, for tables of any size."""
     with pq.ParquetWriter(
         file, schema, compression="zstd", use_dictionary=REPEATED, write_statistics=["run_id", "step"]
     ) as writer:
@@ -173,7 +173,7 @@ def write_rows(file: DigestedFile, schema: pa.Schema, tables: Iterable[pa.Table]
 
 
 def _delete_stale(directory: Path) -> None:
-    """Deletes what killed writers left aside."""
+    """Deletes killed writers' temporary files."""
     for path in directory.glob("*/.*.partial"):
         try:
             if time.time() - path.stat().st_mtime > _STALE_SECONDS:

@@ -1,8 +1,8 @@
-"""Packs: the small files of many runs that have ended in one file a table, so that a query of everything opens few.
+"""Packs: the small files of many ended runs in one file for each table, so that a query of all runs opens few files.
 
-To open a file costs a query 0.1 ms, as much as 20,000 values of a column. Packs belong to the index: a run's directory
-stays all of the run, and what the index says of its segments tells which pack has their rows too. A pack is lost,
-damaged or outdated without harm: its rows are read from the runs' files, and later ingests write other packs.
+Opening a file costs a query 0.1 ms, as much as 20,000 values of a column. Packs belong to the index: a run's directory
+still has the whole run, and the index's entry of a segment names the pack that also has its rows. The loss, damage or
+age of a pack does no harm: its rows are then read from the runs' files, and later ingests write other packs.
 """
 
 import contextlib
@@ -24,29 +24,30 @@ from storage.segments import BadSegmentError
 from storage.units import UNIT_OF_RUN, KnownSegment, known_segments
 
 SMALL_BYTES = 8 << 20
-"""Files of that size are in no pack: their rows cost a query far more than their opening."""
+"""Size in bytes from which files are in no pack: a query needs far more time for their rows than for their opening."""
 FEWEST = 32
-"""Small files of a table that are in no pack yet, for a pack to be written."""
+"""Fewest small files of a table outside packs for which a pack is written."""
 LARGEST_BYTES = 256 << 20
-"""Bytes of all files in a pack together, which is about its own size."""
+"""Most bytes of all files in a pack, which is about its own size."""
 
 
 def write_packs(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
-    """Packs the small files that are in no pack yet, where they are many, with packs that are hardly larger.
+    """Packs the small files that are in no pack yet, if they are numerous, together with packs of similar size.
 
-    So a row is written again a few times at most.
+    So a row is rewritten a few times at most.
 
     Args:
-        connection: to the index that is being written. Killed before it is published, this leaves files to nobody.
+        connection: connection to the index that is being written. If the process is killed before it publishes the
+            index, the new files stay unused.
     """
     for table in PARQUET:
         for members in _to_pack(connection, table):
-            with contextlib.suppress(OSError):  # a full disk, say: the files stay as they are
+            with contextlib.suppress(OSError):  # for example a full disk: the files stay unchanged
                 _write_pack(connection, root, table, members)
 
 
 def _to_pack(connection: duckdb.DuckDBPyConnection, table: str) -> Iterator[list[KnownSegment]]:
-    """A table's segments that are to be packed, those of each pack by run."""
+    """Yields a table's segments for each new pack, ordered by run."""
     chosen = _loose(connection, table)
     if len(chosen) < FEWEST:
         return
@@ -71,7 +72,7 @@ def _to_pack(connection: duckdb.DuckDBPyConnection, table: str) -> Iterator[list
 
 
 def _loose(connection: duckdb.DuckDBPyConnection, table: str) -> list[KnownSegment]:
-    """A table's small files that are in no pack, of the runs that have ended; not those that are still to be merged."""
+    """Returns a table's small files of ended runs that are in no pack; without segments that are still to be merged."""
     condition = (
         f"table_name = {quoted(table)} AND problem IS NULL AND pack IS NULL"
         f" AND num_bytes < {SMALL_BYTES}"
@@ -84,7 +85,7 @@ def _loose(connection: duckdb.DuckDBPyConnection, table: str) -> list[KnownSegme
 
 
 def _write_pack(connection: duckdb.DuckDBPyConnection, root: Path, table: str, members: Sequence[KnownSegment]) -> None:
-    """Writes one pack, and notes it in the index. What cannot be read stays out of it."""
+    """Writes one pack, and records it in the index. Unreadable segments are left out."""
     directory = packs_path(root)
     directory.mkdir(exist_ok=True)
     aside = directory / f".{table}.{os.getpid()}.partial"
@@ -107,7 +108,8 @@ def _write_pack(connection: duckdb.DuckDBPyConnection, root: Path, table: str, m
 
 
 def _rows(root: Path, members: Sequence[KnownSegment], packed: list[str]) -> Iterator[pa.Table]:
-    """The members' rows, a table each, with today's columns and the run as the path names it. Adds keys to `packed`."""
+    """Yields the members' rows as one table each, with the present columns and the run from the path. Adds keys to
+    `packed`."""
     for segment in (entry.segment for entry in members):
         try:
             rows = read(root, segment)
@@ -127,9 +129,10 @@ def _forget(connection: duckdb.DuckDBPyConnection, packs: Collection[str]) -> No
 
 
 def drop_outdated(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
-    """Forgets what does not hold any more since segments have changed: packs, and which runs are in one.
+    """Removes entries that are outdated after changes of segments: packs, and runs in a pack.
 
-    A pack goes whole when its file is gone, a run in it was deleted, or the rows of half of its runs count no more.
+    A whole pack is removed when its file is gone, a run in it was deleted, or the rows of half of its runs no longer
+    count.
     """
     connection.execute(
         "UPDATE recorded.segments AS s SET pack = NULL WHERE pack IS NOT NULL AND (pack, run_id) NOT IN ("
@@ -145,11 +148,11 @@ def drop_outdated(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
 
 
 def delete_others(root: Path, named: Collection[str], before: Collection[str], keep_seconds: float) -> None:
-    """Deletes the files of packs that nobody names any more.
+    """Deletes the files of unused packs.
 
     Args:
         named: packs of the index that was just published.
-        before: those of the index that it replaced. Readers may still have them: they stay `keep_seconds` from now.
+        before: packs of the index that it replaced. Readers may still use them: they stay for `keep_seconds` from now.
     """
     for pack in {*before} - {*named}:
         with contextlib.suppress(FileNotFoundError):
@@ -162,5 +165,5 @@ def delete_others(root: Path, named: Collection[str], before: Collection[str], k
 
 
 def packs_in(connection: duckdb.DuckDBPyConnection) -> set[str]:
-    """The packs of the index that is being written."""
+    """Returns the packs in the index that is being written."""
     return {pack for (pack,) in connection.execute("SELECT DISTINCT pack FROM recorded.packed").fetchall()}

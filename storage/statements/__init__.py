@@ -1,1 +1,1 @@
-"""One statement of SQL that somebody wrote: whether it only reads, what it may cost, and its rows as they come."""
+"""A user's SQL statement: the check that it only reads, its limits, and its rows in batches."""

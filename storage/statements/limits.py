@@ -1,4 +1,4 @@
-"""Limits of a query: time, memory, and disk for what does not fit into memory."""
+"""Limits of a query: time, memory, and disk for data that do not fit into memory."""
 
 import contextlib
 import os
@@ -24,9 +24,9 @@ from storage.errors import QueryError
 _Answer = TypeVar("_Answer")
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _BESIDE_DUCKDB_BYTES = 2**29
-"""Memory of a querying process beside DuckDB's: rows on their way out, threads' stacks."""
+"""Memory of a querying process besides DuckDB's: rows of the answer, threads' stacks."""
 _STOPPING_SECONDS = 2.0
-"""Patience with a query that was told to stop: one call of a function on a large value is not interrupted."""
+"""Seconds to wait for a query to stop: one call of a function on a large value is not interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +34,24 @@ class Limits:
     """Limits of one query."""
 
     seconds: float = 0
-    """Within DuckDB. 0: as long as it takes."""
+    """Seconds within DuckDB. 0 for no limit."""
     memory_bytes: int = 0
-    """Memory of DuckDB, which puts what needs more on disk where it can; and of an answer that is held whole. 0: a
-    quarter of what this machine, or this container, has."""
+    """Memory of DuckDB, which moves larger data to disk if it can; and of an answer that is kept whole. 0 for a
+    quarter of the memory of this machine, or this container."""
 
 
 _scratches: "weakref.WeakSet[Scratch]" = weakref.WeakSet()
 """Directories of this process's queries."""
 _stuck: "list[Future[Any]]" = []
-"""Parts of queries that did not stop when they were told to."""
+"""Parts of queries that did not stop on request."""
 DEFAULT_LIMITS = Limits()
-"""Limits of the product's own queries: as long as they take, and a quarter of the memory."""
+"""Limits of the product's own queries: no time limit, and a quarter of the memory."""
 QUERY_LIMITS = Limits(seconds=60)
-"""Limits of a query that somebody typed."""
+"""Limits of a user's query."""
 
 
 def parse_memory(text: str) -> int:
-    """A size as `4GiB`, in bytes. Raises QueryError for what is none."""
+    """Returns a size such as `4GiB` in bytes. Raises QueryError for an invalid size."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B)", text.strip(), re.IGNORECASE)
     if not match or not float(match[1]):
         raise QueryError(f"{text!r} is no size of memory; write it as 4GiB or 500MB")
@@ -59,21 +59,21 @@ def parse_memory(text: str) -> int:
 
 
 def memory_text(num_bytes: int) -> str:
-    """A size for people."""
+    """Returns a readable size."""
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 
 def confine(connection: duckdb.DuckDBPyConnection, root: Path, limits: Limits) -> Callable[[], object]:
-    """Sets a connection's limits, and keeps it from files but the runs' and their packs. Nothing can be set on it
+    """Sets a connection's limits, and closes all files but the runs' and their packs to it. Its settings are locked
     afterwards.
 
-    What does not fit into memory goes to a directory that only this user can read. It is removed by the function that
-    is returned, to be called once the connection is closed, and else with the connection.
+    Data that do not fit into memory go to a directory that only this user can read. The returned function removes it;
+    call it once the connection is closed. Otherwise it is removed with the connection.
     """
     scratch = Scratch(root, "query")
     remove_scratch = weakref.finalize(connection, scratch.remove)
     _scratches.add(scratch)
-    places = [path for name in ("runs", "packs") for path in (root / name, (root / name).resolve())]  # links, perhaps
+    places = [path for name in ("runs", "packs") for path in (root / name, (root / name).resolve())]  # maybe links
     allowed = {text for path in places for text in (str(path), as_pattern(path))}
     connection.execute(
         f"SET memory_limit = '{limits.memory_bytes or default_memory()}B'; SET temp_directory = {quoted(scratch.path)};"
@@ -86,13 +86,13 @@ def confine(connection: duckdb.DuckDBPyConnection, root: Path, limits: Limits) -
 
 @cache
 def default_memory() -> int:
-    """A quarter of what this machine, or this container, has, in bytes."""
+    """Returns a quarter of the memory of this machine, or this container, in bytes."""
     with duckdb.connect() as connection:
-        return int(memory_limit(connection) / 0.8 / 4)  # DuckDB takes 80 % by itself
+        return int(memory_limit(connection) / 0.8 / 4)  # DuckDB's own default is 80 %
 
 
 def memory_limit(connection: duckdb.DuckDBPyConnection) -> int:
-    """A connection's limit, in bytes."""
+    """Returns a connection's memory limit, in bytes."""
     row = connection.execute("SELECT current_setting('memory_limit')").fetchone()
     assert row
     return parse_memory(row[0])
@@ -102,8 +102,8 @@ def memory_limit(connection: duckdb.DuckDBPyConnection) -> int:
 def process_within(limits: Limits) -> Iterator[None]:
     """Keeps this process, whose only work is a query, within the memory limit (on Linux; elsewhere it does nothing).
 
-    DuckDB counts tables and sorts, and not the values that one call of a function makes: `repeat('a', 10**11)`. What
-    the system refuses is an error of the query like any other.
+    DuckDB counts tables and sorts, but not the values that one call of a function makes: `repeat('a', 10**11)`. Memory
+    that the system refuses is an ordinary error of the query.
     """
     memory = limits.memory_bytes or default_memory()
     try:
@@ -114,32 +114,32 @@ def process_within(limits: Limits) -> Iterator[None]:
 
 
 def out_of_memory(num_bytes: int) -> str:
-    """Message to a query that needs more memory than this limit."""
+    """Returns the message for a query that needs more memory than this limit."""
     return f"the query needs more than {memory_text(num_bytes)}, the memory limit\n  hint: `--memory SIZE` allows more"
 
 
 class Stopwatch:
-    """Runs the parts of one query within its time."""
+    """Runs the parts of one query within its time limit."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, seconds: float) -> None:
-        """`seconds`: for all parts together; 0: no limit."""
+        """`seconds`: for all parts together; 0 for no limit."""
         self._connection = connection
         self._seconds = seconds
         self._used = 0.0
         self.stuck = False
-        """Whether a part did not stop when it was told to: its connection still works and must not be closed."""
+        """Whether a part did not stop on request: its connection is still in use and must not be closed."""
 
     def run(self, part: Callable[[], _Answer]) -> _Answer:
-        """The answer of a part, which runs in a thread of its own, so that Ctrl-C is heard at once.
+        """Returns the answer of a part, which runs in a thread of its own, so that Ctrl-C takes effect at once.
 
         Raises:
-            QueryError: the time is over.
+            QueryError: the time limit is exceeded.
         """
         answer: Future[_Answer] = Future()
         began = time.monotonic()
         thread = threading.Thread(target=_settle, args=(answer, part), daemon=True)
         try:
-            thread.start()  # in here: Ctrl-C may come while it waits for the thread, which has begun by then
+            thread.start()  # in here: Ctrl-C may come during the wait for the thread, which has begun by then
             return answer.result(max(self._seconds - self._used, 0) if self._seconds else None)
         except TimeoutError:
             if answer.done():
@@ -158,7 +158,7 @@ class Stopwatch:
     def _stop(self, answer: "Future[_Answer]") -> None:
         until = time.monotonic() + _STOPPING_SECONDS
         while not answer.done() and time.monotonic() < until:
-            self._connection.interrupt()  # again and again: one that comes between two statements is lost
+            self._connection.interrupt()  # repeatedly: an interrupt between two statements is lost
             wait([answer], timeout=0.05)
         self.stuck = not answer.done()
         if self.stuck:
@@ -166,9 +166,9 @@ class Stopwatch:
 
 
 def exit_if_stuck(code: int) -> None:
-    """Ends this process at once, with this exit code, if a query goes on that was told to stop; else does nothing.
+    """Ends this process at once, with this exit code, if a query has not stopped on request; else does nothing.
 
-    An interpreter that ends beside DuckDB's threads is aborted by them, and leaves what they have put on disk.
+    DuckDB's running threads would abort the interpreter at its end, and leave their files on disk.
     """
     if all(answer.done() for answer in _stuck):
         return
@@ -183,5 +183,5 @@ def exit_if_stuck(code: int) -> None:
 def _settle(answer: "Future[_Answer]", part: Callable[[], _Answer]) -> None:
     try:
         answer.set_result(part())
-    except BaseException as error:  # handed to whoever waits
+    except BaseException as error:  # passed to the waiting thread
         answer.set_exception(error)

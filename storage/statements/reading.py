@@ -1,9 +1,9 @@
-"""Statements that are allowed: they read what is recorded, and nothing else.
+"""Allowed statements: those that read only the record.
 
 DuckDB's settings close the files outside the record, the settings and the extensions: see
-`storage.statements.limits.confine`. This module refuses three things that DuckDB has no setting for. A statement could
-write into the runs' directories, because it may read them. It could read a run's files that hold no table. And some
-functions write, wait, tell settings, or take addresses of memory.
+`storage.statements.limits.confine`. This module refuses three kinds of access that DuckDB has no setting for. A
+statement could write into the runs' directories, because it may read them. It could read a run's files that contain no
+table. And some functions write, wait, return settings, or take addresses of memory.
 """
 
 import json
@@ -20,7 +20,7 @@ from storage.errors import QueryError
 _OUTSIDE = "the function `{}` reaches for something outside the store; only what is recorded can be read"
 _SEVERAL = "more than one statement; give them one at a time"
 _PLAIN_NAME = re.compile(r"[\w $-]*")
-"""A name that DuckDB cannot take for a file's: those have an ending."""
+"""A name that DuckDB cannot interpret as a file's: file names have a suffix."""
 _PRAGMAS = {
     "database_size": "FROM pragma_database_size",
     "show_tables": "SHOW TABLES",
@@ -28,7 +28,7 @@ _PRAGMAS = {
     "table_info": "FROM pragma_table_info",
     "version": "FROM pragma_version",
 }
-"""Pragmas that tell of tables, as programs send them -> the query that is the same, up to what follows the name."""
+"""Pragmas about tables, as programs send them -> the equivalent query, up to the name's end."""
 _NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
 _END_OF_PIVOT_COLUMN = {"using", "group", "order", "limit", ",", ")", ";"}
 _TABLE = """
@@ -38,24 +38,24 @@ pragma_database_size pragma_show pragma_table_info pragma_version range repeat r
 unnest
 """
 TABLE = frozenset(_TABLE.split())
-"""Functions that may stand after FROM or CALL. The others read files, settings or memory, or write."""
+"""Functions that may follow FROM or CALL. The others read files, settings or memory, or write."""
 _REFUSED = "current_setting currval getenv getvariable json_serialize_plan nextval pg_sleep setseed sleep_ms write_log"
 REFUSED = frozenset(_REFUSED.split())
 """Functions of values that write, wait, or read settings, the environment or files. The others compute."""
 
 
 def require_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Raises QueryError unless the text is one statement that reads what is recorded; duckdb.Error if it is no SQL."""
+    """Raises QueryError unless the text is one statement that only reads the record; duckdb.Error if it is not SQL."""
     if "\0" in sql or any("\ud800" <= char <= "\udfff" for char in sql):
         raise QueryError("the query is no text: it has bytes that are no characters")
     text = _what_runs(connection, sql)
     parsed = _parse(connection, text)
     if parsed["error"] and parsed["error_type"] == "not implemented":
-        # A PIVOT that looks for its columns by itself is two statements to DuckDB; with columns given it is one.
+        # For DuckDB a PIVOT that finds its columns by itself is two statements; with given columns it is one.
         parsed = _parse(connection, _with_pivot_columns(text))
     if parsed["error"]:
         if parsed["error_type"] == "parser":
-            connection.extract_statements(sql)  # raises the same error, with the place
+            connection.extract_statements(sql)  # raises the same error, with the position
         raise QueryError(_not_a_query(text))
     if len(parsed["statements"]) != 1:
         raise QueryError(_SEVERAL if parsed["statements"] else "the query is empty")
@@ -64,7 +64,7 @@ def require_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
 
 
 def _what_runs(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
-    """Returns the statement inside EXPLAIN; of a CALL or a PRAGMA the query that is the same; else the text itself."""
+    """Returns the statement inside EXPLAIN; for a CALL or a PRAGMA the equivalent query; else the text itself."""
     tokens = _tokens(sql)
     if not tokens:
         raise QueryError("the query is empty")
@@ -78,12 +78,12 @@ def _what_runs(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
     start = 2 if words[1:2] == ["analyze"] else 1
     rest = _after(sql, tokens, start)
     if words[start : start + 1] == ["("] and _parse(connection, rest)["error"]:
-        return _after(sql, tokens, words.index(")") + 1 if ")" in words else start)  # these are options
+        return _after(sql, tokens, words.index(")") + 1 if ")" in words else start)  # those are options
     return rest
 
 
 def _tokens(sql: str) -> list[tuple[int, str]]:
-    """Returns each token of the text but comments: the byte that it starts at, and the token."""
+    """Returns each token of the text except comments: the byte at which it starts, and the token."""
     content = sql.encode()
     starts = [start for start, _ in duckdb.tokenize(sql)]
     return [
@@ -98,7 +98,7 @@ def _after(sql: str, tokens: list[tuple[int, str]], number: int) -> str:
 
 
 def _parse(connection: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
-    """Returns DuckDB's own tree of the statements. It binds nothing and runs nothing."""
+    """Returns DuckDB's own parse tree of the statements, without binding or running them."""
     row = connection.execute(f"SELECT json_serialize_sql({quoted(sql)}::VARCHAR)").fetchone()
     assert row
     try:
@@ -109,11 +109,12 @@ def _parse(connection: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
 
 
 def _with_pivot_columns(sql: str) -> str:
-    """Returns the text with `IN (0)` after each column of a PIVOT without IN. A digit changes no quoting around it."""
+    """Returns the text with `IN (0)` after each column of a PIVOT without IN. A digit does not affect quoting around
+    it."""
     content, tokens = sql.encode(), _tokens(sql)
     pieces, copied, depth = [], 0, 0
     pivots: list[tuple[int, bool]] = []
-    """Depth in brackets of each PIVOT that the reading is inside of, and whether its columns are being read."""
+    """Bracket depth of each PIVOT that encloses the present token, and whether its columns are being read."""
     has_values = False
     for start, token in [*tokens, (len(content), ";")]:
         word = token.lower()
@@ -135,7 +136,7 @@ def _with_pivot_columns(sql: str) -> str:
 
 
 def _not_a_query(sql: str) -> str:
-    """Returns why a statement that DuckDB can parse does not read."""
+    """Returns why a statement that DuckDB can parse is not read-only."""
     words = [token.upper() for _, token in _tokens(sql)]
     if ";" in words[:-1]:
         return _SEVERAL
@@ -149,7 +150,7 @@ def _no_query(kind: str) -> str:
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yields every object in DuckDB's tree, from the root on."""
+    """Yields every object in DuckDB's tree, from the root downwards."""
     waiting = [tree]
     while waiting:
         part = waiting.pop()

@@ -1,4 +1,4 @@
-"""One statement as it runs: checked, within its limits, its rows in batches."""
+"""One running statement: checked, within its limits, its rows in batches."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +20,7 @@ Params = Sequence[object] | Mapping[str, object]
 
 
 class Statement:
-    """A statement on a snapshot's connection, on which nothing else may run until it is closed.
+    """A statement on a snapshot's connection, which runs nothing else until the statement is closed.
 
     Its rows are read once, as Python values or as Arrow batches: the first without loading Arrow.
     """
@@ -31,23 +31,23 @@ class Statement:
         self._watch = Stopwatch(self._connection, limits.seconds)
         self._memory_limit = memory_limit(self._connection)
         self.columns: tuple[str, ...] = ()
-        """The names of the answer's columns, in order. Two may be equal."""
+        """The names of the answer's columns, in order. Names may repeat."""
         self.is_text = False
-        """Whether the rows are of one column, each row's text."""
+        """Whether the rows have one column, with each row's text."""
         self._open = False
 
     def start(self, sql: str, params: Params, form: Form | None = None) -> None:
-        """Runs it up to its first rows.
+        """Runs the statement up to its first rows.
 
         Args:
-            form: what the rows are written as. DuckDB writes each row as text, if it can; see `is_text`. Values that
-                the form would change are DuckDB's text.
+            form: the output format of the rows. DuckDB writes each row as text, if it can; see `is_text`. Values that
+                the format would change are DuckDB's text.
         Raises:
-            QueryError: the statement is wrong, does not read, or needs more than its limits.
-            duckdb.Error: a file is at fault.
+            QueryError: the statement is wrong, is not read-only, or exceeds its limits.
+            duckdb.Error: a file is damaged or missing.
         """
         self._within_limits(lambda: self._prepare(sql))
-        # Rolled back at the end, so that a type that a PIVOT makes on its way is not there for the next statement.
+        # Rolled back at the end, so that a type that a PIVOT creates does not stay for the next statement.
         self._connection.begin()
         self._open = True
         text = self._within_limits(lambda: self._as_text(sql, params, form)) if form else None
@@ -60,7 +60,7 @@ class Statement:
         self.is_text = text is not None
 
     def _read_as_texts(self, sql: str, params: Params, columns: Sequence[tuple[str, str]], form: Form) -> None:
-        """Runs the query again, with columns of some types as text. Raises QueryError if no other can be made of it."""
+        """Runs the query again, with columns of some types as text. Raises QueryError if it cannot be a subquery."""
         outer = with_texts(sql.rstrip("; \n\t"), columns, form)
         try:
             self._connection.extract_statements(outer)
@@ -74,34 +74,35 @@ class Statement:
             ) from error
 
     def _as_text(self, sql: str, params: Params, form: Form) -> str | None:
-        """The query that writes the rows of this one as text; None where that cannot be said before it runs."""
+        """Returns the query that writes the rows of this one as text; None if the columns are not known before it
+        runs."""
         inner = sql.rstrip("; \n\t")
         try:
             columns = self._connection.execute(f"DESCRIBE {inner}", params or None).fetchall()
             text = written_by_duckdb(inner, [(name, kind) for name, kind, *_ in columns], form)
-            self._connection.extract_statements(text or "")  # a comment behind the semicolon breaks the outer query
+            self._connection.extract_statements(text or "")  # a comment after the semicolon breaks the outer query
         except duckdb.Error:
-            return None  # no query that another can be made of, or a mistake, which is told when it runs by itself
+            return None  # not usable as a subquery, or a mistake, which is reported when it runs by itself
         self.columns = tuple(name for name, *_ in columns)
         return text
 
     @property
     def stuck(self) -> bool:
-        """Whether the statement did not stop when told to. Its connection must not be closed then."""
+        """Whether the statement did not stop on request. Its connection must not be closed then."""
         return self._watch.stuck
 
     def rows(self) -> Iterator[list[tuple[Any, ...]]]:
-        """The rows as plain Python values, so many at a time. Times are UTC. Raises as `start` does."""
+        """Yields the rows as plain Python values, in batches. Times are UTC. Raises like `start`."""
         while rows := self._within_limits(lambda: self._connection.fetchmany(_BATCH_ROWS)):
             yield rows
 
     def batches(self) -> "tuple[pa.Schema, Iterator[pa.RecordBatch]]":
-        """The columns and their types, and the rows. Raises as `start` does, also while the batches are read."""
+        """Returns the columns and their types, and the rows. Raises like `start`, also while the batches are read."""
         reader = self._within_limits(lambda: self._connection.to_arrow_reader(_BATCH_ROWS))
         return reader.schema, iter(lambda: self._within_limits(lambda: next(reader, None)), None)
 
     def table(self) -> "pa.Table":
-        """All rows. Raises as `start` does; an answer larger than the memory limit is a QueryError too."""
+        """Returns all rows. Raises like `start`; an answer larger than the memory limit raises QueryError too."""
         import pyarrow as pa
 
         schema, read = self.batches()
@@ -117,7 +118,7 @@ class Statement:
         return pa.Table.from_batches(batches, schema)
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the statement."""
         if self._open and not self.stuck:
             self._open = False
             self._connection.rollback()
@@ -127,7 +128,7 @@ class Statement:
         self._snapshot.provide(sql)
 
     def _within_limits(self, part: Callable[[], _Answer]) -> _Answer:
-        """The answer of a part of the work; after an error the statement is closed."""
+        """Returns the answer of a part of the work; closes the statement after an error."""
         try:
             return self._watch.run(part)
         except (duckdb.Error, OSError) as error:
@@ -145,7 +146,7 @@ class Statement:
 
 
 def _from_arrow(error: OSError) -> duckdb.Error:
-    """DuckDB's error behind the one that Arrow makes of it while batches are read: the text begins with its kind."""
+    """Returns DuckDB's error behind Arrow's, which occurs while batches are read: the text begins with its kind."""
     kind = str(error).partition(":")[0].replace(" ", "").lower().removesuffix("error") + "exception"
     classes = {name.lower(): value for name, value in vars(duckdb).items() if name.endswith("Exception")}
     made: duckdb.Error = classes.get(kind, duckdb.Error)(str(error))

@@ -1,7 +1,7 @@
-"""An answer's rows as text that DuckDB itself writes: many times faster than value by value in Python.
+"""An answer's rows as text from DuckDB: many times faster than value by value in Python.
 
-It writes what `pipelines.cli.output` writes of Python's values, of the types that tables hold. An answer with a column
-of another type, such as a list, is left to that.
+For the types of the recorded tables, the text equals the text of `pipelines.cli.output` for Python's values.
+`pipelines.cli.output` itself writes an answer with a column of another type, such as a list.
 """
 
 import json
@@ -13,12 +13,12 @@ from storage.database import quoted
 
 Form = Literal["csv", "json", "parquet", "table"]
 _AS_TEXT = r"INTERVAL|TIME_NS|TIMESTAMP_NS|GEOMETRY|VARIANT"
-"""Types whose values neither Python nor Parquet holds as they are: a month would become thirty days."""
+"""Types whose values neither Python nor Parquet can represent exactly: a month would become thirty days."""
 _NOT_IN = {
     "parquet": re.compile(rf"\b({_AS_TEXT}|TIME WITH TIME ZONE|UHUGEINT|BIT|BIGNUM|UNION)\b|\bHUGEINT\b."),
     "rows": re.compile(rf"\b({_AS_TEXT}|BLOB)\b"),
 }
-"""Types, also inside of others, that are written as DuckDB's text. A sum alone, a HUGEINT, is an integer in Parquet."""
+"""Types, also nested ones, that are written as DuckDB's text. Only a sum, a HUGEINT, is an integer in Parquet."""
 
 _WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT")
 _REAL = ("FLOAT", "DOUBLE")
@@ -26,7 +26,7 @@ _TIME = (
     "CASE WHEN isfinite({0}) THEN concat(replace(strftime({0}, '%Y-%m-%dT%H:%M:%S.%f'), '.000000', ''), '+00:00')"
     " ELSE {0}::VARCHAR END"
 )
-"""A time as ISO 8601, parts of a second where there are any. A connection's times are UTC."""
+"""A time as ISO 8601, with parts of a second if there are any. A connection's times are UTC."""
 _EMPTY = "''"
 _IN_QUOTES = " OR ".join(f"contains({{0}}, {character})" for character in ("','", "'\"'", "chr(10)", "chr(13)"))
 _CSV: Mapping[str, str] = {
@@ -46,12 +46,12 @@ _JSON: Mapping[str, str] = {
 
 
 def written_by_duckdb(sql: str, columns: Sequence[tuple[str, str]], form: Form) -> str | None:
-    """The query whose only column is each row of another one as text: a line of CSV, or an object.
+    """Returns a query whose only column has each row of `sql` as text: a line of CSV, or an object.
 
     Args:
         columns: name and type of each column of `sql`.
     Returns:
-        None where a column is of a type that is not written here, or no object can have its names.
+        None if a column has an unsupported type, or an object cannot have its names.
     """
     if form not in ("csv", "json"):
         return None
@@ -66,7 +66,7 @@ def written_by_duckdb(sql: str, columns: Sequence[tuple[str, str]], form: Form) 
 
 
 def changed_by(form: Form, columns: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Returns the columns, by name and type, whose values a form would change: they have to be text."""
+    """Returns the columns, by name and type, whose values a form would change: they must be written as text."""
     return [(name, kind) for name, kind in columns if _read("", kind, form)[1] != kind]
 
 
@@ -81,7 +81,7 @@ def with_texts(sql: str, columns: Sequence[tuple[str, str]], form: Form) -> str:
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Returns the names of columns with a number behind each that another one before it has.
+    """Returns the names of columns, with a number appended to each name that occurs before.
 
     >>> distinct(["a", "b", "a", "a_1", "a"])
     ['a', 'b', 'a_2', 'a_1', 'a_3']
@@ -97,13 +97,13 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def _read(value: str, kind: str, form: Form) -> tuple[str, str]:
-    """The expression and the type by which a column's value is read for a form."""
+    """Returns the expression and the type with which a column's value is read for a form."""
     changes = _NOT_IN["parquet" if form == "parquet" else "rows"].search(kind)
     return (f"{value}::VARCHAR", "VARCHAR") if changes else (value, kind)
 
 
 def _line(values: Sequence[str]) -> str:
-    if len(values) == 1:  # an empty line would be none
+    if len(values) == 1:  # an empty line would not count as a row
         return f"coalesce(nullif({values[0]}, ''), '\"\"')"
     return f"concat_ws(',', {', '.join(f'coalesce({value}, {_EMPTY})' for value in values)})"
 

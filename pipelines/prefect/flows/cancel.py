@@ -1,4 +1,4 @@
-"""Commands over other commands' runs: stop them, or take their frozen spec to go on with them."""
+"""Stops runs of other commands, or reads their frozen spec to resume them."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 
 def frozen_document(home: Home, run_id: str, experiment: str = "") -> "Document":
-    """The document that a run was last executed from.
+    """Returns the document that a run was last executed from.
 
     Args:
-        experiment: whose frozen document is taken where the run was never begun.
+        experiment: the experiment whose frozen document is used if the run never began.
     Raises:
-        SpecError: there is none.
+        SpecError: there is no such document.
     """
     from specs.document import Document
 
@@ -53,15 +53,15 @@ def frozen_document(home: Home, run_id: str, experiment: str = "") -> "Document"
 def cancel_run(
     home: Home, run_id: str, grace: float, *, was_executed: bool = False, silent: set[str] | None = None
 ) -> str:
-    """Stops a run and waits until it has stopped. Returns how it ended, in words.
+    """Stops a run and waits until it has stopped. Returns a sentence that says how it ended.
 
-    One that nobody executes is ended on record and on the server that it was submitted to together. A run that this
-    home does not know to have begun is stopped through that server: a worker with another home may execute it.
+    A run without a live process is ended on record and on the server that it was submitted to together. If this home
+    has no record of its beginning, it is stopped through that server: a worker with another home may execute it.
 
     Args:
-        grace: seconds after which what still runs is killed.
-        was_executed: whoever executes the run was asked to stop already.
-        silent: servers that have not answered this command, of several runs.
+        grace: seconds after which processes that still run are killed.
+        was_executed: the process that executes the run was already asked to stop.
+        silent: servers that have not answered this command, which stops several runs.
     Raises:
         SpecError: there is nothing to stop, or the server that a run waits on does not answer or does not have the run.
         NotStoppedError: the run was asked to stop and has not stopped yet.
@@ -77,27 +77,28 @@ def cancel_run(
         try:
             return end_everywhere(home, run_id, grace, was_executed=was_executed, silent=silent)
         except RunBusyError:
-            # Just taken over; or executed on a host whose clock is off, where only its heartbeat's moving shows it.
+            # Just taken over; or executed on a host with a wrong clock: only its moving heartbeat shows that.
             if time.monotonic() > deadline and not _is_executed(home, run_id):
                 raise _clocks_differ(home, run_id) from None
             request_cancel(home.run(run_id), grace)
             was_executed = True
         finally:
-            # Another command that just ended the run held it, and heeds no request.
+            # Another command that just ended the run held it, and ignores requests.
             if RunState(home, run_id).status in FINAL:
                 clear_request(home.run(run_id))
 
 
 def cancel_experiment(home: Home, name: str, grace: float) -> Iterator[str]:
-    """Stops all runs that an experiment has now, wherever they are executed or wait. Yields how each ended, in words.
+    """Stops all runs that an experiment has now, wherever they are executed or wait. Yields a sentence for each that
+    says how it ended.
 
-    A command that goes through the experiment's runs begins none after the one under way.
+    A command that executes the experiment's runs one by one begins none after the one under way.
 
     Args:
-        grace: seconds after which what still runs is killed.
+        grace: seconds after which processes that still run are killed.
     Raises:
         SpecError: none of its runs is running or waits on a server; or, at the end, some could not be asked to stop.
-        NotStoppedError: at the end, where some were asked to stop and have not stopped yet; the message has them, and
+        NotStoppedError: at the end, if some were asked to stop and have not stopped yet; the message lists them, and
             those that could not be asked.
     """
     states = {run_id: RunState(home, run_id) for run_id in runs_of(home, name)}
@@ -112,7 +113,7 @@ def cancel_experiment(home: Home, name: str, grace: float) -> Iterator[str]:
     for run_id in executed:
         request_cancel(home.run(run_id), grace)
     unstopped: list[str] = []
-    refused: dict[Issue, str] = {}  # what kept runs from being asked -> the server that it concerns
+    refused: dict[Issue, str] = {}  # reason why runs could not be asked -> the server that it concerns
     for run_id in [*left, *executed]:
         url: str = states[run_id].record.get("api_url", "")
         if run_id in left and url in refused.values():
@@ -132,15 +133,15 @@ def cancel_experiment(home: Home, name: str, grace: float) -> Iterator[str]:
 
 
 def cancel_on_server(home: Home, profile: str, name: str, grace: float) -> Iterator[str]:
-    """Stops the runs of that name on a server, whoever has submitted and whoever executes them. Yields how each ended.
+    """Stops the runs of that name on a server, submitted and executed by any home. Yields how each ended.
 
     Args:
         profile: the server's URL or the name of a Prefect profile.
-        name: of an experiment; or a run's id, or the beginning of that, or of its last eight characters.
-        grace: seconds after which what still runs is killed.
+        name: an experiment's name; or a run's id, or the beginning of the id or of its last eight characters.
+        grace: seconds after which processes that still run are killed.
     Raises:
-        SpecError: no server answers, or no such run waits there or is executed.
-        NotStoppedError: at the end, where some have not stopped yet.
+        SpecError: no server answers, or no such run waits or is executed there.
+        NotStoppedError: at the end, if some have not stopped yet.
     """
     url = api_url(home, profile)
     unstopped: list[str] = []
@@ -171,8 +172,8 @@ def cancel_on_server(home: Home, profile: str, name: str, grace: float) -> Itera
 
 
 def _is_of(home: Home, run_id: str, url: str, found: "Sequence[FlowRun]") -> bool:
-    """Whether this home has the run on record as one of that server: by its flow run; or it was submitted there and
-    is executed by a command here, which has given it a flow run of its own."""
+    """Returns whether this home has the run on record as a run of that server: by its flow run; or because it was
+    submitted there and a command here executes it under another flow run."""
     record = RunState(home, run_id).record
     if record["flow_run_id"] in [str(flow_run.id) for flow_run in found]:
         return True
@@ -180,7 +181,8 @@ def _is_of(home: Home, run_id: str, url: str, found: "Sequence[FlowRun]") -> boo
 
 
 def _named(found: "Iterator[FlowRun]", url: str, name: str) -> "dict[str, list[FlowRun]]":
-    """Open flow runs, by the runs that a user names. Raises SpecError where there is none, or the name fits several."""
+    """Returns the open flow runs, by the runs that a user names. Raises SpecError if the name fits no run or
+    several."""
     by_run: dict[str, list[FlowRun]] = {}
     for flow_run in found:
         by_run.setdefault(run_id_of(flow_run), []).append(flow_run)
@@ -200,7 +202,7 @@ def _is_executed(home: Home, run_id: str) -> bool:
 
 
 def _has_stopped(home: Home, run_id: str, grace: float) -> bool:
-    """Waits for the end of the process that executes a run, which was asked to stop."""
+    """Waits for the end of the process that executes a run, which was asked to stop. Returns whether it has stopped."""
     deadline = time.monotonic() + patience(grace)
     while _is_executed(home, run_id):
         if time.monotonic() > deadline:
@@ -210,12 +212,13 @@ def _has_stopped(home: Home, run_id: str, grace: float) -> bool:
 
 
 def patience(grace: float) -> float:
-    """Seconds that a run which was asked to stop may take: enough to see that a failed host's heartbeat is missing."""
+    """Returns the seconds that a run may take to stop: enough to notice that a failed host's heartbeat is missing."""
     return max(grace + CLOSING_SECONDS, liveness.LEASE_SECONDS + 1)
 
 
 def _clocks_differ(home: Home, run_id: str) -> NotStoppedError:
-    """The error for a run whose holder beats, by a clock that is not that of this host, and does not answer."""
+    """Returns the error for a run whose holder still sends heartbeats, by a clock that differs from this host's, and
+    does not answer."""
     lease = liveness.newest_lease(home.run(run_id))
     return NotStoppedError(
         f"{run_id} did not answer: the node {lease.host if lease else 'unknown'} executes it, and its clock is not that"
@@ -224,7 +227,8 @@ def _clocks_differ(home: Home, run_id: str) -> NotStoppedError:
 
 
 def _give_up(home: Home, run_id: str) -> str:
-    """Outcome for a run whose holder lives and does not answer. What it started is ended where that is this host."""
+    """Returns the outcome for a run whose holder lives and does not answer. Ends its processes if they run on this
+    host."""
     lease = liveness.newest_lease(home.run(run_id))
     if lease is None or lease.is_of_this_host:
         end_work(home, run_id)

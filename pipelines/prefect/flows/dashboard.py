@@ -21,24 +21,24 @@ from storage import Store
 
 _CURVES = tuple(metric for metric in METRICS if metric.short_name)
 _MOST_STEPS = 20
-"""That are listed of what happened again and again."""
+"""Most steps that are listed for a repeated event."""
 _PAGE_SECONDS = 10.0
-"""Between two renewals of an experiment's page because runs began: that of 1,000 runs is long."""
+"""Seconds between two renewals of an experiment's page because runs began: the page of 1,000 runs is long."""
 _CURVE_POINTS = 60
 _TICKS = 10
-"""Fewer points than that are named each: Mermaid marks about that many places of an axis of numbers."""
+"""Fewer points than this get a name each: Mermaid marks about as many places of an axis of numbers."""
 _CURVE_THEME = '%%{init: {"themeVariables": {"xyChart": {"plotColorPalette": "#2563eb"}}}}%%'
-"""Mermaid's own colour cannot be seen on the dashboard's light background."""
+"""Theme of the curve: Mermaid's own colour is invisible on the dashboard's light background."""
 _COLOURS = {"CACHED": "#cfe8d5", "RUN": "#fde9c8", "RESUME": "#cfe3f7"}
 
 
 def publish_plan(execution: RunExecution) -> None:
-    """The stages, what each reads, and why it runs."""
+    """Shows the stages, their inputs, and why each runs."""
     execution.outbox.artifact(key(execution, "plan"), "markdown", plan_markdown(execution.plan), "Plan")
 
 
 def plan_markdown(run: RunPlan) -> str:
-    """A Mermaid graph of the stages and a table of reasons."""
+    """Returns a Mermaid graph of the stages and a table of reasons."""
     lines = [f"# {run.name}", "", "```mermaid", "graph LR"]
     lines += [f'  {stage.stage}["{stage.stage}<br/>{stage.action}"]' for stage in run.stages]
     lines += [f"  {source} --> {stage.stage}" for stage in run.stages for source in stage.inputs]
@@ -52,21 +52,21 @@ def plan_markdown(run: RunPlan) -> str:
 
 
 def publish_experiment(execution: RunExecution) -> None:
-    """The page of the run's experiment, as its runs stand now; none of a study's trials."""
+    """Shows the page of the run's experiment, in the present state of its runs; no page for a study's trial."""
     if execution.in_study:
         return
     experiment = execution.plan.experiment.name
     renewed = _renewal(execution)
     renewed.parent.mkdir(parents=True, exist_ok=True)
-    renewed.touch()  # Before the record is read: what changes meanwhile is not on the page.
+    renewed.touch()  # Before the record is read: changes during the reading are not on the page.
     if page := experiment_markdown(execution.home, experiment, execution.outbox.record_url or ""):
         execution.outbox.page(experiment, page, f"Runs of {experiment}")
 
 
 def publish_begin(execution: RunExecution) -> None:
-    """Has the experiment's page show that the run has begun, if it does not yet. Called now and then.
+    """Updates the experiment's page if it does not yet show that the run has begun. Called at intervals.
 
-    Not before the server has named the reports' address, to which the page links, and not soon after another renewal.
+    Does nothing until the server has the reports' address, to which the page links, nor shortly after another renewal.
     """
     if execution.in_study:
         return
@@ -78,19 +78,20 @@ def publish_begin(execution: RunExecution) -> None:
 
 
 def _renewal(execution: RunExecution) -> Path:
-    """The empty file whose modification time is when a run of this home last renewed its experiment's page."""
+    """Returns an empty file. Its modification time is the last time at which a run of this home renewed its
+    experiment's page."""
     return execution.home.prefect / "pages" / execution.plan.experiment.name
 
 
 def publish_progress(execution: RunExecution, percent: float) -> None:
-    """How far training is, as a bar on the dashboard's graph."""
+    """Shows the progress of training as a bar on the dashboard's graph."""
     description = f"Training steps of {execution.run_id}"
     execution.outbox.artifact(key(execution, "training"), "progress", percent, description)
 
 
 def publish_learning_curve(execution: RunExecution) -> None:
-    """The metrics of the progress lines and the accuracies measured on the way, over the steps, and at which steps the
-    reference moved or the run was rolled back; nothing where no step was recorded."""
+    """Shows curves over the steps of the progress lines' metrics and of the accuracies during training, and the
+    steps at which the reference moved or the run was rolled back. Shows nothing if no step was recorded."""
     metrics = "select name, step, value from metrics where run_id = ? and list_contains(?, name) order by step"
     events = (
         "select kind, list(distinct step order by step) from events"
@@ -123,10 +124,10 @@ def _listed(steps: Sequence[int]) -> str:
 
 
 def curve_mermaid(points: Sequence[tuple[int, float]], heading: str) -> str:
-    """An xychart of (step, value), thinned by averaging neighbours where there are many points.
+    """Returns an xychart of (step, value). Averages neighbours if there are many points.
 
-    Mermaid spaces the points of a line evenly, so that steps which are not stand as names on the axis; few steps do
-    too, as it would mark fractions between them.
+    Mermaid spaces the points of a line evenly, so that uneven steps become names on the axis. Few steps do too: Mermaid
+    would mark fractions between them.
     """
     width = -(-len(points) // _CURVE_POINTS)
     parts = [points[start : start + width] for start in range(0, len(points), width)]
@@ -150,7 +151,7 @@ def curve_mermaid(points: Sequence[tuple[int, float]], heading: str) -> str:
 
 
 def publish_results(execution: RunExecution) -> None:
-    """The evaluations of the run's checkpoints."""
+    """Shows the evaluations of the run's checkpoints."""
     sql = (
         "select step, dataset, metric, value, ci_low, ci_high, num_problems, samples_per_problem "
         "from evaluations where run_id = ? order by dataset, metric, step"
@@ -167,7 +168,7 @@ def publish_results(execution: RunExecution) -> None:
 
 
 def key(execution: RunExecution, name: str) -> str:
-    """An artifact's key: lower-case letters, digits and dashes; one history per run."""
+    """Returns an artifact's key: lower-case letters, digits and dashes; one history per run."""
     return f"{re.sub('[^a-z0-9-]+', '-', execution.run_id.lower())}-{name}"
 
 

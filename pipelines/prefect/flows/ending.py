@@ -1,4 +1,5 @@
-"""The end of a run that nobody executes: on the server and on record, whoever asks for it and however both stand."""
+"""The end of a run without a live process: written to the server and to the record, for every command that requests
+it."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +20,7 @@ GONE = "the process that executed it is gone"
 
 
 class Ending(NamedTuple):
-    """How a run ended, as its record has it."""
+    """The recorded ending of a run."""
 
     status: str
     reason: str
@@ -35,23 +36,24 @@ class FlowRuns(NamedTuple):
 def end_run(
     home: Home, run_id: str, ending: Ending, *servers: FlowRuns, of: str = "", watched: bool = False
 ) -> Ending | None:
-    """Ends a run that nobody executes, on servers and on record. A run that has ended on record keeps that ending, and
-    the servers are told that one, unless a flow run of it waits: that one gets the ending, the record stays as it is.
+    """Ends a run without a live process, on servers and on record. A run that has ended on record keeps that ending,
+    and the servers receive it too. Only a waiting flow run of such a run gets the new ending; the record stays as it
+    is.
 
-    The servers come first, while this process holds the run: what they refuse is not on record either, and no worker
-    that they have given the run to can begin it. What is not written then, since the disk is full, is written by the
-    next comparison of flow runs with the record.
+    The servers come first, while this process holds the run: a refused ending is not recorded either, and no worker
+    that has received the run can begin it. If the disk is full, the next comparison of flow runs with the record writes
+    the ending.
 
     Args:
-        ending: of a run that has not ended yet.
-        servers: the flow runs of the run that are to get its end.
-        of: the flow run that the run must still have; empty: whichever it has.
+        ending: the ending if the run has not ended yet.
+        servers: the run's flow runs that get its ending.
+        of: the flow run that the run must still have; empty means any.
         watched: as for `acquire`.
     Returns:
-        The ending that holds; None where another flow run has the run.
+        The ending that holds; None if another flow run has the run.
     Raises:
         RunBusyError: another process executes the run.
-        DiskError: the disk refused.
+        DiskError: the disk is full or not writable.
     """
     state = RunState(home, run_id)
     if state.is_over:
@@ -71,16 +73,17 @@ def end_run(
 
 
 def end_work(home: Home, run_id: str) -> None:
-    """Ends what the run's flow had started, here and elsewhere."""
+    """Ends the processes and jobs that the run's flow had started, here and elsewhere."""
     end_left_process(home.run(run_id))
-    # Every kind: the run may have been started before by another launcher than the one that its spec names now.
+    # Every launcher: the run may have been started by another one than its spec names now.
     for launcher in launchers():
         for directory in (home.run(run_id), concurrent_directory(home.run(run_id))):
             launcher.end(directory)
 
 
 def _tell(servers: Iterable[FlowRuns], state: RunState, ending: Ending | None = None) -> Ending:
-    """Gives flow runs the ending of a run, and their tasks those of its stages. `ending`: None: that on record."""
+    """Gives flow runs the ending of a run, and their tasks those of its stages. `ending`: None means the one on
+    record."""
     told = ending or Ending(state.status, state.record["reason"])
     for client, found in servers:
         for flow_run in found:
@@ -91,9 +94,9 @@ def _tell(servers: Iterable[FlowRuns], state: RunState, ending: Ending | None = 
 def end_flow_run(
     client: "SyncPrefectClient", flow_run: "FlowRun", ending: Ending, stages: dict[str, Any] | None = None
 ) -> None:
-    """Gives a flow run that nobody executes its last state, and what it has left of tasks those of their stages.
+    """Gives a flow run without a live process its last state, and its open tasks the states of their stages.
 
-    Nothing is changed where the flow run has that state, or another one than when it was read.
+    Nothing changes if the flow run has that state, or if its state has changed since it was read.
     """
     state = state_as(*ending)
     if state.type != state_of(flow_run).type:
@@ -102,7 +105,8 @@ def end_flow_run(
 
 
 def ending_of(flow_run: "FlowRun") -> Ending:
-    """The ending that only the flow run of a run has: it failed before it took the run, or was cancelled."""
+    """Returns the ending that only a run's flow run has: the flow run failed before it took the run, or was
+    cancelled."""
     state = state_of(flow_run)
     if state.is_cancelled():
         return Ending("cancelled", "cancelled on the server")
@@ -110,7 +114,8 @@ def ending_of(flow_run: "FlowRun") -> Ending:
 
 
 def end_tasks(client: "SyncPrefectClient", flow_run: "FlowRun", stages: dict[str, Any]) -> None:
-    """Gives the tasks that a dead flow has left the state of their stage on record; without one they crashed."""
+    """Gives the open tasks of a dead flow the recorded states of their stages; tasks without one get the state
+    crashed."""
     from prefect.client.schemas import filters
 
     of_flow_run = filters.FlowRunFilter(id=filters.FlowRunFilterId(any_=[flow_run.id]))
@@ -121,7 +126,7 @@ def end_tasks(client: "SyncPrefectClient", flow_run: "FlowRun", stages: dict[str
 
 
 def state_as(status: str, reason: str) -> "State[Any]":
-    """A run's or a stage's last status as a state of Prefect's."""
+    """Returns a run's or a stage's last status as a Prefect state."""
     from prefect.states import Cancelled, Completed, Crashed, Failed
 
     endings = {"finished": Completed, "failed": Failed, "cancelled": Cancelled}

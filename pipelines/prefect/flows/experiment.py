@@ -1,4 +1,5 @@
-"""Executing an experiment here: the flow of each of its runs, one after another unless the caller does it otherwise."""
+"""Executes an experiment here: the flow of each of its runs, one after another unless the caller supplies another
+way."""
 
 import contextlib
 import time
@@ -26,21 +27,21 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.5
 Status = Literal["finished", "paused", "failed", "cancelled", "busy"]
 Outcomes = Generator["RunOutcome", None, None]
-"""How runs end, as they do. Closed before its end, it stops the runs under way."""
+"""Outcomes of runs, in the order in which they end. Closing the generator early stops the runs under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How one run ended."""
+    """The outcome of one run."""
 
     run: RunPlan
     status: Status
     error: Exception | None = None
     interrupted: bool = False
-    """A signal to the whole command ended the run: no further run was begun."""
+    """Whether a signal to the whole command ended the run. No further run was begun."""
     paused_at: int = 0
-    """The training step at which a paused run stands, its policy evaluated: at `until`, or where it had paused later;
-    0 of any other run."""
+    """The training step at which a paused run stands, with its policy evaluated: `until`, or a later step at which
+    it had paused. 0 for any other run."""
 
 
 def execute_experiment(
@@ -54,16 +55,17 @@ def execute_experiment(
 ) -> tuple[RunOutcome, ...]:
     """Executes all runs of an experiment and writes the experiment's report.
 
-    Call it in the main thread, within `pipelines.prefect.server.api.Api.connected`. A run that fails does not keep the
-    others from running, unless the fault is the user's: that one all runs share.
+    Call it in the main thread, within `pipelines.prefect.server.api.Api.connected`. A failed run does not stop the
+    others, unless the user's mistake caused it: all runs share that mistake.
 
     Args:
-        until: the training step at which every run pauses: it is evaluated there and its state saved, and a call with a
-            later `until`, or none, goes on from it as if it had not paused. On record it is `cancelled`. 0, or not
-            before the last step: no run pauses.
-        in_study: it is a study's trial: its runs join those of the trials before it, and the study writes the page.
+        until: the training step at which every run pauses. Its policy is evaluated and its state saved, and a call with
+            a later `until`, or none, resumes it as if it had not paused. Its recorded status is `cancelled`. With 0, or
+            a step not before the last one, no run pauses.
+        in_study: the experiment is a study's trial: its runs join those of the earlier trials, and the study writes the
+            page.
     Raises:
-        SpecError: the spec, or data or a model that it names, is wrong. The run that met it has it on record.
+        SpecError: the spec, or data or a model that it names, is wrong. The run that failed has the error on record.
     """
     return execute_plan(
         make_plan(document, home),
@@ -83,11 +85,11 @@ def execute_plan(
     only: str = "",
     in_study: bool = False,
 ) -> tuple[RunOutcome, ...]:
-    """Executes a plan, as `execute_experiment` does the one that it makes.
+    """Executes a plan like `execute_experiment`, which makes its own.
 
     Args:
-        execute: executes its runs: `execute_in_turn`, or several at a time.
-        only: id of the one run to execute, as when a run is resumed; the experiment's record then stays as it is.
+        execute: executes the plan's runs: `execute_in_turn`, or several at a time.
+        only: id of the only run to execute, for example to resume it; the experiment's record then stays as it is.
         in_study: as for `execute_experiment`.
     Returns:
         The outcomes of the runs that were begun, in the order of the plan.
@@ -120,14 +122,14 @@ def execute_plan(
 
 
 def is_all_done(plan: Plan, home: Home) -> bool:
-    """Whether nothing of any run is left to do or to send, so that no flow has to be called."""
+    """Returns whether every run has finished and been sent, so that no flow has to be called."""
     cached = all(stage.action == "CACHED" for run in plan.runs for stage in run.stages)
     sent = not any(is_behind(home, run.run_id, sink) for run in plan.runs for sink in run.experiment.sinks)
     return cached and sent and all(RunState(home, run.run_id).status == "finished" for run in plan.runs)
 
 
 def recall(runs: Sequence[RunPlan], progress: RunsReporter) -> Outcomes:
-    """The outcomes of runs of which nothing is left to do."""
+    """Yields the outcomes of runs that are already done."""
     for position, run in enumerate(runs, start=1):
         reporter = progress.run_started(run.run_id, run.name, position, len(runs))
         for stage in run.stages:
@@ -147,13 +149,13 @@ def execute_in_turn(
     progress: RunsReporter | None = None,
     stop: Stop | None = None,
 ) -> Outcomes:
-    """Executes runs of an experiment one after another, in this process; none after one that a signal has ended, and
-    none after the first once the experiment is cancelled.
+    """Executes runs of an experiment one after another, in this process. Begins no run after one that a signal has
+    ended, and none after the first once the experiment is cancelled.
 
     Args:
         until, in_study: as for `execute_experiment`.
-        shared: other commands may be at the same runs. One that another process executes is left to the end, and what
-            that process has not finished by then is done here.
+        shared: other commands may execute the same runs. A run that another process executes comes last; if that
+            process has not finished it by then, it is executed here.
     """
     stop, progress = stop or Stop(), progress or Silent()
     left, begun = list(enumerate(runs, start=1)), 0
@@ -181,16 +183,16 @@ def execute_in_turn(
 
 
 def next_run(left: Iterable[tuple[int, RunPlan]], home: Home) -> tuple[int, RunPlan]:
-    """The first of these numbered runs that no process executes now; where each is executed, the first."""
+    """Returns the first of these numbered runs that no process executes now; if all are executed, the first."""
     numbered = list(left)
     return next((entry for entry in numbered if not _is_under_way(home, entry[1].run_id)), numbered[0])
 
 
 def wait_for_another(home: Home, run_id: str, progress: ProgressReporter, stop: Stop) -> bool:
-    """Returns when no process executes the run any more, or this one is asked to stop.
+    """Waits until no process executes the run, or this process is asked to stop.
 
     Returns:
-        Whether somebody has cancelled the run meanwhile, so that it is not to be begun again.
+        Whether somebody has cancelled the run meanwhile, so that it must not begin again.
     """
     if not _is_under_way(home, run_id):
         return False
@@ -206,7 +208,7 @@ def _is_under_way(home: Home, run_id: str) -> bool:
 
 
 def _replaced(plan: Plan, home: Home, run_id: str) -> Issue:
-    """Why the plan no longer has a run: a file or an installed package that its spec names has changed."""
+    """Returns why the plan no longer has a run: a file or an installed package that its spec names has changed."""
     record = read_json(home.run(run_id) / "plan.json")
     same_cell = [run for run in plan.runs if (run.values, run.seed) == (record.get("values"), record.get("seed"))]
     reasons = [stage.reason for run in same_cell for stage in run.stages if stage.action == "RUN"]
@@ -215,7 +217,7 @@ def _replaced(plan: Plan, home: Home, run_id: str) -> Issue:
 
 
 def outcome_of(execution: RunExecution) -> RunOutcome:
-    """Calls the flow for one run and says how it ended."""
+    """Calls the flow for one run and returns how it ended."""
     from prefect import tags
 
     from pipelines.prefect.flows.flow import call_flow
@@ -236,12 +238,12 @@ def outcome_of(execution: RunExecution) -> RunOutcome:
 
 
 def flow_run_name(run: RunPlan) -> str:
-    """Name of a run on the dashboard."""
+    """Returns a run's name on the dashboard."""
     return f"{run.experiment.name}: {run.name}"
 
 
 def flow_tags(run: RunPlan) -> list[str]:
-    """The tags by which a user of the dashboard filters runs."""
+    """Returns the tags by which a user of the dashboard filters runs."""
     if not run.experiment.trains:
         return [f"experiment:{run.experiment.name}", "evaluation"]
     return [f"experiment:{run.experiment.name}", f"seed:{run.seed}", f"objective:{run.experiment.objective.type}"]

@@ -1,8 +1,8 @@
 """The Prefect flow of a run: its stages in order, each a direct task call in the main thread.
 
 No task is submitted: Prefect cannot interrupt the thread of a submitted task, so that a stage's process would outlive
-the flow. `wait_for` draws the edges of the dashboard's graph. Whether a stage is cached is decided by our own
-fingerprints; Prefect is only told.
+the flow. `wait_for` draws the edges of the dashboard's graph. Our own fingerprints decide whether a stage is cached;
+Prefect only receives the result.
 """
 
 import contextlib
@@ -49,27 +49,28 @@ from specs.machine.redacted_log import redact_log_records
 from specs.secrets import hide
 
 PAUSED = "Paused"
-"""What Prefect calls the state of a stage and of a run that wait to go on: for Prefect they are completed."""
+"""Prefect's name of the state of a stage or run that waits to continue: for Prefect it is completed."""
 _INGEST_SECONDS = 30.0
 _LAST_INGEST_SECONDS = 60.0
 _LOG_SECONDS = 10.0
 _PROGRESS_SECONDS = 2.0
 _CLOSE_SECONDS = 5.0
-"""How long a flow that ends waits for the server at most."""
+"""Most seconds that a flow waits for the server at its end."""
 _REQUEST_SECONDS = 20.0
-"""For the server's answer to a call that begins or ends a flow here, which is tried twice. The record counts."""
+"""Seconds for the server's answer to a call that begins or ends a flow here, which is tried twice. The record
+decides."""
 DoStage = Callable[[RunExecution, StagePlan, "list[State[Any]]"], "State[Any]"]
-"""Does a stage, given the last states of those that it reads."""
+"""Function that executes a stage, given the last states of the stages that it reads."""
 _handed_over: ContextVar[RunExecution | None] = ContextVar("handed_over", default=None)
 
 
 def call_flow(execution: RunExecution, name: str) -> None:
-    """Calls the flow in this process for an execution that the caller keeps; how it ended is in its state and error.
+    """Calls the flow in this process for an execution that the caller keeps; its state and error then say how it ended.
 
-    Where the server is away when the flow begins, the run goes on without being shown on the dashboard.
+    If the server is away when the flow begins, the run executes without appearing on the dashboard.
 
     Args:
-        name: what the dashboard calls the flow run.
+        name: the flow run's name on the dashboard.
     """
     token = _handed_over.set(execution)
     try:
@@ -77,7 +78,7 @@ def call_flow(execution: RunExecution, name: str) -> None:
         patience = {PREFECT_CLIENT_MAX_RETRIES: 1, PREFECT_API_REQUEST_TIMEOUT: _REQUEST_SECONDS}
         with temporary_settings(patience):
             execute_run(name, execution.run_id, digest, execution.until, return_state=True)
-    except Abort as abort:  # The server could not be told how the run ended.
+    except Abort as abort:  # The server did not receive the run's ending.
         execution.progress.note(f"  {abort}")
     except Exception as error:
         if not execution.begun:
@@ -92,15 +93,15 @@ def execute_run(name: str, run_id: str, document: str, until: int = 0) -> "State
     """Executes one run of an experiment. A Prefect worker calls it with these parameters.
 
     Args:
-        name: what the dashboard calls the flow run.
-        run_id: which run of the experiment.
+        name: the flow run's name on the dashboard.
+        run_id: id of the run in the experiment.
         document: the digest of the frozen experiment, which the server keeps.
         until: see RunExecution.
     """
     redact_log_records()
     handed_over = _handed_over.get()
     stop = handed_over.stop if handed_over else Stop(gives_back=True, grace=give_back_grace())
-    # First of all: to Prefect's own handler a signal is a crash, and the run would not be given back.
+    # First of all: Prefect's own handler treats a signal as a crash, and the run would not be given back.
     with _signals_noted(stop):
         if not handed_over and is_called_off_here():
             return Cancelled(message="cancelled before it began")
@@ -109,19 +110,20 @@ def execute_run(name: str, run_id: str, document: str, until: int = 0) -> "State
 
 
 def is_called_off_here() -> bool:
-    """Whether this flow run was cancelled while its worker started this process."""
+    """Returns whether this flow run was cancelled while its worker started this process."""
     flow_run_id = this_flow_run.id
     return flow_run_id is not None and ask_patiently(lambda client: is_called_off(client, UUID(flow_run_id)))
 
 
 def _prepare(run_id: str, document: str, until: int, stop: Stop) -> RunExecution:
-    """The execution that a worker was given, as `execute_run` has its parameters."""
+    """Returns the execution for the parameters of `execute_run`."""
     given = Document.from_json(frozen.fetch(document))
     return RunExecution(given, run_id, Home.from_environment(), stop=stop, until=until)
 
 
 def _execute(execution: RunExecution, name: str) -> "State[Any]":
-    """Executes the run, and tells the server. Returns the flow's last state; raises Abort where that has to stay."""
+    """Executes the run, and reports its end to the server. Returns the flow's last state; raises Abort if the
+    server's state has to stay."""
     execution.outbox = outbox = Outbox(execution.home, this_flow_run.id)
     outbox.start()
     outbox.log(f"{execution.run_id}: {name}")
@@ -145,17 +147,17 @@ def _signals_noted(stop: Stop) -> contextlib.AbstractContextManager[None]:
 
 
 def _hold_and_execute(execution: RunExecution, do: DoStage) -> "State[Any] | None":
-    """Executes the run, which one process does at a time.
+    """Executes the run, which only one process may do at a time.
 
-    Returns the flow's last state; None where the one on the server has to stay, because the run is to go on later, or
-    another process executes this same flow run.
+    Returns the flow's last state; None if the server's state has to stay, because the run continues later, or another
+    process executes this same flow run.
     """
     try:
         with execution.held():
             return _execute_and_record(execution, do)
     except RunBusyError as busy:
         execution.error = busy
-        # As it is now: whoever executes the run may have begun since this execution was planned.
+        # Read again: another process may have begun the run since this execution was planned.
         holder = RunState(execution.home, execution.run_id).record["flow_run_id"]
         same_flow_run = holder == execution.outbox.flow_run_id
         return None if same_flow_run else Failed(name="Busy", message=str(busy))
@@ -166,7 +168,7 @@ def _hold_and_execute(execution: RunExecution, do: DoStage) -> "State[Any] | Non
 
 
 def _execute_and_record(execution: RunExecution, do: DoStage) -> "State[Any] | None":
-    """Returns the flow's last state; None where the run is to go on later."""
+    """Returns the flow's last state; None if the run continues later."""
     execution.begin(execution.outbox.flow_run_id)
     with execution.sinks.sending(execution.warn):
         return _execute_begun(execution, do)
@@ -182,7 +184,7 @@ def _execute_begun(execution: RunExecution, do: DoStage) -> "State[Any] | None":
     except BaseException as error:
         status = "cancelled" if isinstance(error, KeyboardInterrupt) else "failed"
         if isinstance(error, Exception):
-            # A stage's own failure, which the server could not be told, says more.
+            # A stage's own failure, which the server did not receive, is more precise.
             execution.error = error = execution.error or error
         execution.state.end(status, f"{type(error).__name__}: {error}", cause=_cause(execution, error))
         raise
@@ -201,18 +203,19 @@ def _execute_begun(execution: RunExecution, do: DoStage) -> "State[Any] | None":
 
 
 def _cause(execution: RunExecution, error: BaseException | None) -> Cause:
-    """The cause of the run's failure. On a full disk what fails first may say something else, as the server does."""
+    """Returns the cause of the run's failure. On a full disk the first error may name another cause, such as the
+    server."""
     cause = cause_of_error(error)
     return "disk_full" if cause == "other" and execution.home.is_full() else cause
 
 
 def _is_given_back(execution: RunExecution) -> bool:
-    """Whether the run ended so that another worker goes on with it."""
+    """Returns whether the run ended so that another worker continues it."""
     return isinstance(execution.error, StageStoppedError) and execution.error.request.reason == GIVEN_BACK
 
 
 def _run_stages(execution: RunExecution, do: DoStage) -> "State[Any] | None":
-    """Does each stage. Returns the state of the stage that ended the run early, if one did."""
+    """Executes each stage. Returns the state of the stage that ended the run early, if one did."""
     states: dict[str, State[Any]] = {}
     for stage in execution.plan.stages:
         state = do(execution, stage, [states[name] for name in stage.inputs])
@@ -223,7 +226,7 @@ def _run_stages(execution: RunExecution, do: DoStage) -> "State[Any] | None":
 
 
 def _do_as_task(execution: RunExecution, stage: StagePlan, upstream: "list[State[Any]]") -> "State[Any]":
-    """Calls the stage's task, which Prefect calls again where another attempt may succeed."""
+    """Calls the stage's task, which Prefect calls again if another attempt may succeed."""
     policy = getattr(execution.plan.experiment.stages, stage.stage)
     task_of_stage = run_stage.with_options(
         name=stage.stage,
@@ -231,14 +234,15 @@ def _do_as_task(execution: RunExecution, stage: StagePlan, upstream: "list[State
         retries=policy.retries,
         retry_condition_fn=_retry_condition(execution, stage.stage),
     )
-    # For each tag of a task Prefect asks the server for a slot: 1.6 s a stage. The flow run keeps the run's tags.
+    # Prefect requests a slot for each tag of a task: 1.6 s a stage. The flow run has the run's tags.
     with TagsContext(current_tags=set()):
         state: State[Any] = task_of_stage(execution, stage, wait_for=upstream, return_state=True)
     return state
 
 
 def _do_plainly(execution: RunExecution, stage: StagePlan, _upstream: "list[State[Any]]") -> "State[Any]":
-    """Does the stage without Prefect's engine, which needs a server to begin a flow; tries again as often as that."""
+    """Executes the stage without Prefect's engine, which needs a server to begin a flow. Retries as often as the
+    engine."""
     may_try_again = _retry_condition(execution, stage.stage)
     state = run_stage.fn(execution, stage)
     for _ in range(getattr(execution.plan.experiment.stages, stage.stage).retries):
@@ -251,7 +255,7 @@ def _do_plainly(execution: RunExecution, stage: StagePlan, _upstream: "list[Stat
 
 @task(name="stage", persist_result=False, cache_policy=NO_CACHE)
 def run_stage(execution: RunExecution, stage: StagePlan) -> "State[Any]":
-    """Does one stage. Prefect sees Completed, Cached, Paused, Cancelled or Failed."""
+    """Executes one stage. Prefect sees Completed, Cached, Paused, Cancelled or Failed."""
     if (this_task_run.run_count or 0) > 1:
         _wait_before_retry(execution, stage)
     reporter = _StageReporter(execution, stage)
@@ -282,9 +286,9 @@ def run_stage(execution: RunExecution, stage: StagePlan) -> "State[Any]":
 
 
 def _retry_condition(execution: RunExecution, stage: str) -> Callable[[Any, Any, Any], bool]:
-    """Tells Prefect whether to try again: not after a user's mistake, a stop, or what would only happen again.
+    """Returns Prefect's retry condition: false after a user's mistake, a stop, or an error that would only recur.
 
-    The condition has to be a plain function: Prefect 3 takes any other callable, such as a partial, for a No.
+    The condition has to be a plain function: Prefect 3 treats any other callable, such as a partial, as false.
     """
 
     def condition(_task: Any, _run: Any, _state: Any) -> bool:
@@ -305,9 +309,10 @@ def _wait_before_retry(execution: RunExecution, stage: StagePlan) -> None:
 
 
 def error_text(error: Exception) -> str:
-    """An error's text for the record: a user's mistake as the user sees it, of any other error its message.
+    """Returns an error's text for the record: a user's mistake in the form that the user sees, or another error's
+    message.
 
-    Without NUL, which a process may print and PostgreSQL takes in no text.
+    The text has no NUL, which a process may print and PostgreSQL accepts in no text.
     """
     if isinstance(error, SpecError):
         from specs.errors import render
@@ -317,7 +322,7 @@ def error_text(error: Exception) -> str:
 
 
 class _StageReporter:
-    """While a stage works: ingests its rows, and has its progress shown on the dashboard, each now and then."""
+    """Reporter of a working stage: ingests its rows and shows its progress on the dashboard at intervals."""
 
     def __init__(self, execution: RunExecution, stage: StagePlan) -> None:
         self._execution = execution
@@ -327,7 +332,7 @@ class _StageReporter:
         self._last_step = -1
 
     def tick(self) -> None:
-        """Called many times a second."""
+        """Ingests rows and shows progress if they are due. Called many times a second."""
         now = time.monotonic()
         if now - self._shown_at < _PROGRESS_SECONDS:
             return
@@ -356,15 +361,15 @@ class _StageReporter:
 
     @contextlib.contextmanager
     def guards_told(self) -> Iterator[None]:
-        """At the block's end, however that comes, the server is told of each guard that acted."""
+        """Sends the server each guard that acted, at the block's end, also after an error."""
         try:
             yield
         finally:
             self._tell_guards()
 
     def close(self, outcome: StageOutcome | Literal["paused"]) -> None:
-        """Shows on the dashboard what the stage recorded. It comes into the database with the report; of training that
-        pauses, which no report follows, at once."""
+        """Shows the stage's rows on the dashboard. The report ingests them into the database; the rows of training
+        that pauses, which no report follows, are ingested here."""
         if self._stage == "train":
             if outcome == "paused":
                 self._ingest(whole=True)
@@ -375,7 +380,7 @@ class _StageReporter:
             _show(self._execution, dashboard.publish_results)
 
     def give_up(self) -> None:
-        """Brings what training has left into the database all the same, where no report follows."""
+        """Ingests the rows that training has left if no report follows."""
         if self._stage == "evaluate":
             self._ingest(whole=True)
 
@@ -384,7 +389,7 @@ class _StageReporter:
             _show(self._execution, self._guards.tell)
 
     def _ingest(self, *, whole: bool = False) -> None:
-        """Brings the database up to date if no other ingester is at work: queries read the rest from the segments.
+        """Ingests the run's rows unless another ingester works: queries read the remaining rows from the segments.
 
         Args:
             whole: the run's trainer has ended.
@@ -395,8 +400,8 @@ class _StageReporter:
         from storage.ingest import ingest
 
         try:
-            # What the trainer leaves is merged now, or perhaps much later: another ingester, who takes seconds, is
-            # waited for.
+            # The trainer's last segments are merged now, or perhaps much later: wait for another ingester, which takes
+            # seconds.
             wait_seconds = _LAST_INGEST_SECONDS if whole else 0.0
             ingest(self._execution.home.root, wait_seconds=wait_seconds, compact=self._execution.run_id, whole=whole)
         except (Timeout, OSError, duckdb.Error) as error:
@@ -407,7 +412,7 @@ class _StageReporter:
 
 
 def _show(execution: RunExecution, publish: Callable[[RunExecution], None]) -> None:
-    """Shows something on the dashboard. Whatever is wrong with what is shown, the run does not depend on it."""
+    """Shows something on the dashboard. The run does not depend on it: any error is only logged."""
     try:
         publish(execution)
     except Exception as error:

@@ -1,6 +1,6 @@
 """Frozen documents on the Prefect server: each is sent once, and the flow runs made from it name it by its digest.
 
-A flow run's parameters are listed whole wherever flow runs are listed, and the server takes 512 KiB of them at most.
+Every list of flow runs contains their whole parameters, and the server accepts at most 512 KiB of them.
 """
 
 import hashlib
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _SHOWN = 80
-"""Characters of something else than a digest that a message shows."""
+"""Characters that a message shows of a value that is not a digest."""
 
 
 def digest_of(frozen: Mapping[str, Any]) -> str:
-    """SHA-256, hexadecimal, of a frozen document (`Document.to_json()` or `StudyDocument.to_json()`)."""
+    """Returns the SHA-256, hexadecimal, of a frozen document (`Document.to_json()` or `StudyDocument.to_json()`)."""
     return hashlib.sha256(_text(frozen).encode()).hexdigest()
 
 
 def send(client: "SyncPrefectClient", frozen: Mapping[str, Any], description: str) -> str:
-    """Keeps a frozen document as an artifact, unless the server has it. Returns its digest."""
+    """Saves a frozen document as an artifact, unless the server has it. Returns its digest."""
     from prefect.client.schemas.actions import ArtifactCreate
 
     digest = digest_of(frozen)
@@ -39,12 +39,12 @@ def send(client: "SyncPrefectClient", frozen: Mapping[str, Any], description: st
 
 
 def fetch(digest: str) -> dict[str, Any]:
-    """The frozen document with this digest, from the server that this process reports to.
+    """Returns the frozen document with this digest, from the server that this process reports to.
 
-    A server that is away, or in trouble (an HTTP status from 500), is asked again for some minutes.
+    Retries for some minutes if the server is away or fails (an HTTP status from 500).
 
     Raises:
-        SpecError: this is no digest, or the server does not have the document, or has another content under its name.
+        SpecError: this is not a digest, or the server does not have the document, or has other content under its name.
     """
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         given = hide(repr(digest))[:_SHOWN]

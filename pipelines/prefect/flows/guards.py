@@ -1,4 +1,4 @@
-"""Tells the Prefect server when a guard of a run acts, so that its automations can send a notice."""
+"""Sends the Prefect server an event when a guard of a run acts, so that its automations can send a notice."""
 
 from pipelines.running.run import RunExecution
 from storage import Store
@@ -9,15 +9,15 @@ _KINDS = ("guard_warned", "guard_stopped", "rolled_back")
 
 
 class GuardEvents:
-    """Tells what a run's guards do while it trains. Idle where the spec asks for no notice of it."""
+    """Sender of events for the guards of a run that trains. Idle if the spec requests no notice of guards."""
 
     def __init__(self, execution: RunExecution) -> None:
         self._wanted = any("guard" in notice.on for notice in execution.plan.experiment.notify)
-        # What an earlier attempt recorded was told by it.
+        # An earlier attempt has sent its own events.
         self._told = set(self._recorded(execution))
 
     def tell(self, execution: RunExecution) -> None:
-        """Tells what the run has recorded since the last call."""
+        """Sends the events that the run has recorded since the last call."""
         for step, kind, message in self._recorded(execution):
             if (step, kind, message) not in self._told:
                 self._told.add((step, kind, message))

@@ -1,4 +1,4 @@
-"""Notices of a spec's `notify`, as automations of the Prefect server: it sends them, nothing here does."""
+"""Notices of a spec's `notify`, as automations of the Prefect server, which sends them."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -26,11 +26,11 @@ _MAIL_SCHEMES = {
     "smtps": ("mailtos", "ssl"),
     "smtp+starttls": ("mailtos", "starttls"),
 }
-"""Scheme of a mail server's address -> what Apprise, which Prefect sends mail by, calls it, and its `mode`."""
+"""Scheme of a mail server's address -> the scheme of Apprise, with which Prefect sends mail, and its `mode`."""
 
 
 def ensure_notices(client: "SyncPrefectClient", document: "Document") -> None:
-    """Gives the server the experiment's automations, in the place of those that an earlier submission gave it.
+    """Creates the experiment's automations on the server. They replace those of an earlier submission.
 
     The addresses are read here, on the machine that submits; Prefect keeps them encrypted.
 
@@ -47,7 +47,7 @@ def ensure_notices(client: "SyncPrefectClient", document: "Document") -> None:
 
 
 def _address(document: "Document", number: int, notice: Notice) -> str:
-    """The secret address of a notice, which the spec only refers to."""
+    """Returns the secret address that a notice of the spec refers to."""
     field = "server" if isinstance(notice, EmailNotice) else "url"
     reference = getattr(notice, field)
     path = ("notify", number, field)
@@ -69,7 +69,7 @@ def _tag(experiment: str) -> str:
 
 
 def _remove_automations(client: "SyncPrefectClient", experiment: str) -> None:
-    """Removes the experiment's automations, and the addresses that they send to."""
+    """Removes the experiment's automations, and the addresses that they use."""
     from prefect.events.filters import AutomationFilter, AutomationFilterTags
     from prefect.exceptions import ObjectNotFound
 
@@ -86,7 +86,7 @@ def _remove_automations(client: "SyncPrefectClient", experiment: str) -> None:
 
 
 def _save_block(name: str, notice: Notice, address: str) -> UUID:
-    """Keeps an address on the server, encrypted. Returns its id."""
+    """Saves an address on the server, encrypted. Returns its id."""
     from prefect.blocks.notifications import SlackWebhook
     from prefect.blocks.webhook import Webhook
     from pydantic import SecretStr
@@ -100,7 +100,7 @@ def _save_block(name: str, notice: Notice, address: str) -> UUID:
 
 
 def _apprise_address(notice: EmailNotice, server: str) -> str:
-    """A mail server's address with sender and receivers, as Apprise writes it."""
+    """Returns a mail server's address with sender and receivers, as Apprise writes it."""
     parts = urlsplit(server)
     scheme, mode = _MAIL_SCHEMES[parts.scheme]
     options = {"smtp": parts.hostname, "mode": mode, "from": notice.sender, "to": ",".join(notice.to)}
@@ -108,7 +108,7 @@ def _apprise_address(notice: EmailNotice, server: str) -> str:
 
 
 def _automation(experiment: str, number: int, notice: Notice, occasion: Occasion, block: UUID) -> Any:
-    """The automation that sends one notice on one occasion."""
+    """Returns the automation that sends one notice on one occasion."""
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
     trigger = EventTrigger(
@@ -128,7 +128,7 @@ def _automation(experiment: str, number: int, notice: Notice, occasion: Occasion
 
 
 def _action(experiment: str, notice: Notice, occasion: Occasion, block: UUID) -> Any:
-    """Action of the server on the occasion. The texts are Jinja templates, which it fills in."""
+    """Returns the server's action on the occasion. The texts are Jinja templates, which the server fills in."""
     from prefect.events.actions import CallWebhook, SendNotification
 
     message = "event.payload.message" if occasion == "guard" else "(flow_run.state.message or '')"
@@ -148,6 +148,6 @@ def _action(experiment: str, notice: Notice, occasion: Occasion, block: UUID) ->
 
 
 def _json_template(**expressions: str) -> str:
-    """A template of a JSON object: key -> a Jinja expression for its value."""
+    """Returns a template of a JSON object: key -> a Jinja expression for its value."""
     fields = [f"{json.dumps(key)}: {{{{ ({expression})|tojson }}}}" for key, expression in expressions.items()]
     return "{" + ", ".join(fields) + "}"

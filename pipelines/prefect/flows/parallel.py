@@ -1,8 +1,8 @@
-"""Several runs of an experiment at a time, each in the main thread of a process of its own.
+"""Executes several runs of an experiment at a time, each in the main thread of its own process.
 
 A run needs a main thread to itself: Prefect calls its flow there, signals arrive there, and the kernel ends a stage's
 process with the thread that started it. So a worker is a process that executes one run after another. The command
-writes what to do to the worker's standard input, and the worker what happens to its standard output: lines of JSON.
+writes run ids to the worker's standard input, and the worker writes events to its standard output as lines of JSON.
 """
 
 import contextlib
@@ -35,9 +35,9 @@ from specs.machine.parent import RUNS_AT_ONCE, die_with_parent
 
 _POLL_SECONDS = 0.2
 _END_SECONDS = 30.0
-"""For a worker that has nothing more to do, or was asked to stop, to end by itself."""
+"""Seconds for a worker to end by itself after its last run, or after it was asked to stop."""
 _ENDED = "ended"
-"""The event that says how a run ended. The others are named after the methods of ProgressReporter."""
+"""The event that reports how a run ended. The others are named after the methods of ProgressReporter."""
 
 
 def execute_in_parallel(
@@ -46,15 +46,15 @@ def execute_in_parallel(
     """Executes runs of an experiment, `at_once` at a time. Main thread only.
 
     The first signal to this process is passed on: the runs under way stop and save their state as each would alone, and
-    no other is begun, as when the experiment is cancelled. A second one kills what still runs. No worker outlives this
-    process, however it ends. A worker that dies costs its run alone; another takes its place.
+    no other begins, as after a cancel of the experiment. A second signal kills the processes that still run. No worker
+    outlives this process, however it ends. If a worker dies, only its run fails; another worker replaces it.
     """
     events: _Events = Queue()
     stop, passed_on, waiting, numbers = Stop(), False, deque(enumerate(runs, start=1)), count(1)
     workers: list[_Worker] = []
 
     def begin() -> None:
-        """Gives the next run to a worker that has none."""
+        """Gives the next run to an idle worker."""
         worker = next((worker for worker in workers if worker.idle), None)
         if worker is None:
             workers.append(worker := _Worker(next(numbers), document, home, api_url, at_once, events))
@@ -95,18 +95,18 @@ def execute_in_parallel(
 
 
 class _Worker:
-    """A process that executes runs, as this process sees it.
+    """Handle of a process that executes runs.
 
     Args:
-        number: names its log.
-        events: is given what the worker says, and at its end None.
+        number: number in the name of its log.
+        events: receives the worker's events, and None at its end.
     """
 
     def __init__(
         self, number: int, document: Document, home: Home, api_url: str, at_once: int, events: "_Events"
     ) -> None:
         self.run: RunPlan | None = None
-        """The run that it executes."""
+        """The run that it executes; None while it is idle."""
         self._reporter: ProgressReporter
         self._alive = True
         self._home = home
@@ -133,16 +133,16 @@ class _Worker:
         return self._alive and self.run is None
 
     def execute(self, run: RunPlan, reporter: ProgressReporter) -> None:
-        """Gives it a run to execute."""
+        """Sends the worker a run to execute."""
         self.run, self._reporter = run, reporter
         self._write(run.run_id)
 
     def take(self, event: list[Any] | None, request: StopRequest | None) -> RunOutcome | None:
-        """The outcome of its run if the event ends that; any other event is reported.
+        """Returns the outcome of its run if the event ends the run; reports any other event.
 
         Args:
-            event: what it said; None: it has ended.
-            request: the request to stop that holds for all.
+            event: the worker's event; None after it has ended.
+            request: the request to stop that applies to all runs.
         """
         run = self.run
         if event is not None and event[0] != _ENDED:
@@ -154,7 +154,7 @@ class _Worker:
         return self._lost(run, request) if event is None else _read_outcome(run, event[1])
 
     def _lost(self, run: RunPlan, request: StopRequest | None) -> RunOutcome:
-        """The outcome of a run whose worker has died: of a signal that was for all, or of something else."""
+        """Returns the outcome of a run whose worker has died: of a signal to all workers, or of another cause."""
         code = self.end()
         reap(self._home)
         if request is not None:
@@ -162,11 +162,11 @@ class _Worker:
         return RunOutcome(run, "failed", failure("the run's process", code, self._log, since=self._log_start))
 
     def send(self, number: signal.Signals) -> None:
-        """Sends it a signal, unless it has ended."""
+        """Sends the worker a signal, unless it has ended."""
         self._process.send_signal(number)
 
     def end(self) -> int:
-        """Waits until it has ended, and kills it if it does not. Returns its exit code."""
+        """Waits until the worker has ended, and kills it if it does not. Returns its exit code."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -178,7 +178,7 @@ class _Worker:
 
     def _write(self, value: Any) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has died: `_listen` says so
+        with contextlib.suppress(BrokenPipeError):  # it has died: `_listen` reports that
             self._process.stdin.write(json.dumps(value) + "\n")
             self._process.stdin.flush()
 
@@ -186,7 +186,7 @@ class _Worker:
         assert self._process.stdout is not None
         with self._process.stdout:
             for line in self._process.stdout:
-                if line.endswith("\n"):  # one that was killed may leave half a line
+                if line.endswith("\n"):  # a killed worker may leave half a line
                     events.put((self, json.loads(line)))
         events.put((self, None))
 
@@ -201,7 +201,7 @@ def _send(workers: Iterable[_Worker], *signals: signal.Signals) -> None:
 
 
 def _plain_outcome(status: str, error: Exception | None, *, interrupted: bool = False) -> dict[str, Any]:
-    """The outcome as JSON data, its run left out; of an error what the command shows."""
+    """Returns the outcome as JSON data without its run; an error becomes the text that the command shows."""
     plain: dict[str, Any] = {"status": status, "interrupted": interrupted}
     if isinstance(error, SpecError):
         plain |= {"issues": [asdict(issue) for issue in error.issues], "done": error.done}
@@ -220,7 +220,7 @@ def _read_outcome(run: RunPlan, plain: Mapping[str, Any]) -> RunOutcome:
 
 
 class _Teller:
-    """Tells the command what happens in the worker's runs."""
+    """Sender of events of the worker's runs to the command."""
 
     def __init__(self, channel: IO[str]) -> None:
         self._channel = channel
@@ -252,10 +252,11 @@ class _Teller:
 
 
 def main() -> None:
-    """A worker: `python -m pipelines.prefect.flows.parallel API_URL`; stdin: the frozen experiment, then run ids."""
+    """Runs a worker: `python -m pipelines.prefect.flows.parallel API_URL`; stdin has the frozen experiment, then run
+    ids."""
     die_with_parent()
     teller = _Teller(os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8"))
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no event
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a library's output must not be read as an event
     home, stop = Home.from_environment(), Stop()
     with client_settings(home, sys.argv[1]), stop.on_signals():
         document = Document.from_json(json.loads(sys.stdin.readline()))
@@ -268,7 +269,7 @@ def _execute(document: Document, run_id: str, home: Home, stop: Stop, teller: _T
         return _plain_outcome("cancelled", None)
     try:
         outcome = outcome_of(RunExecution(document, run_id, home, stop=stop, progress=teller))
-    except RpgError as error:  # what the spec names has changed since the experiment was planned
+    except RpgError as error:  # a file or package that the spec names has changed since the experiment was planned
         return _plain_outcome("failed", error)
     return _plain_outcome(outcome.status, outcome.error, interrupted=outcome.interrupted)
 

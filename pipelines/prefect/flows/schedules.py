@@ -1,4 +1,4 @@
-"""Experiments that a Prefect server submits again and again, at the times of a cron expression."""
+"""Experiments that a Prefect server submits repeatedly, at the times of a cron expression."""
 
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When a server submits an experiment."""
+    """The times at which a server submits an experiment."""
 
     experiment: str
     cron: str
-    """In UTC."""
+    """Cron expression in UTC."""
     pool: str
     active: bool
-    """False where somebody paused it on the dashboard."""
+    """False if somebody paused the schedule on the dashboard."""
 
     def as_data(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Returns the fields for `--json`."""
         return asdict(self)
 
 
 @flow(name="rpg-submit", flow_run_name="submit {experiment}", validate_parameters=False, persist_result=False)
 def submit_scheduled(experiment: str, document: str, pool: str, priority: Priority) -> "State[Any]":
-    """Submits what is left to do of an experiment: with files that its spec names unchanged, that may be nothing.
+    """Submits the unfinished runs of an experiment. If the files that its spec names are unchanged, there may be none.
 
     Args:
         experiment: its name.
         document: the digest of its frozen document.
-        pool, priority: as of `submit_document`.
+        pool, priority: see `submit_document`.
     """
     given = Document.from_json(frozen.fetch(document))
     url = PREFECT_API_URL.value() or ""
@@ -64,9 +64,10 @@ def schedule_document(
     priority: Priority,
     say: "Callable[[str], None]",
 ) -> Schedule:
-    """Has a server submit an experiment at the times of a cron expression (UTC), in the place of an earlier schedule.
+    """Schedules submissions of an experiment on a server, at the times of a cron expression (UTC). Replaces an earlier
+    schedule.
 
-    Arguments and errors are as of `submit_document`; an expression that is none is a SpecError too.
+    For arguments and errors see `submit_document`. An invalid expression raises SpecError too.
     """
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.schedules import CronSchedule
@@ -93,13 +94,13 @@ def schedule_document(
 
 
 def list_schedules(home: Home, profile: str) -> list[Schedule]:
-    """The schedules that a server has. Raises SpecError as `submit_document` does."""
+    """Returns a server's schedules. Raises SpecError like `submit_document`."""
     with prefect_client(home, api_url(home, profile)) as client:
         return [schedule for schedule, *_ in _schedules(client)]
 
 
 def remove_schedule(home: Home, profile: str, experiment: str) -> None:
-    """Removes an experiment's schedule; flow runs that are under way go on. Raises SpecError where it has none."""
+    """Removes an experiment's schedule; flow runs that are under way continue. Raises SpecError if it has none."""
     with prefect_client(home, api_url(home, profile)) as client:
         if not _remove(client, experiment):
             names = ", ".join(schedule.experiment for schedule, *_ in _schedules(client))
@@ -115,7 +116,7 @@ def _remove(client: "SyncPrefectClient", experiment: str) -> bool:
 
 
 def _schedules(client: "SyncPrefectClient") -> list[tuple[Schedule, Any, Any]]:
-    """Each schedule with the ids of its deployment and of itself."""
+    """Returns each schedule with the ids of its deployment and of itself."""
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 
     of_ours = FlowFilter(name=FlowFilterName(any_=[SCHEDULES.flow]))

@@ -1,4 +1,4 @@
-"""Stopping runs where a Prefect server has flow runs of them, together with what this home has on record of them."""
+"""Stops runs that have flow runs on a Prefect server, together with their record in this home."""
 
 import contextlib
 import time
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
 
 CLOSING_SECONDS = 15.0
-"""How long a flow takes at most, after its stage has ended, to record that it was cancelled."""
+"""Most seconds that a flow takes, after its stage has ended, to record that it was cancelled."""
 _NOTICE_SECONDS = 30.0
-"""How long a worker takes at most to notice that one of its flow runs is to be cancelled."""
+"""Most seconds that a worker takes to notice that one of its flow runs is to be cancelled."""
 _TELLING_SECONDS = 8.0
-"""How long a flow takes at most, once its run has ended on record, to tell the server."""
+"""Most seconds that a flow takes, once its run has ended on record, to report that to the server."""
 _LOOK_SECONDS = 0.5
 _ROUNDS = 5
-"""How often flow runs are told their end whose state the server changes at the same time, as from scheduled to late."""
+"""Attempts to end flow runs whose state the server changes at the same time, for example from scheduled to late."""
 _EXECUTED = ("PENDING", "RUNNING", "CANCELLING")
-"""The types of states of flow runs that a worker executes, or is about to."""
+"""The types of states of flow runs that a worker executes, or is about to execute."""
 _STATUS = {"COMPLETED": "finished", "SCHEDULED": "pending"}
-"""What a flow run's state is called of a run; any other by its own name."""
+"""Type of a flow run's state -> the run's status in messages; any other type keeps its own name."""
 
 
 class NotStoppedError(Exception):
@@ -41,14 +41,14 @@ class NotStoppedError(Exception):
 
 
 class EndedError(SpecError):
-    """The run is not running and waits nowhere any more; the issue says how it stands."""
+    """The run is not running and no longer waits anywhere; the issue gives its state."""
 
 
 def waiting_on_servers(home: Home, experiment: str, states: Mapping[str, RunState], silent: set[str]) -> list[str]:
-    """Runs of an experiment that have ended on record, and of which a server has flow runs that have not.
+    """Returns the runs of an experiment that have ended on record, but have open flow runs on a server.
 
     Args:
-        silent: as of `end_everywhere`.
+        silent: see `end_everywhere`.
     """
     ended = {run_id: state.record.get("api_url") for run_id, state in states.items() if state.is_over}
     waiting: set[str] = set()
@@ -60,14 +60,14 @@ def waiting_on_servers(home: Home, experiment: str, states: Mapping[str, RunStat
 
 
 def end_everywhere(home: Home, run_id: str, grace: float, *, was_executed: bool, silent: set[str]) -> str:
-    """Ends a run that nobody executes here, on record and wherever a server has flow runs of it.
+    """Ends a run without a live process here, on record and on each server that has flow runs of it.
 
     Args:
-        grace: seconds after which a worker with another home kills what still runs.
+        grace: seconds after which a worker with another home kills processes that still run.
         was_executed: a process here was asked to stop, and has stopped.
-        silent: servers that have not answered this command, which waits for each of them once; it is added to.
+        silent: servers that have not answered this command, which waits for each of them once. Updated here.
     Returns:
-        How it ended, in words.
+        A sentence that says how it ended.
     Raises:
         RunBusyError: a process here has just taken the run.
         EndedError: there was nothing to stop.
@@ -86,13 +86,13 @@ def end_everywhere(home: Home, run_id: str, grace: float, *, was_executed: bool,
         failed = own is not None and _kind(own) == "FAILED"
         ending = ending_of(own) if own and failed else Ending("cancelled", "cancelled after a crash")
         held = _end_for_good(home, run_id, ending, servers)
-    if held != ending:  # Whoever executed it has ended it meanwhile.
+    if held != ending:  # Another process ended it meanwhile.
         return words(run_id, held.status)
     return f"{run_id} had crashed; it is marked {ending.status}"
 
 
 def stop_flow_runs(home: Home, client: "SyncPrefectClient", found: "Sequence[FlowRun]", grace: float) -> str:
-    """Stops flow runs of one run, or of a study, that only the server knows. Result and NotStoppedError are as of
+    """Stops flow runs of one run, or of a study, that only the server knows. For the result and NotStoppedError see
     `end_everywhere`."""
     run_id, begun, status = run_id_of(found[-1]) or study_of(found[-1]), False, "cancelled"
     for flow_run in found:
@@ -109,7 +109,8 @@ def stop_flow_runs(home: Home, client: "SyncPrefectClient", found: "Sequence[Flo
 
 
 def ask_to_stop(client: "SyncPrefectClient", flow_run: "FlowRun", grace: float) -> None:
-    """Has whoever executes a flow run, or is about to, cancel it. One that nobody executes is left as it is."""
+    """Asks the worker that executes a flow run, or is about to, to cancel it. A flow run without a live process
+    stays as it is."""
     from prefect.states import Cancelling
 
     if _kind(flow_run) in ("PENDING", "RUNNING"):
@@ -117,10 +118,10 @@ def ask_to_stop(client: "SyncPrefectClient", flow_run: "FlowRun", grace: float) 
 
 
 def words(run_id: str, status: str, *, begun: str = "here") -> str:
-    """How a run ended that was asked to stop, in words.
+    """Returns a sentence that says how a run that was asked to stop has ended.
 
     Args:
-        begun: `here`, on record in this home; `elsewhere`, by a worker with another home; empty: never.
+        begun: `here`, on record in this home; `elsewhere`, by a worker with another home; empty if it never began.
     """
     if status == "cancelled" and not begun:
         return f"{run_id} was waiting and is cancelled"
@@ -134,14 +135,14 @@ def words(run_id: str, status: str, *, begun: str = "here") -> str:
 
 
 def _end_what_waits(home: Home, state: RunState, servers: Sequence[FlowRuns], *, was_executed: bool) -> str:
-    """Gives what a server has left of a run the end that the run has on record."""
+    """Gives a run's open flow runs on servers the ending that the run has on record."""
     run_id = state.path.parent.name
     deadline = time.monotonic() + (_TELLING_SECONDS if was_executed else 0.0)
     while (waited := _live(state, servers)) and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)  # Its flow is about to tell the server itself.
+        time.sleep(_LOOK_SECONDS)  # Its flow is about to report its end to the server itself.
     if not (waited or was_executed):
         raise EndedError(Issue(f"the run is not running but {state.status}", given=run_id))
-    # It may have been submitted again while its flow was waited for.
+    # It may have been submitted again during the wait for its flow.
     _end_for_good(home, run_id, Ending(state.status, ""), servers, of=state.record["flow_run_id"] or "")
     if was_executed:
         return words(run_id, state.status)
@@ -153,7 +154,8 @@ def _taken_back(run_id: str, status: str) -> str:
 
 
 def _end_waiting(home: Home, state: RunState, own: "FlowRun | None", servers: Sequence[FlowRuns], grace: float) -> str:
-    """Ends a run that waits on a server, as far as this home knows. Result and errors are as of `end_everywhere`."""
+    """Ends a run that waits on a server, as far as this home knows. For the result and the errors see
+    `end_everywhere`."""
     run_id, was_finished = state.path.parent.name, state.status == "finished"
     if own is None and not state.record.get("api_url"):
         hint = "name it: `rpg cancel RUN --profile URL`"
@@ -170,7 +172,7 @@ def _end_waiting(home: Home, state: RunState, own: "FlowRun | None", servers: Se
         servers = [FlowRuns(client, _flow_runs(client, state)) for client, _ in servers]
     is_final = _kind(own) in ("COMPLETED", "FAILED", "CANCELLED")
     now: str = RunState(home, run_id).status
-    if _kind(own) == "COMPLETED" and now == "pending":  # Who completed it has the results in a home of its own.
+    if _kind(own) == "COMPLETED" and now == "pending":  # Its worker has the results in a home of its own.
         for client, found in servers:
             for flow_run in found:
                 if flow_run.id != own.id:
@@ -191,7 +193,7 @@ def _end_for_good(home: Home, run_id: str, ending: Ending, servers: Sequence[Flo
     """Ends a run on record and on the servers. Returns the ending that holds: a run that has ended keeps its own.
 
     Args:
-        of: as of `end_run`.
+        of: see `end_run`.
     """
     for _ in range(_ROUNDS):
         held = end_run(home, run_id, ending, *servers, of=of) or ending
@@ -203,8 +205,8 @@ def _end_for_good(home: Home, run_id: str, ending: Ending, servers: Sequence[Flo
 
 
 def _stopped(home: Home, client: "SyncPrefectClient", flow_run: "FlowRun", grace: float) -> "FlowRun":
-    """Asks whoever executes a flow run to stop, and waits until nobody does. Returns the flow run as it is then: it has
-    ended, or waits.
+    """Asks the worker that executes a flow run to stop, and waits until none executes it. Returns the flow run, which
+    then has ended or waits.
 
     Raises:
         NotStoppedError: it is still executed.
@@ -223,7 +225,8 @@ def _stopped(home: Home, client: "SyncPrefectClient", flow_run: "FlowRun", grace
 
 
 def _answers(url: str, silent: set[str]) -> bool:
-    """Whether a server answers. One that has not is not waited for again: `silent` is as of `end_everywhere`."""
+    """Returns whether a server answers. Does not wait again for one that has not answered: `silent` as in
+    `end_everywhere`."""
     if url not in silent and not is_healthy(url, timeout=10.0):
         silent.add(url)
     return url not in silent
@@ -231,7 +234,8 @@ def _answers(url: str, silent: set[str]) -> bool:
 
 @contextlib.contextmanager
 def _servers(home: Home, state: RunState, silent: set[str]) -> Iterator[list[FlowRuns]]:
-    """The servers that may have flow runs of a run, with those they have: its own, and any other that has not ended.
+    """Yields the servers that may have flow runs of a run, each with the run's flow runs: its own one, and any other
+    that has not ended.
 
     Raises:
         SpecError: the server that the run waits on does not answer.
@@ -252,7 +256,7 @@ def _servers(home: Home, state: RunState, silent: set[str]) -> Iterator[list[Flo
 
 
 def _flow_runs(client: "SyncPrefectClient", state: RunState) -> "list[FlowRun]":
-    """The flow run on record, if the server has it, and others of this run that have not ended."""
+    """Returns the flow run on record, if the server has it, and others of this run that have not ended."""
     from prefect.exceptions import ObjectNotFound
 
     run_id, identity = state.path.parent.name, read_json(state.path.parent / "run.json")
@@ -268,16 +272,16 @@ def _flow_runs(client: "SyncPrefectClient", state: RunState) -> "list[FlowRun]":
 
 
 def _own(state: RunState, servers: Iterable[FlowRuns]) -> "FlowRun | None":
-    """The flow run that a run has on record; None where no server has it."""
+    """Returns the flow run that a run has on record; None if no server has it."""
     found = (flow_run for server in servers for flow_run in server.found)
     return next((flow_run for flow_run in found if str(flow_run.id) == state.record["flow_run_id"]), None)
 
 
 def _live(state: RunState, servers: Sequence[FlowRuns], *, look: bool = True) -> bool:
-    """Whether a server has a flow run of a run that has not ended.
+    """Returns whether a server has a flow run of a run that has not ended.
 
     Args:
-        look: ask the servers anew.
+        look: ask the servers again.
     """
     found = (_flow_runs(client, state) if look else before for client, before in servers)
     return any(_kind(flow_run) in LIVE for of_server in found for flow_run in of_server)

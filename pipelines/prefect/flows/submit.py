@@ -1,4 +1,4 @@
-"""Handing frozen experiments to the workers of a Prefect server: one flow run per run."""
+"""Submits frozen experiments to the workers of a Prefect server: one flow run per run."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
     from specs.loader import Document
 
 _AT_ONCE = 20
-"""Flow runs of one request. Prefect takes 100, but a request is one transaction, and while SQLite has one that writes,
-everybody else's waits: workers' heartbeats, the states of flow runs."""
+"""Flow runs in one request. Prefect accepts 100, but a request is one transaction, and while SQLite executes a
+writing one, all others wait: workers' heartbeats, the states of flow runs."""
 _RETRY_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
-"""Before each request for what the server has refused so far."""
+"""Seconds to wait before each request for the flow runs that the server has refused before."""
 _WORKER_STARTS_SECONDS = 20.0
-"""Most that the worker of `rpg up` takes to start, before it is missed."""
+"""Most seconds that the worker of `rpg up` takes to start; after them it is reported as missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """One flow run that a worker will take up."""
+    """A flow run that waits for a worker."""
 
     run_id: str
     name: str
     flow_run_id: str
     link: str
-    """Its page on the dashboard."""
+    """URL of its page on the dashboard."""
 
     def as_data(self) -> dict[str, str]:
-        """For `--json`."""
+        """Returns the fields for `--json`."""
         return asdict(self)
 
 
@@ -70,14 +70,16 @@ def submit_document(
     scheduled: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Submitted]:
-    """Makes a flow run for each run of the experiment. The frozen document is sent once; the flow runs name its digest.
+    """Creates a flow run for each run of the experiment. The frozen document is sent once; the flow runs name its
+    digest.
 
     Args:
-        profile: an API's URL or the name of a Prefect profile; empty: what `rpg up` started.
-        pool: the work pool; empty: the one that the spec names, else that of `rpg up`.
-        priority: which of the pool's work queues the flow runs wait in.
-        scheduled: a schedule submits it: runs of which all is done are left out, and notices stay as they are.
-        say: is given a line for each thing that takes a while, and one where no worker takes from the pool at present.
+        profile: an API's URL or the name of a Prefect profile; empty means the server of `rpg up`.
+        pool: the work pool; empty means the spec's, else the pool of `rpg up`.
+        priority: decides in which of the pool's work queues the flow runs wait.
+        scheduled: a schedule submits the experiment: finished runs are left out, and notices stay as they are.
+        say: receives a line for each step that takes a while, and one if no worker takes flow runs from the pool at
+            present.
     Raises:
         SpecError: there is no such server, it does not answer, or it refuses.
     """
@@ -100,7 +102,7 @@ def submit_document(
             flow_run_ids = _create_flow_runs(client, deployment, queue, digest, runs)
             for run, flow_run_id in zip(runs, flow_run_ids, strict=True):
                 state = RunState(home, run.run_id)
-                is_begun = state.record["flow_run_id"] == flow_run_id  # a worker may have done all of it by now
+                is_begun = state.record["flow_run_id"] == flow_run_id  # a worker may have finished it by now
                 if not is_begun and status_of(home, run.run_id) != "running":
                     state.submitted(flow_run_id, url)
                 link = flow_run_link(home, url, flow_run_id)
@@ -112,7 +114,7 @@ def submit_document(
 
 
 def _publish_page(client: "SyncPrefectClient", home: Home, experiment: str) -> None:
-    """Shows the experiment's page on the dashboard; the flow of each run renews it when it ends."""
+    """Shows the experiment's page on the dashboard; the flow of each run renews it at its end."""
     page = hide(experiment_markdown(home, experiment, record_pages(client)))
     fields = {"key": experiment, "type": "markdown", "data": page, "description": f"Runs of {experiment}"}
     send(client, Message("page", fields))
@@ -124,8 +126,8 @@ def _create_flow_runs(
     """Creates a flow run for each of some runs, in one request. Returns the flow runs' ids, in the runs' order.
 
     Args:
-        queue: the work queue's name; empty: the deployment's own.
-        digest: of the frozen document that the runs come from.
+        queue: the work queue's name; empty means the deployment's own.
+        digest: digest of the frozen document that the runs come from.
     Raises:
         SpecError: the server refused some of them.
     """
@@ -142,11 +144,11 @@ def _create_flow_runs(
     }
     created: dict[str, str] = {}
     for seconds in _RETRY_SECONDS:
-        # SQLite refuses all of a request, `database is locked`, where another writer came between its read and write.
+        # SQLite refuses a whole request, `database is locked`, if another writer comes between its read and write.
         time.sleep(seconds)
         missing = [run_id for run_id in wanted if run_id not in created]
         body = [wanted[run_id] for run_id in missing]
-        path: Any = f"/deployments/{deployment}/create_flow_run/bulk"  # a route that Prefect's client does not list
+        path: Any = f"/deployments/{deployment}/create_flow_run/bulk"  # a route that Prefect's client lacks
         results = client.request("POST", path, json=body).json()["results"]
         answers = list(zip(missing, results, strict=True))
         created |= {run_id: result["flow_run_id"] for run_id, result in answers if result["status"] == "CREATED"}
@@ -158,7 +160,8 @@ def _create_flow_runs(
 
 
 def note_idle_pool(client: "SyncPrefectClient", home: Home, pool: str, say: Callable[[str], None]) -> None:
-    """Says so where no worker takes flow runs from a pool at present. That of `rpg up` may still be starting."""
+    """Prints a line if no worker takes flow runs from a pool at present. The worker of `rpg up` may still be
+    starting."""
     services = running_services(home)
     is_ours = services is not None and pool == POOL and str(client.api_url).rstrip("/") == services.url
     deadline = time.monotonic() + (_WORKER_STARTS_SECONDS if is_ours else 0.0)
@@ -169,7 +172,8 @@ def note_idle_pool(client: "SyncPrefectClient", home: Home, pool: str, say: Call
 
 
 def flow_run_link(home: Home, url: str, flow_run_id: str) -> str:
-    """A flow run's page. On a server of ours that of the newer dashboard, which draws the artifacts' diagrams."""
+    """Returns the URL of a flow run's page; on our server in the newer dashboard, which draws the artifacts'
+    diagrams."""
     services = running_services(home)
     version = "/v2" if services is not None and services.url == url else ""
     return f"{url.removesuffix('/api')}{version}/runs/flow-run/{flow_run_id}"

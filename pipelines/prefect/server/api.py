@@ -36,27 +36,28 @@ from specs.machine.foreign.listeners import foreign_listener, guard_connections
 from specs.machine.liveness import is_alive, place_of, start_of
 
 START_SECONDS = 300.0
-"""A first start migrates a new database: 11 s on an idle machine with two cores, ten times that on a very busy one."""
+"""Seconds for the first start. Migrating a new database takes 11 s on an idle machine with two cores, ten times that on
+a very busy one."""
 _STOP_SECONDS = 5.0
 
 
 class ServiceError(RpgError):
-    """A service did not come up, or does not answer."""
+    """A service that did not start, or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Programs that `rpg up` has left running, as prefect/server.json has them."""
+    """Programs that `rpg up` has started, as recorded in prefect/server.json."""
 
     url: str
-    """The API's: http://.../api."""
+    """The API's URL: http://.../api."""
     supervisor: ProcessRecord
     """supervisord, which keeps all the programs alive."""
     control_port: int
-    """Where supervisord takes orders."""
+    """The port of supervisord's control interface."""
     profile: Profile = "embedded"
     studies_url: str = ""
-    """The address of optuna-dashboard for a browser; empty where it is not installed, or has not come up."""
+    """The address of optuna-dashboard for a browser; empty if it is not installed, or has not started."""
     record_url: str = ""
     """The address of the reports and the record's files; empty in the embedded profile."""
 
@@ -71,7 +72,7 @@ class Services:
         return int(self.dashboard.rpartition(":")[2])
 
     def write(self, home: Home) -> None:
-        """Writes it where other commands look."""
+        """Writes the record for other commands."""
         path = services_file(home)
         path.parent.mkdir(parents=True, exist_ok=True)
         supervisor = replace(self.supervisor, place=place_of(path.parent))
@@ -79,12 +80,12 @@ class Services:
 
 
 def services_file(home: Home) -> Path:
-    """Where `rpg up` records what it has started."""
+    """Returns the file in which `rpg up` records the programs that it has started."""
     return home.prefect / "server.json"
 
 
 def running_services(home: Home) -> Services | None:
-    """Programs that `rpg up` has started, if its supervisord is still alive."""
+    """Returns the programs that `rpg up` has started, if its supervisord is still alive."""
     fields = read_json(services_file(home))
     supervisor = ProcessRecord.parse(fields.get("supervisor") or {}, home.prefect)
     if supervisor is None or not is_alive(supervisor.pid, supervisor.started):
@@ -93,11 +94,11 @@ def running_services(home: Home) -> Services | None:
 
 
 SERVER_COMMAND = (sys.executable, "-P", "-m", "pipelines.prefect.server.api_process")
-"""The command line of one process that serves the API and the dashboard on the socket that is its standard input."""
+"""The command line of one process that serves the API and the dashboard. Its standard input is the listening socket."""
 
 
 def status_of_answer(address: str, timeout: float = 2.0) -> int:
-    """The status with which a GET of the address is answered; 0 where that takes more than `timeout` seconds."""
+    """Returns the HTTP status of a GET of the address; 0 if it takes more than `timeout` seconds."""
     try:
         with urllib.request.urlopen(address, timeout=timeout) as answer:
             return int(answer.status)
@@ -109,19 +110,19 @@ def status_of_answer(address: str, timeout: float = 2.0) -> int:
 
 
 def answers(address: str, timeout: float = 2.0) -> bool:
-    """Whether a GET of the address is answered with status 200 within `timeout` seconds."""
+    """Returns whether a GET of the address is answered with status 200 within `timeout` seconds."""
     return status_of_answer(address, timeout) == 200
 
 
 def is_healthy(url: str, timeout: float = 2.0) -> bool:
-    """Whether a Prefect API answers at the URL, and its database answers it."""
+    """Returns whether a Prefect API and its database answer at the URL."""
     return answers(f"{url}/ready", timeout)
 
 
 def wait_until_healthy(
     url: str, process: Popen[bytes] | Forked, log: Path, timeout: float = START_SECONDS, *, log_start: int = 0
 ) -> None:
-    """Returns when the API answers. Raises ServiceError when its process ends first, or `timeout` seconds are over.
+    """Waits until the API answers. Raises ServiceError when its process ends first, or `timeout` seconds are over.
 
     Args:
         log_start: the log's length when the process was started.
@@ -137,18 +138,18 @@ def wait_until_healthy(
 
 
 def refuse_anothers(address: str, owner: str = "") -> None:
-    """Raises ServiceError where another user of this machine listens at an address of ours: it is shown no password.
+    """Raises ServiceError if another user of this machine listens at an address of ours. The password is not sent.
 
     Args:
-        owner: the user as whom it is to listen; empty: who calls.
+        owner: the user who should own the listening process; empty means the calling user.
     """
     if why := foreign_listener(address, [pwd.getpwnam(owner).pw_uid if owner else os.geteuid()]):
         raise ServiceError(why)
 
 
 def auth_string_for(home: Home, url: str) -> str:
-    """Password that a client shows to the server at the URL: to one of this home its processes' own, at any other URL
-    PREFECT_API_AUTH_STRING; empty where there is none.
+    """Returns the password for the server at the URL: the processes' own password for a server of this home, else
+    PREFECT_API_AUTH_STRING; empty if neither exists.
 
     Raises:
         ServiceError: another user of this machine listens there, whom RPG_TRUSTED_USERS does not name.
@@ -164,8 +165,8 @@ def auth_string_for(home: Home, url: str) -> str:
 
 
 def _as_recorded(url: str) -> str:
-    """The URL as a server's record has it, which names loopback by its IPv4 address."""
-    with contextlib.suppress(ValueError):  # a port that is none
+    """Returns the URL as a server's record spells it, with the IPv4 address of loopback."""
+    with contextlib.suppress(ValueError):  # not a valid port
         parts = urlsplit(url.rstrip("/"))
         if parts.hostname in LOOPBACK and parts.port:
             return parts._replace(netloc=f"127.0.0.1:{parts.port}").geturl()
@@ -173,7 +174,7 @@ def _as_recorded(url: str) -> str:
 
 
 def _own_urls(home: Home) -> set[str]:
-    """Where the servers of this home answer: those of `rpg up`, and of each command that has one of its own."""
+    """Returns the URLs of this home's servers: those of `rpg up`, and of each command with a server of its own."""
     services = running_services(home)
     urls = {services.url, services.record_url} if services else set()
     for path in home.prefect.glob("embedded-*.json"):
@@ -184,32 +185,32 @@ def _own_urls(home: Home) -> set[str]:
 
 
 def renew_passwords(home: Home) -> None:
-    """Gives people new passwords; and the home's processes, where no server of it is up that takes theirs."""
+    """Renews the people's passwords, and the home processes' own unless a server that accepts it is up."""
     home.create()
-    with home.locked("prefect-start", waiting=lambda: None):  # which a server that starts just now holds
+    with home.locked("prefect-start", waiting=lambda: None):  # a server that starts just now holds the lock
         renew(home, own=not _own_urls(home))
 
 
 def server_of(home: Home) -> tuple[str, str] | None:
-    """The URL of the API that has this home's runs, and what is shown there: that of `rpg up`, or else that of
-    PREFECT_API_URL; None where there is neither.
-    """
+    """Returns the URL of the API that has this home's runs, and its password: the server of `rpg up`, else the one of
+    PREFECT_API_URL. None if there is neither."""
     services = running_services(home)
     url = services.url if services else os.environ.get("PREFECT_API_URL", "")
     return (url, auth_string_for(home, url)) if url else None
 
 
 class EmbeddedServer:
-    """An API server that ends with this process at the latest. `start` returns at once, `wait` when it answers."""
+    """An API server that ends with this process at the latest. `start` returns at once, `wait` when the API answers."""
 
     def __init__(self, home: Home, *, forks: bool = False) -> None:
         """
         Args:
-            forks: it may be a fork of this process, which has Prefect imported: for a command of ours alone.
+            forks: the server may be a fork of this process, which has imported Prefect. Set it only in our own
+                commands.
         """
         self._home = home
         self._forks = forks
-        # Bound from the start to the end, so that no other user can take the port and be shown the password.
+        # Bound from start to end, so that no other user can take the port and receive the password.
         self._listener, self._held = bound_port()
         self.url = f"http://127.0.0.1:{self._held.getsockname()[1]}/api"
         self._log, self._log_start = home.logs / "prefect-server.log", 0
@@ -220,7 +221,7 @@ class EmbeddedServer:
         self._starting = contextlib.ExitStack()
 
     def start(self) -> None:
-        """Starts it; does not wait until it answers."""
+        """Starts the server; does not wait until it answers."""
         self._home.create()
         self._home.prefect.mkdir(parents=True, exist_ok=True)
         self._starting.enter_context(self._home.locked("prefect-start", waiting=lambda: None))
@@ -240,7 +241,7 @@ class EmbeddedServer:
         write_json(self._record, process | parent | {"url": self.url})
 
     def wait(self) -> None:
-        """Returns when it answers."""
+        """Waits until the server answers."""
         assert self._process is not None, "start() comes first"
         try:
             wait_until_healthy(self.url, self._process, self._log, log_start=self._log_start)
@@ -250,7 +251,7 @@ class EmbeddedServer:
             self._starting.close()
 
     def stop(self) -> None:
-        """Ends it; what it has accepted stays in its database."""
+        """Ends the server; requests that it has accepted stay in its database."""
         self._starting.close()
         with self._held, self._listener:
             if self._process is None:
@@ -264,7 +265,7 @@ class EmbeddedServer:
 
 
 def _serve() -> None:
-    """Serves the API in a fork of a process that is a client of it: Prefect reads its settings and its log's anew."""
+    """Serves the API in a fork of its client. Prefect reads its settings and its log settings again."""
     from prefect.context import refresh_global_settings_context
 
     from pipelines.prefect.server.api_process import main
@@ -278,9 +279,9 @@ def _serve() -> None:
 
 
 class Api:
-    """The API that a command reports to: that of `rpg up`, or else an embedded one for the time of the command.
+    """The API that a command reports to: the server of `rpg up`, or else an embedded one that ends with the command.
 
-    Entering the block starts an embedded one where it is needed and returns at once; `connected` waits for it.
+    Entering the block starts an embedded server if one is needed and returns at once; `connected` waits for it.
     """
 
     def __init__(self, home: Home, *, forks: bool = False) -> None:
@@ -309,7 +310,7 @@ class Api:
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:
-        """Within the block Prefect in this process reports to the API."""
+        """Connects Prefect in this process to the API within the block."""
         with client_settings(self._home, self.url):
             if self._embedded is not None:
                 self._embedded.wait()
@@ -320,23 +321,23 @@ class Api:
 
 
 _SILENT = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL"}
-"""Prefect tells of a server that is away for every message that it could not send."""
+"""Silences Prefect's log line for each message that it could not send to a server that is away."""
 
 
 def _import_prefect(home: Home, url: str) -> None:
     """Imports Prefect as a client of the API, unless it is imported."""
     if "prefect" not in sys.modules:
-        # Without the password, which is for Prefect here and for no process that this one starts.
+        # Without the password: Prefect here needs it, and no process that this one starts may have it.
         os.environ.update(client_environment(home, url) | _SILENT)
         import prefect.main  # noqa: F401
 
 
 @contextlib.contextmanager
 def client_settings(home: Home, url: str) -> Iterator[None]:
-    """Within the block Prefect in this process uses this API, sends no heartbeat, and prints nothing."""
+    """Sets Prefect in this process to this API within the block, without heartbeats and output."""
     shown = auth_string_for(home, url)
     _import_prefect(home, url)
-    logging.raiseExceptions = False  # The same, of its handler of log records.
+    logging.raiseExceptions = False  # The same for its handler of log records.
     from prefect.settings import (
         PREFECT_API_AUTH_STRING,
         PREFECT_API_URL,
@@ -359,9 +360,9 @@ def client_settings(home: Home, url: str) -> Iterator[None]:
 def drain() -> None:
     """Sends what Prefect's clients still hold; the states of tasks travel as events.
 
-    What a server that is away does not take within some seconds is given up: at the interpreter's end Prefect would
-    wait for it, for minutes. In a thread of its own: a notebook has an event loop in the main thread, and Prefect then
-    hands out what is to be awaited.
+    Messages that the server does not accept within some seconds are dropped: at the interpreter's end Prefect would
+    wait for minutes. A separate thread sends them: a notebook has an event loop in the main thread, where Prefect
+    returns awaitables.
     """
     thread = threading.Thread(target=_drain, name="drain")
     thread.start()

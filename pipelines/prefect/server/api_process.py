@@ -1,9 +1,10 @@
 """One process that serves the Prefect API: `python -m pipelines.prefect.server.api_process`.
 
-It has the port as its standard input: who starts it has taken the port before, so that no other user does, and several
-that supervisord starts share one. Not Prefect's own `server start --workers`: its processes outlive a killed parent and
-keep the port, so that nothing can start it again. In a container, whose ports are its own and which ends with its first
-process, `python -m pipelines.prefect.server.api_process PORT` opens the port and serves it by several processes.
+Its standard input is the listening socket. The process that starts it opens the port first, so that no other user can
+take it, and several API processes under supervisord share one socket. Prefect's own `server start --workers` is not
+used: its processes outlive a killed parent and keep the port, so that no server can start on it again. In a container,
+which has its own ports and ends with its first process, `python -m pipelines.prefect.server.api_process PORT` opens the
+port and serves it by several processes.
 """
 
 import os
@@ -22,7 +23,7 @@ from specs.machine.collecting import collect_rarely
 
 
 def create_app() -> ASGIApp:
-    """Prefect's API and dashboard behind our door; a browser keeps its pages from asking any other site for anything.
+    """Returns Prefect's API and dashboard behind our API proxy; its headers stop the pages from calling other sites.
 
     With analytics switched off, the dashboard still asks its analytics company for settings at every page. The process
     logs an outage as one line.
@@ -51,7 +52,7 @@ def _confined(app: ASGIApp) -> ASGIApp:
 
 
 def main() -> None:
-    """Serves until it is told to end; settings come from the environment."""
+    """Serves until it is asked to end; settings come from the environment."""
     collect_rarely()
     config = uvicorn.Config(
         "pipelines.prefect.server.api_process:create_app",
@@ -73,7 +74,7 @@ def main() -> None:
 def prepare_database() -> None:
     """Brings Prefect's database up to date: its tables, and the types of blocks. Settings come from the environment.
 
-    Once, before any process of the server starts: those that do it at the same time get in each other's way and end.
+    Call it once, before any process of the server starts: concurrent migrations fail.
     """
     import asyncio
 

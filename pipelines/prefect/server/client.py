@@ -1,4 +1,4 @@
-"""Talking to a Prefect server: which one a command means, and what its refusals mean to the user."""
+"""Access to a Prefect server: which server a command uses, and what its refusals mean to the user."""
 
 import contextlib
 import os
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 _AUTH_STRING = "PREFECT_API_AUTH_STRING"
 _SILENT_SECONDS = 10.0
-"""How long a request may have no answer before anything is said."""
+"""Seconds without an answer after which a request is reported on stderr."""
 _LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 300.0
-"""How long a flow that is to begin asks a server that does not answer."""
+"""Seconds for which a starting flow retries a server that does not answer."""
 _PAUSE_SECONDS = 2.0
 
 
 @contextlib.contextmanager
 def prefect_client(home: Home, url: str) -> Iterator["SyncPrefectClient"]:
-    """A client of the API at the URL. Where the server takes long to answer, stderr says so.
+    """Opens a client of the API at the URL. If the server takes long to answer, a line on stderr reports it.
 
-    Prefect asks six times, for a minute each, before a request has failed.
+    Prefect tries a request six times, for a minute each, before it fails.
 
     Raises:
         SpecError: within the block the server could not be reached, or refused the command.
@@ -60,9 +60,10 @@ def prefect_client(home: Home, url: str) -> Iterator["SyncPrefectClient"]:
 
 
 def ask_patiently(ask: "Callable[[SyncPrefectClient], Answer]") -> Answer:
-    """Answer of the server that this process reports to, which is asked again for some minutes while it is away.
+    """Returns the answer of the server that this process reports to. While the server is away, retries for some
+    minutes.
 
-    Raises what the client raises where the server refuses, or answers too late.
+    Raises the client's exception if the server refuses, or answers too late.
     """
     import httpx
     from prefect.client.orchestration import get_client
@@ -80,29 +81,29 @@ def ask_patiently(ask: "Callable[[SyncPrefectClient], Answer]") -> Answer:
 
 
 class _Waits:
-    """Says on stderr that a request has no answer yet: after some seconds, then after twice as many, and so on."""
+    """Reporter of a request without an answer on stderr: after some seconds, then after twice as many, and so on."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._request: Any = None
-        """The last one; an httpx.Request."""
+        """The last request, an httpx.Request."""
         self._begun_at = 0.0
         self._answered = True
         self._closed = threading.Event()
         threading.Thread(target=self._look, name="waiting for the server", daemon=True).start()
 
     def begin(self, request: Any) -> None:
-        """It is sent, for the first time or again."""
+        """Notes that the request is sent, for the first time or again."""
         if request is not self._request:
             self._request, self._begun_at = request, time.monotonic()
         self._answered = False
 
     def end(self, _response: Any) -> None:
-        """The server has answered."""
+        """Notes that the server has answered."""
         self._answered = True
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Ends the reports."""
         self._closed.set()
 
     def _look(self) -> None:
@@ -116,7 +117,7 @@ class _Waits:
 
 
 def _refusal(url: str, response: Any) -> Issue:
-    """Meaning of the server's answer to the user. `response`: an httpx.Response of a status of 400 or more."""
+    """Returns what the server's answer means to the user. `response`: an httpx.Response of a status of 400 or more."""
     if response.status_code in (401, 403):
         given = "a wrong user or password" if response.request.headers.get("Authorization") else "no user and password"
         hint = f"set {_AUTH_STRING}=user:password, or name a Prefect profile that has it with --profile"
@@ -132,13 +133,13 @@ def _refusal(url: str, response: Any) -> Issue:
 
 
 def api_url(home: Home, profile: str) -> str:
-    """The URL of the API that a profile names; without one, that of `rpg up`.
+    """Returns the URL of the API that a profile names; without a profile, the URL of the server of `rpg up`.
 
     The user and password of a Prefect profile come into this process's environment, where Prefect reads them, unless
     the environment has others.
 
     Args:
-        profile: an API's or a dashboard's URL, or the name of a Prefect profile; empty: the server of `rpg up`.
+        profile: an API's or a dashboard's URL, or the name of a Prefect profile; empty means the server of `rpg up`.
     Raises:
         SpecError: there is no such profile, or no server answers.
         ServiceError: another user of this machine listens there.
@@ -162,7 +163,7 @@ def api_url(home: Home, profile: str) -> str:
 
 
 def _profile(name: str) -> dict[str, Any]:
-    """The settings of one of the user's Prefect profiles, its URL among them."""
+    """Returns the settings of one of the user's Prefect profiles, its URL among them."""
     path = Path.home() / ".prefect" / "profiles.toml"
     profiles: dict[str, Any] = {}
     if path.is_file():

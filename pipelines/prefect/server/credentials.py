@@ -1,7 +1,7 @@
-"""The passwords of a home's services: made when one is first asked for, kept where only this user can read them.
+"""The passwords of a home's services: created at first use, in files that only this user can read.
 
-Of those that the pages and the Prefect API take, one may submit and one may only read. A third is the home's own: its
-processes show it to each other, so that the two of people can be changed while runs train.
+The pages and the Prefect API accept two: one to submit and one that only reads. A third is the home's own: its
+processes send it to each other, so that the people's two can be changed while runs train.
 """
 
 import base64
@@ -18,27 +18,28 @@ from specs.machine.files import aside_of, replacing
 AUTH_VARIABLE = "PREFECT_API_AUTH_STRING"
 """The environment variable from which a client of a Prefect server takes the auth string, `user:password`."""
 SERVER_AUTH_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
-"""The environment variable with the auth string that Prefect's server, and a page of ours, asks for."""
+"""The environment variable with the auth string that Prefect's server, and a page of ours, requires."""
 READER_VARIABLE = "RPG_READER_AUTH_STRING"
-"""The environment variable with the auth string that only reads: the pages take it too, the Prefect API only for the
-question where the record is."""
+"""The environment variable with the read-only auth string: the pages accept it, the Prefect API only for the address of
+the record."""
 PASSWORDS_VARIABLE = "RPG_WEB_PASSWORDS"
-"""Environment variable; `home`: a page asks for the passwords of its home, as those that `rpg up` starts do."""
+"""Environment variable; `home`: a page requires a password of its home. `rpg up` sets it for its pages."""
 _USERS = {"auth": "rpg", "reader": "reader", "own": "home"}
 """The user of each auth string of a home, by the name of its file."""
 Accepts = Callable[[str], bool]
-"""Whether a `user:password` opens."""
+"""Function that returns whether a `user:password` is accepted."""
 
 
 def password(home: Home, name: str) -> str:
-    """The password of that name, random and without characters that a URL would quote; made where there is none.
+    """Returns the password of that name, random and without characters that a URL would quote. Creates it if it is
+    missing.
 
-    Where it is one that people or processes show by HTTP, it is `user:password`.
+    A password that people or processes send by HTTP has the form `user:password`.
     """
     path = _file(home, name)
     for directory in (home.services, path.parent):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Written aside and linked, so that of two commands that make it at once both read the whole file of one.
+    # Written to a temporary file and linked, so that two concurrent commands both read one whole file.
     if not path.exists():
         aside = aside_of(path)
         _write_new(aside, name)
@@ -49,26 +50,26 @@ def password(home: Home, name: str) -> str:
 
 
 def auth_string(home: Home) -> str:
-    """User and password to type into the dashboard's login page: services/secrets/auth."""
+    """Returns the user and password for the dashboard's login page: services/secrets/auth."""
     return password(home, "auth")
 
 
 def own_string(home: Home) -> str:
-    """Password that the home's own processes show each other."""
+    """Returns the password that the home's own processes send each other."""
     return password(home, "own")
 
 
 def make_passwords(home: Home) -> None:
-    """Makes those that a server of this home takes, where they are missing."""
+    """Creates the passwords of this home's servers that are missing."""
     for name in _USERS:
         password(home, name)
 
 
 def renew(home: Home, *, own: bool) -> None:
-    """Gives people new passwords, that to submit and that to read. The former ones open nothing from now on.
+    """Replaces the people's passwords, to submit and to read. The old ones are no longer accepted.
 
     Args:
-        own: the home's processes get a new one too. None of them may be up.
+        own: replaces the password of the home's processes too. None of them may be up.
     """
     make_passwords(home)
     for name in _USERS if own else ("auth", "reader"):
@@ -77,14 +78,14 @@ def renew(home: Home, *, own: bool) -> None:
 
 
 def login_files(home: Home) -> dict[str, Path]:
-    """Where a person finds what to log in with, by what it is for."""
+    """Returns the files with a person's login, by purpose."""
     return {"password": _file(home, "auth"), "reader": _file(home, "reader")}
 
 
 class Passwords:
-    """Some of a home's passwords, as their files have them: one that is changed opens nothing from the next request on.
+    """Some of a home's passwords, read from their files: a changed file counts from the next request on.
 
-    A file that is missing opens nothing.
+    A missing file accepts nothing.
     """
 
     def __init__(self, home: Home, *names: str) -> None:
@@ -93,7 +94,7 @@ class Passwords:
         """Identity (number on the disk and time) and content of each file that was read."""
 
     def __call__(self, shown: str) -> bool:
-        """Whether one of the passwords is `shown`."""
+        """Returns whether one of the passwords is `shown`."""
         given = shown.encode()
         return any(hmac.compare_digest(given, expected) for path in self._paths if (expected := self._current(path)))
 
@@ -109,19 +110,20 @@ class Passwords:
 
 
 def asked_for(home: Home) -> Accepts | None:
-    """Which passwords a page of the record or of studies takes, as its environment says; None: it asks for none."""
+    """Returns which passwords the environment requires for a page of the record or of studies; None if it requires
+    none."""
     if os.environ.get(PASSWORDS_VARIABLE) == "home":
         return of_home(home)
     return named_by(SERVER_AUTH_VARIABLE, READER_VARIABLE)
 
 
 def of_home(home: Home) -> Accepts:
-    """Which passwords of a home open what only shows: each of them."""
+    """Returns the passwords of a home that a read-only page accepts: each of them."""
     return Passwords(home, *_USERS)
 
 
 def named_by(*variables: str) -> Accepts | None:
-    """The passwords that environment variables hold; None: none of them holds one."""
+    """Returns the passwords that environment variables hold; None if none of them holds one."""
     given = [os.environ[name].encode() for name in variables if os.environ.get(name)]
     if not given:
         return None
@@ -129,7 +131,7 @@ def named_by(*variables: str) -> Accepts | None:
 
 
 def shown_in(authorization: str) -> str:
-    """The `user:password` of an Authorization header (HTTP basic authentication); empty where it has none."""
+    """Returns the `user:password` of an Authorization header (HTTP basic authentication); empty if it has none."""
     scheme, _, encoded = authorization.strip().partition(" ")
     if scheme.lower() != "basic":
         return ""
@@ -140,7 +142,7 @@ def shown_in(authorization: str) -> str:
 
 
 def header_with(auth_string: str) -> str:
-    """The Authorization header that shows `user:password`."""
+    """Returns the Authorization header for `user:password`."""
     return "Basic " + base64.b64encode(auth_string.encode()).decode()
 
 

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
 POOL = "rpg"
-"""The work pool of what `rpg up` starts."""
+"""The work pool of the workers that `rpg up` starts."""
 Priority = Literal["high", "normal", "low"]
-"""Which flow runs of a pool the workers take first."""
+"""Priority of a flow run within its pool: workers take higher priorities first."""
 RECORD_VARIABLE = "rpg_record"
-"""The Prefect variable that names the place of the workers' record: a URL of its web application, or of a store."""
+"""The Prefect variable with the address of the workers' record: the URL of its web application, or of a store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """How a worker runs one of our flows. Named in words, so that submitting does not import the flow."""
+    """Worker settings of one of our flows. The flow is named as text, so that submitting does not import it."""
 
     flow: str
     """The flow's name on the server."""
@@ -32,11 +32,11 @@ class Deployment:
 
     @property
     def job(self) -> dict[str, str]:
-        """Command of a worker for a flow run: `pipelines.prefect.flows.workers.flow_process`, which says why."""
+        """Command with which a worker starts a flow run, see `pipelines.prefect.flows.workers.flow_process`."""
         return {"command": "python -P -m pipelines.prefect.flows.workers.flow_process"}
 
     def name_in(self, pool: str) -> str:
-        """Name of the deployment in a pool."""
+        """Returns the deployment's name in a pool."""
         return self.name if pool == POOL else f"{self.name}-{pool}"
 
 
@@ -63,10 +63,10 @@ DEPLOYMENTS = (EXPERIMENTS, STUDIES, SCHEDULES)
 
 
 def ensure_deployment(client: "SyncPrefectClient", deployment: Deployment, pool: str = POOL) -> UUID:
-    """Makes the work pool and the deployment where they are missing. Returns the deployment's id.
+    """Creates the work pool and the deployment if they are missing. Returns the deployment's id.
 
-    A deployment that names another entrypoint or command is brought up to date, so that flow runs which were scheduled
-    for it can run. It keeps the schedules that somebody may have given it.
+    A deployment with another entrypoint or command is updated, so that flow runs which were scheduled for it can run.
+    Its schedules stay.
     """
     from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
     from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
@@ -84,7 +84,7 @@ def ensure_deployment(client: "SyncPrefectClient", deployment: Deployment, pool:
     except ObjectNotFound:
         with contextlib.suppress(ObjectAlreadyExists):  # Another command or worker was first.
             client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
-    if present:  # To create it again would take away its schedules.
+    if present:  # Creating it again would remove its schedules.
         current = DeploymentUpdate(
             entrypoint=deployment.entrypoint,
             work_pool_name=pool,
@@ -105,9 +105,11 @@ def ensure_deployment(client: "SyncPrefectClient", deployment: Deployment, pool:
 
 
 def ensure_queue(client: "SyncPrefectClient", pool: str, priority: Priority) -> str:
-    """Makes the pool's work queue of this priority where it is missing. Returns its name; empty: the pool's own queue.
+    """Creates the pool's work queue of this priority if it is missing. Returns its name; empty means the pool's own
+    queue.
 
-    In Prefect the queue of number 1 goes first; a queue that takes a number moves those after it on by one.
+    In Prefect the queue of number 1 goes first; a queue that takes a number increases the numbers of those after it by
+    one.
     """
     from prefect.exceptions import ObjectNotFound
 
@@ -121,14 +123,15 @@ def ensure_queue(client: "SyncPrefectClient", pool: str, priority: Priority) -> 
 
 
 def workers_of(client: "SyncPrefectClient", pool: str) -> list[str]:
-    """Names of the workers that take flow runs from a pool now."""
+    """Returns the names of the workers that take flow runs from a pool now."""
     return [worker.name for worker in client.read_workers_for_work_pool(pool) if worker.status == "ONLINE"]
 
 
 def renew_deployments(home: Home, url: str, pool: str = POOL) -> None:
-    """Makes our deployments in a pool where they are missing or another version's.
+    """Creates our deployments in a pool if they are missing or come from another version.
 
-    Before a worker starts: what was scheduled for it, by another version too, must be there for it to import.
+    Call it before a worker starts: the worker imports the entrypoints of flow runs that were scheduled for it, by
+    another version too.
     """
     with prefect_client(home, url) as client:
         for deployment in DEPLOYMENTS:
@@ -136,7 +139,8 @@ def renew_deployments(home: Home, url: str, pool: str = POOL) -> None:
 
 
 def name_record(home: Home, url: str, place: str) -> None:
-    """Says on the server where its workers' record is read, unless somebody has named an address for other machines.
+    """Sets the server's Prefect variable with the address of its workers' record, unless somebody has set an address
+    for other machines.
 
     Args:
         place: the URL of the record's web application on this machine.
@@ -152,7 +156,7 @@ def name_record(home: Home, url: str, place: str) -> None:
 
 
 def record_pages(client: "SyncPrefectClient") -> str:
-    """The URL of the web application with the record's report pages; empty where the server names none."""
+    """Returns the URL of the web application with the record's report pages; empty if the server names none."""
     variable = client.read_variable_by_name(RECORD_VARIABLE)
     place = "" if variable is None else str(variable.value)
     return place.rstrip("/") if place.startswith(("http://", "https://")) else ""

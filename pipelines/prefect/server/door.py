@@ -1,8 +1,9 @@
-"""The door of every Prefect API that we start: what comes through to Prefect's application, and as whose request.
+"""The proxy in front of every Prefect API that we start: which requests reach Prefect's application, and as whose.
 
-Prefect asks for one password. The door takes that of people and that of the home's own processes, and shows Prefect the
-one that it was started with, so that the first can be changed while the server runs. It turns away requests under a
-name that is not this server's, and those of pages of other origins, web sockets included: a browser sends both.
+Prefect asks for one password. The proxy accepts the people's password and the password of the home's own processes, and
+passes Prefect the one that it was started with, so that the people's password can be changed while the server runs. It
+rejects requests under a name that is not this server's, and requests of pages of other origins, web sockets included: a
+browser sends both the name and the origin.
 """
 
 import json
@@ -28,11 +29,11 @@ _RECORD_VARIABLE_PATH = "/api/variables/name/rpg_record"
 
 
 def objection(host: str, origin: str, origins: Collection[str]) -> str:
-    """Why a request is turned away, by its headers `Host` and `Origin`; empty: it is not.
+    """Returns why a request is rejected, by its headers `Host` and `Origin`; empty if it is accepted.
 
     Args:
-        origin: empty where the request has none, as that of a program.
-        origins: of pages that may ask, besides those of the host that is asked, and those under a name of
+        origin: empty if the request has none, like a program's request.
+        origins: origins of pages that may send requests, besides those of the requested host, and those under a name of
             RPG_TRUSTED_HOSTS. Their hosts are this server's names too.
     """
     names = trusted_hosts()
@@ -52,13 +53,13 @@ def _name(address: str) -> str:
 
 
 class Door:
-    """Prefect's application behind the door."""
+    """Prefect's application behind the API proxy."""
 
     def __init__(self, app: ASGIApp, home: Home, origins: Collection[str], shown: str) -> None:
         """
         Args:
             app: Prefect's.
-            origins: of pages that may ask.
+            origins: origins of pages that may send requests.
             shown: the auth string that Prefect's application asks for.
         """
         self._app = app
@@ -68,7 +69,7 @@ class Door:
         self._shown = shown
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers, or has Prefect answer."""
+        """Rejects a request, or passes it on to Prefect."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -91,7 +92,7 @@ class Door:
         return {**scope, "headers": [*others, (b"authorization", header_with(self._shown).encode())]}
 
     def _with_known_token(self, receive: Receive) -> Receive:
-        """The first message of a client of Prefect's web sockets shows its password."""
+        """Replaces an accepted password in the first message of a client of Prefect's web sockets by Prefect's own."""
         is_first = True
 
         async def receive_known() -> Message:
@@ -119,7 +120,7 @@ async def _turn_away(scope: Scope, receive: Receive, send: Send, reason: str) ->
 
 
 def behind_door(app: ASGIApp) -> ASGIApp:
-    """Prefect's application behind the door of the home, as the environment of its process says.
+    """Returns Prefect's application behind the home's API proxy, with the settings of the process's environment.
 
     Raises:
         KeyError: the environment has no password, or no origins.

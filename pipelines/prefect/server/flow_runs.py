@@ -1,4 +1,4 @@
-"""The flow runs of experiments' runs, as a Prefect server has them: open ones, begun ones, and their states."""
+"""The flow runs of experiments' runs on a Prefect server: open ones, begun ones, and their states."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 LIVE = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING")
-"""The types of states of flow runs that have not ended. What a worker lists of a crashed one may go on too."""
+"""The types of states of flow runs that have not ended. A crashed flow run that a worker lists may continue too."""
 OPEN = (*LIVE, "CRASHED")
 """Live states, and crashed: a worker may schedule such a flow run again."""
 _PAGE = 200
@@ -23,12 +23,12 @@ _PAGE = 200
 def flow_runs(
     client: "SyncPrefectClient", types: Sequence[str], *, name: str = "", experiment: str = "", study: str = ""
 ) -> Iterator["FlowRun"]:
-    """The flow runs of experiments' runs, or those of a study, in states of some types.
+    """Yields the flow runs of experiments' runs, or those of a study, in states of some types.
 
     Args:
-        name: only those that the dashboard calls so; empty: all.
-        experiment: only those of this experiment; empty: of all.
-        study: the flow runs of this study, and none of its trials'; empty: those of runs.
+        name: only flow runs with this name on the dashboard; empty means all.
+        experiment: only flow runs of this experiment; empty means of all.
+        study: the flow runs of this study, without its trials'; empty means those of runs.
     """
     from prefect.client.schemas import filters
     from prefect.client.schemas.objects import StateType
@@ -51,7 +51,7 @@ def flow_runs(
 
 
 def pages(read: Callable[[int, int], Sequence[Item]]) -> Iterator[Item]:
-    """All that a query of the server's finds, which it gives by pages. `read`: a page, by its length and its offset."""
+    """Yields all items of a paged query of the server. `read`: returns a page, by its length and its offset."""
     offset, page = 0, _PAGE
     while page == _PAGE:
         found = read(_PAGE, offset)
@@ -60,27 +60,27 @@ def pages(read: Callable[[int, int], Sequence[Item]]) -> Iterator[Item]:
 
 
 def run_id_of(flow_run: "FlowRun") -> str:
-    """The run that a flow run executes; empty where its parameters name none."""
+    """Returns the run that a flow run executes; empty if its parameters name none."""
     return str(flow_run.parameters.get("run_id", ""))
 
 
 def study_of(flow_run: "FlowRun") -> str:
-    """The study that a flow run executes, by its parameter `study NAME`; empty where it executes a run."""
+    """Returns the study that a flow run executes, by its parameter `study NAME`; empty for the flow run of a run."""
     return "" if run_id_of(flow_run) else str(flow_run.parameters.get("name", "")).removeprefix("study ")
 
 
 def state_of(flow_run: "FlowRun") -> "State[Any]":
-    """Its state, which the server gives every flow run."""
+    """Returns the flow run's state, which the server gives every flow run."""
     assert flow_run.state is not None, "the server gives every flow run a state"
     return flow_run.state
 
 
 def set_state(client: "SyncPrefectClient", flow_run: "FlowRun", state: "State[Any]") -> bool:
-    """Gives a flow run a state, unless it has another one by now than when it was read. Returns whether it did.
+    """Sets a flow run's state, unless the state has changed since it was read. Returns whether it was set.
 
-    What changes between the two calls is overwritten. Prefect (3.7.7) sets no state on condition of the present one:
-    its rules, which `force=False` leaves on, judge the types of both states and know of no id, and the filter of
-    `bulk_set_state` is read before the row is locked.
+    A change between the two calls is overwritten. Prefect (3.7.7) cannot set a state conditionally: its rules, which
+    `force=False` leaves on, compare the types of both states, not their ids, and the filter of `bulk_set_state` is read
+    before the row is locked.
     """
     if not is_unchanged(client, flow_run):
         return False
@@ -89,7 +89,7 @@ def set_state(client: "SyncPrefectClient", flow_run: "FlowRun", state: "State[An
 
 
 def is_unchanged(client: "SyncPrefectClient", flow_run: "FlowRun") -> bool:
-    """Whether a flow run still has the state with which it was read."""
+    """Returns whether a flow run still has the state that it had when it was read."""
     from prefect.exceptions import ObjectNotFound
 
     with contextlib.suppress(ObjectNotFound):
@@ -98,14 +98,14 @@ def is_unchanged(client: "SyncPrefectClient", flow_run: "FlowRun") -> bool:
 
 
 def has_begun(flow_run: "FlowRun") -> bool:
-    """Whether a worker has ever begun the flow run. Its start time does not tell: any final state sets that."""
+    """Returns whether a worker has ever begun the flow run. Its start time does not tell: any final state sets it."""
     return flow_run.run_count > 0
 
 
 def is_called_off(client: "SyncPrefectClient", flow_run_id: "UUID") -> bool:
-    """Whether a flow run was cancelled since it was last scheduled.
+    """Returns whether a flow run was cancelled since it was last scheduled.
 
-    A worker that had it by then starts it all the same, and the server calls it running again.
+    A worker that already had it still starts it, and the server then shows it as running.
     """
     states = sorted(client.read_flow_run_states(flow_run_id), key=lambda state: state.timestamp, reverse=True)
     last = (state for state in states if state.is_scheduled() or state.is_cancelling() or state.is_cancelled())

@@ -1,8 +1,8 @@
-"""Messages of a flow to Prefect while its stages work, and the server's orders to the flow run, in a thread of its own.
+"""A flow's pending messages to Prefect while its stages work, and the server's requests to stop, in a separate thread.
 
-An outage of the server, of its database or of the network never reaches a stage. A message waits until the server takes
-it; a newer one of the same key replaces it. What is still unsent when the flow ends is kept on disk, from where
-`deliver` sends it later.
+An outage of the server, of its database or of the network never reaches a stage. A message waits until the server
+accepts it; a newer one of the same key replaces it. Messages that are unsent when the flow ends are kept on disk, and
+`deliver` sends them later.
 """
 
 import contextlib
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _ROUND_SECONDS = 2.5
-"""Between two looks at the flow run's state on the server; messages are sent after each."""
+"""Seconds between two reads of the flow run's state on the server; messages are sent after each."""
 _REQUEST_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 10.0
-"""Between two rounds while the server does not answer."""
+"""Most seconds between two rounds while the server does not answer."""
 _LAST_PAUSE_SECONDS = 0.5
 """Seconds between two rounds when the flow has ended and waits."""
 SUSPENDED = "suspended on the server"
 _REFUSED = {400, 404, 405, 409, 413, 422}
-"""HTTP statuses after which the same message would be refused again."""
+"""HTTP statuses after which the server would refuse the same message again."""
 
 
 class Outbox(Messages):
-    """Messages of one flow run on their way to the server, and the last request to stop that came from there.
+    """Pending messages of one flow run, and the server's last request to stop.
 
-    They are sent in rounds, so that what changes often, a progress bar, is sent as it stands then. Without a flow run
-    (the server was away when the run began) messages are dropped and nothing is asked.
+    They are sent in rounds, so that a value that changes often, such as a progress bar, is sent in its latest state.
+    Without a flow run (the server was away when the run began) messages are dropped and nothing is read.
     """
 
     def __init__(self, home: Home, flow_run_id: str | None) -> None:
@@ -55,18 +55,18 @@ class Outbox(Messages):
         self._given_up = self._schedule = False
 
     def start(self) -> None:
-        """Begins to send, and to ask for the flow run's state. Call it where Prefect's settings are in force."""
+        """Begins to send messages and to read the flow run's state. Call it while Prefect's settings are in force."""
         if self.flow_run_id is not None:
             arguments = (_client_settings(), UUID(self.flow_run_id))
             threading.Thread(target=self._work, args=arguments, name="outbox", daemon=True).start()
 
     def close(self, seconds: float, *, schedule: bool = False) -> bool:
-        """Waits until everything is sent and the server has answered once more, `seconds` at most; then stops sending.
+        """Waits at most `seconds` until everything is sent and the server has answered once more; then stops sending.
 
-        Returns whether it has. What is unsent is kept on disk for `deliver`.
+        Returns whether everything was sent. Unsent messages are kept on disk for `deliver`.
 
         Args:
-            schedule: at last the flow run is scheduled again, for any worker of its pool.
+            schedule: then schedules the flow run again, for any worker of its pool.
         """
         self._schedule = schedule
         self._closing.set()
@@ -93,7 +93,7 @@ class Outbox(Messages):
                     self._send_all(client)
                     done = not (last_round and self._schedule) or self._give_back(client, flow_run_id)
                     failures = 0 if done else failures + 1
-                except Exception as error:  # Whatever the client raises: the stage goes on, and this tries again.
+                except Exception as error:  # Any exception: the stage continues, and the next round retries.
                     failures += 1
                     _log.debug("the Prefect server does not answer: %s", error)
                 if last_round and not failures:
@@ -112,13 +112,13 @@ class Outbox(Messages):
             self.request = stop_request(client.read_flow_run(flow_run_id))
 
     def _give_back(self, client: "SyncPrefectClient", flow_run_id: UUID) -> bool:
-        """Schedules the flow run again. Returns False where its state was changed just now: it is to be asked anew."""
+        """Schedules the flow run again. Returns False if its state has just changed: read it again."""
         from prefect.exceptions import ObjectNotFound
 
         with contextlib.suppress(ObjectNotFound):
             flow_run = client.read_flow_run(flow_run_id)
             self.request = stop_request(flow_run)
-            # Cancelled since its run was given back, it has ended.
+            # It was cancelled after its run was given back, and has ended.
             if not (self.request and self.request.status == "cancelled"):
                 return schedule_again(client, flow_run, GIVEN_BACK)
         return True
@@ -132,7 +132,7 @@ class Outbox(Messages):
             key, message = entry
             self._send(client, key, message)
             with self.lock:
-                # A newer one of this key may have taken its place meanwhile.
+                # A newer message of this key may have replaced it meanwhile.
                 if self.waiting.get(key) is message:
                     del self.waiting[key]
 
@@ -144,9 +144,9 @@ class Outbox(Messages):
 
 
 def stop_request(flow_run: "FlowRun") -> StopRequest | None:
-    """Request to the process that executes a flow run, by the run's state on the server.
+    """Returns the request to the process that executes a flow run, by the run's state on the server.
 
-    A suspended one without a deployment is cancelled: no worker would take it up when it is resumed.
+    A suspended flow run without a deployment is cancelled: no worker would take it when it is resumed.
     """
     state = flow_run.state
     if state is not None and (state.is_cancelling() or state.is_cancelled()):
@@ -161,7 +161,7 @@ def send(client: "SyncPrefectClient", message: Message, present: UUID | None = N
     """Sends one message. Returns the id of an artifact.
 
     Args:
-        present: the artifact whose place it takes, if the caller knows it; else the server is asked.
+        present: the artifact that it replaces, if the caller knows it; else the server is asked.
     """
     from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate, LogCreate
 
@@ -173,14 +173,14 @@ def send(client: "SyncPrefectClient", message: Message, present: UUID | None = N
         client.request("POST", "/events", json=[fields])
         return None
     if present := present or _present(client, message):
-        # Each further artifact of a flow run would be a chip of its own on the dashboard's graph, for good.
+        # Each further artifact of a flow run would stay as a chip of its own on the dashboard's graph.
         client.update_artifact(present, ArtifactUpdate(data=fields["data"], description=fields.get("description")))
         return present
     return client.create_artifact(ArtifactCreate.model_validate(fields)).id
 
 
 def _present(client: "SyncPrefectClient", message: Message) -> UUID | None:
-    """The artifact that the server shows of a message's key, where the message takes its place."""
+    """Returns the server's artifact of a message's key, if the message replaces it."""
     from prefect.client.schemas.filters import ArtifactCollectionFilter, ArtifactCollectionFilterKey
 
     of_key = ArtifactCollectionFilter(key=ArtifactCollectionFilterKey(any_=[message.fields["key"]]))
@@ -191,7 +191,7 @@ def _present(client: "SyncPrefectClient", message: Message) -> UUID | None:
 
 
 def _without_nul(value: Any) -> Any:
-    """Plain data without NUL characters, which a process may print and PostgreSQL takes in no text."""
+    """Returns plain data without NUL characters, which a process may print and PostgreSQL accepts in no text."""
     if isinstance(value, str):
         return value.replace("\0", "")
     if isinstance(value, dict):
@@ -200,10 +200,10 @@ def _without_nul(value: Any) -> Any:
 
 
 def schedule_again(client: "SyncPrefectClient", flow_run: "FlowRun", reason: str) -> bool:
-    """Lets any worker of the flow run's pool take it up, unless it has another state by now than when it was read, as
-    one that is cancelled meanwhile. It has the place in the queue that it had: before all that were asked for later.
+    """Lets any worker of the flow run's pool take it, unless its state has changed since it was read, for example
+    because it was cancelled. It keeps its place in the queue: before all that were submitted later.
 
-    Returns whether it did.
+    Returns whether it was scheduled.
     """
     from prefect.states import Scheduled
 
@@ -214,7 +214,8 @@ def schedule_again(client: "SyncPrefectClient", flow_run: "FlowRun", reason: str
 
 
 def deliver(client: "SyncPrefectClient", home: Home) -> None:
-    """Sends what flows that have ended could not. Raises what the client raises while the server does not answer."""
+    """Sends the unsent messages of flows that have ended. Raises the client's exception while the server does not
+    answer."""
     for path in sorted(unsent_file(home, "").parent.glob("*.json")):
         for fields in read_json(path).get("messages", []):
             with _refusals_noted(path.stem):
@@ -223,13 +224,13 @@ def deliver(client: "SyncPrefectClient", home: Home) -> None:
 
 
 def unsent_file(home: Home, flow_run_id: str) -> Path:
-    """Where the messages of a flow that has ended wait for the server."""
+    """Returns the file with the unsent messages of a flow that has ended."""
     return home.prefect / "unsent" / f"{flow_run_id}.json"
 
 
 @contextlib.contextmanager
 def _refusals_noted(name: str) -> Iterator[None]:
-    """Goes on after a message that the server will never take."""
+    """Ignores a message that the server will never accept."""
     import httpx
 
     try:
@@ -243,7 +244,7 @@ def _refusals_noted(name: str) -> Iterator[None]:
 
 
 def _client_settings() -> dict[Any, Any]:
-    """Settings of the thread's own client: the caller's server, no retries of its own, and no long wait."""
+    """Returns the settings of the thread's own client: the caller's server, no retries of its own, and no long wait."""
     from prefect.settings import (
         PREFECT_API_AUTH_STRING,
         PREFECT_API_KEY,

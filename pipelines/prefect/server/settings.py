@@ -10,7 +10,8 @@ from pipelines.prefect.server.credentials import AUTH_VARIABLE, SERVER_AUTH_VARI
 from specs.errors import RpgError
 
 Profile = Literal["embedded", "server"]
-"""embedded: one API process on SQLite. server: PostgreSQL, Redis, several API processes, background services apart."""
+"""embedded: one API process on SQLite. server: PostgreSQL, Redis, several API processes, and a process of background
+services."""
 API_PROCESSES = 2
 """API processes of the server profile."""
 
@@ -28,31 +29,32 @@ SHARED_STATE = {
     "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "prefect_redis.ordering",
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
     "PREFECT_SERVER_WORKER_CHANNEL_CLEANUP_QUEUE_STORAGE": "prefect_redis.cleanup_queue",
-    # Brought up to date once, before any process starts: two that migrate at the same time spoil it.
+    # Migrated once, before any process starts: two concurrent migrations corrupt it.
     "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",
 }
-"""What several processes of one server keep in Redis instead of in memory."""
+"""Variables by which several processes of one server keep shared state in Redis instead of in memory."""
 API_ONLY = {"PREFECT__SERVER_WEBSERVER_ONLY": "1"}
 """Variables of a process that answers requests and leaves the background services to another."""
 HOSTS_VARIABLE = "RPG_TRUSTED_HOSTS"
-"""Environment variable: names, with commas between them, under which a proxy lets others ask for our servers."""
+"""Environment variable: comma-separated names under which a proxy passes others' requests on to our servers."""
 PUBLIC_VARIABLE = "PREFECT_SERVER_UI_API_URL"
-"""Prefect's environment variable: where a browser asks for the API, such as behind a proxy; the dashboard names it."""
+"""Prefect's environment variable: the API's URL for a browser, for example behind a proxy; the dashboard uses it."""
 ORIGINS_VARIABLE = "PREFECT_SERVER_CORS_ALLOWED_ORIGINS"
-"""Prefect's environment variable: the origins of pages that may ask an API, with commas between them."""
+"""Prefect's environment variable: comma-separated origins of pages that may send requests to an API."""
 RECORD_PATH = "/rpg/record"
-"""Beside the API: answers with the Prefect variable that names the place of the record, to readers too."""
+"""Path beside the API that returns the Prefect variable with the address of the record, to readers too."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""The names under which programs of this machine ask for a server."""
+"""The names by which programs of this machine reach a server."""
 
 
 def trusted_hosts() -> tuple[str, ...]:
-    """The names under which a proxy lets others ask for our servers, as RPG_TRUSTED_HOSTS has them."""
+    """Returns the names in RPG_TRUSTED_HOSTS, under which a proxy passes others' requests on to our servers."""
     return tuple(name.strip().lower() for name in os.environ.get(HOSTS_VARIABLE, "").split(",") if name.strip())
 
 
 def origins_of(url: str) -> list[str]:
-    """The origins of pages that may ask an API: those that it serves itself, under each of its names."""
+    """Returns the origins of pages that may send requests to an API: those of the API's own pages, under each of its
+    names."""
     port = urlsplit(url).port or 80
     here = [f"http://{name}:{port}" for name in ("127.0.0.1", "localhost")]
     public = urlsplit(public_url(url))
@@ -61,7 +63,8 @@ def origins_of(url: str) -> list[str]:
 
 
 def public_url(url: str) -> str:
-    """Where a browser asks for the API at `url`: as PREFECT_SERVER_UI_API_URL says, or else there.
+    """Returns the address at which a browser reaches the API at `url`: PREFECT_SERVER_UI_API_URL if it is set, else
+    `url`.
 
     Raises:
         RpgError: it holds no address.
@@ -77,7 +80,7 @@ def public_url(url: str) -> str:
 
 
 def client_environment(home: Home, url: str, auth_string: str = "") -> dict[str, str]:
-    """For every process of ours that talks to an API; `auth_string` is what it shows there, empty for none."""
+    """Returns the environment of our processes that call an API; they send it `auth_string`, empty for none."""
     environment = {
         "PREFECT_HOME": str(home.prefect),
         "PREFECT_PROFILES_PATH": str(home.prefect / "profiles.toml"),
@@ -89,12 +92,12 @@ def client_environment(home: Home, url: str, auth_string: str = "") -> dict[str,
 
 
 def sqlite_file(home: Home) -> Path:
-    """The database of the one API process on SQLite."""
+    """Returns the database of the one API process on SQLite."""
     return home.prefect / "prefect.db"
 
 
 def embedded_environment(home: Home, url: str) -> dict[str, str]:
-    """For the one API process on SQLite. Its background services ask it too: they are clients."""
+    """Returns the environment of the one API process on SQLite. Its background services are clients of the API too."""
     return client_environment(home, url, own_string(home)) | {
         **_of_every_server(home, url, own_string(home)),
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{quote(str(sqlite_file(home)))}",
@@ -102,15 +105,16 @@ def embedded_environment(home: Home, url: str) -> dict[str, str]:
 
 
 def server_environment(home: Home, url: str, *, database: str, redis: str, auth_string: str) -> dict[str, str]:
-    """For each process of the Prefect server in the server profile, that of the background services too.
+    """Returns the environment of each process of the Prefect server in the server profile, background services
+    included.
 
     Args:
         url: the API's, on this machine.
         database: `user:password@host:port/name` of PostgreSQL.
         redis: `:password@host:port`.
-        auth_string: what a client has to show.
+        auth_string: the password that a client has to send.
     """
-    # The services ask their own API too: they are clients.
+    # The services are clients of their own API too.
     return client_environment(home, url, auth_string) | {
         **_of_every_server(home, url, auth_string),
         **SHARED_STATE,

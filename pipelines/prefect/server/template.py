@@ -1,10 +1,10 @@
-"""A database of Prefect's on SQLite to begin a home with: what its hundred migrations make of an empty one.
+"""A SQLite database of Prefect's for a new home: the result of its hundred migrations of an empty database.
 
-Migrating takes longer than a tiny run. The first server of this user that has done it for a new home leaves a copy in
-the user's own cache, and each further home of the same version of Prefect begins with that.
+Migrating takes longer than a tiny run. The first server of this user that migrates a new home's database leaves a copy
+in the user's own cache, and each further home of the same version of Prefect starts with that copy.
 
-What keeps others from changing it is that directory: it has mode 0700, and each use checks it. That a template
-has the schema of the migrations, and no rows of a server's, is a second check.
+The cache directory has mode 0700, and each use checks it: no other user can change the copy. A second check is that a
+template has the schema of the migrations, and no rows of a server's.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ from specs.machine.files import DiskError, replacing
 from specs.machine.own_cache import place_to_save_time
 
 _SCHEMAS = {"3.7.7": "957e223c8b49fe8c0717f359356186b839ddd565bda8677d5b180eda1ff3ac63"}
-"""Version of Prefect -> digest of the schema that its migrations make. Of other versions no template is kept."""
+"""Version of Prefect -> digest of the schema that its migrations make. For other versions no template is kept."""
 _MIGRATED = ("alembic_version", "block_schema", "block_schema_reference", "block_type")
 """Tables that migrations fill. A server fills others, with runs or with a key of its own."""
 
 
 def begin_with_template(database: Path) -> bool:
-    """Puts a copy of the template where there is no database yet. Returns whether there was none: where there is no
-    template either, the server that makes the database has one to keep."""
+    """Copies the template to a path without a database. Returns whether the path had none: without a template, the
+    server that makes the database should keep one."""
     if database.exists():
         return False
     if template := _template():
@@ -37,8 +37,8 @@ def begin_with_template(database: Path) -> bool:
 
 
 def keep_template(database: Path) -> None:
-    """Keeps a copy of a database that a server has just made, as the template for the next home, unless there is one.
-    Where it cannot be written, the next home is migrated too."""
+    """Keeps a copy of a database that a server has just made as the template for the next home, unless a template
+    exists. If the copy cannot be written, the next home is migrated too."""
     with suppress(OSError, DiskError, sqlite3.Error):
         if not (template := _template()) or template.exists():
             return
@@ -49,7 +49,8 @@ def keep_template(database: Path) -> None:
 
 
 def _check_untouched(path: Path) -> None:
-    """Raises sqlite3.DataError if a database has another schema than migrations make, or rows where they make none."""
+    """Raises sqlite3.DataError if a database differs from the migrations' schema, or has rows in tables that they
+    leave empty."""
     with closing(sqlite3.connect(path)) as database:
         if schema_of(database) != _SCHEMAS[version("prefect")]:
             raise sqlite3.DataError("its schema is not that of Prefect's migrations")

@@ -22,14 +22,14 @@ from typing import Any
 from specs.machine.foreign.listeners import guard_connections
 
 _QUIET_SECONDS = 60.0
-"""For so long an outage that was logged is not logged again."""
+"""Seconds for which a logged outage is not logged again."""
 _OUTAGES = (ConnectionError, TimeoutError, socket.gaierror, EOFError)
 _UNREACHED = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
-"""What the network answers by a plain OSError."""
+"""Error numbers of a plain OSError that mean an unreachable network."""
 _SEVERAL = "Multiple exceptions: "
-"""asyncio's plain OSError where none of a host's addresses answers."""
+"""Start of asyncio's plain OSError if none of a host's addresses answers."""
 _LIBRARIES = ("redis", "sqlalchemy", "asyncpg", "httpx", "httpcore", "websockets")
-"""Whose errors are outages."""
+"""Libraries whose errors are outages."""
 _BY_NAME = rf"(?:\w*(?:Connection|Timeout)\w*Error|(?:socket\.)?gaierror|EOFError|OSError: {_SEVERAL}|asyncio\.)"
 _IN_TEXT = re.compile(rf"^(?:{_BY_NAME}|(?:{'|'.join(_LIBRARIES)})\.)", re.MULTILINE)
 """The last line of a traceback that was logged as text."""
@@ -37,7 +37,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 
 class _Outages:
-    """Makes one line of the record of an outage, and lets it pass once a minute."""
+    """Filter that shortens the log record of an outage to one line, and lets it pass once a minute."""
 
     def __init__(self) -> None:
         self._passed: dict[str, float] = {}
@@ -45,7 +45,7 @@ class _Outages:
         self._lock = threading.Lock()
 
     def passes(self, record: logging.LogRecord) -> bool:
-        """Whether the record is to be logged; it may be shorter by then."""
+        """Returns whether the record is to be logged. May shorten the record."""
         words = _outage_of(record)
         if not words:
             return True
@@ -64,7 +64,7 @@ class _Outages:
 
 
 def install() -> None:
-    """From now on every logger of this process logs so, and what ends the process or a thread is one line too."""
+    """Shortens outages in every logger of this process, and in errors that end the process or a thread, to one line."""
     outages, handle = _Outages(), logging.Logger.handle
 
     def handle_tersely(self: logging.Logger, record: logging.LogRecord) -> None:
@@ -91,7 +91,7 @@ def install() -> None:
 
 
 def _outage_of(record: logging.LogRecord) -> str:
-    """The outage that a record tells of, in one line; empty where it tells of none."""
+    """Returns the outage that a log record reports, in one line; empty if it reports none."""
     if record.exc_info and record.exc_info[1]:
         return _words(record.exc_info[1])
     text = record.getMessage()
@@ -101,14 +101,14 @@ def _outage_of(record: logging.LogRecord) -> str:
 
 
 def _words(error: BaseException) -> str:
-    """An outage, or what was raised from one, in one line; empty: it is another error."""
+    """Returns an outage, or the outage that caused an error, in one line; empty for another error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     cause: BaseException | None = error
     while cause is not None:
         if _is_outage(cause):
             return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
-        # What was raised while another was handled may be a fault of its own: only `from` says that it is not.
+        # An error raised while another was handled may be an independent fault: only `from` rules that out.
         cause = cause.__cause__
     return ""
 

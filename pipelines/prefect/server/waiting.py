@@ -1,6 +1,6 @@
-"""Runs that wait for a worker, or were cancelled before one began them: a server alone knows of them.
+"""Runs that wait for a worker, or were cancelled before one began them. Only a server knows them.
 
-Whoever serves the record asks for them, so that who may only read needs no call of the Prefect API.
+The process that serves the record lists them, so that a read-only user needs no call of the Prefect API.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,14 +12,14 @@ from pipelines.prefect.server.deployments import EXPERIMENTS
 from pipelines.prefect.server.flow_runs import LIVE, pages
 
 _CANCELLED = 1000
-"""Cancelled flow runs that are looked at, the latest first: a server keeps all that there ever were."""
+"""Cancelled flow runs that are read, the latest first: a server keeps all of them."""
 Post = Callable[[str, dict[str, Any]], Any]
-"""Sends JSON to a path below an API's URL, and returns the JSON that is answered."""
+"""Function that sends JSON to a path below an API's URL, and returns the JSON of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingRun:
-    """A waiting run, as its flow run tells of it."""
+    """A waiting run, from its flow run."""
 
     run_id: str
     run: dict[str, Any]
@@ -28,28 +28,28 @@ class WaitingRun:
     """Content of state.json."""
 
     def as_data(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the fields for JSON."""
         return asdict(self)
 
 
 def waiting_runs(post: Post) -> list[WaitingRun]:
-    """The runs whose flow runs have not ended, and of those cancelled lately the ones that no worker had begun."""
+    """Returns the runs whose flow runs have not ended, and the recently cancelled runs that no worker had begun."""
     by_run: dict[str, WaitingRun] = {}
     for flow_run in _flow_runs(post):
         waiting = _waiting_run(flow_run)
-        by_run.setdefault(waiting.run_id, waiting)  # Cancelled and submitted again, it waits.
+        by_run.setdefault(waiting.run_id, waiting)  # A run that was cancelled and submitted again is waiting.
     return list(by_run.values())
 
 
 def _flow_runs(post: Post) -> Iterator[dict[str, Any]]:
     yield from _listed(post, LIVE, "ID_DESC")
     cancelled = islice(_listed(post, ("CANCELLED",), "END_TIME_DESC"), _CANCELLED)
-    # Its start time does not tell whether a run began: any final state sets that.
+    # The start time does not tell whether a run began: any final state sets it.
     yield from (flow_run for flow_run in cancelled if not flow_run["run_count"])
 
 
 def _listed(post: Post, types: Sequence[str], sort: str) -> Iterator[dict[str, Any]]:
-    """Our flow runs in states of some types, as the API gives them."""
+    """Yields our flow runs in states of some types, as the API returns them."""
     body = {
         "flows": {"name": {"any_": [EXPERIMENTS.flow]}},
         "flow_runs": {"state": {"type": {"any_": list(types)}}},
@@ -80,5 +80,5 @@ def _waiting_run(flow_run: dict[str, Any]) -> WaitingRun:
 
 
 def _isoformat(time: str | None) -> str | None:
-    """A time of the server's, as Python writes it: `Z` is `+00:00`."""
+    """Returns a server's time in Python's notation: `Z` becomes `+00:00`."""
     return time.replace("Z", "+00:00") if time else None

@@ -17,9 +17,9 @@ from pipelines.prefect.server.credentials import password
 from pipelines.prefect.services.supervisord import Program
 
 _DEBIAN = Path("/usr/lib/postgresql")
-"""Debian keeps each major version of PostgreSQL in a directory of its own there, and out of PATH."""
+"""Debian keeps each major version of PostgreSQL in a directory of its own there, outside PATH."""
 _SERVER_USER = "postgres"
-"""User that PostgreSQL runs as where we are root, which it refuses to be: the one that Debian's package makes."""
+"""User that runs PostgreSQL if the caller is root, which PostgreSQL refuses. Debian's package creates it."""
 PREFECT_DATABASE = "prefect"
 STUDIES_DATABASE = "rpg_studies"
 
@@ -28,7 +28,7 @@ STUDIES_DATABASE = "rpg_studies"
 class Postgres:
     """One cluster with a database for Prefect and one for studies, each with an owner of the same name.
 
-    A worker knows the password of the studies' database only: what it runs cannot read or change what Prefect keeps.
+    A worker knows only the password of the studies' database: its programs cannot read or change Prefect's database.
     """
 
     home: Home
@@ -37,11 +37,11 @@ class Postgres:
 
     @classmethod
     def prepare(cls, home: Home) -> "Postgres":
-        """Makes the cluster where there is none.
+        """Creates the cluster if it is missing.
 
         Raises:
-            ServiceError: PostgreSQL is not installed, its data were written by another major version, or the user as
-                whom it has to run cannot reach them.
+            ServiceError: PostgreSQL is not installed, its data were written by another major version, or the user that
+                has to run it cannot reach them.
         """
         data = home.services / "postgres"
         written_by = data / "PG_VERSION"
@@ -68,7 +68,8 @@ class Postgres:
             raise ServiceError(f"PostgreSQL's initdb failed:\n{done.stderr.strip()}")
 
     def program(self) -> Program:
-        """The server. It listens at its port of loopback only, at no Unix socket, whose path might be too long."""
+        """Returns the server program. It listens only on its loopback port, not on a Unix socket, whose path might
+        be too long."""
         settings = {
             "listen_addresses": "127.0.0.1",
             "port": str(self.port),
@@ -81,19 +82,19 @@ class Postgres:
             [str(self.binaries / "postgres"), "-D", str(self.home.services / "postgres"), *options],
             user=_user(),
             directory="/",
-            # "fast": clients are cut off; SIGTERM would wait until the last has left.
+            # "fast" disconnects clients; SIGTERM would wait until the last one has left.
             stop_signal="SIGINT",
         )
 
     def address(self, database: str) -> str:
-        """`user:password@host:port/name` of a database, with its owner."""
+        """Returns `user:password@host:port/name` of a database, with its owner."""
         return f"{database}:{password(self.home, database)}@127.0.0.1:{self.port}/{database}"
 
     def answers(self) -> bool:
-        """Whether the server takes its administrator's password.
+        """Returns whether the server accepts its administrator's password.
 
         Raises:
-            ServiceError: it does not, or who listens is another user than the one as whom it runs.
+            ServiceError: it does not, or a process of an unexpected user listens.
         """
         import psycopg
 
@@ -108,7 +109,7 @@ class Postgres:
         return True
 
     def make_databases(self) -> None:
-        """Makes both databases and their owners where they are missing, and sets the owners' passwords."""
+        """Creates both databases and their owners if they are missing, and sets the owners' passwords."""
         import psycopg
         from psycopg import sql
 
@@ -138,7 +139,7 @@ class Redis:
 
     @classmethod
     def prepare(cls, home: Home) -> "Redis":
-        """Writes its configuration. Raises ServiceError where Redis is not installed."""
+        """Writes its configuration. Raises ServiceError if Redis is not installed."""
         binary = shutil.which("redis-server")
         if binary is None:
             raise ServiceError("redis-server is not installed; on Debian: apt install redis-server")
@@ -158,16 +159,17 @@ class Redis:
         return server
 
     def program(self) -> Program:
-        """The server."""
+        """Returns the server program."""
         return Program("redis", [self.binary, "redis.conf"], directory=str(self.home.services / "redis"))
 
     @property
     def address(self) -> str:
-        """`:password@host:port`."""
+        """Returns `:password@host:port`."""
         return f":{password(self.home, 'redis')}@127.0.0.1:{self.port}"
 
     def answers(self) -> bool:
-        """Whether Redis takes the password and has read its append-only file. ServiceError: another user listens."""
+        """Returns whether Redis accepts the password and has read its append-only file. Raises ServiceError if
+        another user listens."""
         import redis
 
         refuse_anothers(f"redis://127.0.0.1:{self.port}")
@@ -179,7 +181,7 @@ class Redis:
 
 
 def installed_postgres() -> dict[str, Path]:
-    """Where the programs of each installed major version lie, the newest first; empty: there is none."""
+    """Returns the directory of programs of each installed major version, the newest first; empty if there is none."""
     places = sorted(_DEBIAN.glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]), reverse=True)
     if places or not (elsewhere := shutil.which("postgres")):
         return {path.parts[-3]: path.parent for path in places}
@@ -188,7 +190,7 @@ def installed_postgres() -> dict[str, Path]:
 
 
 def _binaries(version: str) -> Path:
-    """Where the programs of a major version lie; those of the newest one where the version is empty."""
+    """Returns the directory of a major version's programs; an empty version means the newest."""
     installed = installed_postgres()
     if not installed:
         raise ServiceError("PostgreSQL is not installed; on Debian: apt install postgresql")
@@ -200,7 +202,7 @@ def _binaries(version: str) -> Path:
 
 
 def _user() -> str:
-    """User that PostgreSQL runs as; empty for the user who calls."""
+    """Returns the user that runs PostgreSQL; empty means the calling user."""
     if os.geteuid() != 0:
         return ""
     try:
@@ -210,9 +212,9 @@ def _user() -> str:
 
 
 def _let_in(user: str, home: Home, data: Path) -> None:
-    """Gives the user the directory, and the way through the home to it, which nobody else gets.
+    """Gives the user the directory, and access through the home to it, which no other user gets.
 
-    Raises ServiceError where a directory above the home keeps the user out, or the home is another group's.
+    Raises ServiceError if a directory above the home denies the user access, or the home belongs to another group.
     """
     shutil.chown(data, user)
     group = pwd.getpwnam(user).pw_gid
@@ -232,7 +234,7 @@ def _let_in(user: str, home: Home, data: Path) -> None:
 
 
 def _run_as(user: str, command: list[str]) -> "subprocess.CompletedProcess[str]":
-    """Runs a command to its end as another user, in no other group than that user's own; empty: as this one."""
+    """Runs a command to its end as another user, in only that user's own group; an empty user means this one."""
     identity: dict[str, Any] = {}
     if user:
         identity = {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}

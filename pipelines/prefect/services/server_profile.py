@@ -1,4 +1,5 @@
-"""The server profile beyond the embedded one: PostgreSQL, Redis, background services apart, a password."""
+"""The server profile, which adds PostgreSQL, Redis, a process of background services and a password to the embedded
+one."""
 
 import importlib.util
 import os
@@ -17,17 +18,17 @@ from pipelines.processes.supervisor import log_size, log_tail
 
 @dataclass(frozen=True, slots=True)
 class ServerProfile:
-    """The programs that only this profile has, and what it tells the others."""
+    """The programs that only this profile has, and the environment that it gives the others."""
 
     home: Home
     url: str
-    """The API's."""
+    """The API's URL."""
     postgres: Postgres
     redis: Redis
 
     @classmethod
     def prepare(cls, home: Home, url: str) -> "ServerProfile":
-        """Makes the database cluster where there is none. Raises ServiceError for whatever is not installed."""
+        """Creates the database cluster if it is missing. Raises ServiceError if a program is not installed."""
         for package in ("prefect_redis", "psycopg"):
             if importlib.util.find_spec(package) is None:
                 raise ServiceError(f"{package} is not installed: pip install 'rpg-experiments[server]'")
@@ -35,8 +36,8 @@ class ServerProfile:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment of the Prefect server's processes. `start_backends` has registered the block types before
-        them."""
+        """Returns the environment of the Prefect server's processes. `start_backends` has registered the block types
+        before them."""
         return server_environment(
             self.home,
             self.url,
@@ -47,11 +48,12 @@ class ServerProfile:
 
     @property
     def backends(self) -> list[Program]:
-        """Backends that have to answer before any process of the Prefect server starts."""
+        """Returns the backends that have to answer before any process of the Prefect server starts."""
         return [self.postgres.program(), self.redis.program()]
 
     def start_backends(self, supervisor: Supervisor) -> None:
-        """Returns when both answer and Prefect's database is up to date. Raises ServiceError where that fails."""
+        """Starts the backends, and returns when both answer and Prefect's database is up to date. Raises
+        ServiceError if that fails."""
         for program in self.backends:
             supervisor.run(program.name)
         for program, answers in zip(self.backends, (self.postgres.answers, self.redis.answers), strict=True):
@@ -73,7 +75,7 @@ class ServerProfile:
             )
 
     def background_services(self) -> Program:
-        """Scheduling, late runs, events, automations: one process."""
+        """Returns the process with scheduling, late runs, events and automations."""
         command = [
             sys.executable,
             "-P",
@@ -87,18 +89,18 @@ class ServerProfile:
         return Program("services", command, self.environment, log="prefect-services.log")
 
     def record_page(self, port: int) -> Program:
-        """The reports and the record's files, read-only."""
+        """Returns the program that serves the reports and the record's files, read-only."""
         environment = self.of_pages | {"RPG_WEB_PORT": str(port)}
         address = f"http://127.0.0.1:{port}/ready"
         return Program("record", [sys.executable, "-P", "-m", "pipelines.web"], environment, address=address)
 
     @property
     def of_workers(self) -> dict[str, str]:
-        """For workers: where the home and the studies are."""
+        """Returns the environment of workers: the addresses of the home and the studies."""
         studies = f"postgresql://{self.postgres.address(STUDIES_DATABASE)}"
         return {"RPG_HOME": str(self.home.root), "RPG_STUDIES_URL": studies}
 
     @property
     def of_pages(self) -> dict[str, str]:
-        """For the pages of studies and of the record, which ask for a password of the home."""
+        """Returns the environment of the pages of studies and of the record, which require a password of the home."""
         return self.of_workers | {PASSWORDS_VARIABLE: "home"}

@@ -1,4 +1,4 @@
-"""`rpg up` and `rpg down`: the programs of a profile, their start and their end."""
+"""`rpg up` and `rpg down`: start and end the programs of a profile."""
 
 import contextlib
 import importlib.util
@@ -42,26 +42,26 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Wishes of a call of `rpg up`."""
+    """Options of `rpg up`."""
 
     port: int = 0
-    """Port of the Prefect dashboard; 0: `next_port`."""
+    """Port of the Prefect dashboard; 0 means `next_port`."""
     profile: Profile | None = None
-    """None: the one that is up, else embedded."""
+    """The profile; None means the one that is up, else embedded."""
     workers: int = 0
-    """How many; 0: as many as are up, else one."""
+    """Number of workers; 0 means as many as are up, else one."""
 
 
 def up(home: Home, wanted: Wanted, *, say: Callable[[str], None] = lambda _: None) -> Services:
-    """Starts the programs of a profile, or those of them that do not run, and renews the deployments.
+    """Starts the programs of a profile that do not run, and renews the deployments.
 
-    Returns when the dashboards answer. Without that of studies it returns too.
+    Returns when the dashboards answer, also if the studies' dashboard does not start.
 
     Args:
-        say: is given a line before each thing that takes a while, and one where there is no dashboard of studies: why.
+        say: receives a line before each step that takes a while, and the reason if there is no dashboard of studies.
     Raises:
-        RpgError: the port that is asked for is taken. Nothing has been written.
-        ServiceError: a program does not come up, or something else is up than what was asked for.
+        RpgError: the requested port is in use. Nothing has been written.
+        ServiceError: a program does not start, or other settings are up than the requested ones.
     """
     if wanted.port and running_services(home) is None and not _is_free(wanted.port, home):
         hint = "name another, or leave --port out: then a free one is taken"
@@ -95,13 +95,13 @@ def stay(home: Home, services: Services) -> bool:
 
 
 def give_back(home: Home, services: Services) -> None:
-    """Ends what is up; the workers' runs save and go back to the queue."""
+    """Ends all programs that are up; the workers' runs save and go back to the queue."""
     end_supervisor(services.supervisor)
     services_file(home).unlink(missing_ok=True)
 
 
 def _refuse_another(services: Services, supervisor: Supervisor, wanted: Wanted) -> None:
-    """Raises ServiceError where something else is up than was asked for."""
+    """Raises ServiceError if other settings are up than the requested ones."""
     workers = len([process for process in supervisor.states() if process.program == "worker"])
     differences = {
         f"--profile {wanted.profile}": wanted.profile not in (None, services.profile),
@@ -164,17 +164,18 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
 
 
 def next_port(home: Home) -> int:
-    """The port of the dashboard where none is asked for: the last one, at first 4200, or any free one."""
+    """Returns the dashboard's default port: the last one, at first 4200, or any free one."""
     return free_port(read_json(_port_file(home)).get("port") or DEFAULT_PORT)
 
 
 def _port_file(home: Home) -> Path:
-    """The port that the home's dashboard had last: records of submitted runs, links and clients name it."""
+    """Returns the file with the last port of the home's dashboard: records of submitted runs, links and clients use
+    it."""
     return home.services / "port.json"
 
 
 def _api(port: int, environment: dict[str, str], processes: int) -> Program:
-    """The Prefect API and its dashboard."""
+    """Returns the Prefect API and its dashboard."""
     address = f"http://127.0.0.1:{port}/api/ready"
     return Program(
         "api", SERVER_COMMAND, environment, log="prefect-server.log", processes=processes, port=port, address=address
@@ -182,14 +183,14 @@ def _api(port: int, environment: dict[str, str], processes: int) -> Program:
 
 
 def _worker(url: str, environment: dict[str, str], processes: int) -> Program:
-    """Each takes one flow run at a time: a run may use the whole machine."""
+    """Returns the worker program. Each process takes one flow run at a time: a run may use the whole machine."""
     command = [sys.executable, "-P", "-c", "from pipelines.cli import main; main()", "worker"]
     options = ["--pool", POOL, "--profile", url]
     return Program("worker", [*command, *options], environment, log="prefect-worker.log", processes=processes)
 
 
 def _studies_page(port: int, environment: dict[str, str], say: Callable[[str], None]) -> list[Program]:
-    """optuna-dashboard; empty, with a message why, where it is not installed."""
+    """Returns the optuna-dashboard program; empty, with a message that says why, if it is not installed."""
     if importlib.util.find_spec("optuna_dashboard") is None:
         say("no dashboard of studies: pip install 'rpg-experiments[dashboard]'")
         return []
@@ -198,7 +199,8 @@ def _studies_page(port: int, environment: dict[str, str], say: Callable[[str], N
 
 
 def _wait_for_page(supervisor: Supervisor, page: Program, say: Callable[[str], None]) -> str:
-    """The page's address when it answers; empty, with a message why, where it does not come up: the rest goes on."""
+    """Waits until the page answers and returns its address; empty, with the reason as a message, if it does not
+    start: the other programs continue."""
     try:
         supervisor.wait_for_address(page)
     except ServiceError as error:
@@ -209,7 +211,7 @@ def _wait_for_page(supervisor: Supervisor, page: Program, say: Callable[[str], N
 
 
 def _is_free(port: int, home: Home) -> bool:
-    """Whether nobody listens there, nor will when what a supervisor that was killed has left has ended."""
+    """Returns whether the port is free, and stays free after the programs of a killed supervisord have ended."""
     deadline = time.monotonic() + (GRACE_SECONDS if services_file(home).exists() else 0.0)
     while True:
         with socket.socket() as probe:
@@ -232,14 +234,14 @@ def down(home: Home) -> bool:
 
 
 def _cancel_runs(home: Home, supervisor: Supervisor) -> None:
-    """Has the flows of the workers stop as a cancel does. A worker that ended in peace would give its runs back."""
+    """Stops the workers' flows like a cancel. A worker that ends normally would give its runs back to the queue."""
     workers: dict[str, psutil.Process] = {}
     try:
         for pid in supervisor.pids("worker"):
-            with contextlib.suppress(psutil.Error):  # It has ended since, as one does that cannot start.
+            with contextlib.suppress(psutil.Error):  # It has ended since, for example because it cannot start.
                 workers[identity(pid)] = psutil.Process(pid)
                 workers[identity(pid)].suspend()
-        supervisor.stop("worker")  # so that none is started again
+        supervisor.stop("worker")  # so that none is restarted
     finally:
         for worker in workers.values():
             with contextlib.suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""supervisord, which keeps the programs of `rpg up` alive: it starts again whatever dies."""
+"""supervisord, which keeps the programs of `rpg up` alive: it restarts each one that ends."""
 
 import contextlib
 import http.client
@@ -28,9 +28,10 @@ from specs.machine.files import replacing
 from specs.machine.liveness import began_with, is_alive
 
 _CLOSING_SECONDS = 30.0
-"""How long a program has to end before it is killed, besides the time in which a worker's runs save a checkpoint."""
+"""Seconds that a program has to end before it is killed, besides the time in which a worker's runs save a
+checkpoint."""
 _OTHERS_SECONDS = 120.0
-"""How long supervisord has to end all programs but the worker, one after another."""
+"""Seconds that supervisord has to end all programs but the worker, one after another."""
 _POLL_SECONDS = 0.1
 
 
@@ -41,17 +42,18 @@ class Program:
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """On top of the environment of `rpg up`."""
+    """Variables that are added to the environment of `rpg up`."""
     log: str = ""
-    """The name of its file under logs/; empty: the program's name and `.log`."""
+    """The name of its file under logs/; empty means the program's name and `.log`."""
     processes: int = 1
-    """How many processes of it."""
+    """Number of its processes."""
     port: int = 0
-    """A port of this machine which supervisord opens, and which all its processes have as standard input; 0: none."""
+    """A port of this machine that supervisord opens; all processes of the program have it as standard input. 0:
+    none."""
     address: str = ""
-    """A GET of it is answered with status 200 once the program is ready; empty: it has none."""
+    """A URL: a GET of it has status 200 once the program is ready. Empty if the program has none."""
     user: str = ""
-    """The user as whom it runs; empty: who calls."""
+    """The user that runs it; empty means the calling user."""
     directory: str = field(default_factory=os.getcwd)
     stop_signal: str = "SIGTERM"
 
@@ -69,9 +71,9 @@ class ProcessState:
     log: str
     """The name of the program's file under logs/."""
     pid: int
-    """0 while it does not run."""
+    """Process id; 0 while it does not run."""
     state: str
-    """supervisord's word: STARTING, RUNNING, BACKOFF (it ended at once and is started again), STOPPED, and others."""
+    """supervisord's state: STARTING, RUNNING, BACKOFF (it ended at once and is restarted), STOPPED, and others."""
 
 
 class Supervisor:
@@ -81,10 +83,11 @@ class Supervisor:
         self._home = home
         self.port = port
         self._log_starts: dict[str, int] = {}
-        """Length of each log under logs/ when supervisord was started."""
+        """Length of each log under logs/ when supervisord was started, in bytes."""
 
     def _order(self, name: str, *arguments: Any) -> Any:
-        """One of supervisord's methods of XML-RPC. Raises ServiceError where it does not answer, or refuses."""
+        """Calls one of supervisord's XML-RPC methods. Raises ServiceError if supervisord does not answer, or
+        refuses."""
         url = f"http://rpg:{password(self._home, 'supervisor')}@127.0.0.1:{self.port}/RPC2"
         refuse_anothers(url)
         try:
@@ -95,7 +98,7 @@ class Supervisor:
 
     @classmethod
     def start(cls, home: Home, programs: Iterable[Program]) -> "tuple[Supervisor, ProcessRecord]":
-        """Starts supervisord, and none of the programs yet. Raises ServiceError where it does not answer."""
+        """Starts supervisord, without starting its programs. Raises ServiceError if it does not answer."""
         supervisor = cls(home, free_port())
         supervisor._write(list(programs))
         log = home.logs / "supervisord.log"
@@ -110,7 +113,7 @@ class Supervisor:
         return supervisor, ProcessRecord.of(process.pid, "supervisord")
 
     def answers(self) -> bool:
-        """Whether supervisord takes orders."""
+        """Returns whether supervisord answers."""
         try:
             self._order("getState")
         except ServiceError:
@@ -118,30 +121,31 @@ class Supervisor:
         return True
 
     def states(self) -> list[ProcessState]:
-        """Every process of every program. Raises ServiceError where supervisord does not answer."""
+        """Returns every process of every program. Raises ServiceError if supervisord does not answer."""
         return [
             ProcessState(each["group"], Path(each["stdout_logfile"]).name, each["pid"], each["statename"])
             for each in self._order("getAllProcessInfo")
         ]
 
     def pids(self, program: str) -> list[int]:
-        """The processes of a program that run now."""
+        """Returns the process ids of a program's running processes."""
         return [each.pid for each in self.states() if each.program == program and each.pid]
 
     def run(self, program: str) -> None:
-        """Starts a program's processes where they do not run; does not wait."""
+        """Starts a program's processes that do not run; does not wait."""
         self._order("startProcessGroup", program, False)
 
     def run_all(self) -> None:
-        """Starts whatever does not run; does not wait."""
+        """Starts all processes that do not run; does not wait."""
         self._order("startAllProcesses", False)
 
     def stop(self, program: str) -> None:
-        """Tells a program's processes to end until somebody runs it again; does not wait."""
+        """Asks a program's processes to end until `run` is called for it; does not wait."""
         self._order("stopProcessGroup", program, False)
 
     def wait(self, program: Program, ready: Callable[[], bool], timeout: float = START_SECONDS) -> None:
-        """Returns when `ready` says so. Raises ServiceError when a process of the program ends first, or time is up."""
+        """Waits until `ready` returns true. Raises ServiceError when a process of the program ends first, or time is
+        up."""
         log = self._home.logs / program.log_name
         started = set(self.pids(program.name))
         deadline = time.monotonic() + timeout
@@ -153,19 +157,18 @@ class Supervisor:
             time.sleep(_POLL_SECONDS)
 
     def _tail(self, log: Path) -> str:
-        """The end of what was written to a log since supervisord was started."""
+        """Returns the end of a log, without lines from before supervisord was started."""
         return log_tail(log, since=self._log_starts.get(log.name, 0))
 
     def wait_for_address(self, program: Program) -> None:
-        """Returns when the program answers at its address, at once if it has none. Raises ServiceError like `wait`, and
-        where it is another user who answers.
-        """
+        """Waits until the program answers at its address; returns at once if it has none. Raises ServiceError like
+        `wait`, and if another user owns the process that answers."""
         if program.address:
             self.wait(program, lambda: answers(program.address))
             refuse_anothers(program.address)
 
     def _write(self, programs: list[Program]) -> None:
-        """Writes what supervisord and `launch` read. Both files hold passwords."""
+        """Writes the files that supervisord and `launch` read. Both files hold passwords."""
         self._home.services.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._home.logs.mkdir(parents=True, exist_ok=True)
         fields = {program.name: asdict(program) for program in programs}
@@ -174,7 +177,7 @@ class Supervisor:
         write_private(self._home.services / "supervisord.conf", "\n\n".join(sections) + "\n")
 
     def _own_sections(self) -> str:
-        # Who is root must say that this is meant.
+        # Running as root has to be requested explicitly.
         user = "user = root\n" if os.geteuid() == 0 else ""
         return f"""\
 [supervisord]
@@ -193,7 +196,7 @@ supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface
 
 
 def _section(place: int, program: Program) -> str:
-    """A program's section of the configuration. A process that ends is started again at once, for ever."""
+    """Returns a program's section of the configuration. A process that ends is restarted at once, without limit."""
     head = [f"[program:{program.name}]"]
     if program.port:
         head = [f"[fcgi-program:{program.name}]", f"socket = tcp://127.0.0.1:{program.port}"]
@@ -219,7 +222,7 @@ def _section(place: int, program: Program) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Writes a file that this user alone may read."""
+    """Writes a file that only this user may read."""
     with replacing(path) as aside:
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -227,9 +230,8 @@ def write_private(path: Path, text: str) -> None:
 
 
 def end_supervisor(record: ProcessRecord) -> bool:
-    """Ends supervisord and, before it, its programs, the last one of the list first; and those that a killed one has
-    left. Returns whether anything was alive.
-    """
+    """Ends supervisord and, before it, its programs, the last one of the list first; also programs that a killed
+    supervisord has left. Returns whether anything was alive."""
     if is_alive(record.pid, record.started):
         os.kill(record.pid, signal.SIGTERM)
         deadline = time.monotonic() + stop_seconds()
@@ -247,7 +249,7 @@ def end_supervisor(record: ProcessRecord) -> bool:
 
 
 def stop_seconds() -> float:
-    """How long supervisord has to end all its programs, a worker's runs included."""
+    """Returns the seconds that supervisord has to end all its programs, a worker's runs included."""
     return _program_seconds() + _OTHERS_SECONDS
 
 
@@ -256,7 +258,7 @@ def _program_seconds() -> float:
 
 
 def _session_members(record: ProcessRecord) -> list[psutil.Process]:
-    """The living processes of supervisord's session: its programs. They are told to end when it is killed."""
+    """Returns the living processes of supervisord's session: its programs. They are asked to end when it is killed."""
     members = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):

@@ -1,8 +1,8 @@
-"""The answer: accuracy before and after training, pooled over seeds, with intervals, and what may be said of groups.
+"""The answer: accuracy before and after training, pooled over seeds, with intervals, and conclusions about groups.
 
-Compared is what was measured at the same step. A seed whose run failed counts with the worst value that the measure
-has; a run that has not ended, or was stopped, is no outcome yet: it is named and not counted. Who is best and what
-differs is what `verdict` says, in its words; tables mark the same differences and no others.
+Measurements at the same step are compared. A seed whose run failed counts with the measure's worst value. A run that
+has not ended, or was stopped, is no outcome yet: it is named and not counted. `verdict` decides and says which group is
+best and which groups differ; tables mark the same differences and no others.
 """
 
 from pipelines.report.answer.answers import answers, answers_of, answers_of_other_measures, confidence_of

@@ -1,4 +1,4 @@
-"""Answers from recorded scores: outcomes with their intervals, and the verdict on the groups that can be compared."""
+"""Answers from recorded scores: outcomes with their intervals, and the verdict on comparable groups."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -30,19 +30,20 @@ def answers(
     together: bool = False,
     first: str = "",
 ) -> list[Answer]:
-    """One answer per dataset with results, in the order given; two where some runs have a graded reward and some not.
+    """Returns an answer for each dataset with results, in the order given; two if only some runs have a graded reward.
 
     Args:
-        groups: the first is the one that tables hold the others against, unless `first` says otherwise.
+        groups: tables compare the others with the first one, unless `first` names another.
         evaluated: dataset -> run_id -> step -> scores, see `evidence.accuracies` and `evidence.other_measures`.
-        measure: what the scores are.
-        confidence: level of the intervals; those of differences hold together.
-        looks: numbers of seeds at which the same was asked before.
-        clusters: dataset -> problem -> the cluster it belongs to.
-        chosen: label of a group -> datasets by which its model was chosen: there it is shown and not compared.
-        graded: which runs have a graded reward, see `evidence.graded`.
-        together: whether what is claimed holds together over all datasets, else on each by itself.
-        first: label of the group that tables hold the others against. Where it has no results nothing is held.
+        measure: the measure of the scores.
+        confidence: level of the intervals; those of differences hold jointly.
+        looks: numbers of seeds of earlier interim analyses.
+        clusters: dataset -> problem -> its cluster.
+        chosen: label of a group -> datasets on which its model was selected: there it is shown and not compared.
+        graded: the runs with a graded reward, see `evidence.graded`.
+        together: whether the claims hold jointly over all datasets, or on each separately.
+        first: label of the group with which tables compare the others. Without results of that group there is no
+            comparison.
     """
     first = first or groups[0].label
     scales = {dataset: by_scale(runs, (graded or {}).get(dataset, {})) for dataset, runs in evaluated.items()}
@@ -74,13 +75,13 @@ def answers_of(
     evaluated: Mapping[str, BySteps] | None = None,
     graded: evidence.Graded | None = None,
 ) -> list[Answer]:
-    """Answers on accuracy, at the level that the runs' spec asks for. Where a mixture of training sets was trained on,
-    what is claimed holds together over the evaluation sets, and the headline tells of each.
+    """Returns the answers on accuracy, at the level in the runs' spec. If a mixture of training sets was trained on,
+    the claims hold jointly over the evaluation sets, and the headline names each.
 
     Args:
-        names: of the experiments that are asked about, whose earlier answers count; none for runs by themselves.
-        evaluated: what `evidence.accuracies` has, where that is read already.
-        graded: what `evidence.graded` has, likewise.
+        names: names of the requested experiments, whose earlier answers count; empty for single runs.
+        evaluated: result of `evidence.accuracies`, if it is already read.
+        graded: result of `evidence.graded`, if it is already read.
     """
     runs = [run for group in groups for run in group.runs]
     if evaluated is None:
@@ -100,7 +101,7 @@ def answers_of(
 
 
 def confidence_of(groups: Sequence[Group]) -> float:
-    """The level of the intervals, as the first run's spec has it."""
+    """Returns the level of the intervals in the first run's spec."""
     return groups[0].runs[0].spec.evaluation.confidence
 
 
@@ -111,9 +112,10 @@ def answers_of_other_measures(
     *,
     confidence: float = 0.95,
 ) -> list[Answer]:
-    """pass@k and maj@k of the checkpoints whose accuracy is known: the same intervals, of each problem's score.
+    """Returns the answers on pass@k and maj@k of the checkpoints with a known accuracy: the same intervals, of each
+    problem's score.
 
-    Groups that had fewer samples of a problem than a measure takes have no part in it.
+    A group with fewer samples of a problem than a measure needs is left out of it.
     """
     steps = {0, *(outcome.step for outcome in outcomes_of(found))}
     runs = [run for group in groups for run in group.runs]
@@ -139,7 +141,8 @@ def answers_of_other_measures(
 
 
 def _measured_on(group: Group, dataset: str) -> bool:
-    """Whether a group without results was to have some on the dataset. A set that its spec gives no name may be any."""
+    """Returns whether the dataset is a planned evaluation set of a group without results. A set without a name in
+    the spec may be any dataset."""
     named = {source.name for run in group.runs for source in run.spec.data.evaluation}
     return not named or dataset in named or not all(named)
 
@@ -182,8 +185,8 @@ def _answer(
 
 
 def _against(outcome: Outcome, first: str, said: Verdict, intervals: Verdict) -> Outcome:
-    """The outcome with its difference from the first group. `intervals`: has those of differences, also where nothing
-    is said."""
+    """Returns the outcome with its difference from the first group. `intervals`: verdict with the intervals of
+    differences, also for groups about which `said` says nothing."""
     if outcome.label == first:
         return outcome
     interval = intervals.over(outcome.label, first)
@@ -191,7 +194,8 @@ def _against(outcome: Outcome, first: str, said: Verdict, intervals: Verdict) ->
 
 
 def _outcomes(dataset: str, measure: str, tables: Mapping[str, Table], level: Level) -> list[Outcome]:
-    """The groups' outcomes, by label. How much seeds differ is pooled over the groups of which none failed."""
+    """Returns the groups' outcomes, by label. The variance between seeds is pooled over the groups without a failed
+    seed."""
     whole = [table for table in tables.values() if not table.num_failed]
     seeds = spread_of([table.after for table in whole])
     worst = level.scale.worst

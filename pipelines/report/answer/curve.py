@@ -1,4 +1,5 @@
-"""Accuracy over training: a group's at each step at which all its runs were evaluated, and which runs fell behind."""
+"""Accuracy over training: each group's at each step at which all its runs were evaluated, and the runs that fell
+behind."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ def accuracies_by_step(
     clusters: Mapping[str, Mapping[str, str]] | None = None,
     graded: evidence.Graded | None = None,
 ) -> list[Accuracy]:
-    """One per dataset and group, in the order given; intervals and spread of the seeds as those of `Outcome.after`."""
+    """Returns one curve for each dataset and group, in the order given; with intervals and spread of the seeds like
+    `Outcome.after`."""
     results = []
     parts = (
         (dataset, scale, by_run)
@@ -51,7 +53,8 @@ def accuracies_by_step(
 
 
 def left_behind(groups: Sequence[Group], evaluated: Mapping[str, BySteps]) -> list[str]:
-    """A sentence for each finished run that was last evaluated at an earlier step than another run of its group."""
+    """Returns a sentence for each finished run whose last evaluation is at an earlier step than another run's of its
+    group."""
     sentences = []
     for dataset, by_run in evaluated.items():
         for group in groups:

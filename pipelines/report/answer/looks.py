@@ -1,4 +1,4 @@
-"""Earlier looks at an experiment's answer: each takes a share of the error that all of them may make."""
+"""Earlier interim analyses of an experiment's answer: each uses a share of the error that all of them may make."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,12 +10,12 @@ from pipelines.report.evidence import Group
 
 
 def note_looks(home: Home, names: Sequence[str]) -> None:
-    """Notes that a person was shown the answers of experiments, as far as this home can be written.
+    """Records that a person has seen the answers of experiments, if this home is writable.
 
-    Asked again at the same seeds, an answer is the same, and no further look.
+    A second request with the same seeds gives the same answer, and is no further interim analysis.
 
     Args:
-        names: experiments, as NAME or NAME@VERSION; others have no looks of this kind and are passed over.
+        names: experiments, as NAME or NAME@VERSION; other names have no interim analyses of this kind and are skipped.
     """
     for name in names:
         if is_experiment(home, name):
@@ -24,15 +24,16 @@ def note_looks(home: Home, names: Sequence[str]) -> None:
 
 
 def earlier_looks(home: Home, name: str) -> list[float]:
-    """Numbers of seeds at which an experiment's answer was given, fewer than it has now."""
+    """Returns the numbers of seeds at which an experiment's answer was shown, if lower than the present number."""
     looks = looks_of(home, name)
     return [look for look in looks if look < _num_seeds(evidence.experiment_groups(home, name))] if looks else []
 
 
 def _num_seeds(groups: Sequence[Group]) -> float:
-    """Returns the runs that have finished or failed, in the mean over the cells with two or more; 0 if there is none.
+    """Returns the number of finished or failed runs, as the mean over the cells with two or more; 0 without such a
+    cell.
 
-    A mean grows with each seed of any cell, so that further seeds of one cell are a further look.
+    A mean grows with each seed of any cell, so that further seeds of one cell make a further interim analysis.
     """
     ended = [sum(run.trains and (run.has_ended or run.status == "failed") for run in group.runs) for group in groups]
     counts = [count for count in ended if count > 1]

@@ -1,4 +1,4 @@
-"""Outcomes of groups on each dataset, and what may be said of them."""
+"""Outcomes of groups on each dataset, and conclusions about them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,26 +23,26 @@ class Outcome:
     after: Interval
     """The measure at `step`, failed seeds at its worst value, if it has one."""
     before: Interval | None
-    """Accuracy of the base model; None where it was not evaluated."""
+    """Accuracy of the base model; None if it was not evaluated."""
     gain: Interval | None
-    """after - before, paired by problem and seed; None too where a seed failed, and where several have not ended."""
+    """after - before, paired by problem and seed; None also if a seed failed, or if several have not ended."""
     against_first: Interval | None
-    """after minus that of the first group, as the verdict has it; None for the first group itself, and where the two
-    cannot be compared."""
+    """after minus that of the first group, as in the verdict; None for the first group itself, and if the two cannot
+    be compared."""
     num_seeds: int
-    """Seeds that failed, among `num_seeds`."""
+    """Number of seeds, failed ones included."""
     num_problems: int
     step: int
-    """At which it was evaluated: where groups are compared, the last that all have."""
+    """Step of the evaluation: if groups are compared, the last one that all have."""
     num_failed: int = 0
     as_is: bool = False
-    """Whether models were measured as they are: nothing was trained, and the weights differ."""
+    """Whether the models were only measured: nothing was trained, and the weights differ."""
     differs: bool = False
-    """Whether the verdict tells it from the first group."""
+    """Whether the verdict distinguishes it from the first group."""
     apart: SeedApart | None = None
-    """The seed whose gain, or whose measure where there is no gain, stands apart from the others'."""
+    """The seed whose gain, or whose measure without a gain, is far from the others'."""
     chosen: bool = False
-    """Its model was chosen on these problems, so that the figure flatters it."""
+    """Whether its model was selected on these problems, so that the figure is biased upward."""
 
     @property
     def is_share(self) -> bool:
@@ -52,21 +52,21 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Outcomes on one dataset, and what may be said of them."""
+    """Outcomes on one dataset, and conclusions about them."""
 
     dataset: str
     measure: str
     outcomes: tuple[Outcome, ...]
     verdict: Verdict | None
-    """Verdict on the groups; None where there is one alone, or where they cannot be compared."""
+    """Verdict on the groups; None for a single group, or if they cannot be compared."""
     sentences: tuple[str, ...]
     """The headline, sentence by sentence."""
     level: float = 0.95
     """Confidence of the intervals of gains and differences."""
     num_sets: int = 1
-    """Evaluation sets over which what is claimed holds together: those of a mixture, else this one alone."""
+    """Number of evaluation sets over which the claims hold jointly: those of a mixture, else only this one."""
     clusters: Mapping[str, str] = field(default_factory=dict)
-    """Problem -> the cluster it belongs to, of those that share one."""
+    """Problem -> its cluster, for problems that share one."""
 
     @property
     def text(self) -> str:
@@ -75,11 +75,11 @@ class Answer:
 
     @property
     def claims(self) -> bool:
-        """Whether groups are told apart."""
+        """Whether the answer distinguishes groups."""
         return self.verdict is not None and bool(self.verdict.differences)
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as plain data."""
+        """Returns the answer as plain data."""
         differences = self.verdict.differences if self.verdict else ()
         return {
             "dataset": self.dataset,
@@ -93,17 +93,17 @@ class Answer:
 
 
 def outcomes_of(found: Sequence[Answer]) -> list[Outcome]:
-    """Outcomes on all datasets."""
+    """Returns the outcomes on all datasets."""
     return [outcome for answer in found for outcome in answer.outcomes]
 
 
 def clusters_of(found: Sequence[Answer]) -> dict[str, Mapping[str, str]]:
-    """Dataset -> problem -> the cluster it belongs to."""
+    """Returns dataset -> problem -> its cluster."""
     return {answer.dataset: answer.clusters for answer in found}
 
 
 def headline(found: Sequence[Answer]) -> str:
-    """The answer in a few sentences: about the first dataset, or about each that a mixture is measured on."""
+    """Returns the answer in a few sentences: about the first dataset, or about each evaluation set of a mixture."""
     if not found:
         return "Nothing has been evaluated yet."
     told = found if found[0].num_sets > 1 else found[:1]
@@ -111,5 +111,6 @@ def headline(found: Sequence[Answer]) -> str:
 
 
 def only_these_weights(results: Sequence[Outcome]) -> bool:
-    """Whether all intervals come from one seed each, so that they tell nothing of training, which there was."""
+    """Returns whether all intervals come from one seed each although models were trained, so that they say nothing
+    about training."""
     return all(outcome.after.holds_for == THESE_WEIGHTS and not outcome.as_is for outcome in results)

@@ -8,7 +8,7 @@ from pipelines.report.statistics import Interval
 
 
 def outcome_rows(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
-    """A row for each outcome; what it has no value of is None."""
+    """Returns a row for each outcome; missing values are None."""
     return [
         {
             "label": outcome.label,

@@ -1,4 +1,4 @@
-"""Tables of scores, [seeds, problems], of what was measured at the same step on the same problems."""
+"""Tables of scores, [seeds, problems], measured at the same step on the same problems."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ class Scale:
 
     shares: bool = True
     worst: float | None = 0.0
-    """What a failed seed counts with; None: it is not known."""
+    """The value of a failed seed; None if unknown."""
 
 
 def by_scale(by_run: BySteps, graded: Mapping[str, float | None]) -> list[tuple[Scale, BySteps]]:
-    """The runs whose measure is a share, and those of graded rewards."""
+    """Returns the runs whose measure is a share, and the runs with graded rewards."""
     shares = {run_id: steps for run_id, steps in by_run.items() if run_id not in graded}
     scores = {run_id: steps for run_id, steps in by_run.items() if run_id in graded}
     worst = [graded[run_id] for run_id in scores]
@@ -34,32 +34,32 @@ def by_scale(by_run: BySteps, graded: Mapping[str, float | None]) -> list[tuple[
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How sure the intervals are to be, and of what."""
+    """Confidence of the intervals, and the scope of their claims."""
 
     confidence: float
     looks: tuple[float, ...]
     clusters: Mapping[str, str] | None
     scale: Scale
     num_sets: int = 1
-    """Evaluation sets over which what is claimed holds together (Bonferroni)."""
+    """Number of evaluation sets over which the claims hold jointly (Bonferroni)."""
 
     @property
     def of_claims(self) -> float:
-        """Confidence of what is claimed on one set."""
+        """Confidence of the claims on one set."""
         return 1 - (1 - self.confidence) / self.num_sets
 
     @property
     def known(self) -> Any:
-        """Arguments that every interval gets. That shares are shares is seen by their values."""
+        """Arguments of every interval. Shares are recognised by their values."""
         return {"confidence": self.confidence, "shares": None if self.scale.shares else False}
 
     def of(self, problems: Sequence[str]) -> list[str] | None:
-        """The cluster of each problem; one without a name is a cluster of its own."""
+        """Returns the cluster of each problem; a problem without a name is a cluster of its own."""
         known = self.clusters
         return [known.get(problem, problem) for problem in problems] if known else None
 
     def at(self, num_seeds: int) -> float:
-        """Returns the level of gains and differences where the arm with most seeds has so many."""
+        """Returns the level of gains and differences if the arm with most seeds has this number."""
         return level(self.of_claims, len({look for look in self.looks if 1 < look < num_seeds}))
 
 
@@ -69,16 +69,16 @@ class Table:
 
     problems: tuple[str, ...]
     after: np.ndarray
-    """Rows of NaN for failed seeds come last."""
+    """Scores after training; rows of NaN for failed seeds come last."""
     before: np.ndarray | None
-    """Scores of the base model, of the seeds that did not fail."""
+    """Scores of the base model, for the seeds that did not fail."""
     step: int
     num_failed: int
     counted: bool
-    """Its runs have ended, so that it can be held against others."""
+    """Whether its runs have ended, so that it can be compared with others."""
 
     def counted_with(self, worst: float | None) -> np.ndarray:
-        """Scores with failed seeds at the worst value; without these seeds where there is none."""
+        """Returns the scores with failed seeds at the worst value; without these seeds if there is no worst value."""
         lost = np.isnan(self.after)
         return self.after[~lost.any(axis=1)] if worst is None else np.where(lost, worst, self.after)
 
@@ -90,35 +90,35 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Score tables of the groups that have one, by label, and whether they can be held against each other."""
+    """Score tables of the groups that have one, by label, and whether they are comparable."""
 
     of_group: Mapping[str, Table]
     shared: bool
-    """They are all of one step and of the same problems."""
+    """Whether all tables have the same step and the same problems."""
 
     @property
     def most_seeds(self) -> int:
-        """Seeds of the group that has most."""
+        """Number of seeds of the group that has most."""
         return max(len(table.after) for table in self.of_group.values())
 
 
 @dataclass(frozen=True, slots=True)
 class _Evaluated:
-    """A group's runs with results, by step; of a policy that was trained those after training began."""
+    """A group's runs with results, by step; for a trained policy, the steps after training began."""
 
     runs: tuple[Mapping[int, Scores], ...]
     before: tuple[Scores, ...]
-    """The base model's, one a run where it was evaluated."""
+    """Scores of the base model, for each run in which it was evaluated."""
     num_failed: int
     trains: bool
     counted: bool
 
     def steps(self) -> set[int]:
-        """At which all of them were evaluated."""
+        """Returns the steps at which all of them were evaluated."""
         return set.intersection(*map(set, self.runs)) if self.runs else set()
 
     def table(self, step: int, problems: Sequence[str]) -> Table:
-        """The scores at a step."""
+        """Returns the scores at a step."""
         step = step if self.trains else 0
         rows = [[scores[step][problem] for problem in problems] for scores in self.runs]
         rows += [[float("nan")] * len(problems)] * self.num_failed
@@ -128,23 +128,24 @@ class _Evaluated:
         return Table(tuple(problems), np.array(rows), before, step, self.num_failed, self.counted)
 
     def alone(self) -> Table | None:
-        """The scores at the last step that its own runs share; None where there is none, and where all failed."""
+        """Returns the scores at the last step that the group's own runs share; None without such a step, or if all
+        failed."""
         steps = self.steps()
         return self.table(max(steps), _problems(self.runs, max(steps))) if steps else None
 
 
 def _evaluated(group: Group, by_run: BySteps, *, alone: bool) -> _Evaluated:
-    """Scores of the runs that have ended; where none has, scores so far.
+    """Returns the scores of the runs that have ended; if none has, the scores so far.
 
     Args:
-        alone: there is no other group. Then what there is of failed runs is told where no run has finished.
+        alone: there is no other group. Then the results of failed runs are shown if no run has finished.
     """
     trains = any(run.trains for run in group.runs)
     ended = [run for run in group.runs if run.has_ended]
     failed = sum(run.status == "failed" for run in group.runs) if trains and (ended or not alone) else 0
     counted = bool(ended or failed)
     with_results = [by_run[run.run_id] for run in (ended if counted else group.runs) if by_run.get(run.run_id)]
-    # A run that was evaluated before training alone, be it that what came later is damaged, answers for no training.
+    # A run with results only from before training (later ones may be damaged) does not count as trained.
     runs = [steps for steps in with_results if max(steps) > 0 or not trains]
     if not runs and not failed:
         runs, trains = with_results, False
@@ -154,9 +155,9 @@ def _evaluated(group: Group, by_run: BySteps, *, alone: bool) -> _Evaluated:
 
 
 def score_tables(groups: Sequence[Group], by_run: BySteps, level: Level) -> Tables:
-    """At the last step that all runs share; where there is no such step, each group's at its own."""
+    """Returns tables at the last step that all runs share; without such a step, each group's at its own."""
     found = {group.label: _evaluated(group, by_run, alone=len(groups) == 1) for group in groups}
-    if level.scale.worst is None:  # a group of which no seed has a value has none
+    if level.scale.worst is None:  # a group with only failed seeds has no value
         found = {label: each for label, each in found.items() if each.runs}
     counted = [each for each in found.values() if each.counted]
     runs = [each for each in counted if each.runs]
@@ -175,7 +176,8 @@ def score_tables(groups: Sequence[Group], by_run: BySteps, level: Level) -> Tabl
 
 
 def tables_by_step(group: Group, by_run: BySteps) -> dict[int, tuple[tuple[str, ...], np.ndarray]]:
-    """Problems and a group's scores [seeds, problems] at each step that all its runs with results have, by step."""
+    """Returns the problems and a group's scores [seeds, problems] by step, for the steps that all its runs with
+    results have."""
     runs = [by_run[run.run_id] for run in group.runs if by_run.get(run.run_id)]
     steps = sorted(set.intersection(*map(set, runs))) if runs else []
     problems = {step: _problems(runs, step) for step in steps}
@@ -183,7 +185,7 @@ def tables_by_step(group: Group, by_run: BySteps) -> dict[int, tuple[tuple[str, 
 
 
 def _problems(runs: Sequence[Mapping[int, Scores]], step: int) -> tuple[str, ...]:
-    """Problems that every run answered at the step."""
+    """Returns the problems that every run answered at the step."""
     return tuple(sorted(set.intersection(*(set(steps[step]) for steps in runs))))
 
 

@@ -1,4 +1,4 @@
-"""The whole answer: the headline, and that there was nothing to learn from or that runs are missing, where it is so."""
+"""The whole answer: the headline, with a remark if there was no learning signal or if runs are missing."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,10 @@ from storage import Store
 
 
 def answered(home: Home, store: Store, name: str, groups: Sequence[Group]) -> tuple[str, list[Answer]]:
-    """Returns the whole answer of an experiment's groups, and what it rests on for each evaluation set.
+    """Returns the whole answer of an experiment's groups, and its evidence for each evaluation set.
 
     Args:
-        name: the experiment, perhaps with a version: NAME@VERSION.
+        name: the experiment, optionally with a version: NAME@VERSION.
     """
     found = answers_of(home, store, groups, [name])
     curves = metric_curves(store, [run.run_id for group in groups for run in group.runs])
@@ -27,12 +27,12 @@ def answered(home: Home, store: Store, name: str, groups: Sequence[Group]) -> tu
 def whole_answer(
     home: Home, name: str, groups: Sequence[Group], found: Sequence[Answer], curves: Curves, failed: str = ""
 ) -> str:
-    """The answer in a few sentences.
+    """Returns the answer in a few sentences.
 
     Args:
-        name: what was asked about: an experiment, whose missing runs are told, or a run.
-        curves: of `zero_std_fraction` and `reward/mean`.
-        failed: how often the reward failed, see `diagnosis.not_scored`.
+        name: the requested experiment, whose missing runs are listed, or run.
+        curves: curves of `zero_std_fraction` and `reward/mean`.
+        failed: failures of the reward, see `diagnosis.not_scored`.
     """
     silent = without_signal(groups, curves)
     told = len(groups) == 1 or any(answer.claims for answer in found) or len(silent) < len(groups)
@@ -43,8 +43,8 @@ def whole_answer(
 
 
 def incomplete(home: Home, name: str) -> str:
-    """`3 of 4 runs; incomplete.`, where runs of an experiment have not finished, and each that is left out because its
-    spec cannot be read; else empty."""
+    """Returns `3 of 4 runs; incomplete.` if runs of an experiment have not finished, and each run that is left out
+    because its spec cannot be read; else empty."""
     run_ids = runs_of(home, name) if is_experiment(home, name) else []
     finished = sum(status_of(home, run_id) == "finished" for run_id in run_ids)
     sentences = [f"{finished} of {len(run_ids)} runs; incomplete."] if finished < len(run_ids) else []

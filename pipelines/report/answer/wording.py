@@ -1,4 +1,4 @@
-"""The words of answers: figures with their intervals, and the sentences that a verdict does not have."""
+"""The words of answers: figures with their intervals, and the sentences that a verdict does not contain."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,12 @@ _MOST_NAMED = 6
 
 
 def figure(value: float, *, share: bool) -> str:
-    """A share in percent, a score as it is."""
+    """Returns a share in percent; a score unchanged."""
     return percent(value) if share else f"{value:.4g}"
 
 
 def change(interval: Interval, *, share: bool) -> str:
-    """A difference with its interval: of shares in points, of scores in their own units."""
+    """Returns a difference with its interval: for shares in points, for scores in their own units."""
     if share:
         return points(interval)
     ends = f" [{interval.low:+z.3g}, {interval.high:+z.3g}]" if interval.known else ""
@@ -26,7 +26,7 @@ def change(interval: Interval, *, share: bool) -> str:
 
 
 def with_interval(interval: Interval, *, share: bool) -> str:
-    """A value with its interval."""
+    """Returns a value with its interval."""
     value = figure(interval.value, share=share)
     if not interval.known:
         return value
@@ -36,12 +36,12 @@ def with_interval(interval: Interval, *, share: bool) -> str:
 
 
 def percent(value: float) -> str:
-    """A share as a percentage with one decimal."""
+    """Returns a share as a percentage with one decimal."""
     return f"{100 * value:.1f} %"
 
 
 def points(interval: Interval) -> str:
-    """A difference of shares in percentage points, with its interval.
+    """Returns a difference of shares in percentage points, with its interval.
 
     Example:
         >>> points(Interval(0.152, 0.11, 0.2))
@@ -52,7 +52,7 @@ def points(interval: Interval) -> str:
 
 
 def headline_of_one(outcome: Outcome, groups: Sequence[Group], level: Level) -> list[str]:
-    """Returns the headline of one group: how far its measure moved, and what qualifies that."""
+    """Returns the headline of one group: the change of its measure, with qualifications."""
     said = [_apart(outcome) or f"{outcome.measure.capitalize()} on {outcome.dataset} {_moved(outcome)}."]
     if only_these_weights([outcome]):
         said.append(ONE_SEED)
@@ -67,7 +67,7 @@ def headline_of_one(outcome: Outcome, groups: Sequence[Group], level: Level) -> 
 
 
 def _apart(outcome: Outcome) -> str:
-    """Returns the sentence on a seed that stands apart, in place of a claim on the mean; empty if none does."""
+    """Returns the sentence on a seed that is far from the others, in place of a claim on the mean; empty if none is."""
     apart, share = outcome.apart, outcome.is_share
     if apart is None:
         return ""
@@ -122,10 +122,10 @@ def not_compared(results: Sequence[Outcome], lost: Sequence[Outcome]) -> list[st
 
 
 def not_whole(groups: Sequence[Group]) -> list[str]:
-    """Which seeds failed, and which runs are no outcomes yet."""
+    """Returns sentences on failed seeds, and on runs that are no outcomes yet."""
     runs = [(group, run) for group in groups for run in group.runs if run.trains]
     failed = [_named(groups, group, run) for group, run in runs if run.status == "failed"]
-    # Where nothing has ended, what there is so far is all that is told of.
+    # If nothing has ended, the results so far are shown.
     ended = any(run.has_ended or run.status == "failed" for _, run in runs)
     open_ = [
         f"{_named(groups, group, run)} ({run.status})"

@@ -1,4 +1,4 @@
-"""Answers of a study: its record read, which trial is best and on which ground, its page, its best spec, its artifact.
+"""Answers of a study: its record, its best trial with the reason, its page, its best spec, its artifact.
 
-Everything here is made from study.json and from what its runs recorded; nothing looks into Optuna's storage.
+Everything is computed from study.json and from its runs' records; nothing reads Optuna's storage.
 """

@@ -1,7 +1,7 @@
-"""A study's answer in words, which claims only what fresh seeds confirm, and the intervals that it rests on.
+"""A study's answer in words, which claims only results confirmed on fresh seeds, and its intervals.
 
-The best of a search is a candidate: the best of many measurements flatters itself. A claim comes from the confirmation
-alone: the candidates and the baseline on seeds that no trial had, and what `verdict` says of them, in its words.
+The best of a search is only a candidate: the best of many measurements is biased upward. Claims come only from the
+confirmation: the candidates and the baseline on seeds that no trial had, and the words of `verdict` on them.
 """
 
 import math
@@ -32,20 +32,21 @@ from rpg.statistics.wording import level_words
 from storage import Store
 
 _FEW = 3
-"""Trials from which all may be said to have come to the same."""
+"""Fewest trials of which the answer may say that all have the same value."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """An arm of the confirmation with what its fresh seeds gave."""
+    """An arm of the confirmation with its results on the fresh seeds."""
 
     arm: Arm
     mean: Interval
-    """Failed seeds at the goal's worst value, if it has one."""
+    """The mean, with failed seeds at the goal's worst value, if it has one."""
     against_baseline: Interval | None
-    """Less the baseline, as the verdict has it; None for the baseline itself, and where nothing is claimed of it."""
+    """Difference from the baseline, as in the verdict; None for the baseline itself, and if nothing is claimed about
+    the arm."""
     differs: bool
-    """Whether the verdict tells it from the baseline."""
+    """Whether the verdict distinguishes it from the baseline."""
     broken: tuple[str, ...]
     """The constraints that it breaks on fresh seeds."""
 
@@ -66,13 +67,13 @@ class Answer:
 
     sentence: str
     note: str
-    """What the sentence rests on."""
+    """The basis of the sentence."""
     arms: tuple[ArmResult, ...] = ()
     """The baseline first; empty before the confirmation is over."""
 
 
 def answer(home: Home, record: StudyRecord) -> Answer:
-    """The study's answer as far as it goes."""
+    """Returns the study's answer as far as it is known."""
     if record.measured:
         found = confirmed(home, record)
         note = _with(_without_effect(record), _confirmation_note(record, found))
@@ -81,12 +82,12 @@ def answer(home: Home, record: StudyRecord) -> Answer:
 
 
 def confirmed(home: Home, record: StudyRecord) -> Confirmed:
-    """The arms on their fresh seeds, and what may be said of them.
+    """Returns the arms on their fresh seeds, and conclusions about them.
 
-    mean@k, pass@k, maj@k and score@k are compared over seeds and problems, the problems being the same for all; a
-    training metric over its values, one a seed. A failed seed counts with the goal's worst value. A training metric has
-    none, nor has a score whose reward names none, so that nothing is claimed where a seed failed; nor is anything of a
-    candidate that breaks a constraint.
+    mean@k, pass@k, maj@k and score@k are compared over seeds and problems, with the same problems for all; a training
+    metric over its values, one for each seed. A failed seed counts with the goal's worst value. A training metric has
+    no worst value, nor has a score whose reward declares none: then nothing is claimed if a seed failed. Nothing is
+    claimed about a candidate that breaks a constraint.
     """
     assert record.confirmation is not None
     arms, level = record.measured, record.confidence
@@ -134,7 +135,7 @@ def confirmed(home: Home, record: StudyRecord) -> Confirmed:
 
 
 def better_arms(home: Home, record: StudyRecord) -> list[Arm]:
-    """The candidates that fresh seeds tell to be better than the baseline."""
+    """Returns the candidates that are better than the baseline on fresh seeds."""
     if not record.measured:
         return []
     found = confirmed(home, record)
@@ -144,7 +145,7 @@ def better_arms(home: Home, record: StudyRecord) -> list[Arm]:
 
 
 def study_best(home: Home, record: StudyRecord) -> Best | None:
-    """Best trial of the study, in agreement with its answer; see `best_of`."""
+    """Returns the best trial of the study, in agreement with its answer; see `best_of`."""
     return best_of(record, better_arms(home, record))
 
 
@@ -157,7 +158,7 @@ def _means(
     *,
     figures: bool,
 ) -> list[Interval]:
-    """Mean of each arm, with failed seeds at the goal's worst value; of a training metric without them."""
+    """Returns the mean of each arm, with failed seeds at the goal's worst value; for a training metric without them."""
     worst = goal.worst
     reaches = [abs(table[~np.isnan(table).any(axis=1)].mean(axis=1) - worst) for table in scores if worst is not None]
     reach = max((float(each.max()) for each in reaches if each.size), default=0.0) or (
@@ -182,7 +183,8 @@ def _means(
 
 
 def standing(home: Home, record: StudyRecord, best: Best) -> str:
-    """candidate, confirmed, or no difference: fresh seeds do not tell the best candidate from the baseline."""
+    """Returns candidate, confirmed, or no difference: fresh seeds do not distinguish the best candidate from the
+    baseline."""
     if best.standing == "candidate" or record.confirmation is None:
         return "candidate"
     _, *others = confirmed(home, record).arms
@@ -191,22 +193,22 @@ def standing(home: Home, record: StudyRecord, best: Best) -> str:
 
 
 def amount(goal: Goal, value: float) -> str:
-    """A value of a goal: a share in percent, another measure as it is."""
+    """Returns a value of a goal: a share in percent, another measure unchanged."""
     return figure(value, share=goal.is_share)
 
 
 def rise(goal: Goal, value: float) -> str:
-    """A difference without an interval: of shares in points."""
+    """Returns a difference without an interval; for shares in points."""
     return f"{100 * value:.1f} points" if goal.is_share else f"{value:.3g}"
 
 
 def difference(goal: Goal, interval: Interval) -> str:
-    """A difference with its interval: of shares in points."""
+    """Returns a difference with its interval; for shares in points."""
     return change(interval, share=goal.is_share)
 
 
 def with_interval(goal: Goal, interval: Interval) -> str:
-    """A value with its interval."""
+    """Returns a value with its interval."""
     return value_with_interval(interval, share=goal.is_share)
 
 
@@ -217,14 +219,14 @@ def settings_words(params: Params) -> str:
 
 
 def _values(arm: Arm) -> NDArray[np.float64]:
-    """The figure of each seed, [seeds, 1]; NaN for one that failed."""
+    """Returns the value of each seed, [seeds, 1]; NaN for a failed one."""
     values = [math.nan if unit.value is None else unit.value for unit in (*arm.finished, *arm.failed)]
     return np.array(values)[:, None]
 
 
 def _tables(home: Home, goal: Goal, arms: Sequence[Arm]) -> tuple[list[NDArray[np.float64]], Sequence[object] | None]:
-    """The scores [seeds, problems] of each arm at the last step that all its runs have, NaN for seeds that failed, and
-    the problems' clusters; no scores where the measure has no such."""
+    """Returns the scores [seeds, problems] of each arm at the last step that all its runs have, NaN for failed
+    seeds, and the problems' clusters; no scores if the measure has none by problem."""
     run_ids = [unit.run_id for arm in arms for unit in arm.finished]
     if not goal.dataset:
         return [], None
@@ -247,7 +249,7 @@ def _tables(home: Home, goal: Goal, arms: Sequence[Arm]) -> tuple[list[NDArray[n
 
 
 def _scores(home: Home, store: Store, goal: Goal, run_ids: Sequence[str]) -> BySteps:
-    """Each problem's score by run and step; of pass@k and maj@k, which take longer, at the last step alone."""
+    """Returns each problem's score by run and step; for pass@k and maj@k, which take longer, only at the last step."""
     if goal.metric.startswith(("mean@", "score@")):
         return accuracies(store, run_ids).get(goal.dataset, {})
     query = "SELECT DISTINCT max(step) FROM evaluations WHERE list_contains(?, run_id) GROUP BY run_id"
@@ -257,7 +259,8 @@ def _scores(home: Home, store: Store, goal: Goal, run_ids: Sequence[str]) -> ByS
 
 
 def _sentence(record: StudyRecord, found: Confirmed) -> str:
-    """The verdict, the settings of a candidate that is better than the baseline, and what is not claimed and why."""
+    """Returns the verdict, the settings of a candidate that is better than the baseline, and the claims that are not
+    made, with reasons."""
     assert record.confirmation is not None
     goal = replace(record.first, dataset=record.confirmation.dataset)
     said = [f"On {len(record.confirmation.seeds)} fresh seeds, {goal.measure}: {found.verdict.text}".rstrip(": ")]
@@ -279,12 +282,12 @@ def _sentence(record: StudyRecord, found: Confirmed) -> str:
 
 
 def _num_judged(record: StudyRecord) -> int:
-    """How many trials the best was chosen from: those that were left behind at a rung count too."""
+    """Returns the number of trials among which the best was selected, including those that were pruned at a rung."""
     return sum(trial.state in ("finished", "pruned", "paused") for trial in record.trials)
 
 
 def _candidate(record: StudyRecord) -> str:
-    """Candidate of the search, of which nothing is claimed."""
+    """Returns the sentence on the candidate of the search, without a claim."""
     if not record.finished:
         return "No trial has finished yet."
     trial = best_trial(record)
@@ -320,7 +323,7 @@ def _with(*notes: str) -> str:
 
 
 def _without_effect(record: StudyRecord) -> str:
-    """That all trials came to the same value; empty where they did not, or there are too few to say so."""
+    """Returns the sentence that all trials have the same value; empty if they do not, or are too few for it."""
     finished = record.finished
     tried = {settings_words(trial.params) for trial in finished}
     if len(tried) < _FEW or len({trial.values for trial in finished}) > 1:
@@ -333,7 +336,7 @@ def _without_effect(record: StudyRecord) -> str:
 
 
 def _search_note(record: StudyRecord) -> str:
-    """How far the confirmation is, or how there would be one."""
+    """Returns the progress of the confirmation, or how to get one."""
     confirmation = record.confirmation
     if confirmation is not None and confirmation.units:
         ended = sum(unit.state in ("finished", "failed") for unit in confirmation.units)
@@ -351,7 +354,7 @@ def _search_note(record: StudyRecord) -> str:
 
 
 def _confirmation_note(record: StudyRecord, found: Confirmed) -> str:
-    """Returns the note on a confirmation: its seeds, its looks, its levels and its lost runs."""
+    """Returns the note on a confirmation: its seeds, its interim analyses, its levels and its lost runs."""
     assert record.confirmation is not None
     confirmation, now = record.confirmation, len(record.confirmation.seeds)
     arms, seeds = found.arms, ", ".join(map(str, confirmation.seeds))
@@ -383,6 +386,6 @@ def _confirmation_note(record: StudyRecord, found: Confirmed) -> str:
 
 
 def _lost_seeds(arms: Sequence[ArmResult]) -> str:
-    """`trial 2: 100, 103`."""
+    """Returns `trial 2: 100, 103`."""
     lost = [(result.arm.label, [str(unit.seed) for unit in result.arm.failed]) for result in arms]
     return "; ".join(f"{label}: {', '.join(seeds)}" for label, seeds in lost if seeds)

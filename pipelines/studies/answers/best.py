@@ -1,4 +1,4 @@
-"""The best spec of a study, or that of any of its trials, as an experiment's file that `rpg run` takes."""
+"""The best spec of a study, or the spec of any of its trials, as an experiment's file for `rpg run`."""
 
 import math
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from specs.schema.experiment import Experiment
 _SUFFIX = "-best"
 _LONGEST_NAME = 63
 _NO_DIFFERENCE = ("name", "question", "seeds", "matrix", "evaluation.checkpoints")
-"""What a study gives its trials otherwise than the experiment has it."""
+"""Fields in which a study's trials differ from the experiment by design."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +26,17 @@ class BestSpec:
     """An experiment's file with a trial's settings in it."""
 
     text: str
-    """YAML, paths absolute, so that it may lie anywhere."""
+    """YAML with absolute paths, so that the file can be anywhere."""
     warnings: tuple[str, ...]
-    """How it may differ from what the trial was."""
+    """Possible differences from the trial as it was executed."""
 
 
 def best_spec(home: Home, record: StudyRecord, number: int | None = None) -> BestSpec:
-    """The experiment of the study's best, or of the trial with a number.
+    """Returns the experiment of the study's best, or of the trial with a number.
 
     Raises:
-        SpecError: nothing has finished; of several goals no trial was chosen; the trial has not finished; or the
-            experiment's file is gone or does not take the settings any more.
+        SpecError: nothing has finished; no trial was chosen although there are several goals; the trial has not
+            finished; or the experiment's file is gone or no longer accepts the settings.
     """
     best = _best(home, record) if number is None else _of_trial(record, number)
     title = "The best of" if number is None else f"Trial {number} of"
@@ -76,7 +76,7 @@ def _document(record: StudyRecord, best: Best) -> Document:
 
 
 def _ground(home: Home, record: StudyRecord, best: Best) -> str:
-    """How good it is, and whether fresh seeds say so."""
+    """Returns its value, and whether fresh seeds confirm it."""
     who = "the experiment's own values" if best.baseline else f"trial {best.trial}"
     if best.standing == "confirmed" and record.confirmation:
         measure = replace(record.first, dataset=record.confirmation.dataset).measure
@@ -96,7 +96,7 @@ def _setting_lines(best: Best) -> list[str]:
 
 
 def _values(record: StudyRecord, trial: Trial) -> str:
-    """`mean@4 on held_out 0.65 [0.6, 0.7], kl/reverse 0.03`."""
+    """Returns `mean@4 on held_out 0.65 [0.6, 0.7], kl/reverse 0.03`."""
     parts = [f"{goal.measure} {value:.4g}" for goal, value in zip(record.goals, trial.values, strict=True)]
     if trial.interval is not None and not math.isnan(trial.interval.low):
         parts[0] += f" [{trial.interval.low:.4g}, {trial.interval.high:.4g}]"
@@ -104,7 +104,7 @@ def _values(record: StudyRecord, trial: Trial) -> str:
 
 
 def _changes_since(home: Home, record: StudyRecord, best: Best, experiment: Experiment) -> list[str]:
-    """A line where the file now gives another experiment than the one that the trial was trained with."""
+    """Returns a line if the file now gives another experiment than the one that the trial was trained with."""
     trial = next((trial for trial in record.trials if trial.number == best.trial), None)
     for run_id in trial.run_ids if trial else ():
         if not (directory := home.run(run_id)).exists():

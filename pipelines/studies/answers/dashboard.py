@@ -1,4 +1,4 @@
-"""A study on the dashboard: one Markdown artifact that is renewed as trials end."""
+"""A study on the dashboard: one Markdown artifact that is updated as trials end."""
 
 import logging
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ _log = logging.getLogger("pipelines.studies")
 
 
 def publish_study(home: Home, record: StudyRecord) -> None:
-    """Renews the artifact `study-NAME` of the API that this process reports to: answer, counts, the best trials.
+    """Updates the artifact `study-NAME` of the API that this process reports to: answer, counts, the best trials.
 
-    An API that is away costs the artifact alone: the next call brings it up to date.
+    If the API is away, only the artifact is outdated until the next call.
     """
     from prefect.client.orchestration import get_client
     from prefect.runtime import flow_run
@@ -31,12 +31,12 @@ def publish_study(home: Home, record: StudyRecord) -> None:
         fields = shown | {"data": study_markdown(home, record), "flow_run_id": flow_run.id or None}
         with get_client(sync_client=True) as client:
             send(client, Message("artifact" if flow_run.id else "page", fields))
-    except Exception as error:  # whatever the client raises: nothing of the study depends on it
+    except Exception as error:  # any exception of the client: the study does not depend on it
         _log.warning("the dashboard does not show how far study %s is: %s", record.name, error)
 
 
 def study_markdown(home: Home, record: StudyRecord) -> str:
-    """The answer, how many trials there are of each state, the confirmation, and the best trials as a table."""
+    """Returns the answer, the number of trials in each state, the confirmation, and the best trials as a table."""
     conclusion = answer(home, record)
     said = (record.question or record.name, conclusion.sentence, conclusion.note)
     question, sentence, note = map(markdown_cell, said)
@@ -68,7 +68,7 @@ def _counts(record: StudyRecord) -> list[str]:
 
 
 def _rank(record: StudyRecord, trial: Trial) -> tuple[bool, float, int]:
-    """Finished trials by their value, then the others by their number."""
+    """Returns a sort key: finished trials by their value, then the others by their number."""
     merit = record.first.better(trial.value) if trial.finished else 0.0
     return not trial.finished, -merit, trial.number
 

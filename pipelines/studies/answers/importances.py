@@ -1,8 +1,9 @@
-"""Which parameters decided how good a trial is: PED-ANOVA, and what it gives where nothing decides.
+"""Importance of parameters for a trial's value: PED-ANOVA, tested against its values for pure noise.
 
-PED-ANOVA asks how far the distribution of a parameter among the best trials is from that among all of them. Even of
-pure noise some parameter has the largest share, of 30 trials often more than half. So each parameter is held against a
-null: the same estimate with the values dealt to the trials at random. What is not above it is not shown.
+PED-ANOVA measures the distance between a parameter's distribution among the best trials and that among all trials. Even
+of pure noise some parameter has the largest share, of 30 trials often more than half. So each parameter is compared
+with a null distribution: the same estimate with the values permuted among the trials. Parameters that are not above it
+are not shown.
 
 Source: Watanabe 2023, PED-ANOVA, arXiv:2304.10255; the estimator is Optuna's, as in optuna.importance.
 """
@@ -19,12 +20,12 @@ from pipelines.studies.answers.results import StudyRecord, Trial, last_value
 
 PERMUTATIONS = 400
 LEVEL = 0.05
-"""Chance that pure noise shows any parameter at all; each parameter has an equal part of it."""
+"""Probability that pure noise shows any parameter at all; each parameter has an equal part of it."""
 FEWEST_TRIALS = 8
 _CELLS = 50
-"""Cells of the grid that a range is cut into."""
+"""Cells of a range's grid."""
 _Counts = NDArray[np.float64]
-"""[samples, cells]: how many trials of a sample lie in a cell."""
+"""[samples, cells]: number of trials of a sample in a cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +36,13 @@ class Importance:
     share: float
     """Share of all parameters' divergences, from 0 to 1."""
     above_chance: bool
-    """Whether its divergence is above what permuted values give."""
+    """Whether its divergence is above that of permuted values."""
 
 
 def importances(record: StudyRecord) -> list[Importance]:
-    """Importance of each parameter, the largest first; empty where there is too little to tell.
+    """Returns the importance of each parameter, the largest first; empty with too few trials.
 
-    Only trials that were trained to their end count, and of a conditional parameter only those that have it.
+    Only trials that were trained to their end count, and for a conditional parameter only those that have it.
     """
     divergences: dict[str, float] = {}
     chance: dict[str, float] = {}
@@ -60,14 +61,14 @@ def importances(record: StudyRecord) -> list[Importance]:
 
 
 def num_best(num_trials: int) -> int:
-    """How many trials count as the best: one in ten, but five where there are fifteen."""
+    """Returns the number of trials that count as the best: one in ten, but five from fifteen trials on."""
     return max(math.ceil(num_trials / 10), min(5, num_trials // 3))
 
 
 def _divergences(
     record: StudyRecord, trials: Sequence[Trial], path: str, searched: Mapping[str, Any]
 ) -> tuple[float, NDArray[np.float64]]:
-    """A parameter's divergence, and what it is for values permuted among the trials."""
+    """Returns a parameter's divergence, and its divergences for values permuted among the trials."""
     cells, count = _cells_of([trial.params[path] for trial in trials], searched)
     merit = np.array([record.first.better(trial.value) for trial in trials])
     best = num_best(len(trials))
@@ -84,13 +85,13 @@ def _divergences(
 
 
 def _cells_of(values: Sequence[Any], searched: Mapping[str, Any]) -> tuple[NDArray[np.int64], int]:
-    """The grid's cell of each value, and how many cells there are."""
+    """Returns the grid's cell of each value, and the number of cells."""
     if "choice" in searched or "cases" in searched:
         names = list(searched.get("choice") or searched["cases"])
         return np.array([names.index(value) for value in values]), len(names)
     values = [last_value(value) for value in values]
     ends = searched.get("float") or searched["int"]
-    # A range may have been narrowed since a trial was drawn from it.
+    # A range may have been narrowed since a trial was sampled from it.
     low, high = min(ends[0], *values), max(ends[1], *values)
     step, cells = searched.get("step") or 0, _CELLS
     if "int" in searched and searched.get("log"):
@@ -103,7 +104,7 @@ def _cells_of(values: Sequence[Any], searched: Mapping[str, Any]) -> tuple[NDArr
 
 
 def _over_choices(counts: _Counts) -> _Counts:
-    """Probability of each choice in each sample, with a prior that weighs as much as one trial."""
+    """Returns the probability of each choice in each sample, with a prior of the weight of one trial."""
     size, choices = counts.sum(axis=1, keepdims=True), counts.shape[1]
     prior = 1 / ((counts > 0).sum(axis=1, keepdims=True) + 1)
     density: _Counts = ((size * prior + counts) / (choices * prior + 1) + 1 / choices) / (size + 1)
@@ -111,7 +112,8 @@ def _over_choices(counts: _Counts) -> _Counts:
 
 
 def _over_range(counts: _Counts) -> _Counts:
-    """Probability of each cell in each sample: a kernel at each trial, its width by Scott's rule, and a flat prior."""
+    """Returns the probability of each cell in each sample: a kernel at each trial, its width by Scott's rule, and a
+    flat prior."""
     from scipy.special import ndtr
 
     size, num_cells = counts.sum(axis=1), counts.shape[1]
@@ -124,7 +126,8 @@ def _over_range(counts: _Counts) -> _Counts:
     width = np.maximum(1.059 * np.minimum((upper - lower) / 1.34, deviation) * size**-0.2, 0.5 / 1.64)
 
     def kernels(centres: NDArray[np.float64], widths: NDArray[np.float64]) -> NDArray[np.float64]:
-        """[..., centre, cell]: what a normal distribution, cut off at the ends, gives each cell."""
+        """Returns [..., centre, cell]: the probability of each cell under a normal distribution, truncated at the
+        ends."""
         edges = np.arange(num_cells + 1) - 0.5
         below_edge = ndtr((edges - centres[:, None]) / widths[..., None, None])
         inside = np.diff(below_edge, axis=-1)

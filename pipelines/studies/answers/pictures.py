@@ -1,4 +1,4 @@
-"""The charts of a study's page, each made from the record, of the trials that the page shows."""
+"""The charts of a study's page, each made from the record, for the trials that the page shows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,13 +24,13 @@ from pipelines.studies.answers.importances import Importance
 from pipelines.studies.answers.results import StudyRecord, Trial, last_value, pareto_front
 
 _PRUNED, _BASELINE = 7, 1
-"""Colours."""
+"""Colours of pruned trials and of the baseline."""
 _MOST_NAMED = 6
-"""Lines of a chart that the hover box names."""
+"""Most lines of a chart that the hover box names."""
 _NOT_SET = -0.09
-"""Where a path crosses the axis of a parameter that the trial does not have."""
+"""Height at which a path crosses the axis of a parameter that the trial does not have."""
 Searched = Mapping[str, Any]
-"""A parameter's range as the record has it."""
+"""A parameter's range in the record's form."""
 
 
 def confirmation_chart(record: StudyRecord, arms: Sequence[ArmResult]) -> Chart | None:
@@ -46,7 +46,7 @@ def confirmation_chart(record: StudyRecord, arms: Sequence[ArmResult]) -> Chart 
 
 
 def study_figures(home: Home, record: StudyRecord) -> dict[str, Chart]:
-    """The figures of a study for a paper: each trial's value by its number, and the arms on fresh seeds."""
+    """Returns the figures of a study for a paper: each trial's value by its number, and the arms on fresh seeds."""
     values = [(float(trial.number), trial.value) for trial in record.finished]
     title = f"{record.first.measure} by trial"
     history = line_chart([line(values, dots=True)], title=title, name="history", x_label="trial")
@@ -55,7 +55,8 @@ def study_figures(home: Home, record: StudyRecord) -> dict[str, Chart]:
 
 
 def history_chart(record: StudyRecord, trials: Sequence[Trial]) -> Chart | None:
-    """Each trial's value with its interval, and the best so far; pruned trials where they were stopped."""
+    """Returns each trial's value with its interval, and the best so far; pruned trials at the value at which they
+    stopped."""
     goal = record.first
     dots = []
     for trial in trials:
@@ -72,8 +73,8 @@ def history_chart(record: StudyRecord, trials: Sequence[Trial]) -> Chart | None:
 
 
 def leaders(record: StudyRecord) -> list[Trial]:
-    """The trials that were the best so far, in their order: by what the sampler's model expects of them now, where it
-    has one, else by their own values."""
+    """Returns the trials that were the best so far, in their order: by the present expectation of the sampler's
+    model, or without a model by their own values."""
     found: list[Trial] = []
     for trial in record.finished:
         known = trial.feasible and (not record.has_model or trial.expected is not None)
@@ -83,15 +84,15 @@ def leaders(record: StudyRecord) -> list[Trial]:
 
 
 def believed(trial: Trial) -> float:
-    """Worth of a finished trial: what the model expects of it, else its own value."""
+    """Returns the value of a finished trial: the model's expectation, or else its own value."""
     return trial.expected.value if trial.expected else trial.value
 
 
 def rung_chart(record: StudyRecord, trials: Sequence[Trial], horizon: int) -> Chart | None:
-    """The value over the steps at which trials were evaluated; those trained to their end drawn strong.
+    """Returns the value over the steps at which trials were evaluated; those trained to their end are drawn stronger.
 
     Args:
-        horizon: the step at which a trial ends; 0: unknown, and only rungs are drawn.
+        horizon: the step at which a trial ends; 0 if unknown, and then only rungs are drawn.
     """
     if not any(trial.rungs for trial in trials):
         return None
@@ -112,7 +113,7 @@ def rung_chart(record: StudyRecord, trials: Sequence[Trial], horizon: int) -> Ch
 
 
 def slice_charts(record: StudyRecord, trials: Sequence[Trial]) -> list[Chart]:
-    """The value over each parameter, later trials darker."""
+    """Returns the value over each parameter, later trials darker."""
     finished = [trial for trial in trials if trial.finished]
     last = max((trial.number for trial in finished), default=0) or 1
     charts = []
@@ -127,8 +128,8 @@ def slice_charts(record: StudyRecord, trials: Sequence[Trial]) -> list[Chart]:
 
 
 def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Importance]) -> Chart | None:
-    """The value over both clip bounds, or over the two numeric parameters that matter most, and the path of the best;
-    where the sampler has a model, what it expects there and how sure it is."""
+    """Returns the value over both clip bounds, or over the two most important numeric parameters, and the path of
+    the best; if the sampler has a model, the model's expectation there and its uncertainty."""
     chosen = _two_numeric(record, ranked)
     if chosen is None:
         return None
@@ -138,7 +139,7 @@ def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Impor
     both = [
         trial
         for trial in trials
-        # Outside the ranges the model expects nothing; a baseline there counts as it was measured.
+        # The model expects nothing outside the ranges; a baseline there counts with its measured value.
         if trial.finished
         and trial.number in known_places
         and (not record.has_model or trial.expected or trial.baseline)
@@ -159,7 +160,7 @@ def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Impor
 
 
 def parallel(record: StudyRecord, trials: Sequence[Trial]) -> Chart | None:
-    """One path a trial across all parameters and its value, the best strongest."""
+    """Returns one path for each trial across all parameters and its value, the best drawn strongest."""
     finished = [trial for trial in trials if trial.finished]
     values = [trial.value for trial in finished]
     if len(finished) < 2 or min(values) == max(values):
@@ -173,13 +174,13 @@ def parallel(record: StudyRecord, trials: Sequence[Trial]) -> Chart | None:
 
 
 def importance_chart(ranked: Sequence[Importance]) -> Chart | None:
-    """The parameters whose importance is above chance."""
+    """Returns the parameters whose importance is above chance."""
     bars = [(item.path, round(100 * item.share, 1)) for item in ranked if item.above_chance]
     return bar_chart(bars, title="Importance of the parameters", unit=" %")
 
 
 def goals_chart(record: StudyRecord, trials: Sequence[Trial]) -> Chart | None:
-    """The first two of several goals against each other, the Pareto front joined."""
+    """Returns the first two of several goals against each other, the Pareto front joined."""
     if len(record.goals) < 2:
         return None
     front = {trial.number for trial in pareto_front(record)}
@@ -206,7 +207,7 @@ def _dot(
 
 
 def _rungs(trial: Trial, horizon: int) -> list[tuple[float, float]]:
-    """(step, value) at each rung, and at the trial's end."""
+    """Returns (step, value) at each rung, and at the trial's end."""
     at = {step: interval.value for step, interval in trial.rungs.items()}
     if trial.finished and horizon:
         at[horizon] = trial.value
@@ -214,7 +215,7 @@ def _rungs(trial: Trial, horizon: int) -> list[tuple[float, float]]:
 
 
 def _label(record: StudyRecord, trial: Trial) -> str:
-    """`trial 7: 65.0 %, objective.clip.low 0.2, ...`."""
+    """Returns `trial 7: 65.0 %, objective.clip.low 0.2, ...`."""
     value = trial.last.value if trial.last else math.nan
     if trial.state == "pruned":
         state = f", pruned at step {trial.rung}"
@@ -226,12 +227,12 @@ def _label(record: StudyRecord, trial: Trial) -> str:
 
 
 def _names(searched: Searched) -> list[Any]:
-    """The choices, or the names of the cases; none of a range of numbers."""
+    """Returns the choices, or the names of the cases; empty for a range of numbers."""
     return list(searched.get("choice") or searched.get("cases") or ())
 
 
 def _with_own(record: StudyRecord, path: str) -> Searched:
-    """Returns a parameter's range, of choices with the baseline's own value if it is none of them."""
+    """Returns a parameter's range; choices include the baseline's own value."""
     searched = record.parameters[path]
     names = _names(searched)
     if not names or path not in record.outside:
@@ -245,8 +246,8 @@ def _scale(searched: Searched) -> Scale:
 
 
 def _place(value: Any, searched: Searched) -> float:
-    """Where a value lies: the logarithm to base 10 of a logarithmic range, the position of a choice. A schedule lies at
-    its last value."""
+    """Returns a value's position: the logarithm to base 10 in a logarithmic range, the index of a choice. A schedule
+    has the position of its last value."""
     if names := _names(searched):
         return float(names.index(value))
     value = last_value(value)
@@ -254,8 +255,8 @@ def _place(value: Any, searched: Searched) -> float:
 
 
 def _place_of(record: StudyRecord, trial: Trial, path: str) -> float | None:
-    """Returns a trial's place on a parameter's axis; None if it has no value there, or one that has no place, such as a
-    baseline's 0 on a logarithmic axis."""
+    """Returns a trial's position on a parameter's axis; None if it has no value there, or one without a position,
+    such as a baseline's 0 on a logarithmic axis."""
     params, searched = record.params_of(trial), _with_own(record, path)
     if path not in params:
         return None
@@ -285,7 +286,7 @@ def _parallel_axis(record: StudyRecord, path: str, trials: Sequence[Trial]) -> P
         marks = [(index / high, show(value)) for index, value in enumerate(names)]
     else:
         ends = searched.get("float") or searched["int"]
-        # A range may have been narrowed since a trial was drawn from it.
+        # A range may have been narrowed since a trial was sampled from it.
         crossed = [*having, *(_place(end, searched) for end in ends)]
         low, high = min(crossed), max(crossed)
         marks = [((_place(end, searched) - low) / (high - low), show(end)) for end in ends]

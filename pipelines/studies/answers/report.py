@@ -1,4 +1,4 @@
-"""The page of a study: the answer first, then the search that it came from and what it cost."""
+"""The page of a study: the answer first, then the search behind it and its cost."""
 
 import statistics
 from collections.abc import Sequence
@@ -18,13 +18,14 @@ from specs.reading.recorded import recorded_spec
 from specs.schema.study import measure_label
 
 MOST_TRIALS = 500
-"""That charts and tables show one by one."""
+"""Most trials that charts and tables show one by one."""
 _NEXT_TO_NOTHING = 0.05
-"""Expected gain of the newest trial, in that of the model's first, below which a study may as well stop."""
+"""Expected gain of the newest trial, relative to that of the model's first, below which a study may as well stop."""
 
 
 def study_table(home: Home, name: str) -> tuple[list[str], list[list[str]]]:
-    """The study's results as columns and rows of texts: its arms on fresh seeds, else each trial that has a value.
+    """Returns the study's results as columns and rows of texts: its arms on fresh seeds, or else each trial with a
+    value.
 
     Raises:
         SpecError: no study has that name.
@@ -34,7 +35,7 @@ def study_table(home: Home, name: str) -> tuple[list[str], list[list[str]]]:
 
 
 def results_table(record: StudyRecord, found: Answer) -> tuple[list[str], list[list[str]]]:
-    """The results that an answer rests on, as `study_table` has them; a trial has the value of each goal."""
+    """Returns the results behind an answer, in the form of `study_table`; a trial has the value of each goal."""
     goal, others = record.first, record.goals[1:]
     if arms := found.arms:
         columns = ["fresh seeds", goal.measure, "against the baseline"]
@@ -105,9 +106,10 @@ def write_study_report(home: Home, name: str, path: Path | None = None) -> Path:
 
 
 def shown_trials(record: StudyRecord) -> list[Trial]:
-    """The trials that a page shows one by one, in their order: all, or of very many the ones that matter and a sample.
+    """Returns the trials that a page shows one by one, in their order: all, or if there are very many, the important
+    ones and a sample.
 
-    Those that matter are the baseline, the Pareto front, the confirmed ones, each that was the best so far, and the
+    The important ones are the baseline, the Pareto front, the confirmed ones, each that was the best so far, and the
     best of all.
     """
     trials = record.trials
@@ -125,7 +127,7 @@ def shown_trials(record: StudyRecord) -> list[Trial]:
 
 
 def _horizon(home: Home, record: StudyRecord) -> int:
-    """The step at which a trial ends, from the spec of a run; 0 where none is left."""
+    """Returns the step at which a trial ends, from the spec of a run; 0 if no run is left."""
     run_ids = [run_id for trial in record.finished for run_id in trial.run_ids]
     there = (home.run(run_id) for run_id in run_ids if home.run(run_id).exists())
     return next((recorded_spec(directory).training.steps for directory in there), 0)
@@ -143,7 +145,7 @@ def _facts(record: StudyRecord) -> list[str]:
 
 
 def _chance(ranked: Sequence[Importance], finished: Sequence[Trial]) -> str:
-    """Returns which parameters the chart of importances leaves out."""
+    """Returns a sentence on the parameters that the chart of importances leaves out."""
     hidden = [item.path for item in ranked if not item.above_chance]
     if not ranked:
         return "Importances need eight finished trials with different values."
@@ -153,7 +155,7 @@ def _chance(ranked: Sequence[Importance], finished: Sequence[Trial]) -> str:
 
 
 def _gain(record: StudyRecord) -> str:
-    """Returns by how much the newest trial that the model chose was expected to improve the best."""
+    """Returns the newest model-chosen trial's expected improvement of the best."""
     chosen = [(trial, trial.gain) for trial in record.trials if trial.gain is not None]
     if not chosen:
         return ""
@@ -173,7 +175,7 @@ class RungRow:
     reached: int
     stopped: int
     best: float
-    """Value there."""
+    """The best value at the step."""
 
 
 def _rung_rows(record: StudyRecord) -> list[RungRow]:
@@ -187,7 +189,8 @@ def _rung_rows(record: StudyRecord) -> list[RungRow]:
 
 
 def _constraints(record: StudyRecord, best: Best | None) -> list[dict[str, Any]]:
-    """Each constraint: its bounds, how many finished trials keep it, and what the best and the baseline measured."""
+    """Returns each constraint: its bounds, the number of finished trials that keep it, and the values of the best
+    trial and the baseline."""
     rows = []
     by_number = {trial.number: trial for trial in record.trials}
     for bound in record.constraints:
@@ -213,7 +216,7 @@ def _measured(trial: Trial | None, metric: str) -> str:
 
 
 def _costs(record: StudyRecord) -> list[tuple[str, str, str, str]]:
-    """(name, in all, of a finished trial, of a pruned one) of each cost that was recorded."""
+    """Returns (name, total, per finished trial, per pruned trial) of each recorded cost."""
     titles = {"tokens": "response tokens", "gpu_hours": "GPU hours", "seconds": "seconds"}
     pruned = [trial for trial in record.trials if trial.state == "pruned"]
     return [
@@ -228,11 +231,11 @@ def _mean_cost(trials: Sequence[Trial], name: str) -> str:
 
 
 def _saved(record: StudyRecord) -> str:
-    """Cost of the pruned trials beyond what they had, had each been trained to its end."""
+    """Returns the cost that pruning saved: the further cost of the pruned trials, had each been trained to its end."""
     pruned = [trial for trial in record.trials if trial.state == "pruned"]
     if not pruned or not record.finished:
         return ""
-    # The baseline's cost has the study's data, base model and first evaluation in it.
+    # The baseline's cost includes the study's data, base model and first evaluation.
     ended = [trial for trial in record.finished if not trial.baseline] or record.finished
     saved = {}
     for name in COSTS:

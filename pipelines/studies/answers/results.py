@@ -1,4 +1,4 @@
-"""A study's record, study.json, as its readers see it: the trials, what confirmed them, and which is best."""
+"""A study's record, study.json, for its readers: the trials, their confirmation, and the best one."""
 
 import math
 import statistics
@@ -15,7 +15,7 @@ from specs.metrics import BY_NAME
 from specs.schema.study import measure_label
 
 Params = dict[str, Any]
-"""Path -> value; of `cases` the name. A parameter whose `when` does not hold is left out."""
+"""Path -> value; for `cases` the name. A parameter whose `when` does not hold is left out."""
 SHARES = ("mean@", "pass@", "maj@")
 """Measures that are shares between 0 and 1, shown in percentage points."""
 COSTS = ("tokens", "gpu_hours", "seconds")
@@ -25,14 +25,14 @@ _ENDED = ("finished", "pruned", "failed")
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Goal that the trials are judged by."""
+    """Goal by which the trials are judged."""
 
     dataset: str
-    """Empty for a training metric."""
+    """Evaluation set; empty for a training metric."""
     metric: str
     direction: Literal["maximize", "minimize"]
     least: float | None = None
-    """Least value of score@k that the reward says there can be; None: it says none."""
+    """Least possible value of score@k that the reward declares; None if it declares none."""
 
     @property
     def measure(self) -> str:
@@ -46,13 +46,13 @@ class Goal:
 
     @property
     def worst(self) -> float | None:
-        """Value that a failed seed counts with; None where there is no worst value, as of a training metric."""
+        """Value of a failed seed; None if there is no worst value, for example for a training metric."""
         if self.direction == "minimize":
             return 1.0 if self.is_share else None
         return 0.0 if self.is_share else self.least
 
     def possible(self, value: float) -> float:
-        """The value, or the end of what the goal's values can be where it lies beyond."""
+        """Returns the value, cut to the goal's possible values."""
         if self.is_share:
             return min(max(value, 0.0), 1.0)
         if (known := BY_NAME.get(self.metric)) and not self.dataset:
@@ -60,18 +60,18 @@ class Goal:
         return value if self.least is None else max(value, self.least)
 
     def better(self, value: float) -> float:
-        """The value with the sign that makes the better of two the larger."""
+        """Returns the value with a sign that makes the better of two the larger."""
         return value if self.direction == "maximize" else -value
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "Goal":
-        """The goal of a record's entry."""
+        """Returns the goal of a record's entry."""
         return cls(data.get("dataset") or "", data["metric"], data["direction"], data.get("least"))
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One point of the search space and what came of it."""
+    """One point of the search space and its results."""
 
     number: int
     state: str
@@ -80,35 +80,35 @@ class Trial:
     baseline: bool
     """Whether it has the experiment's own values."""
     run_ids: tuple[str, ...]
-    """One a seed."""
+    """One run id for each seed."""
     values: tuple[float, ...]
-    """One a goal; empty where the trial has not finished."""
+    """One value for each goal; empty if the trial has not finished."""
     interval: Interval | None
     """Interval of the first goal's value."""
     posterior_mean: float | None
-    """Mean of the first goal's value by the sampler's model, which knows no bounds of it; None without one."""
+    """Mean of the first goal's value by the sampler's model, which knows no bounds of it; None without a model."""
     expected: Interval | None
-    """That mean with its central 95 %, cut to what the goal's values can be."""
+    """That mean with its central 95 %, cut to the goal's possible values."""
     chance: float
-    """Chance that it is the best of the study's, by that model; NaN without one."""
+    """Probability that it is the study's best trial, by that model; NaN without a model."""
     gain: float | None
-    """By how much it was expected to improve the best posterior mean when it was proposed; None: no model chose it."""
+    """Its expected improvement of the best posterior mean when it was proposed; None if no model chose it."""
     rung: int | None
-    """The last rung that it reached, a step."""
+    """The last rung that it reached, a step; None if it reached none."""
     rungs: dict[int, Interval]
     """Step -> the first goal's value there."""
     constraints: dict[str, float]
-    """What was measured of each constrained metric: `kl/reverse`, `mean@4 on held_out`."""
+    """Measured value of each constrained metric: `kl/reverse`, `mean@4 on held_out`."""
     feasible: bool
     """Whether it keeps the constraints."""
     reason: str
-    """Why it was pruned or failed."""
+    """The reason why it was pruned or failed."""
     tokens: float
     """Response tokens sampled for training, over its seeds."""
     gpu_hours: float
     seconds: float
     attempts: int
-    """How often it was begun anew after a failure that was not its own."""
+    """Number of restarts after a failure without its own fault."""
 
     @property
     def finished(self) -> bool:
@@ -117,7 +117,7 @@ class Trial:
 
     @property
     def value(self) -> float:
-        """Value of the first goal; NaN where the trial has not finished."""
+        """Value of the first goal; NaN if the trial has not finished."""
         return self.values[0] if self.values else math.nan
 
     @property
@@ -127,7 +127,7 @@ class Trial:
 
     @classmethod
     def of(cls, data: Mapping[str, Any], goal: Goal) -> "Trial":
-        """The trial of a record's entry, in a study whose first goal this is."""
+        """Returns the trial of a record's entry, in a study whose first goal this is."""
         value = data.get("value")
         return cls(
             number=data["number"],
@@ -154,7 +154,7 @@ class Trial:
 
 
 def last_value(param: Any) -> Any:
-    """A param as a number that a chart can place: of a schedule its last value."""
+    """Returns a param as a number that a chart can place: for a schedule its last value."""
     return param["schedule"][-1][1] if isinstance(param, dict) and "schedule" in param else param
 
 
@@ -166,10 +166,10 @@ class Unit:
     run_id: str
     state: str
     value: float | None
-    """None unless it has finished."""
+    """The value; None unless it has finished."""
     reason: str
     constraints: Mapping[str, float]
-    """What was measured of each constrained metric."""
+    """Measured value of each constrained metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +181,10 @@ class Arm:
     params: Params
     baseline: bool
     units: tuple[Unit, ...] = ()
-    """Its runs that were begun."""
+    """Its runs that have begun."""
     stopped_after: int = 0
-    """After how many seeds it stopped, before the others, since it could not win any more; 0: it did not."""
+    """Number of seeds after which it stopped, before the others, because it could no longer win; 0 if it did not
+    stop."""
 
     @property
     def label(self) -> str:
@@ -201,10 +202,10 @@ class Arm:
         return tuple(unit for unit in self.units if unit.value is None and unit.state in _ENDED)
 
     def mean(self, worst: float | None) -> float:
-        """Over the fresh seeds; NaN where there is none, and where one failed that nothing can count with.
+        """Returns the mean over the fresh seeds; NaN without seeds, or if one failed and has no value to count with.
 
         Args:
-            worst: with which a failed seed counts; None: with nothing.
+            worst: the value of a failed seed; None if it has none.
         """
         values = [unit.value for unit in self.units if unit.value is not None]
         if self.failed and worst is None:
@@ -221,13 +222,13 @@ class Confirmation:
     seeds: tuple[int, ...]
     arms: tuple[Arm, ...]
     looks: tuple[int, ...]
-    """Numbers of fresh seeds at which the arms were held against each other."""
+    """Numbers of fresh seeds of the interim analyses that compared the arms."""
     most: int
-    """Seeds of each arm at most."""
+    """Most seeds of each arm."""
     share: int
-    """Which share of the error the last look has; see `rpg.statistics.comparison.level`."""
+    """Share of the error of the last interim analysis; see `rpg.statistics.comparison.level`."""
     decided: bool
-    """Whether no further round is to come."""
+    """Whether no further round follows."""
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -236,12 +237,12 @@ class Confirmation:
 
     @property
     def over(self) -> bool:
-        """Whether every run has ended, and no round is to come."""
+        """Whether every run has ended, and no round follows."""
         return self.decided and bool(self.units) and all(unit.state in _ENDED for unit in self.units)
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "Confirmation":
-        """The confirmation of a record's entry."""
+        """Returns the confirmation of a record's entry."""
         arms = tuple(
             Arm(
                 arm["trial"],
@@ -266,21 +267,21 @@ class Confirmation:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """Best trial of the study, and on which ground."""
+    """Best trial of the study, with the basis of that judgement."""
 
     trial: int | None
-    """None: the experiment's own values, where no trial has them."""
+    """The trial's number; None means the experiment's own values, if no trial has them."""
     params: Params
     value: float
     """Value of the first goal: on fresh seeds if confirmed, else the trial's own."""
     baseline: bool
     standing: Literal["confirmed", "candidate"]
-    """confirmed: best of those that ran on fresh seeds. candidate: best of the search, which flatters itself."""
+    """confirmed: best of the arms on fresh seeds. candidate: best of the search, which is biased upward."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyRecord:
-    """All that is recorded of a study."""
+    """The whole record of a study."""
 
     name: str
     question: str
@@ -293,17 +294,17 @@ class StudyRecord:
     """Constraints of the spec: metric, dataset, max, min."""
     sampler: str
     pruner: Mapping[str, Any]
-    """type and what belongs to it; `none` without one."""
+    """type and its parameters; `none` without a pruner."""
     trials_wanted: int
     seeds: tuple[int, ...]
     confidence: float
     status: str
-    """searching, confirming, finished, or stopped (by a failure, as on_failure has it)."""
+    """searching, confirming, finished, or stopped (by a failure, see on_failure)."""
     parameters: Mapping[str, Mapping[str, Any]]
     """The ranges: path -> {float | int | choice | cases, log, step, when}."""
     overrides: Params
     outside: Params
-    """The experiment's own values that the ranges do not hold; the baseline's params lack them."""
+    """The experiment's own values outside the ranges; the baseline's params lack them."""
     spent: Mapping[str, float]
     """tokens, gpu_hours and seconds of all trials."""
     trials: tuple[Trial, ...]
@@ -326,10 +327,10 @@ class StudyRecord:
 
     @property
     def measured(self) -> tuple[Arm, ...]:
-        """The arms of the confirmation that can be held against each other, the baseline first.
+        """The comparable arms of the confirmation, the baseline first.
 
-        A failed seed counts where the goal has a worst value: then two seeds that have ended are enough, else it takes
-        two that have finished. Empty while runs are to come, and where the baseline or every candidate is missing.
+        A failed seed counts if the goal has a worst value: then two seeds that have ended are enough, otherwise two
+        must have finished. Empty while runs remain, and if the baseline or every candidate is missing.
         """
         if self.confirmation is None or not self.confirmation.over:
             return ()
@@ -340,7 +341,8 @@ class StudyRecord:
         return (*baselines, *candidates) if baselines and candidates else ()
 
     def broken(self, arm: Arm) -> list[str]:
-        """The constraints that an arm breaks in the mean over its fresh seeds: `kl/reverse at most 0.05: 0.3`."""
+        """Returns the constraints that an arm breaks in the mean over its fresh seeds: `kl/reverse at most 0.05:
+        0.3`."""
         found = []
         for bound in self.constraints:
             metric = measure_label(bound["metric"], bound.get("dataset") or "")
@@ -355,31 +357,31 @@ class StudyRecord:
 
     @property
     def has_model(self) -> bool:
-        """Whether the sampler's model expects something of a finished trial."""
+        """Whether the sampler's model has an expectation for a finished trial."""
         return any(trial.expected for trial in self.finished)
 
     @property
     def num_ended(self) -> int:
-        """Trials that nothing more will come of."""
+        """Number of trials that have ended for good."""
         return sum(trial.state in _ENDED for trial in self.trials)
 
     def count(self, state: str) -> int:
-        """Trials in a state."""
+        """Returns the number of trials in a state."""
         return sum(trial.state == state for trial in self.trials)
 
     def params_of(self, each: Trial | Arm) -> Params:
-        """Returns the params to show, in the order of the ranges: of the baseline also those outside the ranges."""
+        """Returns the params to show, in the order of the ranges; for the baseline also those outside the ranges."""
         params = {**each.params, **self.outside} if each.baseline else each.params
         return {path: params[path] for path in (*self.parameters, *params) if path in params}
 
     def settings(self, params: Params) -> Params:
-        """Settings in the experiment for the params: path -> value."""
+        """Returns the settings in the experiment for the params: path -> value."""
         cases = {path: self.parameters.get(path, {}).get("cases") for path in params}
         return {path: named[value] if (named := cases[path]) else value for path, value in params.items()}
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "StudyRecord":
-        """The record that study.json holds."""
+        """Returns the record that study.json holds."""
         goals = tuple(map(Goal.of, data["goals"]))
         trials = tuple(Trial.of(trial, goals[0]) for trial in data.get("trials") or ())
         spent, confirmation = data.get("spent") or {}, data.get("confirmation")
@@ -406,7 +408,7 @@ class StudyRecord:
 
 
 def read_study(home: Home, name: str) -> StudyRecord:
-    """A study's record. Raises SpecError where there is none."""
+    """Returns a study's record. Raises SpecError if there is no such study."""
     data, problems = read_checked(home.study(name) / "study.json")
     if not data and not problems:
         raise SpecError(Issue("no such study", given=name, hint="`rpg study list` lists them"))
@@ -419,14 +421,14 @@ def read_study(home: Home, name: str) -> StudyRecord:
 
 
 def best_of(record: StudyRecord, better: Sequence[Arm] = ()) -> Best | None:
-    """Best trial of the study; None where nothing has finished, and of several goals before confirmation.
+    """Returns the best trial of the study; None if nothing has finished, or with several goals before confirmation.
 
     An arm that was confirmed on fresh seeds comes before any trial of the search, and the baseline before a candidate
-    that is no better. One that stopped before the others is not held against their means, which are over more seeds.
-    What breaks a constraint is never best, be it on fresh seeds alone.
+    that is no better. One that stopped before the others is not compared with their means, which are over more seeds. A
+    trial that breaks a constraint is never best, even if it breaks it only on fresh seeds.
 
     Args:
-        better: the arms that fresh seeds tell to be better than the baseline; if there are any, the best is one.
+        better: the arms that are better than the baseline on fresh seeds; if there are any, the best is one of them.
     """
     if record.measured:
         arms = better or record.measured
@@ -444,10 +446,10 @@ def best_of(record: StudyRecord, better: Sequence[Arm] = ()) -> Best | None:
 
 
 def best_trial(record: StudyRecord) -> Trial | None:
-    """The finished trial that keeps the constraints and is best at the first goal, by the posterior mean where the
-    sampler has a model, else by its own value; the first of equals."""
+    """Returns the best finished trial by the first goal that keeps the constraints, by the posterior mean if the
+    sampler has a model, else by its own value; the first of equal ones."""
     eligible = _eligible(record)
-    # A baseline outside the ranges is no point of the model's space.
+    # The model's space does not contain a baseline outside the ranges.
     rated = [trial for trial in eligible if trial.expected is not None or trial.baseline]
 
     def merit(trial: Trial) -> float:
@@ -458,27 +460,28 @@ def best_trial(record: StudyRecord) -> Trial | None:
 
 
 def pareto_front(record: StudyRecord) -> list[Trial]:
-    """The trials that no other dominates, the best by the first goal first; see `undominated`."""
+    """Returns the trials that no other dominates, the best by the first goal first; see `undominated`."""
     trials = {trial.number: trial for trial in _eligible(record)}
     return [trials[number] for number in undominated({number: _merits(record, at) for number, at in trials.items()})]
 
 
 def undominated(merits: Mapping[int, tuple[float, ...]]) -> list[int]:
-    """The trials of which none other is at least as good in every goal and better in one, by merit, then by number.
+    """Returns the trials that no other trial dominates (at least as good in every goal and better in one), by merit,
+    then by number.
 
     Args:
-        merits: trial's number -> its merit at each goal; the larger is the better.
+        merits: trial's number -> its merit at each goal; larger is better.
     """
     front: list[int] = []
     for trial in sorted(merits, key=lambda trial: (*(-merit for merit in merits[trial]), trial)):
-        # Sorted so, nothing later is better than a trial that came before; equal ones stand side by side.
+        # In this order no later trial is better than an earlier one; equal ones are neighbours.
         if not any(_dominates(merits[other], merits[trial]) for other in front):
             front.append(trial)
     return front
 
 
 def cost_words(tokens: float, gpu_hours: float, seconds: float) -> str:
-    """Tokens, GPU hours and seconds in a few words; what is 0 is not known and left out.
+    """Returns tokens, GPU hours and seconds in a few words; a 0 is unknown and left out.
 
     Example:
         >>> cost_words(1_234_567, 0.0, 5400)

@@ -1,3 +1,2 @@
-"""What samplers are made of: the Gaussian process that knows its observations' noise and what is used of Optuna's inner
-parts, neither of which knows what a trial is.
-"""
+"""Parts of samplers: the Gaussian process with a noise model, and the functions that use Optuna's internals. Neither
+depends on trials."""

@@ -1,4 +1,4 @@
-"""The only places that reach into what Optuna does not promise; a version that changes one fails a test of it."""
+"""All uses of Optuna's internals; if a version changes one, a test of it fails."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,19 +10,19 @@ if TYPE_CHECKING:
 
 
 def first_generation() -> dict[str, Any]:
-    """The note by which a genetic sampler takes a result that it did not propose among its first parents."""
+    """Returns the note that makes a genetic sampler accept a result that it did not propose among its first parents."""
     from optuna.samplers import NSGAIISampler
 
     return {NSGAIISampler._get_generation_key(): 0}
 
 
 def one_sequence(place: int, *, seed: int, independent: "BaseSampler") -> "BaseSampler":
-    """A sampler of one low-discrepancy sequence, whatever ranges have moved since it began.
+    """Returns a sampler of one low-discrepancy sequence, which stays the same if ranges move after its start.
 
     Args:
-        place: which point of the sequence it proposes, from 0.
+        place: index of the sequence's point that it proposes, from 0.
         seed: scrambles the sequence.
-        independent: samples what the sequence does not cover.
+        independent: samples the parameters that the sequence does not cover.
     """
     from optuna.samplers import QMCSampler
 
@@ -40,15 +40,15 @@ def one_sequence(place: int, *, seed: int, independent: "BaseSampler") -> "BaseS
 
 
 def suggest(trial: "Trial", name: str, distribution: "BaseDistribution") -> Any:
-    """The value that the trial's sampler proposes, of any distribution."""
+    """Returns the value that the trial's sampler proposes, for any distribution."""
     return trial._suggest(name, distribution)
 
 
 def notes_of(study: "Study", trial: "Trial") -> dict[str, Any]:
-    """Notes of the sampler with a trial that was asked for."""
+    """Returns the sampler's notes of a trial that was requested."""
     return study._storage.get_trial(trial._trial_id).system_attrs
 
 
 def trial_id(trial: "FrozenTrial") -> int:
-    """The id by which a storage knows the trial."""
+    """Returns the trial's id in the storage."""
     return trial._trial_id

@@ -1,8 +1,8 @@
-"""Gaussian process over a study's space that knows how noisy its observations are.
+"""Gaussian process over a study's space, with a model of the observations' noise.
 
-An observation is a trial's value at a step. It is the point's own value there, plus the luck of that trial's runs,
-which a trial keeps from rung to rung, plus a noise of each evaluation. What is learnt at an early step counts for the
-end as far as the two steps' values have been alike. Arrays in, arrays out; what a trial is, noisy_gp.py knows.
+An observation is a trial's value at a step. It is the point's own value there, plus the seed noise of that trial's
+runs, which stays the same from rung to rung, plus a noise of each evaluation. A value at an early step informs the end
+as far as the two steps' values have been correlated. The code handles only arrays; noisy_gp.py makes them from trials.
 
 Source: Rasmussen and Williams 2006, chapters 2 and 5 (the process, its likelihood, basis functions under a flat prior);
 the exponential correlation over the logarithm of steps is an Ornstein-Uhlenbeck process; the knowledge gradient for
@@ -18,14 +18,15 @@ Array = NDArray[np.float64]
 Whole = NDArray[np.intp]
 
 _FLAT = 30.0
-"""Variance of a step's mean, in those of standardised values: it is as good as unknown."""
+"""Variance of a step's mean, in units of standardised values: practically unknown."""
 _JITTER = 1e-6
 _EVALUATION = 0.1
-"""Share of a run's noise that is the evaluation's own, and not the luck that a trial keeps from rung to rung."""
+"""Share of the evaluation's own part in a run's noise; the rest is the seed noise that a trial keeps from rung to
+rung."""
 MOST = 1000
-"""Observations that the process takes in, at most."""
+"""Most observations of the process."""
 MOST_FITTED = 150
-"""Observations that the hyperparameters are fitted to, at most."""
+"""Most observations in the fit of the hyperparameters."""
 _QUANTILES = 15
 
 
@@ -34,18 +35,18 @@ class Observations:
     """Measured values of a study."""
 
     points: Array
-    """[n, columns] as the space encodes them."""
+    """[n, columns] in the encoding of the space."""
     levels: Array
-    """[n] logarithm to base 2 of the step over the last step: 0 at the end, below it before."""
+    """[n] logarithm to base 2 of the step over the last step: 0 at the end, negative before it."""
     trials: Whole
-    """[n] observations of one number share their luck."""
+    """[n] trial numbers; observations of one number share their seed noise."""
     runs: Array
-    """[n] runs that the value is a mean over."""
+    """[n] number of runs over which the value is a mean."""
     values: Array
-    """[n] the larger the better."""
+    """[n] values, larger is better."""
 
     def some(self, chosen: Whole) -> "Observations":
-        """Some of them."""
+        """Returns a subset of them."""
         return Observations(
             self.points[chosen], self.levels[chosen], self.trials[chosen], self.runs[chosen], self.values[chosen]
         )
@@ -53,27 +54,28 @@ class Observations:
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """Beliefs before anything is measured, of standardised values: means and deviations of logarithms."""
+    """Beliefs before any measurement, for standardised values: means and deviations of logarithms."""
 
     length: tuple[float, float] = (-1.3, 0.4)
-    """Length, in the unit range, over which values move little, of one parameter; with more parameters it is longer."""
+    """Length scale for one parameter, in the unit range, over which values change little; longer with more
+    parameters."""
     signal: tuple[float, float] = (-0.2, 0.4)
     """Standard deviation of the points' values."""
     luck: tuple[float, float] = (-0.2, 0.4)
     """Standard deviation of a run's noise."""
     decay: tuple[float, float] = (-1.6, 0.8)
-    """Loss of likeness over a halving of the step."""
+    """Loss of correlation when the step is halved."""
     growth: tuple[float, float] = (-1.2, 0.8)
-    """Exponent with which values spread over the steps."""
+    """Exponent of the growth of the values' spread over the steps."""
 
 
 class Surrogate:
     """The process after some observations.
 
     Args:
-        groups: [columns] which parameter a column encodes; those of one share a length.
-        luck: pooled standard deviation of one run around its trial's mean, and its degrees of freedom, where trials
-            have several runs; None: all that is known of the noise is how observations scatter.
+        groups: [columns] parameter of each column; columns of one parameter share a length.
+        luck: pooled standard deviation of one run around its trial's mean, and its degrees of freedom, if trials have
+            several runs; None if the noise is known only from the scatter of the observations.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class Surrogate:
         observations = observations.some(spread_out(observations, MOST))
         at_end = observations.values[observations.levels == observations.levels.max()]
         of_steps = [observations.values[observations.levels == level] for level in np.unique(observations.levels)]
-        # Those that came to the end were chosen, and may be near to each other.
+        # Observations at the end were selected, and may be close to each other.
         spread = max(float(np.std(values)) for values in of_steps)
         self._scale = spread if spread > 1e-12 else 1.0
         self._shift = float(np.mean(at_end))
@@ -107,25 +109,26 @@ class Surrogate:
         return float(np.exp(self._theta[-3])) * self._scale
 
     def posterior(self, points: Array) -> tuple[Array, Array]:
-        """Mean [n] and covariance [n, n] of the points' own values at the end, in the unit of the observations."""
+        """Returns the mean [n] and covariance [n, n] of the points' own values at the end, in the unit of the
+        observations."""
         mean, left = self._projected(points)
         covariance = self._kernel(points, points, self._theta) - left.T @ left
         return self._shift + self._scale * mean, self._scale**2 * covariance
 
     def marginal(self, points: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation of each point's own value at the end."""
+        """Returns the mean and standard deviation of each point's own value at the end."""
         parts = [self.posterior(part) for part in np.array_split(points, -(-len(points) // 256))]
         means, variances = ([part[0] for part in parts], [np.diag(part[1]) for part in parts])
         return np.concatenate(means), np.sqrt(np.maximum(np.concatenate(variances), 0.0))
 
     def knowledge_gradient(self, options: Array, points: Array, *, runs: float = 1.0, pending: Array) -> Array:
-        """By how much one more observation at each of the options is expected to raise the best posterior mean.
+        """Returns the expected increase of the best posterior mean by one more observation at each of the options.
 
         Args:
-            options: [m, columns] where the next trial may be.
-            points: [n, columns] of which the best will be chosen.
-            runs: that the trial's value will be a mean over.
-            pending: [k, columns] points of trials under way, of which the mean is believed until they end.
+            options: [m, columns] possible points of the next trial.
+            points: [n, columns] points among which the best will be chosen.
+            runs: number of runs over which the trial's value will be a mean.
+            pending: [k, columns] points of trials under way, which count with their mean until they end.
         """
         mean, covariance = self.posterior(np.concatenate([options, points, pending]))
         noise = self.luck**2 / runs
@@ -139,16 +142,16 @@ class Surrogate:
         return _expected_rise(mean[m : m + n], moves)
 
     def draws(self, points: Array, count: int, rng: np.random.Generator) -> Array:
-        """Draws of the points' values together, [count, points]."""
+        """Returns joint draws of the points' values, [count, points]."""
         mean, covariance = self.posterior(points)
         variances, directions = np.linalg.eigh((covariance + covariance.T) / 2)
         root = directions * np.sqrt(np.maximum(variances, 0.0))
         return np.asarray(mean + rng.standard_normal((count, len(points))) @ root.T, dtype=np.float64)
 
-    # The kernel and its fit. theta: logarithms of the lengths, the signal, the luck, the decay and the growth.
+    # The kernel and its fit. theta: logarithms of the lengths, the signal, the seed noise, the decay and the growth.
 
     def _beliefs(self, luck: tuple[float, float] | None) -> tuple[Array, Array]:
-        """Means and deviations of theta's prior."""
+        """Returns the means and deviations of theta's prior."""
         count = int(self._groups.max()) + 1
         length, prior = self._prior.length, self._prior
         longer = 0.4 * np.log(count)
@@ -160,7 +163,7 @@ class Surrogate:
         return means, deviations
 
     def _fit(self) -> Array:
-        """The most likely theta under the prior, by at most MOST_FITTED observations."""
+        """Returns the most likely theta under the prior, fitted to at most MOST_FITTED observations."""
         from scipy.optimize import minimize
 
         starts = [self._means]
@@ -182,7 +185,7 @@ class Surrogate:
         return np.asarray(best.x, dtype=np.float64)
 
     def loss(self, theta: Array) -> tuple[float, Array]:
-        """Negative logarithm of the posterior density of theta, and its gradient."""
+        """Returns the negative logarithm of the posterior density of theta, and its gradient."""
         from scipy.linalg import cho_factor, cho_solve
 
         fixed, values = self._fitted
@@ -227,7 +230,7 @@ class Surrogate:
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """Parts of a covariance that no hyperparameter changes."""
+    """Parts of a covariance that do not depend on hyperparameters."""
 
     squares: Array
     """[parameters, n, n] squared distances."""
@@ -236,11 +239,11 @@ class _Fixed:
     sums: Array
     """[n, n] sum of the levels."""
     shared: Array
-    """[n, n] share of the luck that two observations have in common, before the levels' distance."""
+    """[n, n] share of the seed noise that two observations have in common, before the levels' distance."""
     own: Array
-    """[n] noise of each evaluation, in the variance of one run's luck."""
+    """[n] noise of each evaluation, relative to the variance of one run's seed noise."""
     means: Array
-    """[n, n] whether two observations are of one step."""
+    """[n, n] whether two observations are at the same step."""
 
     @classmethod
     def of(cls, seen: Observations, groups: Whole) -> "_Fixed":
@@ -262,7 +265,7 @@ class _Fixed:
         )
 
     def covariance(self, theta: Array, *, slopes: bool = True) -> tuple[Array, list[Array]]:
-        """The observations' covariance, and its derivative by each of theta."""
+        """Returns the observations' covariance, and its derivative with respect to each of theta."""
         inverse = np.exp(-2 * theta[:-4])
         signal, luck, decay, growth = np.exp(theta[-4:])
         distances = np.sqrt(np.tensordot(inverse, self.squares, 1))
@@ -291,8 +294,8 @@ class _Fixed:
 
 
 def spread_out(seen: Observations, most: int) -> Whole:
-    """Indices of the observations that a model of so many is made of: the better half of that number by value among
-    those at the end, and of the rest evenly many from first to last."""
+    """Returns the indices of `most` observations for a model: half of them the best by value among those at the end,
+    the rest evenly spaced from first to last."""
     count = len(seen.values)
     if count <= most:
         return np.arange(count)
@@ -309,13 +312,14 @@ def _squares(one: Array, other: Array) -> Array:
 
 
 def _matern(distances: Array) -> Array:
-    """Matern's correlation of smoothness 5/2."""
+    """Returns Matern's correlation of smoothness 5/2."""
     root = np.sqrt(5) * distances
     return np.asarray((1 + root + root**2 / 3) * np.exp(-root))
 
 
 def _expected_rise(mean: Array, moves: Array) -> Array:
-    """E max(mean + move Z) - max(mean) for each row of moves, Z standard normal, by equally likely quantiles."""
+    """Returns E max(mean + move Z) - max(mean) for each row of moves, Z standard normal, by equally likely
+    quantiles."""
     from scipy.special import ndtri
 
     quantiles = ndtri((np.arange(_QUANTILES) + 0.5) / _QUANTILES)

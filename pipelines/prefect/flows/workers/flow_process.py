@@ -1,8 +1,8 @@
-"""The process of a flow run under a worker, and the thin one that Prefect's worker sees in its place.
+"""The process of a flow run under a worker, and the small parent process that Prefect's worker sees instead.
 
 Prefect's worker kills the processes that it has started when it gives up in an outage, and when it ends. So it starts a
-thin one, `python -m pipelines.prefect.flows.workers.flow_process`, which starts the flow in a session of its own, waits
-for it and passes no signal on. A flow notices by itself when it is cancelled on the server.
+small process, `python -m pipelines.prefect.flows.workers.flow_process`, which starts the flow in a session of its own,
+waits for it and passes no signal on. The flow itself notices a cancellation on the server.
 """
 
 import contextlib
@@ -30,17 +30,18 @@ SUPERVISOR = "RPG_SUPERVISOR"
 """Environment variable: `identity` of the process that supervises the worker."""
 _ENTRY = "execute"
 _CLOSING_SECONDS = 25.0
-"""How long a flow takes at most, after its stage has ended, to record that, and to tell the server (5 s)."""
+"""Most seconds that a flow takes, after its stage has ended, to record that, and to report it to the server (5 s)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlowProcess:
-    """A flow that runs on this host, or ran."""
+    """A flow that runs on this host, or has run here."""
 
     flow_run_id: str
     process: ProcessRecord
     supervisor: str
-    """`identity` of the process that supervises its worker; empty where that is Prefect's own, started by hand."""
+    """`identity` of the process that supervises its worker; empty for a worker that was started with Prefect's own
+    command."""
 
     @property
     def is_alive(self) -> bool:
@@ -55,13 +56,14 @@ class FlowProcess:
         return False
 
     def kill(self) -> None:
-        """Ends it and its process group at once."""
+        """Kills the flow and its process group at once."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pgid, signal.SIGKILL)
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the process that supervised its worker is gone. A worker that had none orphans nothing."""
+        """Whether the process that supervised the flow's worker is gone. A flow without a supervisor is never an
+        orphan."""
         if not self.supervisor:
             return False
         pid, _, started = self.supervisor.partition(" ")
@@ -69,12 +71,12 @@ class FlowProcess:
 
 
 def identity(pid: int) -> str:
-    """Tells a process from every other: its number and its start."""
+    """Returns a text that distinguishes a process from every other: its number and its start."""
     return f"{pid} {start_of(pid)}"
 
 
 def flow_processes(home: Home) -> list[FlowProcess]:
-    """The flows of workers on this host: those that run, and those that were killed and not yet forgotten."""
+    """Returns the workers' flows on this host: running ones, and killed ones that are not yet forgotten."""
     flows = []
     for path in sorted(_directory(home).glob("*.json")):
         fields = read_json(path)
@@ -84,19 +86,20 @@ def flow_processes(home: Home) -> list[FlowProcess]:
 
 
 def is_noted(home: Home, flow_run_id: str) -> bool:
-    """Whether a worker of this home, on any host, began the flow run, and no process of it is known to have ended."""
+    """Returns whether a worker of this home, on any host, began the flow run, and its process is not known to have
+    ended."""
     return (_directory(home) / f"{flow_run_id}.json").exists()
 
 
 def forget(home: Home, flow: FlowProcess) -> None:
-    """Removes the note of a flow that has ended, unless it is another attempt's by now."""
+    """Removes the note of a flow that has ended, unless the note is already a later attempt's."""
     path = _directory(home) / f"{flow.flow_run_id}.json"
     if ProcessRecord.read(path) == flow.process:
         path.unlink(missing_ok=True)
 
 
 def stop_flows(flows: Iterable[FlowProcess], number: signal.Signals, grace: float) -> None:
-    """Asks flows to stop and waits until they have; kills those that have not when the seconds are over.
+    """Asks flows to stop and waits until they have; kills those that have not stopped within the time.
 
     Args:
         number: SIGTERM: each saves and gives its run back to the queue; SIGINT: each saves and is cancelled.
@@ -115,14 +118,15 @@ def stop_flows(flows: Iterable[FlowProcess], number: signal.Signals, grace: floa
 
 
 def main() -> None:
-    """The thin process. Exits as the flow does; with 0 where the flow was killed, as its run will be taken over."""
+    """Runs the flow as a child process. Exits with the flow's code; with 0 if the flow was killed, since another
+    worker takes its run over."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # Not SIG_IGN, which the flow would inherit.
     home, flow_run_id = Home.from_environment(), os.environ["PREFECT__FLOW_RUN_ID"]
     # The control channel belongs to Prefect's worker, which the flow may outlive.
     for name in ("PREFECT__CONTROL_PORT", "PREFECT__CONTROL_TOKEN"):
         os.environ.pop(name, None)
-    # The working directory that Prefect's worker gives a flow goes with that worker.
+    # Prefect's worker removes a flow's working directory when it ends.
     os.chdir(home.root)
     process = start([sys.executable, "-P", "-m", __spec__.name, _ENTRY], home.logs / "flows.log", attached=False)
     path = _directory(home) / f"{flow_run_id}.json"
@@ -133,13 +137,13 @@ def main() -> None:
     if flow.is_orphan:  # The worker was stopped before it could know of this flow.
         process.terminate()
     code = process.wait()
-    if code == 0:  # else reconciliation settles by this note what the server was not told
+    if code == 0:  # else reconciliation settles with this note what the server did not receive
         forget(home, flow)
     sys.exit(max(code, 0))
 
 
 def execute() -> None:
-    """The flow: Prefect's engine; then an end that waits for no server."""
+    """Runs the flow in Prefect's engine, and ends without waiting for a server."""
     from pipelines.prefect.server.api import drain
 
     guard_connections(os.environ.get("PREFECT_API_URL", ""))
@@ -155,7 +159,7 @@ def execute() -> None:
     drain()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # At the interpreter's end Prefect would wait for a server that is away, for minutes.
+    os._exit(code)  # At the interpreter's end Prefect would wait minutes for a server that is away.
 
 
 def _directory(home: Home) -> Path:

@@ -1,10 +1,10 @@
-"""Prefect's process worker, which starts our flows and nothing else.
+"""A Prefect process worker that starts only our flows.
 
 `python -m pipelines.prefect.flows.workers.process_worker`
 
-Prefect's own starts whatever command, environment and directory a flow run, its deployment or its pool names, and loads
-the flow from wherever the deployment says. Ours takes all of that from this code. A flow run that asks for something
-else fails, and its state says why.
+Prefect's own worker starts any command in any environment and directory that a flow run, its deployment or its pool
+names, and loads the flow from the deployment's location. Ours takes all of them from this code. A flow run that
+requests anything else fails, and its state says why.
 """
 
 import tempfile
@@ -38,13 +38,13 @@ class RefusedError(Exception):
 
 
 def wanted_flow(flow: str, flow_run: "FlowRun", deployment: "DeploymentResponse | None") -> Deployment:
-    """Which of our flows a flow run starts.
+    """Returns which of our flows a flow run starts.
 
     Args:
-        flow: its name on the server.
-        deployment: that of the flow run.
+        flow: the flow's name on the server.
+        deployment: the flow run's deployment.
     Raises:
-        RefusedError: none of them, or otherwise than we start it.
+        RefusedError: it would start another flow, or with other settings than ours.
     """
     ours = next((each for each in DEPLOYMENTS if each.flow == flow), None)
     if ours is None or deployment is None:
@@ -64,7 +64,7 @@ def wanted_flow(flow: str, flow_run: "FlowRun", deployment: "DeploymentResponse 
 
 
 class OwnJob(ProcessJobConfiguration):
-    """The process that is started for a flow run. Nothing of it comes from the server but which of our flows it is."""
+    """The process of a flow run. The server chooses only which of our flows it runs."""
 
     @classmethod
     async def resolve_for_flow_run(
@@ -77,30 +77,30 @@ class OwnJob(ProcessJobConfiguration):
         worker_id: UUID | None = None,
         deployment: "DeploymentResponse | None" = None,
     ) -> "OwnJob":
-        """The job of one of our flows. Raises RefusedError for another."""
+        """Returns the job of one of our flows. Raises RefusedError for another flow."""
         if deployment is None and flow_run.deployment_id:
             deployment = await client.read_deployment(flow_run.deployment_id)
         flow = await client.read_flow(flow_run.flow_id)
         ours = wanted_flow(flow.name, flow_run, deployment)
-        # Prefect's engine loads this one, and does not ask the server what the deployment has become since.
+        # Prefect's engine loads this deployment, and does not ask the server whether it has changed.
         job = cls(command=ours.job["command"], env={"PREFECT__FLOW_ENTRYPOINT": ours.entrypoint})
         job.prepare_for_flow_run(flow_run, deployment, flow, work_pool, worker_name, worker_id)
         return job
 
 
 class OwnWorker(ProcessWorker):
-    """Takes flow runs of our deployments from a pool of Prefect's type `process`."""
+    """Worker that takes flow runs of our deployments from a pool of Prefect's type `process`."""
 
     job_configuration = OwnJob
 
     @staticmethod
     def __dispatch_key__() -> str:
-        """Name of this kind of worker on Prefect's command line."""
+        """Returns the name of this kind of worker on Prefect's command line."""
         return WORKER_TYPE
 
     async def __aenter__(self) -> "OwnWorker":
-        """Enters like Prefect's worker, without hooks: to see whether a flow has any, Prefect would load it as its
-        deployment says. Prefect keeps files at `/tmp/runner_storage`, which belongs to the user who made it first; here
+        """Enters like Prefect's worker, without hooks: to find a flow's hooks, Prefect would load the flow from its
+        deployment's location. Prefect keeps files in `/tmp/runner_storage`, which belongs to its first user; here
         they are in this user's own directory."""
         await super(ProcessWorker, self).__aenter__()
         runner = Runner(pause_on_shutdown=False, limit=None)
@@ -113,8 +113,8 @@ class OwnWorker(ProcessWorker):
     async def _submit_run_and_capture_errors(
         self, flow_run: "FlowRun", task_status: "TaskStatus[int | Exception] | None" = None
     ) -> BaseWorkerResult | Exception:
-        """Submits like Prefect's worker, but what is refused has failed: what has crashed, as Prefect would say, is
-        tried again."""
+        """Submits like Prefect's worker, but marks a refused flow run as failed. Prefect would mark it as crashed,
+        and crashed flow runs are retried."""
         try:
             deployment = await self.client.read_deployment(flow_run.deployment_id) if flow_run.deployment_id else None
             wanted_flow((await self.client.read_flow(flow_run.flow_id)).name, flow_run, deployment)
@@ -133,9 +133,9 @@ async def _no_hooks(*_arguments: Any) -> None:
 
 
 def main() -> None:
-    """Prefect's command line, which also knows our kind of worker.
+    """Runs Prefect's command line, extended by our kind of worker.
 
-    Prefect's temporary files lie below the home, where the next command removes them: a worker ends by being killed.
+    Prefect's temporary files are in the home, and the next command removes them: a worker ends by being killed.
     """
     from prefect.cli import app
 

@@ -1,12 +1,13 @@
-"""Makes the flow runs on the server agree with the record of their runs, which is the truth.
+"""Reconciles the flow runs on the server with the record of their runs, which is authoritative.
 
-A flow that dies tells nobody, and one that ends during an outage cannot. So every worker compares, again and again: a
-flow run whose run has ended on record gets that state; one whose run nobody executes is scheduled again, so that any
-worker of its pool takes it over from its last checkpoint; one that waits to be cancelled and that nobody executes is
-cancelled. Two workers may do the same at the same time: the run's lease lets one of them execute it.
+A flow that dies sends the server nothing, and one that ends during an outage cannot. So every worker compares
+repeatedly. A flow run gets the state of its run if the run has ended on record. It is scheduled again if its run has no
+live process, so that any worker of its pool resumes it from its last checkpoint. It is cancelled if it waits to be
+cancelled and has no live process. Two workers may do the same at the same time: the run's lease lets one of them
+execute it.
 
-In one case the server knows better: a flow that failed before it could take its run, and one that was cancelled while
-it waited, have left nothing on record. Their runs get the state of their flow runs.
+In two cases the server is authoritative: a flow that failed before it could take its run, and one that was cancelled
+while it waited, have left nothing on record. Their runs get the state of their flow runs.
 """
 
 import contextlib
@@ -47,22 +48,22 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _ROUND_SECONDS = 5.0
 _STARTING = timedelta(seconds=60)
-"""How long a flow may take from the state that its worker gave it to the run's lease."""
+"""Most time that a flow takes from the state that its worker sets to the run's lease."""
 _ENDING_SECONDS = 15.0
-"""How long a flow may take from giving up its lease to telling the server how it ended."""
+"""Most seconds that a flow takes from giving up its lease to reporting its end to the server."""
 _CRASHES = 3
-"""A run whose flow has died so often without a new checkpoint is left alone."""
+"""Crashes of a run's flow without a new checkpoint after which the run is left alone."""
 _CRASHED_LATELY = timedelta(hours=1)
-"""How long a crashed flow run may be scheduled again."""
+"""Time during which a crashed flow run may be scheduled again."""
 _CLOCKS = timedelta(seconds=10)
-"""How far the clocks of the server and of a host may be apart."""
+"""Largest difference between the clocks of the server and of a host."""
 _ENDINGS_SECONDS = 15.0
-"""Between two looks at how the flow runs of waiting runs have ended."""
+"""Seconds between two reads of how the flow runs of waiting runs have ended."""
 _PAGE = 200
 
 
 class Reconciliation:
-    """Compares the flow runs of a pool with the record in a home."""
+    """Comparison of a pool's flow runs with the record in a home."""
 
     def __init__(self, home: Home, pool: str) -> None:
         self._home = home
@@ -71,9 +72,9 @@ class Reconciliation:
         self._failed: set[str] = set()
         """Flow runs that could not be settled, each of which was logged once."""
         self._waiting: dict[Path, tuple[int, UUID | None]] = {}
-        """A run's state.json -> when it was changed, and the flow run on record if the run has not ended there."""
+        """A run's state.json -> its modification time, and the flow run on record if the run has not ended there."""
         self._endings_due = 0.0
-        """When, by the monotonic clock, the next look at waiting runs is due."""
+        """Monotonic time of the next read of waiting runs."""
 
     def keep_on(self, url: str) -> None:
         """Compares every few seconds from now on, in a thread that ends with the process."""
@@ -83,7 +84,7 @@ class Reconciliation:
         from prefect.client.orchestration import get_client
         from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-        # One more try: the server closes a connection that was idle for as long as this thread sleeps.
+        # One more try: the server closes a connection that is idle while this thread sleeps.
         quick = {PREFECT_CLIENT_MAX_RETRIES: 1, PREFECT_API_REQUEST_TIMEOUT: 10.0}
         with client_settings(self._home, url), temporary_settings(quick), get_client(sync_client=True) as client:
             message = ""
@@ -91,14 +92,14 @@ class Reconciliation:
                 try:
                     self.compare(client)
                     message = ""
-                except Exception as error:  # An outage, mostly; the next round tries again.
+                except Exception as error:  # Mostly an outage; the next round retries.
                     if message != str(error):
                         message = str(error)
                         _log.warning("flow runs are not compared with the record: %s", message)
                 time.sleep(_ROUND_SECONDS)
 
     def compare(self, client: "SyncPrefectClient") -> None:
-        """One round. Raises what the client raises where the server does not answer."""
+        """Executes one round. Raises the client's exception if the server does not answer."""
         processes = {flow.flow_run_id: flow for flow in flow_processes(self._home)}
         dead = [flow for flow in processes.values() if not flow.is_alive]
         for flow in processes.values():
@@ -117,7 +118,7 @@ class Reconciliation:
         if time.monotonic() >= self._endings_due:
             self._record_endings(client)
             self._endings_due = time.monotonic() + _ENDINGS_SECONDS
-        deliver(client, self._home)  # Last: a message that makes the server fail must not keep runs from going on.
+        deliver(client, self._home)  # Last: a message that makes the server fail must not keep runs from resuming.
 
     def _end_stopped(self, client: "SyncPrefectClient", flow: FlowProcess) -> None:
         """Kills a flow that was stopped (SIGSTOP) and has lost its run, or never took it: its worker takes another."""
@@ -136,7 +137,8 @@ class Reconciliation:
 
     @contextlib.contextmanager
     def _failure_noted(self, name: str, flow_run_id: str) -> Iterator[None]:
-        """A flow run whose parameters, record or note make no sense must not keep others from being settled."""
+        """Logs the error of a flow run with invalid parameters, record or note, so that the others are still
+        settled."""
         import httpx
 
         try:
@@ -149,7 +151,8 @@ class Reconciliation:
                 _log.warning("%s is left as it is: %s", name, error)
 
     def _open_flow_runs(self, client: "SyncPrefectClient", flow: str) -> Iterator["FlowRun"]:
-        """Flow runs of the pool, and of no pool, that have not ended; and those that crashed within the last hour."""
+        """Yields the flow runs of the pool, and of no pool, that have not ended; and those that crashed within the
+        last hour."""
         from prefect.client.schemas import filters
         from prefect.client.schemas.objects import StateType
 
@@ -175,7 +178,7 @@ class Reconciliation:
         if shared:
             shared.fetch_standing()
         if not run_id or not (directory / "state.json").exists():
-            return  # Of a worker with a home of its own.
+            return  # A worker with a home of its own has it.
         standing = RunState(self._home, run_id)
         record = standing.record
         own = record["flow_run_id"] == str(flow_run.id)
@@ -204,7 +207,7 @@ class Reconciliation:
     def _ending(
         self, client: "SyncPrefectClient", flow_run: "FlowRun", standing: RunState, lease: LeaseRecord | None
     ) -> Ending | None:
-        """How a flow run that nobody executes ends; None: a worker of its pool is to go on with it."""
+        """Returns how a flow run without a live process ends; None if a worker of its pool should resume it."""
         state = state_of(flow_run)
         own = standing.record["flow_run_id"] == str(flow_run.id)
         directory = self._home.run(run_id_of(flow_run))
@@ -217,10 +220,10 @@ class Reconciliation:
         return Ending("crashed", GONE if own else "another flow run has this run now")
 
     def _schedule_again(self, client: "SyncPrefectClient", flow_run: "FlowRun", is_shared: bool) -> None:
-        """Gives a run whose process is gone back to the queue, on record and on the server.
+        """Gives a run without a live process back to the queue, on record and on the server.
 
         Args:
-            is_shared: the run is in an object store, where whoever takes it over writes down how it stands.
+            is_shared: the run is in an object store; the worker that takes it over writes its state.
         """
         if is_shared:
             end_tasks(client, flow_run, {})
@@ -241,23 +244,24 @@ class Reconciliation:
     def _may_be_elsewhere(
         self, client: "SyncPrefectClient", flow_run: "FlowRun", record: Record, lease: LeaseRecord | None
     ) -> bool:
-        """Whether a worker with another home may have the flow run: that it was submitted from here says nothing.
+        """Returns whether a worker with another home may have the flow run: submission from this home does not rule
+        that out.
 
-        This home's workers have it where one noted its process here, or took or ended the run after the flow run began.
+        This home's workers have it if one noted its process here, or took or ended the run after the flow run began.
         """
         state = state_of(flow_run)
-        if state.is_cancelling() and _age(state) < _STARTING:  # Later nobody is there to heed it.
+        if state.is_cancelling() and _age(state) < _STARTING:  # Later no process is left to react to it.
             earlier = [before for before in client.read_flow_run_states(flow_run.id) if not before.is_cancelling()]
             state = max(earlier, key=lambda before: before.timestamp, default=state)
         if not state.is_running() or is_noted(self._home, str(flow_run.id)):
             return False
         if record["reason"] == SUSPENDED:
-            return False  # Resumed on the server, it is called running before any worker has it.
+            return False  # A flow run resumed on the server is shown as running before any worker has it.
         times = [time for time in (record["ended_at"], lease.since if lease else None) if time]
         return all(datetime.fromisoformat(time) + _CLOCKS < state.timestamp for time in times)
 
     def _cannot_begin(self, client: "SyncPrefectClient", flow_run: "FlowRun", lease: LeaseRecord | None) -> bool:
-        """Whether a crashed flow run has crashed again and again since somebody last held its run."""
+        """Returns whether a crashed flow run has crashed repeatedly since a process last held its run."""
         if not state_of(flow_run).is_crashed():
             return False
         crashed_at = [state.timestamp for state in client.read_flow_run_states(flow_run.id) if state.is_crashed()]
@@ -265,9 +269,9 @@ class Reconciliation:
         return sum(time > held_until for time in crashed_at) >= _CRASHES
 
     def _record_endings(self, client: "SyncPrefectClient") -> None:
-        """Ends on record the runs that nobody executes and whose flow runs have failed or were cancelled.
+        """Ends on record the runs that have no live process and whose flow runs have failed or were cancelled.
 
-        A completed one is left out: who completed it has the results in a home of its own.
+        A completed one is left out: the worker that completed it has the results in a home of its own.
         """
         from prefect.client.schemas import filters
         from prefect.client.schemas.objects import StateType
@@ -285,7 +289,7 @@ class Reconciliation:
                     self._record_ending(run_ids[flow_run.id], flow_run)
 
     def _waiting_runs(self) -> dict[UUID, str]:
-        """The runs that have not ended on record, by their flow runs. An unchanged record is not read again."""
+        """Returns the runs that have not ended on record, by their flow runs. An unchanged record is not read again."""
         waiting: dict[Path, tuple[int, UUID | None]] = {}
         for path in self._home.root.glob("runs/*/state.json"):
             with contextlib.suppress(OSError, ValueError):  # removed meanwhile; or written by hand
@@ -301,7 +305,7 @@ class Reconciliation:
         return {flow_run_id: path.parent.name for path, (_, flow_run_id) in waiting.items() if flow_run_id}
 
     def _record_ending(self, run_id: str, flow_run: "FlowRun") -> None:
-        """Ends a run on record as its flow run ended, unless somebody executes it."""
+        """Ends a run on record with its flow run's ending, unless a process executes it."""
         if shared := shared_run(self._home, run_id):
             shared.fetch_standing()
         record, state = RunState(self._home, run_id).record, state_of(flow_run)
@@ -312,12 +316,12 @@ class Reconciliation:
             end_run(self._home, run_id, ending_of(flow_run), of=str(flow_run.id), watched=True)
 
     def _settle_study(self, client: "SyncPrefectClient", flow_run: "FlowRun", process: FlowProcess | None) -> None:
-        """Settles a study by the lease that its flow holds. Scheduled again, a study that is done or cancelled ends at
-        once."""
+        """Settles a study by the lease that its flow holds. Scheduled again, a study that is done or cancelled ends
+        at once."""
         directory = self._home.study_flow(study_of(flow_run), str(flow_run.id))
         lease, state = newest_lease(directory), state_of(flow_run)
         if lease is None and process is None:
-            # One that is pending was claimed by a worker, of whatever home, that has not begun it.
+            # A pending one was claimed by a worker, of any home, that has not begun it.
             nothing_recorded = {"reason": "", "ended_at": None}
             if state.is_crashed() or self._may_be_elsewhere(client, flow_run, nothing_recorded, lease):
                 return
@@ -339,14 +343,15 @@ class Reconciliation:
             schedule_again(client, flow_run, GONE)
 
     def _settle_submission(self, client: "SyncPrefectClient", flow_run: "FlowRun", process: FlowProcess | None) -> None:
-        """Schedules a scheduled submission again that a worker has claimed and not begun, or whose process is gone."""
+        """Schedules a scheduled submission again if a worker has claimed and not begun it, or if its process is
+        gone."""
         state = state_of(flow_run)
         is_lost = state.is_pending() or (state.is_running() and process is not None)
         if is_lost and not (process and process.is_alive) and _age(state) > _STARTING:
             schedule_again(client, flow_run, GONE)
 
     def _is_open(self, client: "SyncPrefectClient", flow_run_id: UUID) -> bool:
-        """Whether a flow run still waits to be settled, by this worker later or by one of its own pool."""
+        """Returns whether a flow run still has to be settled, by this worker later or by one of its own pool."""
         from prefect.exceptions import ObjectNotFound
 
         try:
@@ -365,7 +370,8 @@ def _age(state: "State[Any]") -> timedelta:
 
 
 def _may_settle_by_itself(state: "State[Any]", lease: LeaseRecord | None) -> bool:
-    """Whether a flow of another host may have just ended, and is telling so, or just begun, and has no lease yet."""
+    """Returns whether a flow of another host may have just ended and still report that, or just begun and have no
+    lease yet."""
     if lease is not None and lease.released and lease.seconds_since_beat < _ENDING_SECONDS:
         return True
     if state.is_crashed() or state.is_cancelling():
@@ -375,7 +381,8 @@ def _may_settle_by_itself(state: "State[Any]", lease: LeaseRecord | None) -> boo
 
 
 def _crashes_again_and_again(run_directory: Path) -> bool:
-    """Whether the last flows of a run have all died without giving it back, and without a checkpoint among them."""
+    """Returns whether the last flows of a run have all died without giving it back, and without a checkpoint in
+    between."""
     leases = map(read_json, sorted((run_directory / "leases").glob("*.json")))
     last = [fields for fields in leases if fields and not fields.get("settles")][-_CRASHES:]
     checkpoints = (run_directory / "checkpoints").glob("step-*")

@@ -1,8 +1,8 @@
 """`rpg worker`: supervises a Prefect process worker and the flows that it has started.
 
-Prefect's worker ends when the server is away for some minutes; it is started again, and its flows go on meanwhile.
-Asked to end, this process ends Prefect's worker first, so that no further flow begins, then has the flows save and give
-their runs back to the queue.
+Prefect's worker ends when the server is away for some minutes; this process restarts it, and its flows continue
+meanwhile. When asked to end, this process ends Prefect's worker first, so that no further flow begins, then lets the
+flows save and give their runs back to the queue.
 """
 
 import os
@@ -20,11 +20,11 @@ from specs.machine.parent import die_with_parent
 _POLL_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 60.0
 _SETTLED_SECONDS = 60.0
-"""A worker that ran for so long has come up: the next one is started at once."""
+"""Seconds after which a running worker counts as started: its successor is then started at once."""
 
 
 class WorkerSupervisor:
-    """Keeps a Prefect worker at work until SIGTERM or SIGINT. Main thread only."""
+    """Supervisor that keeps a Prefect worker running until SIGTERM or SIGINT. Main thread only."""
 
     def __init__(self, home: Home, command: list[str], environment: dict[str, str], grace: float) -> None:
         """
@@ -43,8 +43,8 @@ class WorkerSupervisor:
         self._pause = 1.0
 
     def run(self) -> None:
-        """Returns when it was asked to end and every flow has stopped."""
-        # Set whatever they were: a shell that starts a job in the background has SIGINT ignored.
+        """Runs the worker. Returns when it was asked to end and every flow has stopped."""
+        # Set in any case: a shell that starts a job in the background ignores SIGINT for it.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note)
         try:
@@ -62,14 +62,14 @@ class WorkerSupervisor:
         self._signalled = True
 
     def _flows(self) -> list[FlowProcess]:
-        """Flows that run for this worker, or ran for one before it on this host that was killed."""
+        """Returns the flows that run for this worker, or for an earlier one on this host that was killed."""
         flows = [flow for flow in flow_processes(self._home) if flow.is_alive]
         return [flow for flow in flows if flow.supervisor == self._identity or flow.is_orphan]
 
     def _keep_worker(self) -> None:
         now = time.monotonic()
         if self._worker is None:
-            # It knows nothing of a flow that its predecessor has left, and would take another beside it.
+            # Prefect's worker does not know a flow of its killed predecessor, and would start another beside it.
             if now >= self._start_at and not self._flows():
                 self._worker = subprocess.Popen(
                     self._command,

@@ -22,10 +22,10 @@ from pipelines.running.run import WORKER
 
 @contextlib.contextmanager
 def worker_name(pool: str) -> Iterator[str]:
-    """Name of this process on the dashboard and in a run's lease: the first of `HOST-POOL`, `HOST-POOL-2` and so on
-    that no other worker of this host has.
+    """Reserves the name of this process on the dashboard and in a run's lease: the first of `HOST-POOL`, `HOST-POOL-2`
+    and so on that no other worker of this host has.
 
-    The name is that of a socket of the kernel's, which frees it when this process ends, however that comes.
+    The name belongs to an abstract socket, which the kernel frees when this process ends in any way.
     """
     host = f"{socket.gethostname()}-{pool}"
     for number in itertools.count(1):
@@ -41,7 +41,8 @@ def worker_name(pool: str) -> Iterator[str]:
 
 
 def worker_command(name: str, pool: str, limit: int = 1) -> list[str]:
-    """The command line of Prefect's worker. It takes one flow run at a time: a run may use the whole machine."""
+    """Returns the command line of Prefect's worker. It takes one flow run at a time: a run may use the whole
+    machine."""
     return [
         *(
             sys.executable,
@@ -55,22 +56,23 @@ def worker_command(name: str, pool: str, limit: int = 1) -> list[str]:
 
 
 def worker_environment(home: Home, url: str, name: str, grace: float) -> dict[str, str]:
-    """The variables by which Prefect's worker, and the flow runs that it starts, find the home and the API."""
+    """Returns the environment in which Prefect's worker, and the flow runs that it starts, find the home and the
+    API."""
     return client_environment(home, url, auth_string_for(home, url)) | {
         "RPG_HOME": str(home.root),
         WORKER: name,
         WORKER_GRACE: str(grace),
         "PREFECT_WORKER_QUERY_SECONDS": "2",
-        # `python` of the deployments' command is this one.
+        # `python` of the deployments' command is this interpreter.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
     }
 
 
 def run_worker(home: Home, url: str, pool: str, limit: int, grace: float) -> None:
-    """Works for the pool until SIGTERM or SIGINT; then the flows under way save and give their runs back.
+    """Executes the pool's flow runs until SIGTERM or SIGINT; then the flows under way save and give their runs back.
 
     Args:
-        limit: flow runs at once.
+        limit: most concurrent flow runs.
         grace: seconds that each flow has for its stage to save.
     """
     renew_deployments(home, url, pool)
