@@ -80,7 +80,7 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
 
 
 def _overlap(data: Data) -> list[Issue]:
-    """Yields the problems common to training and evaluation sets, among sets of at most MOST_ROWS problems."""
+    """Returns the problems common to training and evaluation sets, among sets of at most MOST_ROWS problems."""
     if not (data.train and data.evaluation):
         return []
     sets: dict[str, list[tuple[Path, Source, list[StagedProblem]]]] = {split: [] for split in SPLITS}
@@ -102,7 +102,7 @@ def _overlap(data: Data) -> list[Issue]:
 
 
 def _not_here(data: Data, models: Mapping[Path, tuple[PretrainedModel | ScratchModel, NamedModel]]) -> list[Issue]:
-    """Yields data and models that are missing here and cannot be downloaded: HF_HUB_OFFLINE forbids it, the Hub does
+    """Returns data and models that are missing here and cannot be downloaded: HF_HUB_OFFLINE forbids it, the Hub does
     not
         answer, or the name is that of a directory."""
     missing, issues = list[tuple[str, Path, str]](), list[Issue]()

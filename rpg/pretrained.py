@@ -102,7 +102,7 @@ def model_without_weights(config: "PretrainedConfig") -> "PreTrainedModel":
 
 
 def linear_modules(model: "PreTrainedModel") -> "Iterator[tuple[str, nn.Linear | Conv1D]]":
-    """Returns the linear modules between the embeddings and the output head, each by the last part of its name."""
+    """Yields the linear modules between the embeddings and the output head, each by the last part of its name."""
     from torch import nn
     from transformers import Conv1D
 

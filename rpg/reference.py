@@ -200,7 +200,7 @@ class Snapshot(_Lent):
 
     @torch.no_grad()
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Returns name and values of each trained parameter on this rank: the whole parameter, or at ZeRO 3 its
+        """Yields name and values of each trained parameter on this rank: the whole parameter, or at ZeRO 3 its
         shard."""
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad:

@@ -174,7 +174,7 @@ def _number_of_experts(experts: "nn.Module") -> int:
 
 
 def _routers(model: "PreTrainedModel", experts: Mapping[str, "nn.Module"]) -> Iterator["nn.Module"]:
-    """Returns the modules that choose the experts: the siblings of the expert modules."""
+    """Yields the modules that choose the experts: the siblings of the expert modules."""
     for beside in dict.fromkeys(name.rpartition(".")[0] for name in experts):
         for name, module in model.get_submodule(beside).named_children():
             if name in ("gate", "router") or "Router" in type(module).__name__:

@@ -519,6 +519,6 @@ def _packed(parts: _Parts) -> _Layout:
 
 
 def _families(parts: _Parts, layout: _Layout) -> Iterator[tuple[int, ...]]:
-    """Returns for each context of a packed row its length, then those of the parts after it."""
+    """Yields for each context of a packed row its length, then those of the parts after it."""
     for owner in np.unique(layout.context_owners):
         yield int(parts.contexts[owner]), *parts.lengths[layout.context_owners == owner].tolist()

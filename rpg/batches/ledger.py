@@ -31,5 +31,5 @@ class TokenLedger:
         return batch.look_up(self.columns[column])
 
     def on_host(self) -> dict[str, Tensor]:
-        """Returns the columns as they are now, with a single copy; on a CPU without one. [M] each"""
+        """Returns the columns as they are now, with a single copy; on a CPU they share the ledger's memory. [M] each"""
         return dict(zip(self.COLUMNS, self._table.cpu(), strict=True))
