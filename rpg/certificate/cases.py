@@ -78,7 +78,7 @@ class Cases:
 
     def expected(self, slopes: Tensor) -> Tensor:
         """Returns minus the expected gradient of a loss, given its derivatives by the logprobs [responses, length].
-                [prefixes, vocabulary]"""
+        [prefixes, vocabulary]"""
         weight = torch.where(self.response_mask, -self.probability[:, None] * slopes, 0.0).flatten()
         rows, chosen = self.prefixes.flatten(), self.tokens.flatten()
         gradient = torch.zeros_like(self.policy).index_put((rows, chosen), weight, accumulate=True)
@@ -118,7 +118,7 @@ class Cases:
 
 
 def draw_cases(*, turns: bool, engine: bool = False) -> Iterator[Case]:
-    """Returns a case for every size, seed and situation. The policies differ by a few tenths of a nat per token, so
+    """Yields a case for every size, seed and situation. The policies differ by a few tenths of a nat per token, so
     that a
         clip sometimes acts. `engine`: whether an engine that differs from the sampler draws the responses."""
     for seed in SEEDS:
