@@ -42,7 +42,7 @@ class TableSource(Source):
     """Base class of the sources whose problems are rows of a table."""
 
     columns: Columns = Columns()
-    """Which column holds what."""
+    """Columns that hold each part of a problem."""
     cluster: str = addition("")
     """Column of an evaluation set that names the passage, theme or template that a problem shares with others.
     Intervals
@@ -179,7 +179,7 @@ def missing(column: str, role: str, known: Sequence[str], where: str) -> Issue:
 
 
 def names(row: dict[str, Any], prefix: str = "") -> list[str]:
-    """Yields every column of a row; columns inside structs have dotted names."""
+    """Returns every column of a row; columns inside structs have dotted names."""
     columns: list[str] = []
     for key, value in row.items():
         columns += names(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
@@ -187,7 +187,7 @@ def names(row: dict[str, Any], prefix: str = "") -> list[str]:
 
 
 def _leaves(fields: Any, prefix: str = "") -> list[str]:
-    """Yields the leaves of an Arrow schema or struct."""
+    """Returns the leaves of an Arrow schema or struct."""
     import pyarrow as pa
 
     columns: list[str] = []

@@ -29,7 +29,7 @@ class PromptOrder:
         self._order = np.empty(0, dtype=np.int64)
 
     def take(self, count: int) -> list[int]:
-        """Indices of the next `count` problems."""
+        """Returns the indices of the next `count` problems."""
         return [self._next() for _ in range(count)]
 
     def note(self, problems: Sequence[int], rates: Sequence[float]) -> None:

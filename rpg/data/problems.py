@@ -23,7 +23,7 @@ class SourceProblem:
     metadata: dict[str, Any] = field(default_factory=dict)
     """Data that the scorer needs."""
     cluster: str = ""
-    """Name of what it shares with other problems of its set; empty: nothing."""
+    """Name of the cluster of related problems in its set; empty if it belongs to no cluster."""
     shown: tuple[str, ...] = ()
     """Keys of `metadata` that are also passed to an agent's program, where the policy may see them."""
     where: str = field(default="", compare=False)
@@ -41,7 +41,7 @@ class StagedProblem:
     dataset: str
     metadata: dict[str, Any]
     cluster: str = ""
-    """Name of what it shares with other problems of its set; empty: nothing."""
+    """Name of the cluster of related problems in its set; empty if it belongs to no cluster."""
     shown: tuple[str, ...] = ()
     """See SourceProblem."""
     text: str = ""

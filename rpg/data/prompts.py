@@ -56,7 +56,7 @@ def _fill(template: str, problem: SourceProblem) -> str:
 
 
 def _parts(template: str) -> list[tuple[str, str | None]]:
-    """Yields literal text and the field that follows it, if any. str.format is not used: it would reach into
+    """Returns pairs of literal text and the field that follows it, if any. str.format is not used: it would reach into
     attributes."""
     try:
         parts = list(string.Formatter().parse(template))
