@@ -84,8 +84,8 @@ def turn_returns(rewards: Sequence[Sequence[float]]) -> Tensor:
     Args:
         rewards: for each response, the rewards of its turns, reward units; at least one.
     Returns:
-        [responses, turns], float64. A response with fewer turns repeats the return of its last
-        turn in the remaining places: its estimate of the return from there on.
+        [responses, turns], float64. A response with fewer turns repeats the return of its last turn in the remaining
+        places: its estimate of the return from there on.
     Example:
         >>> turn_returns([[1.0, 2.0, 4.0], [8.0]]).tolist()
         [[7.0, 6.0, 4.0], [8.0, 8.0, 8.0]]

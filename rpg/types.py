@@ -237,8 +237,7 @@ OnResponse = Callable[[int, Rollout], None]
 p * group_size + i."""
 Admit = Callable[[], int | None]
 """Returns how many of a call's prompts, from the first on, may have started by now; the number never falls. None ends
-the
-call, because enough has been sampled."""
+the call, because enough has been sampled."""
 
 
 Pause = Literal["idle", "steps", "ended"]

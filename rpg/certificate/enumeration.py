@@ -1,8 +1,7 @@
 """Enumerates every response of small autoregressive policies: the ground truth for checking objectives.
 
 A policy is a table of logits with one row per prefix. Token 0 ends a response; so does the length limit. In a world
-with
-several turns token 1 ends a turn: the environment gives a token, drawn with its own probabilities, and rewards the
+with several turns token 1 ends a turn: the environment gives a token, drawn with its own probabilities, and rewards the
 turn. A given 0 continues the response. The other given token is a whole new context: from there on the policy sees
 nothing that came before, as when an agent rewrites its history.
 """

@@ -44,8 +44,7 @@ def spelled(tokenizer: "PreTrainedTokenizerBase", value: Any) -> Any:
     """Returns a JSON value in which a space breaks up each would-be control token, and marks are removed.
 
     It is for the parts of a message that a template renders in its own way. Some tokenizers change a text before they
-    look
-    for control tokens: if they still find one, a space goes between all characters of the text.
+    look for control tokens: if they still find one, a space goes between all characters of the text.
     """
     match value:
         case str():

@@ -105,9 +105,7 @@ def first_problems(source: Source, data: Data, path: Path, count: int) -> list[S
     """
     wanted = min(count, source.limit or count)
     problems = [staged(problem, data.prompt) for problem in _read(source, source.peek(wanted), path)]
-    if (
-        not problems and type(source).peek is Source.peek
-    ):  # other sources' `peek` returns none if reading would take long
+    if not problems and type(source).peek is Source.peek:  # other sources return none if reading is slow
         raise _no_problems(source, path)
     return problems
 

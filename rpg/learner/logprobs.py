@@ -41,9 +41,8 @@ def token_logprobs(
         entropy_gradient: whether the entropy is differentiable too (for an entropy bonus).
     Returns:
         logprobs [tokens] and entropy [tokens], nats, float32 (float64 for float64 inputs). Logits are float32, even for
-        bfloat16
-        inputs: bfloat16 has steps of 0.125 nats between 16 and 32. The backward pass recomputes the logits of each
-        chunk; its products run in the inputs' dtype.
+        bfloat16 inputs: bfloat16 has steps of 0.125 nats between 16 and 32. The backward pass recomputes the logits of
+        each chunk; its products run in the inputs' dtype.
     Raises:
         ValueError: the shapes do not fit together.
     """

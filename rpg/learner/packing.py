@@ -24,18 +24,15 @@ ATTENTION = "rpg_packed"
 """Name of this attention for transformers models."""
 LONG = 512
 """Fewest queries of a response for a causal kernel. It skips keys that no query sees, which then saves more time than
-the
-zero queries in place of the prompt's cost."""
+the zero queries in place of the prompt's cost."""
 
 
 NEWER_FLASH = {"FA3": ("flash_attn_interface", (9,)), "FA4": ("flash_attn.cute.interface", (9, 10))}
 """torch's name of a newer flash attention -> its module, and the major compute capabilities of the GPUs on which it
-runs.
-The first usable one is chosen."""
+runs. The first usable one is chosen."""
 _LARGEST_ERROR = 0.05
 """Largest accepted relative difference, in norm, of attention and its gradient from those of PyTorch's kernel. Rounding
-to
-bfloat16 gives 0.01."""
+to bfloat16 gives 0.01."""
 
 
 @dataclass(frozen=True, slots=True)

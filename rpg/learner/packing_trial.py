@@ -14,8 +14,7 @@ from rpg.processes import ranks
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Precision -> largest accepted mean distance of logprobs in a packed row from those of the same sequence alone, as a
-share
-of the logprobs' own spread. Measured on random models of 2 to 12 layers on a CPU: at most 8e-7 and 0.012 if the
+share of the logprobs' own spread. Measured on random models of 2 to 12 layers on a CPU: at most 8e-7 and 0.012 if the
 sequences are kept separate, at least 0.54 if not."""
 _LONGEST = 88
 """Tokens of the longest sequence, if the model's context allows it."""

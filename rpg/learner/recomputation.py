@@ -20,8 +20,7 @@ _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 every pair of tokens."""
 _NARROW = 16
 """Aspect ratio (width over height) of a weight above which its product is recomputed: it costs little, and its result
-takes
-as much memory as any. The second factor of an adapter is such a weight."""
+takes as much memory as any. The second factor of an adapter is such a weight."""
 
 
 def recompute_activations(model: PreTrainedModel, *, selective: bool) -> None:

@@ -21,8 +21,7 @@ _STEM = "learner"
 _WEIGHT = "weight"
 _HOW_COMPUTED = {"fused", "foreach", "capturable", "differentiable", "maximize"}
 """Settings of a parameter group that change how an update is computed but not its result. They are not saved, since
-another
-machine may choose others."""
+another machine may choose others."""
 
 
 @dataclass(frozen=True, slots=True)

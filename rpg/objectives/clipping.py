@@ -39,9 +39,9 @@ def dual_clipped(ratio: Tensor, advantages: Tensor, *, low: float, high: float, 
         ratio: w, constant.
         advantages: raw A, in the same shape.
         low, high: margins.    dual: bound on the ratio if A ≤ 0.
-            Returns:
-            Marks of the entries that are not active.
-            Source: Zhang 2025, arXiv:2505.17508, public code.
+    Returns:
+        Marks of the entries that are not active.
+    Source: Zhang 2025, arXiv:2505.17508, public code.
     """
     positive = advantages > 0
     return Clipped(
@@ -58,8 +58,8 @@ def regularized_clipped(ratio: Tensor, weight: Tensor, *, low: float, high: floa
         ratio: w, constant.
         weight: m = w A + K(w), in the same shape; the algorithm's ψ has its sign, since −log π ≥ 0.
         low, high: margins.    dual: bound on the ratio if m < 0.
-            Returns:
-            Marks of the entries that are not active.
+    Returns:
+        Marks of the entries that are not active.
     Source: Zhang 2025, arXiv:2505.17508, Algorithm 2.
     """
     positive = weight >= 0
@@ -96,8 +96,8 @@ def ppo_surrogate(ratio: Tensor, advantages: Tensor, *, low: float, high: float,
         ratio: w. Differentiable.
         advantages: A. Differentiable if it depends on the policy, as in the paper's Algorithm 1.
         low, high: margins.    dual: bound on the ratio if A < 0.
-            Returns:
-            Losses in the shape of the ratio, reward units.
+    Returns:
+        Losses in the shape of the ratio, reward units.
     Gradient:
         On policy −A ∇log π. Zero through the ratio for entries that `ppo_clipped` marks.
     Source: Schulman 2017, arXiv:1707.06347, eq. 7; dual clip, Ye 2020, arXiv:1912.09729, eq. 5; two margins, Yu 2025,

@@ -3,9 +3,8 @@
 The same model weights give different logprobs in another engine: `rollout_logprobs` are the engine's, `old_logprobs`
 the learner's. All expectations in this package are over the learner's policy. A weight of old/rollout on each token's
 loss restores the expectation over that token, in the states that the engine visited. This is exact only for responses
-of one
-token: the distribution of states, and ratios of whole responses, would need the product over the response, with its
-variance.
+of one token: the distribution of states, and ratios of whole responses, would need the product over the response, with
+its variance.
 """
 
 from typing import assert_never
@@ -25,7 +24,7 @@ def rollout_ratio(old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask:
         rollout_logprobs: the engine's, nats [batch, time].
         response_mask: 1 on tokens that count [batch, time].
     Returns:
-        [batch, time], float32 or wider, 1 on masked positions. Constant.
+        [batch, time], float32 or wider, 1 at positions with mask 0. Constant.
     """
     dtype = torch.promote_types(old_logprobs.dtype, torch.float32)
     log_ratio = old_logprobs.detach().to(dtype) - rollout_logprobs.detach().to(dtype)

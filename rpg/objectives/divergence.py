@@ -28,8 +28,8 @@ def forward_weight(log_ratio: Tensor, log_reference: Tensor) -> Tensor:
     Args:
         log_ratio: log w, nats, one entry per token or response. Constant, here and below.
         log_reference: log q, nats, of the same entries. Constant.
-    Returns:
-        One number an entry.
+        Returns:
+            One number per entry.
     """
     return bounded_exp(log_reference).expand_as(log_ratio)
 
@@ -72,9 +72,9 @@ def forward_loss(terms: Terms) -> Tensor:
     Its expectation is KL(π_ref ‖ π) up to a constant.
 
     Args:
-        terms: of tokens or of whole responses; `log_policy` and `log_ratio` are differentiable.
+        terms: terms of tokens or of whole responses; `log_policy` and `log_ratio` are differentiable.
     Returns:
-        D, nats, one number an entry.
+        D, nats, one number per entry.
     """
     return -bounded_exp(terms.log_reference) * terms.log_policy
 

@@ -17,8 +17,8 @@ from specs.schema.schedule import constant
 @dataclass(frozen=True, slots=True)
 class ObjectiveEvaluation:
     """The values of an objective for each token, all [batch, time]. All except the losses are constant, and 0 or False
-    on
-        masked positions."""
+    at positions with
+        `response_mask` 0."""
 
     losses: Tensor
     """Losses of the tokens, as `token_losses` returns them."""
@@ -107,9 +107,9 @@ def token_losses(
         entropy, rollout_logprobs, rewards: H, log p_engine and R, [batch, time] or [batch, 1], if a formula reads
         them. Constant.
     Returns:
-        [batch, time], float32 or wider; the sum over unmasked positions is the loss of the sequence. A ratio whose
-        logarithm exceeds 60 nats is clamped there, so the loss and its gradient stay finite; a differentiated ratio
-        passes no gradient there. Small ratios underflow to 0.
+        [batch, time], float32 or wider; the sum over positions with `response_mask` 1 is the loss of the sequence. A
+        ratio whose logarithm exceeds 60 nats is clamped there, so the loss and its gradient stay finite; a
+        differentiated ratio passes no gradient there. Small ratios underflow to 0.
     Raises:
         ValueError: shapes differ, a parameter is still a schedule, or an input that a formula reads is missing.
     """

@@ -21,8 +21,8 @@ def k1(log_ref_ratio: Tensor) -> Tensor:
 
     Args:
         log_ref_ratio: log r, nats, one entry per token. Differentiable, here and in k2 and k3.
-            Returns:
-            Nats, one number per entry.
+    Returns:
+        Nats, one number per entry.
 
     Gradient in the loss: on policy 0 in expectation. Times the differentiable ratio w: exactly grad KL(pi || pi_ref),
     on and off policy. As a constant in the reward of the whole response: exactly the gradient of the whole response's
@@ -100,7 +100,7 @@ def token_divergences(terms: Terms) -> dict[str, Tensor]:
 
     Args:
         terms: terms of single tokens.
-            Returns:
+    Returns:
         Name -> [B, T], nats, each ≥ 0. Their means over tokens that π_old sampled are unbiased, in the
         states that it visited. Constant.
     """

@@ -143,8 +143,8 @@ def rpg_style_clip(
         divergence: a key of `WEIGHTS`.    kl_coef: β, ≥ 0.
         low, high: margins around ratio 1.    dual: bound on the ratio if A ≤ 0, above 1.
         keep_divergence: whether an entry that is not active keeps β K(w̄).
-            Returns:
-            m, one number per entry, and the marks of the clip. Constant.
+    Returns:
+        m, one number per entry, and the marks of the clip. Constant.
     Gradient:
         On policy exact in expectation. With β = 0 it is that of PPO's dual clip, entry by entry.
     Source: Zhang 2025, arXiv:2505.17508, public code: the raw advantage decides the side; the unclamped ratio

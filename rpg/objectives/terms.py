@@ -16,8 +16,7 @@ from specs.schema.objective import RatioOver
 
 MAX_LOG_RATIO = 60.0
 """Largest log-ratio, nats. exp(60) = 1.1e26 leaves room in float32 for a product with the log-ratio of a whole response
-and
-an advantage. Larger ratios are clamped and pass no gradient."""
+and an advantage. Larger ratios are clamped and pass no gradient."""
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:
