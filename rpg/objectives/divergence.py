@@ -28,8 +28,8 @@ def forward_weight(log_ratio: Tensor, log_reference: Tensor) -> Tensor:
     Args:
         log_ratio: log w, nats, one entry per token or response. Constant, here and below.
         log_reference: log q, nats, of the same entries. Constant.
-        Returns:
-            One number per entry.
+    Returns:
+        One number per entry.
     """
     return bounded_exp(log_reference).expand_as(log_ratio)
 

@@ -90,11 +90,11 @@ def plain_weight(terms: Terms, *, divergence: Divergence, kl_coef: float) -> Ten
     """Returns m = w A + β K(w), the weight of `∇J = E_old[m ∇log π]` without a clip.
 
     Args:
-        terms: of tokens or of whole responses.
+        terms: terms of tokens or of whole responses.
         divergence: a key of `WEIGHTS`.
         kl_coef: β, the weight of the divergence, ≥ 0.
     Returns:
-        One number an entry, reward units. Constant.
+        One number per entry, reward units. Constant.
     Source: Zhang 2025, arXiv:2505.17508, Props F.1, F.3, F.4, F.5.
     """
     weight = _weight(terms, divergence, terms.log_ratio.detach())
@@ -139,7 +139,7 @@ def rpg_style_clip(
     Active: A > 0 and w < 1 + high; or A ≤ 0 and 1 − low ≤ w < dual. w̄ is w clamped to [1 − low, 1 + high].
 
     Args:
-        terms: of tokens or of whole responses.
+        terms: terms of tokens or of whole responses.
         divergence: a key of `WEIGHTS`.    kl_coef: β, ≥ 0.
         low, high: margins around ratio 1.    dual: bound on the ratio if A ≤ 0, above 1.
         keep_divergence: whether an entry that is not active keeps β K(w̄).
@@ -224,7 +224,7 @@ def differentiable_loss(terms: Terms, *, divergence: Divergence, kl_coef: float)
     """Returns −w A + β D, which is differentiated directly.
 
     Args:
-        terms: of tokens or of whole responses.
+        terms: terms of tokens or of whole responses.
         divergence: a key of `LOSSES`.    kl_coef: β, ≥ 0.
     Returns:
         One loss per entry, reward units.
