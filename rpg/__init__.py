@@ -1,10 +1,10 @@
-"""How it is trained: regularized policy gradients and their rivals, from a resolved spec to weights and rows.
+"""Trains a policy with regularized policy gradients or a rival objective: resolved spec in, weights and rows out.
 
-`train` is the trainer process, `trainer` its loop; the rooms below hold what the loop is made of. Imports specs, torch,
-DeepSpeed, vLLM and transformers; never Prefect, DuckDB, Optuna or the packages above.
+`train` is the trainer process and `trainer` its loop; the packages below hold the parts of the loop. This package
+imports specs, torch, DeepSpeed, vLLM and transformers, but never Prefect, DuckDB, Optuna or the packages above it.
 """
 
 import os
 
-# Read by transformers when it is imported: what is computed faster by a kernel is not fetched from a Hub and run.
+# transformers reads this when it is imported: it must not download a faster kernel from a Hub and run it.
 os.environ["USE_HUB_KERNELS"] = "0"

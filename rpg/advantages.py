@@ -1,4 +1,4 @@
-"""From rewards to advantages: a baseline taken off, a scale divided by."""
+"""Turns rewards into advantages: subtracts a baseline and divides by a scale."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -13,14 +13,14 @@ from specs.schema.objective import Advantage, Baseline, Objective, PublishedObje
 from specs.schema.schedule import constant
 
 EPSILON = 1e-4
-"""Reward units, added to a standard deviation before dividing by it, as in TRL."""
+"""Added to a standard deviation before dividing by it, as in TRL. Reward units."""
 ROUNDING = 1e-9
-"""Share of the largest magnitude among the numbers of a sum below which their float64 sum counts as 0: on paper it is
-0, and its sign would decide the side of the clip."""
+"""Relative size below which a float64 sum counts as 0, as a share of the largest magnitude among its terms. Such a sum
+is 0 in exact arithmetic, and the sign of its rounding error would decide the side of the clip."""
 
 
 def advantages(rewards: Tensor, group_ids: Tensor, *, baseline: Baseline, scale: Scale) -> Tensor:
-    """(R - baseline) / scale of each response.
+    """Returns the advantage of each response: (R - baseline) / scale.
 
     Args:
         rewards: [responses], reward units; all responses of the step, over all ranks.
@@ -29,11 +29,11 @@ def advantages(rewards: Tensor, group_ids: Tensor, *, baseline: Baseline, scale:
         scale: none; group_std or batch_std: divide by the standard deviation (ddof 1) of the rewards plus 1e-4. A
             single response has no spread and is not scaled.
     Returns:
-        [responses], of the dtype of `rewards`, at least float32; constant. Exactly 0 where a group's rewards are all
-        equal and the baseline is the group's, and where the difference from the baseline is below ROUNDING of the
-        largest reward that the baseline is made of.
+        [responses], of the dtype of `rewards`, at least float32; constant. Exactly 0 if the baseline is the group's
+        and all rewards of the group are equal, or if the difference from the baseline is below ROUNDING times the
+        largest reward that enters the baseline.
     Raises:
-        ValueError: shapes that differ, or leave_one_out on a group of one.
+        ValueError: the shapes differ, or leave_one_out is used on a group of one.
     Source: group mean and std, Shao 2024, arXiv:2402.03300; leave-one-out, Ahmadian 2024, arXiv:2402.14740.
     """
     if rewards.dim() != 1 or rewards.shape != group_ids.shape:
@@ -52,13 +52,15 @@ def advantages(rewards: Tensor, group_ids: Tensor, *, baseline: Baseline, scale:
 
 
 def normalized_sum(terms: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-    """Sum over the terms k of w_k (r_k - group mean of r_k) / (group deviation of r_k + 1e-4), for each response.
+    """Returns for each response the sum over k of w_k (r_k - group mean of r_k) / (group deviation of r_k + 1e-4).
 
     Args:
-        terms: [terms, responses], each in units of its own; all responses of the step, over all ranks. NaN: the
-            response could not be scored, and counts with what is worst for the sum in its group; 0 where none could.
+        terms: [terms, responses], each in its own units; all responses of the step, over all ranks. NaN marks a
+            response
+        that could not be scored: it gets the value of its group that is worst for the sum, or 0 if no response
+        of the group could be scored.
         weights: [terms, responses]; the same throughout a group.
-        group_ids: [responses], as of `advantages`.
+        group_ids: [responses], as in `advantages`.
     Returns:
         [responses], at least float32; constant. A term that is the same throughout a group adds exactly 0 there, and a
         sum below ROUNDING of its largest term is exactly 0.
@@ -77,13 +79,13 @@ def normalized_sum(terms: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def turn_returns(rewards: Sequence[Sequence[float]]) -> Tensor:
-    """Sum of the rewards of each turn of a response and of those after it.
+    """Returns, for each turn of a response, the sum of its reward and of the rewards of all later turns.
 
     Args:
-        rewards: of each response those of its turns, reward units; at least one.
+        rewards: for each response, the rewards of its turns, reward units; at least one.
     Returns:
-        [responses, turns], float64. A response of fewer turns has the return of its last one in the other places: that
-        is what it says of how responses go on from there.
+        [responses, turns], float64. A response with fewer turns repeats the return of its last turn in the remaining
+        places: its estimate of the return from there on.
     Example:
         >>> turn_returns([[1.0, 2.0, 4.0], [8.0]]).tolist()
         [[7.0, 6.0, 4.0], [8.0, 8.0, 8.0]]
@@ -105,21 +107,22 @@ def token_advantages(
     old_logprobs: Tensor | None = None,
     ref_logprobs: Tensor | None = None,
 ) -> Tensor:
-    """The advantage of every sampled token that this rank holds, responses laid end to end: penalty in the reward,
-    baseline, scale and whitening, as the spec says. All ranks call it.
+    """Returns the advantage of every sampled token that this rank holds, responses laid end to end.
+
+    Applies penalty in the reward, baseline, scale and whitening as the spec says. All ranks call it.
 
     Args:
         rewards: [responses], reward units; of all responses of the step, over all ranks. Or [responses, turns]: the
-            returns from each turn on, see `turn_returns`.
+        return from each turn on, see `turn_returns`.
         group_ids: [responses]; responses to one prompt share it.
         lengths: [responses], sampled tokens of each.
-        held: the responses that this rank holds, each being held by one rank; where it is left out, all.
-        turns: [tokens], the turn of each; needed where there are returns.
-        old_logprobs, ref_logprobs: [tokens], nats; needed where `objective.penalizes_reward`.
+        held: indices of the responses that this rank holds; each is held by one rank. If omitted, all.
+        turns: [tokens], the turn of each; needed if `rewards` are returns.
+        old_logprobs, ref_logprobs: [tokens], nats; needed if `objective.penalizes_reward`.
     Returns:
         [tokens] of the responses held, at least float32; constant.
     Raises:
-        ValueError: as `advantages`, and where logprobs are needed and missing.
+        ValueError: as in `advantages`, or logprobs are needed and missing.
     """
     exact = rewards.detach().double().reshape(len(rewards), -1)
     held = torch.arange(len(lengths), device=lengths.device) if held is None else held
@@ -147,23 +150,24 @@ def token_advantages(
 
 
 def response_means(values: Tensor, lengths: Tensor) -> Tensor:
-    """[responses], float64: the mean of each response's tokens, which are laid end to end."""
+    """Returns the mean over each response's tokens, which are laid end to end. [responses], float64"""
     owner = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
     return values.new_zeros(len(lengths), dtype=torch.float64).index_add(0, owner, values.double()) / lengths
 
 
 def with_signal(values: Tensor, lengths: Tensor) -> Tensor:
-    """[responses], bool: whether a response has a token whose advantage is not 0; tokens are laid end to end."""
+    """Returns whether each response has a token with nonzero advantage; tokens are laid end to end. [responses],
+    bool"""
     owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     return torch.zeros(len(lengths), dtype=torch.bool).index_put((owner[values != 0],), torch.tensor(True))
 
 
 def whitened(values: Tensor) -> Tensor:
-    """(x - mean) / sqrt(variance + 1e-8), ddof 1, over the values of all ranks, which all call it.
+    """Returns (x - mean) / sqrt(variance + 1e-8), ddof 1, over the values of all ranks. All ranks call it.
 
-    Exactly 0 where the difference from the mean is below ROUNDING of the largest value.
+    The result is exactly 0 if the difference from the mean is below ROUNDING times the largest value.
 
-    Source: Hu 2025, arXiv:2501.03262; OpenRLHF's epsilon. Of the ranks' means and variances: Chan 1983.
+    Source: Hu 2025, arXiv:2501.03262; epsilon from OpenRLHF. Means and variances of ranks are combined as in Chan 1983.
     """
     count = values.numel()
     own = (count, float(values.mean()) if count else 0.0, float(values.var(correction=1)) if count > 1 else 0.0)
@@ -177,7 +181,8 @@ def whitened(values: Tensor) -> Tensor:
 
 
 def overlong_penalties(lengths: Tensor, *, max_response_length: int, buffer: int) -> Tensor:
-    """DAPO's soft punishment: 0 up to max_response_length - buffer tokens, then falling linearly to -1 at the maximum.
+    """Returns DAPO's soft punishment: 0 up to max_response_length - buffer tokens, then linear down to -1 at the
+    maximum.
 
     Args:
         lengths: [responses], tokens, the end token included.
@@ -223,18 +228,18 @@ def _scale(rewards: Tensor, group: Tensor, scale: Scale) -> Tensor:
 
 
 def _group_sum(values: Tensor, group: Tensor) -> Tensor:
-    """[responses]: each one's group total."""
+    """Returns the total of each response's group. [responses]"""
     totals = values.new_zeros(int(group.max()) + 1 if group.numel() else 0)
     return totals.index_add(0, group, values)[group]
 
 
 def _rounded(sums: Tensor, largest: Tensor) -> Tensor:
-    """Returns the sums, 0 where one is below ROUNDING of the largest magnitude among its numbers."""
+    """Returns the sums, with 0 for each that is below ROUNDING times the largest magnitude among its terms."""
     return torch.where(sums.abs() < ROUNDING * largest, 0.0, sums)
 
 
 def _group_max(values: Tensor, group: Tensor) -> Tensor:
-    """[responses]: the largest value of each one's group."""
+    """Returns the largest value of each response's group. [responses]"""
     return values.new_full((group.numel(),), -torch.inf).scatter_reduce(0, group, values, "amax")[group]
 
 

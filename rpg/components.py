@@ -1,4 +1,4 @@
-"""The parts of a trainer, made from a run's directory."""
+"""Builds the parts of a trainer from a run's directory."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrainerComponents:
-    """A run's parts, ready to use."""
+    """The loaded parts of a run, ready to use."""
 
     run: RunDirectory
     spec: Experiment
@@ -49,21 +49,21 @@ class TrainerComponents:
     """Token ids of each problem's prompt."""
     order: PromptOrder
     evaluation: EvaluationInputs | None
-    """The evaluation sets; None where the spec names none."""
+    """The evaluation sets; None if the spec names none."""
     sampler: Sampler
     scorer: Scorer
     learner: Learner
     reference: ReferencePolicy | None
-    """None where the reference is the behaviour policy."""
+    """The reference policy; None if it is the behaviour policy."""
     schedule: ReferenceSchedule
     guards: Guards
-    """Watch the metrics of every step."""
+    """Guards that watch the metrics of every step."""
     sentinel: Sentinel | None
     """Compares the sampler with the learner; None for a sampler that cannot hold other weights."""
 
     @property
     def packs(self) -> bool:
-        """Whether a pass may hold several sequences in a row: of every model that computes it."""
+        """Whether a pass may hold several sequences in a row: true only if every model that computes it allows that."""
         return self.learner.packs and (self.reference is None or self.reference.packs)
 
     def give_sampler_weights(self, policy_version: int) -> None:
@@ -72,12 +72,12 @@ class TrainerComponents:
         self.check_sampler_weights()
 
     def check_sampler_weights(self) -> None:
-        """Raises StaleEngineError where sampler and learner do not give the same logprobs. All ranks call it."""
+        """Raises StaleEngineError if sampler and learner do not give the same logprobs. All ranks call it."""
         if self.sentinel:
             self.sentinel.check(self.sampler, self.learner.probe)
 
     def evaluate(self) -> list[list[Answered]]:
-        """The sampler's answers to each evaluation problem. All ranks call it while the sampler is idle."""
+        """Returns the sampler's answers to each evaluation problem. All ranks call it while the sampler is idle."""
         if self.evaluation is None:
             return []
         answered = answers(self.spec, self.evaluation, self.tokenizer, self.sampler, self.scorer, self.device)
@@ -85,7 +85,8 @@ class TrainerComponents:
         return answered
 
     def sentinel_metrics(self) -> dict[str, float]:
-        """Distance of this rank's sampler from the learner at the last check, nats. Empty without a sentinel."""
+        """Returns the distance of this rank's sampler from the learner at the last check, nats. Empty without a
+        sentinel."""
         if self.sentinel is None:
             return {}
         return {"sentinel/difference": self.sentinel.difference, "sentinel/mean": self.sentinel.mean_difference}
@@ -93,10 +94,11 @@ class TrainerComponents:
 
 @contextmanager
 def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -> Iterator[TrainerComponents]:
-    """Loads the data, the base model and the engines, and closes them in the end.
+    """Loads the data, the base model and the engines, and closes them on exit.
 
     Raises:
-        SpecError: the spec does not fit the data, the model or the number of ranks, or this machine may not score.
+        SpecError: the spec does not fit the data, the model or the number of ranks, or this machine is not allowed to
+        score.
     """
     if issues := refusals(spec):  # before minutes of loading
         raise SpecError(*issues)
@@ -109,7 +111,7 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
     prompts = encode_prompts(tokenizer, [problem.prompt for problem in problems], spec.data)
     max_length = max(map(len, prompts), default=0) + spec.rollout.max_response_length
     _check(spec, base, max_length)
-    # Loaded where training does not evaluate either, so that what is wrong with them shows before training.
+    # Loaded even if training does not evaluate, so that errors in them show before training.
     evaluation = evaluation_inputs(spec, data, base, tokenizer) if spec.data.evaluation else None
     if evaluation and (spec.evaluation.every_steps or (inputs.get("until") and "evaluation" in inputs)):
         max_length = max(max_length, evaluation.max_length)
@@ -175,7 +177,7 @@ def _seed_everything(seed: int) -> None:
 
 
 def _check(spec: Experiment, base: Path, max_length: int) -> None:
-    """Raises SpecError where the model's context is too short, or a rank would have no prompt."""
+    """Raises SpecError if the model's context is too short or a rank would have no prompt."""
     issues: list[Issue] = []
     context = context_of(config_of(base))
     if context is not None and max_length > context:
@@ -189,7 +191,7 @@ def _check(spec: Experiment, base: Path, max_length: int) -> None:
                 hint="lower rollout.max_response_length or data.max_prompt_length",
             )
         )
-    # The spec's own number of ranks is checked where specs are read; those that were started by hand may be others.
+    # Reading a spec checks the number of ranks in it; ranks started by hand may be another number.
     if ranks.world_size() > spec.training.prompts_per_step:
         issues.append(
             Issue(

@@ -1,7 +1,8 @@
-"""An engine on a machine without ranks: `python -m rpg.engine NUMBER ADDRESS`, started by a launcher.
+"""Serves an engine on a machine without ranks: `python -m rpg.engine NUMBER ADDRESS`, started by a launcher.
 
-It serves the one rank that holds it, and ends with the connection to that. NUMBER: of the engine, from 0; ADDRESS: of
-this machine, at which the rank reaches it. In the environment: the launch's key, and where its ranks meet.
+It serves the one rank that holds it and ends when the connection to that rank ends. NUMBER is the engine's number,
+from 0; ADDRESS is the address at which the rank reaches this machine. The environment holds the launch's key and the
+address of the ranks' rendezvous.
 """
 
 import os
@@ -13,7 +14,7 @@ from specs.machine.timed_output import time_output
 
 
 def main(number: int, address: str) -> None:
-    """Waits for the rank, and serves it."""
+    """Waits for the rank and serves it."""
     die_with_parent()
     before_torch()
     from rpg.processes.store import launch_store

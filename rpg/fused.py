@@ -1,18 +1,19 @@
-"""Models whose norms, rotations and gates Liger-Kernel's programs can compute, by their settings. No torch here."""
+"""Tells from a model's settings whether Liger-Kernel can compute its norms, rotations and gates. Imports no torch."""
 
 from importlib.util import find_spec
 
 from specs.errors import Issue
 
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
-"""Architectures whose logprobs and gradients with these kernels are held against PyTorch's by the tests."""
+"""Architectures for which the tests compare logprobs and gradients with these kernels against PyTorch's."""
 _ACTIVATIONS = ("silu", "swish")
-"""Two names of the one activation that Liger's gated MLP has. It takes the place of any other without a word."""
+"""The two names of the only activation that Liger's gated MLP has. Liger silently replaces any other activation by
+it."""
 _PATH = ("training", "kernels")
 
 
 def lacks_kernels(model_type: str, activation: str) -> Issue | None:
-    """Why Liger's kernels cannot compute a model, or are not there; None where they can."""
+    """Returns why Liger's kernels cannot compute a model or are not installed; None if they can compute it."""
     if model_type not in MODEL_TYPES:
         return Issue(
             "Liger's kernels are not tried with this architecture",

@@ -1,8 +1,8 @@
-"""Watches a run's metrics against the spec's guards, and remembers the roll-backs.
+"""Watches a run's metrics against the spec's guards and records the roll-backs.
 
-How many steps in a row violated a guard is part of every checkpoint. The roll-backs are not: they have a file of their
-own, since going back to a checkpoint must not forget that the run went back. The learning rate follows from that file
-and the step alone, so a run that is killed and resumed has the rates that it would have had.
+The number of consecutive steps that violated a guard is part of every checkpoint. The roll-backs are not: they have
+their own file, since a return to a checkpoint must not erase the fact that the run rolled back. The learning rate
+depends only on that file and the step, so a run that is killed and resumed uses the same rates as without the kill.
 """
 
 import json
@@ -20,37 +20,37 @@ _ALWAYS = Guard(metric="not_finite")
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """One roll-back, as the run's guards.json has it."""
+    """A roll-back, as recorded in the run's guards.json."""
 
     guard: int
-    """Index of the guard that asked for it."""
+    """Index of the guard that requested it."""
     at_step: int
     """The step after which the guard fired."""
     to_step: int
-    """The step of the checkpoint that training went on from."""
+    """The step of the checkpoint from which training resumed."""
     learning_rate_factor: float
-    """Multiplies the learning rate of every step after `to_step`."""
+    """Factor on the learning rate of every step after `to_step`."""
 
 
 @dataclass(frozen=True, slots=True)
 class FiredGuard:
-    """A guard that acts after a step."""
+    """A guard that has fired after a step."""
 
     guard: Guard
     index: int
-    """Among the run's guards, from 0."""
+    """Index among the run's guards, from 0."""
     step: int
     since: int
-    """The first of the consecutive steps that violated it."""
+    """First of the consecutive steps that violated it."""
     message: str
 
 
 class GuardStoppedError(RuntimeError):
-    """A guard ends the run."""
+    """Error that a guard raises to end the run."""
 
 
 class RollBackRequested(Exception):  # noqa: N818  # a request, no error
-    """A guard asks for a roll-back; the training loop makes it."""
+    """Request by a guard for a roll-back, which the training loop carries out."""
 
     def __init__(self, fired: FiredGuard) -> None:
         super().__init__(fired.message)
@@ -58,10 +58,10 @@ class RollBackRequested(Exception):  # noqa: N818  # a request, no error
 
 
 class Guards:
-    """A run's guards. All ranks see the same metrics and come to the same decisions."""
+    """The guards of a run. All ranks see the same metrics and reach the same decisions."""
 
     def __init__(self, guards: Sequence[Guard], file: Path) -> None:
-        """`file`: where the run's roll-backs stand; it need not exist yet."""
+        """Reads earlier roll-backs from `file`, which need not exist yet."""
         has_not_finite = any(guard.metric == "not_finite" for guard in guards)
         self._guards = tuple(guards) if has_not_finite else (*guards, _ALWAYS)
         self._file = file
@@ -70,9 +70,9 @@ class Guards:
         self.roll_backs = [RollBack(**entry) for entry in entries]
 
     def check(self, step: int, metrics: Mapping[str, float]) -> list[FiredGuard]:
-        """Returns the guards that act after a step with these metrics; one that warns does so once a streak.
+        """Returns the guards that fire after a step with these metrics. A guard that warns fires once per streak.
 
-        A streak goes on after a step that lacks the metric.
+        A step that lacks the metric does not end a streak.
         """
         fired = []
         for index, guard in enumerate(self._guards):
@@ -86,20 +86,20 @@ class Guards:
         return fired
 
     def fire_not_finite(self, step: int, message: str) -> FiredGuard:
-        """Fires the not_finite guard in the middle of a step, which has no metrics yet."""
+        """Fires the not_finite guard in the middle of a step, before the step has metrics."""
         index = next(index for index, guard in enumerate(self._guards) if guard.metric == "not_finite")
         return self._fire(index, step, message)
 
     def may_roll_back(self, fired: FiredGuard) -> bool:
-        """Whether the guard rolls back, and has not yet done so `at_most` times."""
+        """Returns whether the guard rolls back and has done so fewer than `at_most` times."""
         made = sum(entry.guard == fired.index for entry in self.roll_backs)
         return fired.guard.action == "roll_back" and made < fired.guard.at_most
 
     def roll_back_bounds(self, fired: FiredGuard) -> list[int]:
-        """The latest step that the checkpoint to go back to may have: one bound, or two to be tried in this order.
+        """Returns the latest steps that the checkpoint to return to may have: one bound, or two to try in this order.
 
-        The checkpoint is from before the violation. Where the guard went back before and did not get past this step,
-        an earlier checkpoint than that time is tried first.
+        The checkpoint precedes the violation. If the guard rolled back before and the run did not get past this step,
+        the first bound asks for an earlier checkpoint than that time.
         """
         no_help = [
             entry.to_step for entry in self.roll_backs if entry.guard == fired.index and entry.at_step >= fired.step
@@ -107,7 +107,7 @@ class Guards:
         return sorted({min([fired.since, *no_help]) - 1, fired.since - 1})
 
     def record_roll_back(self, fired: FiredGuard, to_step: int, *, write: bool) -> RollBack:
-        """Remembers a roll-back; on disk too where `write` is true, which is one rank's part."""
+        """Records a roll-back, on disk too if `write` is true; exactly one rank writes."""
         entry = RollBack(fired.index, fired.step, to_step, fired.guard.learning_rate_factor)
         self.roll_backs.append(entry)
         if write:
@@ -115,15 +115,15 @@ class Guards:
         return entry
 
     def learning_rate_factor(self, step: int) -> float:
-        """The product of the factors of all roll-backs to a step before this one."""
+        """Returns the product of the factors of all roll-backs to a step before this one."""
         return math.prod(entry.learning_rate_factor for entry in self.roll_backs if step > entry.to_step)
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint, JSON-able."""
+        """Returns the state for a checkpoint, as plain values for JSON."""
         return {"streaks": list(self._streaks)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a `state_dict`; one of another number of guards starts all streaks anew."""
+        """Restores a `state_dict`. If it has another number of guards, all streaks restart at 0."""
         streaks = state.get("streaks", [])
         self._streaks = list(streaks) if len(streaks) == len(self._guards) else [0] * len(self._guards)
 
@@ -135,7 +135,7 @@ class Guards:
 
 
 def _violation(guard: Guard, metrics: Mapping[str, float]) -> str:
-    """How a step's metrics violate the guard; empty where they do not."""
+    """Returns a description of how a step's metrics violate the guard; empty if they do not."""
     if guard.metric == "not_finite":
         return ", ".join(
             f"the {name} is {metrics[name]}"

@@ -1,7 +1,8 @@
-"""Messages between the processes of a run: plain values as bytes, never a pickle, which may run any code.
+"""Encodes messages between the processes of a run: plain values as bytes, never a pickle, which could run any code.
 
-A message is a JSON document, with the arrays and tensors that it names behind it. Of classes only those are made that
-this program has marked as a `message`, by their constructors. No torch and no numpy before there is one in a message.
+A message is a JSON document followed by the arrays and tensors that it names. The decoder builds only classes that this
+program has marked as a `message`, by calling their constructors. torch and numpy are imported only for a message that
+holds one of their objects.
 """
 
 import json
@@ -16,14 +17,14 @@ from specs.errors import Issue
 
 Class = TypeVar("Class", bound=type)
 _HEAD = struct.Struct("<Q")
-"""Before the document: how many bytes it has."""
+"""Header of a message: the document's length in bytes."""
 _MANY = 32
-"""From so many on, numbers or messages of one class in a row go as columns."""
+"""Least number of consecutive numbers or messages of one class that are encoded as columns."""
 _NUMBERS = {float: "d", int: "q"}
 
 
 def message(kind: Class) -> Class:
-    """Marks a dataclass whose objects may be sent: those who receive one call it with its fields."""
+    """Marks a dataclass whose objects may be sent. The receiver calls the class with the object's fields."""
     _KINDS[f"{kind.__module__}.{kind.__qualname__}"] = kind
     return kind
 
@@ -33,13 +34,14 @@ message(Issue)
 
 
 def encoded(value: Any) -> bytes:
-    """The value as bytes, for `decoded`.
+    """Returns the value as bytes that `decoded` reads.
 
     Args:
-        value: of None, bool, int, float, str, bytes, Path, list, tuple, dict, numpy arrays and scalars, tensors, and
-            dataclasses marked as a `message`.
+        value: built from None, bool, int, float, str, bytes, Path, list, tuple, dict, numpy arrays and scalars,
+            tensors,
+        and dataclasses marked as a `message`.
     Raises:
-        TypeError: it holds something else.
+        TypeError: the value holds an object of another type.
     """
     parts: list[bytes | memoryview] = []
     document = json.dumps([_plain(value, parts), [len(part) for part in parts]]).encode()
@@ -47,10 +49,10 @@ def encoded(value: Any) -> bytes:
 
 
 def decoded(content: bytes | memoryview) -> Any:
-    """The value that `encoded` made these bytes of; tensors are on the host.
+    """Returns the value that `encoded` turned into these bytes; tensors are on the host.
 
     Raises:
-        ValueError: it has not made them.
+        ValueError: `encoded` did not write these bytes.
     """
     content = memoryview(content)
     try:
@@ -68,7 +70,8 @@ def decoded(content: bytes | memoryview) -> Any:
 
 
 def _plain(value: Any, parts: list[bytes | memoryview]) -> Any:
-    """The value's part of the document. All but numbers, texts and lists is an object whose only key is its kind."""
+    """Returns the value's part of the document. All values except numbers, texts and lists become an object whose only
+    key is their kind."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
@@ -116,7 +119,7 @@ def _plain_array(value: Any, parts: list[bytes | memoryview]) -> Any:
 
 
 def _name(kind: type) -> str:
-    """Under which a class is known; empty where it is not."""
+    """Returns the name under which a class is registered; empty if it is not."""
     name = f"{kind.__module__}.{kind.__qualname__}"
     return name if _KINDS.get(name) is kind else ""
 
@@ -191,4 +194,4 @@ _READERS: dict[str, Callable[[Any, Sequence[memoryview]], Any]] = {
     "path": lambda content, _: Path(content),
     "bytes": lambda content, parts: bytes(parts[content]),
 }
-"""Readers of the document's objects, by kind."""
+"""Kind of an object in the document -> function that reads it."""

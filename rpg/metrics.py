@@ -1,4 +1,4 @@
-"""The values of a step's metrics, by the names that specs/metrics.py describes.
+"""Computes the values of a step's metrics, under the names that specs/metrics.py describes.
 
 A mean over tokens travels as sum and count, so that microbatches and ranks add up exactly.
 """
@@ -43,9 +43,10 @@ SCHEDULED: Mapping[tuple[str, ...], str] = {
     ("objective", "clip", "high"): "clip/high",
     ("reference", "update", "every_steps"): "reference/every_steps",
 }
-"""The spec's field that takes a schedule -> the metric that its value is recorded as; the learning rate always is."""
+"""Field of the spec that takes a schedule -> the metric that records its value. The learning rate is always
+recorded."""
 OF_FORMULAS = ("objective", "parameters")
-"""Where schedules stand that are recorded as `parameter/NAME`."""
+"""Path in the spec of the schedules that are recorded as `parameter/NAME`."""
 _MAXIMA = {"ratio/max": "ratio", "rollout_ratio/max": "rollout_ratio"}
 """Metric -> the per-token tensor whose maximum it is."""
 _SQUARED = ("ratio", "weight")
@@ -55,8 +56,8 @@ _SQUARED = ("ratio", "weight")
 class UpdateMetrics:
     """Sums over the tokens of a step's updates; a token counts once for each update that trains on it.
 
-    They stay on the device of the passes until `reduce`, so that no pass waits for a copy. Of an update that is skipped
-    nothing counts: the caller goes on with a copy from before it.
+    The sums stay on the device of the passes until `reduce`, so that no pass waits for a copy. A skipped update counts
+    for nothing: the caller continues with a copy from before it.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -66,15 +67,16 @@ class UpdateMetrics:
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._grad_norms: list[float] = []
         self._routing: Tensor | None = None
-        """Sums of the present update's passes: counts and probabilities of a mixture's experts. [2, layers, experts]"""
+        """Sums over the passes of the current update: counts and probabilities of a mixture's experts. [2, layers,
+        experts]"""
         self._routings: list[Tensor] = []
-        """Those of the updates that were made."""
+        """The same sums for each update that was made."""
         self.num_skipped = 0
         """Updates that were not made."""
 
     @property
     def loss(self) -> float:
-        """The sum of this rank's parts of the updates' losses so far. Waits for the device."""
+        """Returns the sum of this rank's parts of the updates' losses so far. Waits for the device."""
         return float(self._loss)
 
     def add(self, batch: Microbatch, per_token: Mapping[str, Tensor], loss: Tensor) -> None:
@@ -96,26 +98,26 @@ class UpdateMetrics:
         self._loss += loss.detach()
 
     def add_routing(self, routing: Routing, *, counted: bool) -> None:
-        """Adds how a pass's tokens were sent to experts; nothing where they are not `counted`."""
+        """Adds the routing of a pass's tokens to experts; does nothing if the tokens are not `counted`."""
         sums = torch.stack([routing.counts, routing.probabilities.detach()]).to(torch.float64) * counted
         self._routing = sums if self._routing is None else self._routing + sums
 
     def update_done(self, grad_norm: float) -> None:
-        """Ends an update, whose gradient had this global norm before clipping."""
+        """Ends an update whose gradient had this global norm before clipping."""
         self._grad_norms.append(grad_norm)
         if self._routing is not None:
             self._routings.append(self._routing)
             self._routing = None
 
     def copy(self) -> "UpdateMetrics":
-        """The sums as they are now."""
+        """Returns a copy of the sums as they are now."""
         return deepcopy(self)
 
     def reduce(self, maxima: Mapping[str, float] | None = None) -> dict[str, float]:
-        """The metrics over all ranks; without an update that was made, `maxima` alone. All ranks call it.
+        """Returns the metrics over all ranks; only `maxima` if no update was made. All ranks call it.
 
         Args:
-            maxima: further metrics, the same on every rank: each becomes the largest of the ranks' values.
+            maxima: further metrics, with the same names on every rank: each becomes the largest of the ranks' values.
         """
         maxima = maxima or {}
         if not self._grad_norms:
@@ -138,11 +140,11 @@ class UpdateMetrics:
 
 
 def token_metrics(sums: Mapping[str, float], tokens: float) -> dict[str, float]:
-    """The metrics that follow from sums over this many tokens.
+    """Returns the metrics that follow from sums over this many tokens.
 
     Args:
-        sums: of per-token tensors, by their names; of their squares by NAME_squared. A mean whose sum is not among them
-            is left out.
+        sums: sums of per-token tensors under their names, and of their squares under NAME_squared. A mean whose sum is
+        missing is left out.
     """
     return {
         **{metric: sums[name] / tokens for metric, name in TOKEN_MEANS.items() if name in sums},
@@ -152,10 +154,10 @@ def token_metrics(sums: Mapping[str, float], tokens: float) -> dict[str, float]:
 
 
 def routing_metrics(updates: Tensor) -> dict[str, float]:
-    """Metrics of a mixture of experts.
+    """Returns the metrics of a mixture of experts.
 
     Args:
-        updates: of each update and all ranks, counts and added up probabilities. [updates, 2, layers, experts]
+        updates: counts and summed probabilities of each update, over all ranks. [updates, 2, layers, experts]
     """
     losses = [
         balancing_loss(counts, probabilities, float(probabilities.sum()) / len(counts))
@@ -172,11 +174,12 @@ def routing_metrics(updates: Tensor) -> dict[str, float]:
 def rollout_metrics(
     step: StepRollouts, trained_rewards: NDArray[np.floating[Any]] | None = None, problems: Sequence[Problem] = ()
 ) -> dict[str, float]:
-    """Metrics of a step's responses before any training on them. Standard deviations have ddof 1.
+    """Returns the metrics of a step's responses before any training on them. Standard deviations have ddof 1.
 
     Args:
-        trained_rewards: [B] or [B, turns], what advantages are taken of; None: the rewards.
-        problems: of training; the step's are among them. None: nothing is said by set.
+        trained_rewards: the rewards from which advantages are computed, [B] or [B, turns]; None means the step's
+            rewards.
+        problems: all training problems, the step's among them. None leaves out the metrics by set.
     """
     rewards = step.rewards.astype(np.float64)
     sizes = np.bincount(step.group_ids)
@@ -197,7 +200,7 @@ def rollout_metrics(
 
 
 def _turn_metrics(step: StepRollouts) -> dict[str, float]:
-    """Counts of turns and calls a response; nothing where the environment gives no turn."""
+    """Returns the counts of turns and calls per response; empty if the environment gives no turn."""
     if not step.turn_counts:
         return {}
     calls = sum(counts.calls for counts in step.turn_counts)
@@ -216,16 +219,18 @@ def _turn_metrics(step: StepRollouts) -> dict[str, float]:
 
 
 def _term_means(scores: Sequence[Score], of_set: str = "") -> dict[str, float]:
-    """Mean of each term of a weighted reward over the responses that could be scored. Rewards of several sets may have
-    terms of their own."""
+    """Returns the mean of each term of a weighted reward over the responses that could be scored. The rewards of
+    different
+        sets may have different terms."""
     names = sorted({name for score in scores for name in score.terms})
     values = {name: [score.terms[name] for score in scores if name in score.terms] for name in names}
     return {f"reward/{name}/mean{of_set}": sum(each) / len(each) for name, each in values.items()}
 
 
 def _means_by_set(step: StepRollouts, rewards: NDArray[np.float64], problems: Sequence[Problem]) -> dict[str, float]:
-    """Means of the rewards and of their terms over the responses to each training set's problems; nothing where there
-    is one set."""
+    """Returns the means of the rewards and of their terms for each training set, over the responses to its problems;
+    empty
+        for a single set."""
     if len({problem.dataset for problem in problems}) <= 1:
         return {}
     sets = np.array([problems[index].dataset for index in step.problems])[step.group_ids]
@@ -238,13 +243,13 @@ def _means_by_set(step: StepRollouts, rewards: NDArray[np.float64], problems: Se
 
 
 def staleness_metrics(step: StepRollouts, trained_version: int) -> dict[str, float]:
-    """How many steps the policy had been trained for since it sampled the step's responses."""
+    """Returns how many steps the policy was trained for after it sampled the step's responses."""
     steps = float(trained_version - step.policy_version)
     return {"staleness/mean": steps, "staleness/max": steps}
 
 
 def scheduled_values(spec: Experiment, step: int) -> dict[str, float]:
-    """Values of the spec's schedules at a step; empty where nothing is scheduled."""
+    """Returns the values of the spec's schedules at a step; empty without schedules."""
     scheduled = {path: schedule.at(step) for path, schedule in schedules_in(spec)}
     fixed = {SCHEDULED[path]: value for path, value in scheduled.items() if path in SCHEDULED}
     own = {f"parameter/{path[-1]}": value for path, value in scheduled.items() if path[:-1] == OF_FORMULAS}
@@ -253,18 +258,18 @@ def scheduled_values(spec: Experiment, step: int) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class PassCounts:
-    """Counts of passes, by which their arithmetic goes. What is computed once for several responses counts once."""
+    """The counts that determine the arithmetic cost of passes. Work shared by several responses counts once."""
 
     tokens: int
-    """That go through the layers, padding included."""
+    """Tokens that go through the layers, padding included."""
     responses: int
-    """That go through the output head."""
+    """Response tokens that go through the output head."""
     pairs: float
     """Pairs of tokens that see each other in attention."""
 
     @classmethod
     def of_passes(cls, passes: Iterable[Microbatch]) -> "PassCounts":
-        """Those of the passes that count."""
+        """Returns the counts of those passes that count."""
         counted = [batch for batch in passes if batch.counts]
         return cls(
             tokens=sum(batch.input_ids.numel() for batch in counted),
@@ -284,8 +289,10 @@ def _pairs(batch: Microbatch) -> float:
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Peak memory of this process so far, GiB: on a GPU the most that torch allocated, without what a sleeping engine
-    has given back, on a CPU the largest resident set."""
+    """Returns the peak memory of this process so far, GiB.
+
+    On a GPU it is the most that torch allocated, without the memory that a sleeping engine has given back; on a CPU it
+    is the largest resident set."""
     if device.type == "cuda":
         return peak_of_gpu().highest() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

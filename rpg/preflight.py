@@ -1,6 +1,6 @@
-"""A look at what a spec names, before anything runs: the first rows of the data, the model, the lengths of prompts.
+"""Checks what a spec names before anything runs: the first rows of the data, the model, the lengths of prompts.
 
-What is wrong here a stage would say in the same words, minutes later. Nothing is written and nothing is downloaded.
+A stage would report the same errors in the same words, minutes later. Nothing is written and nothing is downloaded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,30 +27,31 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FIRST_ROWS = 64
-"""Problems of a set that are looked at."""
+"""Problems of each set that are checked."""
 HUB_SECONDS = 4.0
-"""Most that the Hub is waited for."""
+"""Longest wait for an answer of the Hub."""
 MOST_ROWS = 5000
-"""Problems of a set that is read whole, to be compared with others: a second or two."""
+"""Most problems of a set that is read whole and compared with other sets; that takes a second or two."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """Findings of a look at data and model; paths lead into the spec."""
+    """The findings of a check of data and model; their paths lead into the spec."""
 
     errors: list[Issue] = field(default_factory=list)
-    """A stage would end with each of them."""
+    """Findings with which a stage would fail."""
     absent: list[Issue] = field(default_factory=list)
-    """So it would on this machine."""
+    """Findings with which a stage would fail on this machine."""
     warnings: list[Issue] = field(default_factory=list)
 
 
 def examine(experiment: Experiment, *, model: bool = True) -> Findings:
-    """Looks at what a spec names.
+    """Checks the data, the model and the prompts that a spec names.
 
     Args:
-        model: whether the model itself is looked at too, which loads torch; the tokenizer is in any case, for the
-            lengths of prompts.
+        model: whether to check the model itself too, which loads torch. The tokenizer is always read, for the lengths
+            of
+        prompts.
     """
     findings, sets = Findings(), dict[str, list[list[StagedProblem]]]()
     for split in SPLITS:
@@ -60,7 +61,7 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
         policy = look_at(experiment.model, build=model)
         models["model", "path"] = experiment.model, policy
         rollouter = experiment.rollout.rollouter
-        if policy.tokenizer is not None and not rollouter.lacks():  # a server that is not here shows no tools
+        if policy.tokenizer is not None and not rollouter.lacks():  # the tools of an unreachable server are unknown
             encoded = list(_encoded(sets, policy.tokenizer, experiment.data, rollouter.shown_tools))
             _check_lengths(encoded, experiment.data, findings)
             rows = [Row(*row) for each in encoded for row in each.rows()]
@@ -79,7 +80,7 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
 
 
 def _overlap(data: Data) -> list[Issue]:
-    """Problems common to training and evaluation sets that are read in a moment: of at most MOST_ROWS problems."""
+    """Returns the problems common to training and evaluation sets, among sets of at most MOST_ROWS problems."""
     if not (data.train and data.evaluation):
         return []
     sets: dict[str, list[tuple[Path, Source, list[StagedProblem]]]] = {split: [] for split in SPLITS}
@@ -87,7 +88,7 @@ def _overlap(data: Data) -> list[Issue]:
         for index, source in enumerate(getattr(data, split)):
             path = ("data", split, index)
             problems = first_problems(source, data, path, MOST_ROWS + 1) if not source.generated else []
-            if not problems or len(problems) > MOST_ROWS:  # not known, or only in part
+            if not problems or len(problems) > MOST_ROWS:  # unknown, or known only in part
                 if split == "train":
                     return []
                 continue
@@ -101,8 +102,9 @@ def _overlap(data: Data) -> list[Issue]:
 
 
 def _not_here(data: Data, models: Mapping[Path, tuple[PretrainedModel | ScratchModel, NamedModel]]) -> list[Issue]:
-    """Data or model that is not here, and cannot be downloaded: HF_HUB_OFFLINE forbids it, the Hub does not answer, or
-    it is a directory by its name."""
+    """Returns data and models that are missing here and cannot be downloaded: HF_HUB_OFFLINE forbids it, the Hub does
+    not
+        answer, or the name is that of a directory."""
     missing, issues = list[tuple[str, Path, str]](), list[Issue]()
     for path, (model, found) in models.items():
         if not isinstance(model, PretrainedModel) or found.directory is not None:
@@ -127,12 +129,13 @@ def _not_here(data: Data, models: Mapping[Path, tuple[PretrainedModel | ScratchM
 
 
 def _no_directory(path: Path, given: str) -> str:
-    """What a user may want to know of a path that could be a directory's as well as one of the Hub."""
+    """Returns a hint about a path that could name a directory as well as a repository of the Hub."""
     return f"there is no directory `{given}` beside the spec; " if path[-1] == "path" and "/" not in given else ""
 
 
 def _why_no_download() -> str:
-    """Why nothing of the Hub can be fetched; empty where its server answers. Any answer will do, also a refusal."""
+    """Returns why nothing can be fetched from the Hub; empty if its server answers. Any answer counts, even a
+    refusal."""
     from huggingface_hub import constants, get_session, is_offline_mode
 
     if is_offline_mode():
@@ -140,11 +143,11 @@ def _why_no_download() -> str:
     answered = Event()
 
     def ask() -> None:
-        with suppress(Exception):  # a dozen classes of three libraries say that there is no connection
+        with suppress(Exception):  # a dozen exception classes of three libraries mean "no connection"
             get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
             answered.set()
 
-    # A thread of its own, since no time limit of a request ends the search for a host's address.
+    # Runs in its own thread, since the time limit of a request does not end the lookup of a host's address.
     asking = Thread(target=ask, daemon=True)
     asking.start()
     asking.join(HUB_SECONDS)
@@ -152,7 +155,7 @@ def _why_no_download() -> str:
 
 
 def _first_rows(experiment: Experiment, split: str, findings: Findings) -> Iterator[list[StagedProblem]]:
-    """The first problems of each set of a split that can be read and scored."""
+    """Yields the first problems of each set of a split that can be read and scored."""
     data = experiment.data
     for index, source in enumerate(getattr(data, split)):
         path = ("data", split, index)
@@ -178,7 +181,7 @@ class _Encoded:
     prompts: list[list[int]]
 
     def rows(self) -> Iterator[tuple[str, list[int]]]:
-        """Yields each row in words and the tokens of its prompt."""
+        """Yields a description of each row and the tokens of its prompt."""
         for number, (problem, ids) in enumerate(zip(self.problems, self.prompts, strict=True), 1):
             yield problem.where or f"problem {number} of {problem.dataset}", ids
 
@@ -193,8 +196,8 @@ def _encoded(
 
 
 def _check_lengths(sets: Sequence[_Encoded], data: Data, findings: Findings) -> None:
-    """Holds the prompts against the most tokens that one may have: a long one of evaluation is an error, of training it
-    is left out."""
+    """Compares the prompts with the most tokens that a prompt may have. An overlong evaluation prompt is an error; an
+    overlong training prompt is left out."""
     path, limit = ("data", "max_prompt_length"), data.max_prompt_length
     for each in sets:
         lengths = [len(ids) for ids in each.prompts]

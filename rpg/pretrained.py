@@ -1,6 +1,7 @@
-"""Models, configs and tokenizers from a directory: the one place that reads them, and it runs no code of theirs.
+"""Reads models, configs and tokenizers from a directory: the only module that does, and it runs none of their code.
 
-A setting that names code is refused by its name: transformers would run it, ask at the terminal, or fetch a kernel.
+A setting that names code is refused, and the error names it: transformers would run the code, ask at the terminal, or
+fetch a kernel.
 """
 
 import json
@@ -18,28 +19,29 @@ if TYPE_CHECKING:
     from transformers import Conv1D, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _FLASH_ATTENTION = {"2": "flash_attn", "3": "flash_attn_interface", "4": "flash_attn.cute"}
-"""Version of flash attention -> the module that computes it, without which transformers takes a kernel of the Hub."""
+"""Version of flash attention -> the module that computes it. Without the module transformers fetches a kernel of the
+Hub."""
 _FROM_HUB = {
     "quant_method": ("eetq", "fbgemm_fp8", "gguf", "metal", "mxfp4"),
     "model_type": ("mra", "rwkv", "yoso"),
 }
-"""Setting -> values for which transformers 5 asks the Hub for a kernel whatever USE_HUB_KERNELS says (`get_kernel` in
+"""Setting -> values for which transformers 5 asks the Hub for a kernel regardless of USE_HUB_KERNELS (`get_kernel` in
 its quantizers, integrations and models)."""
 _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
-"""Fields of transformers' configs for the length of the context."""
+"""Fields of transformers' configs that hold the length of the context."""
 _CHOSEN_EXPERTS = (
     *("num_experts_per_tok", "num_experts_per_token", "num_selected_experts", "experts_per_token"),
     *("top_k_experts", "moe_topk", "moe_top_k", "moe_k", "top_k"),
 )
-"""Fields of transformers' configs for the experts that a token is routed to."""
+"""Fields of transformers' configs that hold the number of experts that a token is routed to."""
 
 
 class ModelCodeError(ValueError):
-    """A model's settings name code to run."""
+    """Error raised if a model's settings name code to run."""
 
 
 def config_of(directory: Path) -> "PretrainedConfig":
-    """The config of a model directory. ModelCodeError where a setting names code, as below."""
+    """Returns the config of a model directory. Raises ModelCodeError if a setting names code, see `code_settings`."""
     from transformers import AutoConfig
 
     _refuse_code(directory)
@@ -48,7 +50,7 @@ def config_of(directory: Path) -> "PretrainedConfig":
 
 
 def tokenizer_of(directory: Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a model directory."""
+    """Returns the tokenizer of a model directory."""
     from transformers import AutoTokenizer
 
     _refuse_code(directory)
@@ -57,7 +59,7 @@ def tokenizer_of(directory: Path) -> "PreTrainedTokenizerBase":
 
 
 def model_of(directory: Path, **settings: Any) -> "PreTrainedModel":
-    """The model of a directory, from its safetensors. `settings` are those of `from_pretrained`."""
+    """Returns the model of a directory, from its safetensors. `settings` are passed to `from_pretrained`."""
     from transformers import AutoModelForCausalLM
 
     _refuse_code(directory)
@@ -68,7 +70,7 @@ def model_of(directory: Path, **settings: Any) -> "PreTrainedModel":
 
 
 def classifier_of(directory: Path, **settings: Any) -> "PreTrainedModel":
-    """The sequence classifier of a directory; see `model_of`."""
+    """Returns the sequence classifier of a directory; see `model_of`."""
     from transformers import AutoModelForSequenceClassification
 
     _refuse_code(directory)
@@ -79,7 +81,8 @@ def classifier_of(directory: Path, **settings: Any) -> "PreTrainedModel":
 
 
 def config_of_settings(settings: Mapping[str, Any]) -> "PretrainedConfig":
-    """The config that a config.json with these settings gives. ModelCodeError where one names code, as below."""
+    """Returns the config of a config.json with these settings. Raises ModelCodeError if one names code, see
+    `code_settings`."""
     from transformers import AutoConfig
 
     if found := list(code_settings(dict(settings))):
@@ -89,7 +92,7 @@ def config_of_settings(settings: Mapping[str, Any]) -> "PretrainedConfig":
 
 
 def model_without_weights(config: "PretrainedConfig") -> "PreTrainedModel":
-    """The config's decoder on the meta device, where every weight has its shape and no values."""
+    """Returns the config's decoder on the meta device, on which weights have shapes but no values."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -99,7 +102,7 @@ def model_without_weights(config: "PretrainedConfig") -> "PreTrainedModel":
 
 
 def linear_modules(model: "PreTrainedModel") -> "Iterator[tuple[str, nn.Linear | Conv1D]]":
-    """The linear modules between the embeddings and the output head, each by the last part of its name."""
+    """Yields the linear modules between the embeddings and the output head, each by the last part of its name."""
     from torch import nn
     from transformers import Conv1D
 
@@ -110,11 +113,12 @@ def linear_modules(model: "PreTrainedModel") -> "Iterator[tuple[str, nn.Linear |
 
 
 def first_size(config: Any, *names: str) -> int:
-    """The first size that the config has under one of the names, of a list for the layers the largest; else 0."""
+    """Returns the first size that the config has under one of the names, or 0. From a list over layers it is the
+    largest."""
     for name in names:
         try:
             value = getattr(config, name, None)
-        except RuntimeError:  # where layers differ in it, each has its own config
+        except RuntimeError:  # if layers differ in it, each has its own config
             value = [first_size(layer, name) for layer in config.per_layer_config]
         sizes = [size for size in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(size, int)]
         if sizes and max(sizes) > 0:
@@ -128,29 +132,31 @@ def context_of(config: "PretrainedConfig") -> int | None:
 
 
 def experts_per_token(text: "PretrainedConfig") -> int:
-    """Experts of a layer that a token is routed to, by a decoder's config; 0: it names none."""
+    """Returns how many experts of a layer a token is routed to, by a decoder's config; 0 if it names none."""
     return first_size(text, *_CHOSEN_EXPERTS)
 
 
 def settings_with_code(directory: Path) -> list[str]:
-    """The settings of a model directory that name code, each `config.json: auto_map`; adapters, which name a model."""
+    """Returns the settings of a model directory that name code, each like `config.json: auto_map`, and adapters, which
+    name a model."""
     found = []
     for file in sorted(directory.glob("*config*.json")):
-        if file.name == "adapter_config.json":  # peft loads the model that it names, which nobody has looked at
+        if file.name == "adapter_config.json":  # peft loads the model that it names, which has not been checked
             found.append(f"{file.name}, adapters of another model: merge them into it first")
         try:
             settings = json.loads(file.read_bytes())
-        except (OSError, ValueError, RecursionError):  # what reads it says what is wrong with it
+        except (OSError, ValueError, RecursionError):  # the code that reads it reports the error
             continue
         found += [f"{file.name}: {name}" for name in code_settings(settings)]
     return found
 
 
 def code_settings(settings: Any, inside: str = "") -> Iterator[str]:
-    """The names of the settings that have transformers run code which it does not come with.
+    """Yields the names of the settings that make transformers run code that is not part of it.
 
-    They are `auto_map`, an implementation of attention or the like that is a kernel of a Hub, and where the package
-    `kernels` is installed, what transformers fetches a kernel for. What else it would fetch, `rpg` has switched off.
+    They are `auto_map`; an implementation of attention or the like that is a kernel of a Hub; and, if the package
+    `kernels` is installed, settings for which transformers fetches a kernel. `rpg` has switched off all other downloads
+    of kernels.
     Example:
         >>> list(code_settings({"auto_map": {}, "text_config": {"attn_implementation": "kernels-community/flash"}}))
         ['auto_map', 'text_config.attn_implementation (kernels-community/flash)']
@@ -178,13 +184,13 @@ _LACKING = "which fetches a kernel of a Hub: uninstall the package kernels, or i
 
 
 def _falls_back(implementation: Any) -> bool:
-    """Whether the attention is a flash attention that is not installed. `paged|flash_attention_2` is one too."""
+    """Returns whether this is a flash attention that is not installed. `paged|flash_attention_2` counts as one."""
     named = re.search(r"flash_attention_(\d)", implementation) if isinstance(implementation, str) else None
     return named is not None and not is_installed(_FLASH_ATTENTION.get(named[1], ""))
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module is there, without importing more of it than the packages that hold it."""
+    """Returns whether a module is installed. Imports only the packages that hold it."""
     try:
         return bool(module) and find_spec(module) is not None
     except ModuleNotFoundError:  # the package that holds it
@@ -193,10 +199,10 @@ def is_installed(module: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """Tokens that end a response, and the one that pads."""
+    """The tokens that end a response, and the padding token."""
 
     eos_ids: tuple[int, ...]
-    """Any of them ends a response."""
+    """Ids of the end tokens: any of them ends a response."""
     pad_id: int
 
 
@@ -205,16 +211,17 @@ def special_tokens(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     config: "PretrainedConfig | None" = None,
 ) -> SpecialTokens:
-    """Returns all end tokens that the generation config, the config and the tokenizer name, and the padding token of
-    the first that has one inside the embedding.
+    """Returns the end tokens that the generation config, the config and the tokenizer name, and the padding token.
+
+    The padding token comes from the first of the three that names one inside the embedding.
 
     The files of a model often disagree: a chat model's generation config may name the token that ends a document, its
     tokenizer the one that ends a turn.
 
     Args:
         weights_dir: the model's directory.
-        tokenizer: the directory's; None: it is read.
-        config: likewise.
+        tokenizer: the directory's tokenizer; None reads it from the directory.
+        config: the directory's config; None reads it from the directory.
     Raises:
         SpecError: none of them names an end token.
     """
@@ -225,7 +232,7 @@ def special_tokens(
         named.append(GenerationConfig.from_pretrained(weights_dir))
     named += [tokenizer, config.get_text_config()]
     eos_ids = dict.fromkeys(token for each in named[:-1] for token in _ids(each.eos_token_id))
-    # A config that names none has the default of its class, which may be any token here.
+    # A config that names none has its class's default, which may be any token of this model.
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     eos_ids |= dict.fromkeys(token for token in _ids(named[-1].eos_token_id) if token in special)
     size = embedding_size(config)
@@ -239,7 +246,7 @@ def special_tokens(
 
 
 def _ids(tokens: int | Sequence[int] | None) -> Sequence[int]:
-    """Returns token ids that stand alone, in a list, or not at all."""
+    """Returns as a list the token ids given as one id, as a list, or as None."""
     if tokens is None:
         return ()
     return [tokens] if isinstance(tokens, int) else tokens

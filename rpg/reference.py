@@ -1,5 +1,4 @@
-"""The reference policy: weights lent to the learner's module for a pass, or a model of its own; and the schedule by
-which it moves."""
+"""Reference policies, as weights lent to the learner's module for a pass or as a separate model; and their schedule."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -22,23 +21,23 @@ _STEM = "reference"
 
 
 class ReferencePolicy(Protocol):
-    """A policy apart from the one that is trained."""
+    """A policy that is separate from the one in training."""
 
     def move(self, *, ema_decay: float = 0.0) -> None:
-        """Makes the reference the present policy or, with a decay, `decay * reference + (1 - decay) * policy`."""
+        """Sets the reference to the current policy or, with a decay, to `decay * reference + (1 - decay) * policy`."""
         ...
 
     def passes(self, learner: Passes) -> AbstractContextManager[Passes]:
-        """The passes that give the reference's logprobs within the block. No training inside.
+        """Gives, within the block, passes that compute the reference's logprobs. No training inside.
 
         Args:
-            learner: passes of the policy that is trained, whose module may hold the reference meanwhile.
+            learner: passes of the policy in training; its module may hold the reference within the block.
         """
         ...
 
     @property
     def packs(self) -> bool:
-        """Whether a pass may hold several sequences in a row, as far as the reference is concerned."""
+        """Whether the reference allows several sequences in a row of a pass."""
         ...
 
     def save(self, copy: StateCopy) -> None:
@@ -53,10 +52,10 @@ class ReferencePolicy(Protocol):
 def reference_policy(
     reference: Reference, module: nn.Module, open_teacher: Callable[[], Passes]
 ) -> "Snapshot | BaseModel | Teacher | None":
-    """The spec's reference policy, made before the first update. None where it is the policy that samples.
+    """Returns the spec's reference policy, built before the first update; None if it is the policy that samples.
 
     Args:
-        module: the learner's.
+        module: the learner's module.
         open_teacher: loads the model that the spec names.
     """
     match reference.source:
@@ -73,7 +72,7 @@ def reference_policy(
 
 
 class Teacher:
-    """A frozen model of its own. Its weights never change, so checkpoints leave them out."""
+    """A separate frozen model as reference. Its weights never change, so checkpoints leave them out."""
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
@@ -84,12 +83,12 @@ class Teacher:
         return self._passes.packs
 
     def move(self, *, ema_decay: float = 0.0) -> None:  # noqa: ARG002  # the Protocol's signature
-        """A teacher does not move."""
+        """Raises ValueError: a teacher does not move."""
         raise ValueError("a reference of source model does not move")
 
     @contextmanager
     def passes(self, learner: Passes) -> Iterator[Passes]:  # noqa: ARG002  # the Protocol's signature
-        """The teacher's own."""
+        """Gives the teacher's own passes."""
         with torch.no_grad():
             yield self._passes
 
@@ -104,32 +103,32 @@ class _Lent:
     """A reference whose weights the learner's module holds for a pass."""
 
     packs = True
-    """The learner's passes are its own."""
+    """True: the learner's passes compute it."""
 
     def in_place(self) -> AbstractContextManager[None]:
-        """Within the block the learner's module holds the reference."""
+        """Makes the learner's module hold the reference within the block."""
         raise NotImplementedError
 
     @contextmanager
     def passes(self, learner: Passes) -> Iterator[Passes]:
-        """The learner's, whose module holds the reference within the block."""
+        """Gives the learner's passes; its module holds the reference within the block."""
         with self.in_place(), learner.choosing_experts():
             yield learner
 
 
 class BaseModel(_Lent):
-    """The policy with which training of adapters began: the module with its adapters off, so that nothing is kept."""
+    """The initial policy when training adapters: the module with its adapters off, so no copy is kept."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
 
     def move(self, *, ema_decay: float = 0.0) -> None:  # noqa: ARG002  # the Protocol's signature
-        """An initial policy does not move."""
+        """Raises ValueError: an initial policy does not move."""
         raise ValueError("the initial policy does not move")
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within the block the adapters are off."""
+        """Switches the adapters off within the block."""
         with without_adapters(self._module), torch.no_grad():
             yield
 
@@ -141,14 +140,16 @@ class BaseModel(_Lent):
 
 
 class Snapshot(_Lent):
-    """A copy of a module's trained parameters: all, or its adapters. At ZeRO 3 each rank keeps its own shards."""
+    """A copy of a module's trained parameters: all of them, or its adapters. At ZeRO 3 each rank keeps its own
+    shards."""
 
     def __init__(self, module: nn.Module, *, averages: bool = False) -> None:
-        """The snapshot is the module as it is now.
+        """Copies the module's parameters as they are now.
 
         Args:
-            averages: moves have a decay. The snapshot is then kept in float32: in bfloat16 changes of less than 2^-9 of
-                a weight are rounded away, and an average would not move.
+            averages: whether moves have a decay. If so, the snapshot is kept in float32: bfloat16 rounds away changes
+                of less
+            than 2^-9 of a weight, and an average would not move.
         """
         self._module = module
         self._weights = {
@@ -157,14 +158,15 @@ class Snapshot(_Lent):
         }
 
     def move(self, *, ema_decay: float = 0.0) -> None:
-        """Makes the snapshot the present policy, or, with a decay, `decay * snapshot + (1 - decay) * policy`."""
+        """Sets the snapshot to the current policy or, with a decay, to `decay * snapshot + (1 - decay) * policy`."""
         for name, tensor in self._parameters():
             weight = self._weights[name]
             weight.lerp_(tensor.to(weight.dtype), 1 - ema_decay) if ema_decay else weight.copy_(tensor)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within the block the module holds the snapshot's weights, rounded to its own type. No training inside."""
+        """Makes the module hold the snapshot's weights, rounded to its own type, within the block. No training
+        inside."""
         policy_weights = {name: tensor.data for name, tensor in self._parameters()}
         try:
             for name, tensor in self._parameters():
@@ -198,7 +200,8 @@ class Snapshot(_Lent):
 
     @torch.no_grad()
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and values of each trained parameter, as far as this rank holds it: all, or at ZeRO 3 its shard."""
+        """Yields name and values of each trained parameter on this rank: the whole parameter, or at ZeRO 3 its
+        shard."""
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad:
                 yield name, getattr(parameter, "ds_tensor", parameter)
@@ -208,28 +211,28 @@ class ReferenceSchedule:
     """Counts steps and updates since the last move and says when the next is due. Its state is part of every
     checkpoint.
 
-    The reference's logprobs are computed once a step, before its first update, so it moves between steps alone: it is
-    always a policy that a step ended with.
+    The reference's logprobs are computed once per step, before its first update, so it moves only between steps: it is
+    always the policy at the end of a step.
     """
 
     def __init__(self, *, follows: bool, update: Update | None) -> None:
         self._follows = follows
         self._update = update
         self.version = 0
-        """Moves so far; with source behaviour, one a step."""
+        """Moves so far; with source behaviour, one per step."""
         self.age_steps = 0
         """Steps finished since the last move, or since the start."""
         self.age_updates = 0
-        """Optimizer updates since then."""
+        """Optimizer updates since the last move, or since the start."""
         self.steps = 0
         """Steps finished."""
         self.reason = ""
-        """Why the reference last moved; empty where it never has."""
+        """Reason of the last move; empty if the reference has never moved."""
         self._recent: deque[float] = deque(maxlen=update.kl_window if update else 1)
 
     @classmethod
     def of(cls, reference: Reference) -> "ReferenceSchedule":
-        """The schedule of a spec's reference."""
+        """Returns the schedule of a spec's reference."""
         return cls(follows=reference.source == "behaviour", update=reference.update)
 
     @property
@@ -239,10 +242,10 @@ class ReferenceSchedule:
         return self._update.ema_decay if self._update else 0.0
 
     def after_step(self, kl_reverse: float | None, *, updates: int) -> bool:
-        """Counts a finished step. Returns whether the weights are to move now.
+        """Counts a finished step. Returns whether the weights must move now.
 
         Args:
-            kl_reverse: the step's mean `kl/reverse`, nats; None of a step whose updates were all skipped.
+            kl_reverse: the step's mean `kl/reverse`, nats; None if all updates of the step were skipped.
             updates: optimizer updates that the step made.
 
         With source behaviour the version goes up, but there are no weights to move, so the result is False.
@@ -262,7 +265,7 @@ class ReferenceSchedule:
         return not self._follows
 
     def _due(self) -> str:
-        """Why the reference is to move now; empty where it is not."""
+        """Returns why the reference must move now; empty if it must not."""
         update = self._update
         if update is None or self.steps < update.after_steps:
             return ""
@@ -280,7 +283,7 @@ class ReferenceSchedule:
         return ""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that changes, as plain values for JSON."""
+        """Returns all that changes, as plain values for JSON."""
         return {
             "version": self.version,
             "age_steps": self.age_steps,

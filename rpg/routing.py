@@ -1,9 +1,9 @@
-"""Routing of a mixture of experts: how many tokens its routers send to each expert, the loss that evens that out, and
-the sampler's choice replayed by the learner.
+"""Routing in a mixture of experts: tokens per expert, the loss that balances them, and replay of the sampler's choice.
 
-The loss is that of Fedus 2021, arXiv:2101.03961, eq. 4 to 6, for several experts a token and over all layers at once,
-as transformers has it (`load_balancing_loss_func`). The replay is that of Ma 2025, arXiv:2510.11370: what an engine and
-the learner differ by in their arithmetic sends some tokens to other experts, and their logprobs far apart.
+The loss is that of Fedus 2021, arXiv:2101.03961, eq. 4 to 6, for several experts per token and over all layers at once,
+as in transformers (`load_balancing_loss_func`). The replay is that of Ma 2025, arXiv:2510.11370: differences in
+arithmetic between engine and learner route some tokens to other experts, and the logprobs of these tokens then differ
+widely.
 """
 
 import sys
@@ -28,25 +28,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Sums over the sampled tokens of a pass, each taken where it is predicted, so that they do not depend on how a
-    step is cut into passes."""
+    """Sums over the sampled tokens of a pass. Each token is counted at the position that predicts it, so the sums do
+    not
+        depend on how a step is cut into passes."""
 
     counts: Tensor
-    """Tokens that each expert is among the chosen ones of. [layers, experts], float32"""
+    """Number of tokens routed to each expert. [layers, experts], float32"""
     probabilities: Tensor
-    """Probabilities of each expert, added up. Differentiable. [layers, experts], float32"""
+    """Sum of each expert's probabilities over the tokens. Differentiable. [layers, experts], float32"""
 
 
 def routing_of(
     router_logits: tuple[Tensor, ...], sources: Tensor, chosen: int, given: Sequence[Tensor] | None = None
 ) -> Routing:
-    """Sums over the tokens at `sources`.
+    """Returns the routing sums over the tokens at `sources`.
 
     Args:
-        router_logits: of each layer with experts, [tokens, experts].
-        sources: positions among the tokens; one may be there several times. [n]
-        chosen: experts that a token is sent to.
-        given: which they are, of each layer, [tokens, chosen]; None: those of the highest logits.
+        router_logits: one tensor for each layer with experts, [tokens, experts].
+        sources: positions among the tokens; a position may occur several times. [n]
+        chosen: number of experts that a token is routed to.
+        given: the chosen experts of each layer, [tokens, chosen]; None means those with the highest logits.
     """
     counts, probabilities = [], []
     for layer, logits in enumerate(router_logits):
@@ -58,16 +59,19 @@ def routing_of(
 
 
 def balancing_loss(counts: Tensor, probabilities: Tensor, tokens: float) -> Tensor:
-    """experts x sum over experts of f_e P_e: f_e is the share of the tokens that expert e is chosen for, P_e its mean
-    probability, both over all tokens and layers. Where the load is even, it is the number of experts a token.
+    """Returns experts x sum over experts of f_e P_e.
 
-    It is linear in the probabilities: with the counts of all passes of an update, the losses of the passes add up.
+    f_e is the share of the tokens that are routed to expert e and P_e its mean probability, both over all tokens and
+    layers. Under an even load the loss equals the number of experts per token.
+
+    The loss is linear in the probabilities: if every pass uses the counts of the whole update, the losses of the passes
+    add up.
 
     Args:
-        counts: tokens of each expert. Constant. [layers, experts]
-        probabilities: added up over the tokens. Differentiable. [layers, experts]
-        tokens: their number.
-    Example: two experts, one a token; three of four tokens go to the first, whose mean probability is 0.6.
+        counts: tokens routed to each expert. Constant. [layers, experts]
+        probabilities: summed over the tokens. Differentiable. [layers, experts]
+        tokens: number of tokens.
+    Example: two experts, one per token; three of four tokens go to the first, whose mean probability is 0.6.
         >>> round(float(balancing_loss(torch.tensor([[3.0, 1.0]]), torch.tensor([[2.4, 1.6]]), 4)), 4)
         1.1
     """
@@ -77,12 +81,13 @@ def balancing_loss(counts: Tensor, probabilities: Tensor, tokens: float) -> Tens
 
 
 def routed_experts(model: "PreTrainedModel") -> int:
-    """Experts that a token is sent to, of a model that transformers shows the routers of and balances; else 0."""
+    """Returns how many experts a token is routed to if transformers exposes and balances the model's routers; else
+    0."""
     return experts_per_token(model.config.get_text_config()) if _own_loss(model) else 0
 
 
 def balancing_weight(training: Training, config: "PretrainedConfig") -> float:
-    """Weight of the balancing loss: the spec's, or what the model's configuration says."""
+    """Returns the weight of the balancing loss: the spec's, or the one in the model's configuration."""
     if training.router_aux_loss_coef is not None:
         return training.router_aux_loss_coef
     text = config.get_text_config()
@@ -91,11 +96,11 @@ def balancing_weight(training: Training, config: "PretrainedConfig") -> float:
 
 
 def check_balancing(training: Training, model: "PreTrainedModel") -> None:
-    """Checks that a model can be trained with the weight it has.
+    """Checks that a model can be trained with its weight of the balancing loss.
 
     Raises:
-        SpecError: transformers balances its experts by no loss or by another one, which is tried on a few tokens; or
-            ranks share sequences.
+        SpecError: transformers balances its experts by no loss or by another loss (tested on a few tokens), or ranks
+        share sequences.
     """
     weight = balancing_weight(training, model.config)
     path, given = ("training", "router_aux_loss_coef"), f"{weight:g} for {model.config.model_type}"
@@ -123,13 +128,14 @@ def _is_balanced_so(model: "PreTrainedModel") -> bool:
 
 
 def routers_of(model: nn.Module) -> list[nn.Module]:
-    """The modules that choose the experts of a token, in the order of the layers."""
+    """Returns the modules that choose the experts of a token, in the order of the layers."""
     return [module for module in model.modules() if type(module).__name__.endswith("Router")]
 
 
 @contextmanager
 def choices_taken(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Within the block the experts that each router chooses are appended. [tokens, experts a token] each"""
+    """Records the experts that each router chooses within the block: appends [tokens, experts per token] per router
+    call."""
     taken: list[Tensor] = []
 
     def take(_: nn.Module, __: Any, output: tuple[Tensor, ...]) -> None:
@@ -144,41 +150,42 @@ def choices_taken(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _told(output: tuple[Tensor, ...]) -> Tensor:
-    """The experts in what a router returns; raises StopIteration where there are none."""
+    """Returns the experts in a router's output. Raises StopIteration if the output holds none."""
     return next(each for each in output if each.dtype == torch.int64)
 
 
 def pop_choices(taken: list[Tensor]) -> "np.ndarray[Any, np.dtype[np.int16]]":
-    """What one forward pass has appended, emptied. [tokens, layers, experts a token]"""
+    """Returns the experts that one forward pass appended, and empties the list. [tokens, layers, experts per token]"""
     choices = torch.stack(taken, dim=1).to(torch.int16).cpu().numpy()
     taken.clear()
     return choices
 
 
 class ReplayedRouters:
-    """The routers of a model, which can be given the experts of each token. Weights of the given experts are taken from
-    the router's own probabilities, so that it is trained as ever."""
+    """The routers of a model, with the experts of each token prescribed on demand. The weights of the prescribed
+    experts
+        come from the router's own probabilities, so the router is trained as usual."""
 
     def __init__(self, model: nn.Module) -> None:
         self.given: list[Tensor] | None = None
-        """Experts of each token of this pass, and of its recomputation, for each router. None: the routers choose.
-        [tokens, experts a token] each"""
+        """Experts of each token of this pass, and of its recomputation, for each router. None means that the routers
+                choose. [tokens, experts per token] each"""
         self._routers = routers_of(model)
         names = [name for name, module in model.named_modules() if module in self._routers]
         self._numbers = [int(next(filter(str.isdigit, name.split(".")), "0")) for name in names]
-        """Layer of each router, counted over those without one too."""
+        """Layer of each router; layers without a router are counted too."""
         self._layers = int(getattr(getattr(model, "config", None), "num_hidden_layers", 0))
         for number, router in enumerate(self._routers):
             router.forward = partial(self._routed, number, router.forward)
 
     def give(self, experts: Tensor | None) -> None:
-        """Has the next pass, and its recomputation, send tokens to these experts.
+        """Makes the next pass, and its recomputation, route tokens to these experts.
 
         Args:
-            experts: for each router, or for each layer, as vLLM tells them; any integer type. None: the routers choose.
-                [tokens, routers or layers, experts a token]
+            experts: for each router, or for each layer as vLLM reports them; any integer type. None lets the routers
+            choose. [tokens, routers or layers, experts per token]
         Raises:
-            RuntimeError: they are of other layers than the model has.
+            RuntimeError: the experts are those of other layers than the model's.
         """
         if experts is None:
             self.given = None
@@ -199,7 +206,8 @@ class ReplayedRouters:
         return output
 
     def replay(self, config: "PretrainedConfig") -> bool:
-        """Whether all routers of the model, which may be on meta tensors, take what they are given and tell it."""
+        """Returns whether all routers of the model accept prescribed experts and report them. Works on meta tensors
+        too."""
         text = config.get_text_config()
         chosen = experts_per_token(text)
         if not chosen or not self._routers:
@@ -209,7 +217,7 @@ class ReplayedRouters:
         hidden = weight.new_zeros(3, text.hidden_size)
         try:
             told = [_told(router(hidden)) for router in self._routers]
-        except Exception:  # it needs more than hidden states, tells no choice, or makes several
+        except Exception:  # it needs more than hidden states, reports no choice, or makes several
             return False
         finally:
             self.give(None)
@@ -217,7 +225,7 @@ class ReplayedRouters:
 
 
 class _GivenChoice(TorchFunctionMode):
-    """Has a `topk` of as many experts choose what is given."""
+    """Mode in which a `topk` over as many experts returns the prescribed ones."""
 
     def __init__(self, chosen: Tensor) -> None:
         super().__init__()
@@ -233,10 +241,10 @@ class _GivenChoice(TorchFunctionMode):
 
 
 def check_replay(config: "PretrainedConfig") -> None:
-    """Checks that a model's routers can be given the sampler's choice.
+    """Checks that a model's routers can replay the sampler's choice.
 
     Raises:
-        SpecError: it has no experts, or chooses them in another way.
+        SpecError: the model has no experts, or chooses them in a way that cannot be replayed.
     """
     from rpg.pretrained import model_without_weights
 

@@ -7,12 +7,13 @@ from specs.schema.training import Schedule
 
 
 def learning_rate(schedule: Schedule, *, peak: float, update: int, num_updates: int) -> float:
-    """The learning rate of one update: a linear rise, then constant or a decay to 0, reached after the last update.
+    """Returns the learning rate of one update: a linear rise, then constant or a decay that reaches 0 after the last
+    update.
 
     Args:
         peak: the optimizer's learning rate.
-        update: from 0.
-        num_updates: of the whole run.
+        update: index of the update, from 0.
+        num_updates: updates of the whole run.
     Example: the second of two warm-up updates runs at the peak.
         >>> learning_rate(Schedule(warmup_updates=2), peak=1.0, update=1, num_updates=10)
         1.0

@@ -1,7 +1,7 @@
-"""A model that scores: `python -m rpg.scoring_model CONNECTION PARENT SETTINGS`, started by those that ask it.
+"""Serves a model that scores: `python -m rpg.scoring_model CONNECTION PARENT SETTINGS`, started by its clients.
 
-It reads requests as JSON from the connection, computes those together that have come by then, and ends with the
-connection. A judge writes a reply, a classifier gives a value. SETTINGS: `rpg.rewards.judges.model_process`.
+It reads requests as JSON from the connection, computes all waiting requests together, and ends with the connection. A
+judge writes a reply; a classifier returns a value. `rpg.rewards.judges.model_process` documents SETTINGS.
 """
 
 import json
@@ -18,16 +18,16 @@ from rpg.data.plain_text import conversation_ids
 from specs.machine.parent import before_torch, die_with_parent, own_threads
 
 _LONGEST = 16384
-"""Tokens of a request where neither the spec nor the model says less."""
+"""Most tokens of a request, unless the spec or the model sets a lower bound."""
 _DIGITS = 4
-"""Digits of a classifier's value: which requests are computed together must not change it."""
+"""Decimals to which a classifier's value is rounded, so that it does not depend on the requests computed with it."""
 Request = dict[str, Any]
 Reply = dict[str, Any]
 
 
 class _Model(Protocol):
     def reply(self, requests: list[Request]) -> list[Reply]:
-        """One to each, in their order."""
+        """Returns one reply for each request, in their order."""
         ...
 
 
@@ -43,7 +43,7 @@ def main(connection: "Connection[Any, Any]", settings: dict[str, Any]) -> None:
 
 
 class _Tokens:
-    """A model's tokenizer, and the room that it has."""
+    """A model's tokenizer and the longest input that it allows."""
 
     def __init__(self, directory: Path, max_length: int) -> None:
         from rpg.pretrained import config_of, context_of, tokenizer_of
@@ -53,10 +53,10 @@ class _Tokens:
         self.longest = min(context, max_length or _LONGEST)
 
     def of(self, messages: list[dict[str, Any]], *, prefix: str | None) -> list[int]:
-        """Token ids of a conversation. What is said in it makes no control token.
+        """Returns the token ids of a conversation. Its contents never become control tokens.
 
         Args:
-            prefix: what the reply begins with; None: no reply is asked for.
+            prefix: the beginning of the reply; None if no reply is requested.
         """
 
         def written(said: Sequence[str]) -> str:
@@ -69,14 +69,14 @@ class _Tokens:
         return ids if self.tokenizer.chat_template else self._with_special(ids)
 
     def _with_special(self, ids: list[int]) -> list[int]:
-        """Token ids with those that the tokenizer puts around a text by itself."""
+        """Returns the token ids with those that the tokenizer adds around a text by default."""
         bare, whole = (self.tokenizer("a", add_special_tokens=adds)["input_ids"] for adds in (False, True))
         begin = next(place for place in range(len(whole)) if whole[place : place + len(bare)] == bare)
         return [*whole[:begin], *ids, *whole[begin + len(bare) :]]
 
 
 class _Judge:
-    """A decoder that writes replies, in the engine that the settings name."""
+    """A decoder that writes replies, run by the engine that the settings name."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         import torch
@@ -145,7 +145,7 @@ class _Classifier:
         if pad is None:
             pad = self._tokens.tokenizer.eos_token_id or 0
             self._tokens.tokenizer.pad_token = self._tokens.tokenizer.convert_ids_to_tokens(pad)
-        self._model.config.pad_token_id = pad  # by it the model finds the last token of each
+        self._model.config.pad_token_id = pad  # the model finds the last token of each by it
         self._tokens.tokenizer.padding_side = "right"
         self._label = settings["label"]
 
@@ -169,14 +169,14 @@ class _Classifier:
 
 
 def _begin(parent: int) -> None:
-    """Makes this process one that serves: the trainer ends it, and not a signal that asks the run to finish a step."""
+    """Prepares this process to serve: the trainer ends it, not the signal that asks the run to finish a step."""
     before_torch()
     die_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
-    os.dup2(2, 1)  # what a library prints does not belong on the trainer's output
+    os.dup2(2, 1)  # keeps a library's prints out of the trainer's output
     import torch
     import transformers
 
@@ -188,5 +188,5 @@ if __name__ == "__main__":
     _begin(int(sys.argv[2]))
     try:
         main(Connection(int(sys.argv[1])), json.loads(sys.argv[3]))
-    except (EOFError, OSError):  # those that ask are gone, or done
+    except (EOFError, OSError):  # the clients are gone or done
         os._exit(0)

@@ -1,11 +1,11 @@
-"""`python -m rpg.stage JOB.json`: does one stage of a run in a process of its own, evaluate also in several ranks.
+"""Runs one stage of a run in its own process, evaluate also in several ranks: `python -m rpg.stage JOB.json`.
 
 JOB: {stage: data|base|evaluate|look, spec: the run's spec, inputs: {data?, base?, run?}, out: directory to fill,
 problems: file for the user's errors, run_id?, fingerprint?, kept?: directory for an interrupted evaluation's answers}.
-The stage evaluate_exported does a part of evaluate's work while the run trains; its JOB has also exported: [{step,
-weights, attempt}, ...] and lease, the number of the run's. The stage look looks at data and, where the JOB's model is
-true, at the model before there is a run: it leaves found.json.
-Exit code 0: `out` is filled; 2: what the user gave is wrong, and `problems` says how; any other: a failure, with its
+The stage evaluate_exported does a part of evaluate's work while the run trains; its JOB also has exported: [{step,
+weights, attempt}, ...] and lease, the number of the run's lease. The stage look checks the data before there is a run,
+and the model too if the JOB's model is true; it writes found.json.
+Exit code 0: `out` is filled; 2: the user's input is wrong, and `problems` says how; any other: a failure, with its
 traceback on stderr.
 """
 
@@ -28,7 +28,7 @@ from specs.machine.timed_output import time_output
 
 
 def main(job_file: str) -> int:
-    """Does the job and returns the exit code."""
+    """Runs the job and returns the exit code."""
     die_with_parent()
     before_torch()
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
@@ -51,7 +51,7 @@ def main(job_file: str) -> int:
 
 
 def run(job: dict[str, Any]) -> None:
-    """Fills the job's `out`. Each stage's module is imported by the job that needs it."""
+    """Fills the job's `out`. A job imports only the module of its own stage."""
     experiment = experiment_of(job["spec"], {})
     inputs = {name: Path(path) for name, path in job.get("inputs", {}).items()}
     out = Path(job["out"])

@@ -1,4 +1,4 @@
-"""How long each phase of a step takes."""
+"""Measures how long each phase of a step takes."""
 
 import time
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ import torch
 from rpg.batches.batch import StepRollouts
 
 PHASES = ("rollout", "reward", "logprobs", "update", "sync", "checkpoint")
-"""Phases of every step. A phase of some steps only, such as `evaluate`, has a metric in those."""
+"""Phases of every step. A phase that only some steps have, such as `evaluate`, has a metric in those steps alone."""
 
 
 class Stopwatch:
-    """Times the phases of one step on this rank, GPU work included.
+    """A timer of the phases of one step on this rank, GPU work included.
 
-    A step begins where the metrics of the last one were taken: the time to write those counts, and the times of all
-    steps add up to the time of the run.
+    A step begins when the metrics of the step before are computed. So the time to write those metrics counts, and the
+    times of all steps add up to the time of the run.
     """
 
     def __init__(self, device: torch.device, last: "Stopwatch | None" = None) -> None:
@@ -29,10 +29,10 @@ class Stopwatch:
 
     @contextmanager
     def __call__(self, phase: str, *, on_host: bool = False) -> Iterator[None]:
-        """Adds the block's time to a phase, without the time of phases timed inside the block.
+        """Adds the block's time to a phase, minus the time of phases measured inside the block.
 
         Args:
-            on_host: the block starts nothing on the GPU; GPU work begun before it is not waited for.
+            on_host: whether the block starts nothing on the GPU; GPU work from before the block is then not waited for.
         """
         now = time.perf_counter if on_host else self._now
         start, outer, self._within = now(), self._within, 0.0
@@ -42,18 +42,19 @@ class Stopwatch:
         self._within = outer + taken
 
     def seconds(self, phase: str) -> float:
-        """Seconds of a phase so far."""
+        """Returns the seconds of a phase so far."""
         return self._seconds[phase]
 
     def sampling_took(self, seconds: float) -> None:
-        """Notes how long sampling took beside training; the phase `rollout` is then what training waited for it.
+        """Records how long sampling took while training ran. The phase `rollout` then measures only training's wait for
+        it.
 
-        0: nobody knows, as of a batch that was taken from a checkpoint.
+        0 means unknown, for example for a batch from a checkpoint.
         """
         self._sampling = seconds
 
     def metrics(self, rollouts: StepRollouts, *, num_trained: int) -> dict[str, float]:
-        """The step's time/* and tokens_per_second/*. `num_trained`: tokens of all passes, context included."""
+        """Returns the step's time/* and tokens_per_second/*. `num_trained`: tokens of all passes, context included."""
         self.end = self._now()
         sampling = self._seconds["rollout"] if self._sampling is None else self._sampling
         return {

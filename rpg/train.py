@@ -1,7 +1,7 @@
 """The trainer process: `python -m rpg.train RUN_DIR`, alone or as one of several ranks.
 
-Exit codes: 0 trained to the end, or to the step at which it was to pause; 1 a failure; 2 spec, data or model are wrong,
-as RUN_DIR/problems.json says; 143 stopped when asked to, its state saved.
+Exit codes: 0 trained to the end, or to the step at which it had to pause; 1 a failure; 2 spec, data or model are wrong,
+as RUN_DIR/problems.json says; 143 stopped on request, with its state saved.
 """
 
 import os
@@ -56,7 +56,7 @@ def main(run_dir: Path) -> int:
 
 
 def _train(run: "RunDirectory", stop: StopAfterStep, started: float) -> int:
-    """Joins the other ranks, opens the parts that train, and trains. Returns the exit code."""
+    """Joins the other ranks, opens the trainer's components and trains. Returns the exit code."""
     spec, inputs = run.spec(), run.inputs()
     spec = with_budget(spec, inputs.get("microbatch_tokens", 0)).sharing_memory(inputs.get("sharing", {}))
     if run.trained(inputs["fingerprint"]):
@@ -87,7 +87,7 @@ def _train(run: "RunDirectory", stop: StopAfterStep, started: float) -> int:
 
 
 def with_budget(spec: "Experiment", microbatch_tokens: int) -> "Experiment":
-    """The spec with another budget for a microbatch, unless that is 0. The batch and its gradient stay the same."""
+    """Returns the spec with another token budget per microbatch, unless that is 0. Batch and gradient stay the same."""
     if not microbatch_tokens:
         return spec
     training = spec.training.model_copy(update={"microbatch_tokens": microbatch_tokens})
@@ -101,7 +101,7 @@ def _run(
     stop: StopAfterStep,
     started: float,
 ) -> int:
-    """Trains from the run's last checkpoint on, if there is one, and records how it ended. Returns the exit code."""
+    """Trains, from the run's last checkpoint if there is one, and records how it ended. Returns the exit code."""
     from rpg.checkpoints.checkpoint import Checkpoints
     from rpg.checkpoints.retention import Retention
     from rpg.guards import GuardStoppedError

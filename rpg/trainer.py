@@ -1,28 +1,29 @@
-"""The training loop. `Trainer.step` is one step of it, to be read from top to bottom.
+"""The training loop. `Trainer.step` is one step of it; read it from top to bottom.
 
-Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Where this departs from the paper and its public code:
+Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Departures from the paper and its public code:
 
-- The spec says which policy is the reference: the one that sampled the step, as in the paper, or one that moves on a
-  schedule of its own. The losses therefore carry pi_ref/pi_old, which is 1 in the paper.
+- The spec says which policy is the reference: the one that sampled the step, as in the paper, or one that moves on its
+  own schedule. The losses therefore contain the factor pi_ref/pi_old, which is 1 in the paper.
 - A loss is divided by one denominator over all microbatches and ranks (rpg/objectives/aggregate.py). The public code
-  averages within microbatches, so that its loss depends on how the batch is cut into them.
+  averages within microbatches, so its loss depends on how the batch is cut into them.
 - Groups without signal (all rewards equal) stay in the batch and in every denominator. With `rollout.dynamic_sampling`
-  other groups take their places, as in the paper, which also throws away what larger batches yield beyond that.
-- `old_logprobs` are the learner's, taken in the same microbatches that train, so that the first update's ratios are
-  exactly 1. The sampler's own logprobs weigh the loss only where the spec asks for a correction. With
-  `rollout.trust_logprobs` they are the `old_logprobs` of all minibatches but the first.
-- With `rollout.max_staleness` an earlier policy samples a batch while training goes on with others. Its `old_logprobs`
-  are the sampler's own, so that every ratio is over the policy that sampled, in the first update too.
-- With `training.skip_zero_advantage` responses without a gradient are not computed; they stay in every denominator.
-- With a schedule in `objective` the loss changes over the steps: one objective for all updates of a step.
+  other groups replace them, as in the paper, which also discards the surplus groups of larger batches.
+- The learner computes `old_logprobs`, in the same microbatches that train, so the first update's ratios are exactly 1.
+The sampler's own logprobs affect the loss only if the spec asks for a correction. With
+  `rollout.trust_logprobs` they are the `old_logprobs` of all minibatches except the first.
+- With `rollout.max_staleness` an earlier policy samples a batch while training uses other batches. The batch's
+  `old_logprobs` are the sampler's own, so the denominator of every ratio is the policy that sampled, in the first
+  update too.
+- With `training.skip_zero_advantage` responses without a gradient are not computed, but stay in every denominator.
+- With a schedule in `objective` the loss changes from step to step; all updates of a step use the same objective.
 - Minibatches follow the order of the prompts; there is no further shuffling. The public code reorders responses to
-  balance the ranks, so that a group's may be in several minibatches.
-- A gradient that is not finite ends the run, or with `training.on_not_finite: skip` its update is left out, as in the
-  public code, which goes on so for ever.
+balance the ranks, so one group's responses may be in several minibatches.
+- A gradient that is not finite ends the run. With `training.on_not_finite: skip` its update is skipped, as in the
+  public code, which skips without limit.
 - Dropout is off: the ratio compares two passes over the same tokens.
-- With Schedule-Free AdamW the policy is the average of the iterates wherever it is sampled, compared, saved or
-  measured. Gradients are taken at another point, so that the first update's ratios are not 1. The public code samples
-  and evaluates at that point, and takes `old_logprobs` at the average.
+- With Schedule-Free AdamW the policy that is sampled, compared, saved or measured is the average of the iterates.
+  Gradients are computed at another point, so the first update's ratios are not 1. The public code samples and
+  evaluates at that point and computes `old_logprobs` at the average.
 """
 
 import math
@@ -57,29 +58,30 @@ from specs.machine.cards import peak_flops
 from specs.schema.schedule import value_at
 
 MOST_SKIPPED_IN_A_ROW = 20
-"""Updates without a finite gradient, one after another, after which the run ends: its weights are likely lost."""
+"""Consecutive updates without a finite gradient after which the run ends: its weights are probably lost."""
 
 
 class DivergedError(RuntimeError):
-    """A gradient or a loss is not finite."""
+    """Error raised if a gradient or a loss is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredStep:
-    """A step's responses as this rank trains on them, with what the objective takes of each sampled token."""
+    """A step's responses as this rank trains on them, with the objective's inputs for each sampled token."""
 
     rollouts: StepRollouts
     minibatches: list[Minibatch]
     ledger: TokenLedger
-    """Old and reference logprobs, and what the updates note."""
+    """Old and reference logprobs, and the values that the updates record."""
     advantage: Tensor
     """Advantage of every sampled token that this rank holds. [M]"""
     trained_version: int
-    """Version of the policy that the first update starts from."""
+    """Version of the policy from which the first update starts."""
 
 
 class Trainer:
-    """Trains one run. Every rank runs this code, knows how all rollouts of a step did, and trains on its share."""
+    """The trainer of one run. Every rank runs this code, knows the scores of all rollouts of a step and trains on its
+    share."""
 
     def __init__(
         self,
@@ -97,21 +99,22 @@ class Trainer:
         self.spec = components.spec
         self.training = components.spec.training
         self.until: int = components.run.inputs().get("until", 0)
-        """The step at which training pauses, its policy evaluated and its state saved; 0: none."""
+        """Step at which training pauses, with its policy evaluated and its state saved. 0 means that it does not
+        pause."""
         self.evaluates = "evaluation" in components.run.inputs()
         self.spec_now = components.spec
-        """The spec with the objective of the step under way, see `Experiment.at_step`."""
+        """The spec with the objective of the current step, see `Experiment.at_step`."""
         self.clock: Stopwatch | None = None
-        """Stopwatch of the step under way."""
+        """Stopwatch of the current step; None outside a step."""
         self.reward_is_proved = False
-        """Whether it has scored a step in this process. All ranks have all scores of a step."""
+        """Whether the reward has scored a step in this process. All ranks have all scores of a step."""
         self.largest_pass = 0
         """Tokens of the largest forward pass so far on any rank, padding included."""
 
     def train(self, stop: StopAfterStep) -> bool:
-        """Trains to the last step. Returns False where it paused or was asked to stop; its state is then saved."""
+        """Trains to the last step. Returns False if it paused or was asked to stop; its state is then saved."""
         with stop.between_steps_only():
-            if self.evaluation_is_due():  # the attempt before was asked to stop before it could evaluate
+            if self.evaluation_is_due():  # the previous attempt was stopped before it could evaluate
                 self.evaluate()
                 self.recorder.flush()
             while self.state.step < self.training.steps and not self.pausing:
@@ -126,21 +129,21 @@ class Trainer:
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer updates of a step, those that are skipped included."""
+        """Optimizer updates of a step, including those that are skipped."""
         return self.training.minibatches * self.training.epochs
 
     @property
     def pausing(self) -> bool:
-        """Whether training has come to the step at which it pauses."""
+        """Whether training has reached the step at which it pauses."""
         return 0 < self.until <= self.state.step < self.training.steps
 
     @property
     def paused(self) -> bool:
-        """Whether training has come to that step and has evaluated the policy there."""
+        """Whether training has reached that step and has evaluated the policy there."""
         return self.pausing and not self.evaluation_is_due()
 
     def step(self, stop: StopAfterStep) -> bool:
-        """One step. Returns whether to stop now.
+        """Runs one step. Returns whether to stop now.
 
         Raises:
             GuardStoppedError, DivergedError, RollBackRequested: a guard fired.
@@ -160,7 +163,8 @@ class Trainer:
         return self.move_on(scored, metrics, clock, stop)
 
     def sample(self, clock: Stopwatch) -> StepRollouts:
-        """The step's responses and their rewards, those that this rank sampled. The sampler sleeps then, if it may."""
+        """Returns the responses that this rank sampled for the step, with rewards. Afterwards the sampler sleeps, if it
+        may."""
         rollouts = self.source.next_batch(self.state.step, clock)
         if not self.reward_is_proved:
             prove(rollouts.scores, of_sampled=rollouts.figures.get("reward/error_fraction", 0.0))
@@ -169,8 +173,9 @@ class Trainer:
         return rollouts
 
     def score(self, rollouts: StepRollouts) -> ScoredStep:
-        """Deals the responses to the ranks and minibatches that train on them, and gives every token its old and
-        reference logprob and its advantage."""
+        """Deals the responses to the ranks and minibatches that train on them, and computes every token's old and
+        reference
+                logprob and its advantage."""
         learner = self.components.learner
         signal = self.signal(rollouts) if self.skips_zero_advantage else None
         plan = plan_step(
@@ -180,13 +185,14 @@ class Trainer:
         rollouts = hand_over(rollouts, trainers, experts=self.spec.rollout.replay_routing)
         minibatches = cut(rollouts, plan, self.components.device)
         own = torch.tensor([self.largest_pass, *(part.largest_pass for part in minibatches)]).max()
-        self.largest_pass = int(ranks.largest(own))  # a rank that helps another has none of its own
+        self.largest_pass = int(ranks.largest(own))  # a rank that helps another has no responses of its own
         ledger = TokenLedger(len(rollouts.rollout_logprobs), self.components.device)
         minibatches = self.recompute(minibatches, ledger)
         return ScoredStep(rollouts, minibatches, ledger, self.advantages(rollouts, ledger), self.state.policy_version)
 
     def metrics_of(self, scored: ScoredStep, updates: UpdateMetrics, rate: float) -> dict[str, float]:
-        """The step's metrics over all ranks, but for times and memory. `rate`: the last update's learning rate."""
+        """Returns the step's metrics over all ranks, without times and memory. `rate`: the last update's learning
+        rate."""
         rollouts, schedule = scored.rollouts, self.components.schedule
         return {
             **rollout_metrics(rollouts, trained_rewards(self.spec, rollouts).numpy(), self.components.problems),
@@ -201,7 +207,7 @@ class Trainer:
         }
 
     def record(self, scored: ScoredStep) -> None:
-        """Hands the step's responses and tokens to the record."""
+        """Passes the step's responses and tokens to the recorder."""
         self.recorder.rollouts(
             self.state.step,
             scored.rollouts,
@@ -212,7 +218,7 @@ class Trainer:
         )
 
     def move_on(self, scored: ScoredStep, metrics: dict[str, float], clock: Stopwatch, stop: StopAfterStep) -> bool:
-        """Moves the reference, evaluates and saves where that is due, and has the step's rows written.
+        """Moves the reference, evaluates and saves if that is due, and has the step's rows written.
 
         Returns:
             Whether to stop now.
@@ -240,7 +246,7 @@ class Trainer:
         return stopping
 
     def share_of_peak(self, minibatches: list[Minibatch], seconds: float) -> dict[str, float]:
-        """The metric `mfu` of updates that took so long; nothing where the device's peak is not known."""
+        """Returns the metric `mfu` of updates that took this many seconds; empty if the device's peak is unknown."""
         if not self.peak_flops:
             return {}
         counts = PassCounts.of_passes(batch for minibatch in minibatches for batch in minibatch.passes)
@@ -251,17 +257,17 @@ class Trainer:
 
     @property
     def skips_zero_advantage(self) -> bool:
-        """Whether responses without advantage are left out: not where they count for the load of experts."""
+        """Returns whether to leave out responses without advantage: not if they count for the load of experts."""
         return self.spec.skips_zero_advantage and not self.components.learner.balancing
 
     @cached_property
     def shape(self) -> ModelShape:
-        """Figures of the model that is trained."""
+        """Returns the figures of the model in training."""
         return shape_of_config(self.components.learner.model.config.to_dict())
 
     @cached_property
     def peak_flops(self) -> float:
-        """FLOP/s of this rank's device in bfloat16; 0 where it is not known."""
+        """Returns the peak FLOP/s of this rank's device in bfloat16; 0 if it is unknown."""
         device = self.components.device
         return peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else 0.0
 
@@ -269,11 +275,11 @@ class Trainer:
     def recompute(self, minibatches: list[Minibatch], ledger: TokenLedger) -> list[Minibatch]:
         """Writes old and reference logprobs into the ledger, before the policy moves.
 
-        The first minibatch's old logprobs are left out where its first training pass gives them. Where the spec trusts
-        the sampler, or an earlier policy sampled, old logprobs are the sampler's own.
+        The first minibatch's old logprobs are left out if its first training pass computes them. If the spec trusts the
+        sampler, or an earlier policy sampled, old logprobs are the sampler's own.
 
         Returns:
-            The minibatches, with the counts of experts where their load is balanced.
+            The minibatches, with the counts of experts if their load is balanced.
         """
         balances = self.components.learner.balancing > 0
         if balances:
@@ -293,7 +299,8 @@ class Trainer:
         return minibatches
 
     def expert_counts(self, minibatch: Minibatch, ledger: TokenLedger) -> Tensor:
-        """Tokens that the policy sends to each expert, over all ranks. Old logprobs come out of the same passes."""
+        """Returns how many tokens the policy routes to each expert, over all ranks. The same passes give the old
+        logprobs."""
         counts = []
         for batch in minibatch.passes:
             logprobs, _ = self.components.learner.logprobs(batch)
@@ -304,13 +311,14 @@ class Trainer:
         return ranks.total(torch.stack(counts).sum(0).cpu()).to(self.components.device)
 
     def advantages(self, rollouts: StepRollouts, ledger: TokenLedger) -> Tensor:
-        """Advantage of every sampled token that this rank holds. [M]"""
+        """Returns the advantage of every sampled token that this rank holds. [M]"""
         old_logprobs = ledger.columns["old_logprobs"].cpu()
         ref_logprobs = ledger.columns["ref_logprobs"].cpu() if self.components.reference else old_logprobs
         return step_advantages(self.spec_now, rollouts, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
 
     def signal(self, rollouts: StepRollouts) -> Bools:
-        """Whether a response has a token whose advantage is not 0, where no advantage depends on logprobs. [B]"""
+        """Returns whether each response has a token with nonzero advantage. Advantages must not depend on logprobs.
+        [B]"""
         of_held = with_signal(step_advantages(self.spec_now, rollouts), torch.from_numpy(rollouts.held_num_sampled))
         signal = torch.zeros(len(rollouts.lengths), dtype=torch.int64)
         signal[torch.from_numpy(rollouts.held)] = of_held.long()
@@ -354,12 +362,12 @@ class Trainer:
         *,
         gives_old: bool,
     ) -> None:
-        """Adds one pass's gradient to its update's, and what the pass shows to ledger and metrics.
+        """Adds one pass's gradient to its update's, and the pass's values to ledger and metrics.
 
-        Nothing here reads a value or copies one to the host, so that the next pass is under way before this one ends.
+        Nothing here reads a value or copies one to the host, so the next pass starts before this one ends.
 
         Args:
-            gives_old: its logprobs are the old ones as well.
+            gives_old: whether the pass's logprobs are the old ones as well.
         """
         logprobs, entropies = self.components.learner.logprobs(batch)
         if gives_old:
@@ -385,11 +393,11 @@ class Trainer:
         )
 
     def skip_update(self, reason: str) -> None:
-        """Counts an update that was not made, since its gradient is not finite.
+        """Counts an update that was skipped because its gradient is not finite.
 
         Raises:
-            DivergedError, GuardStoppedError or RollBackRequested: the spec does not skip such updates, or too many in a
-                row, or all of the run so far, had to be skipped.
+            DivergedError, GuardStoppedError or RollBackRequested: the spec does not skip such updates, or too many
+            consecutive updates, or all updates of the run so far, were skipped.
         """
         self.state.skipped_in_a_row += 1
         skipped = self.state.skipped_in_a_row
@@ -402,7 +410,8 @@ class Trainer:
         raise self.exception_for(self.components.guards.fire_not_finite(self.state.step, message))
 
     def tokens(self, batch: Microbatch, logprobs: Tensor, advantage: Tensor, ledger: TokenLedger) -> TokenBatch:
-        """A pass's tokens as the objective takes them. Where the policy that sampled is the reference, ref is old."""
+        """Returns a pass's tokens as inputs of the objective. If the policy that sampled is the reference, ref is
+        old."""
         old = batch.spread(ledger.read("old_logprobs", batch))
         return TokenBatch(
             logprobs=batch.spread(logprobs),
@@ -413,7 +422,7 @@ class Trainer:
         )
 
     def next_learning_rate(self) -> float:
-        """The learning rate of the next update: the schedule's, lowered by the roll-backs so far."""
+        """Returns the learning rate of the next update: the schedule's, lowered by the roll-backs so far."""
         return self.components.guards.learning_rate_factor(self.state.step) * learning_rate(
             self.training.schedule,
             peak=value_at(self.training.optimizer.learning_rate, self.state.step),
@@ -422,25 +431,28 @@ class Trainer:
         )
 
     def sync(self) -> None:
-        """Gives the sampler the new weights; an engine of its own has to prove that they arrived."""
+        """Gives the sampler the new weights. A separate engine must prove that they arrived."""
         self.state.policy_version += 1
         self.source.wait()
         self.components.give_sampler_weights(self.state.policy_version)
 
     def evaluation_is_due(self) -> bool:
-        """Whether the policy is to be evaluated now and was not yet. After the last step the evaluate stage does it."""
+        """Returns whether the policy must be evaluated now and was not yet. After the last step the evaluate stage does
+        it."""
         step, every = self.state.step, self.spec.evaluation.every_steps
         due = self.pausing or (every > 0 and 0 < step < self.training.steps and step % every == 0)
         return self.evaluates and due and not self.recorder.has_evaluated(step)
 
     def evaluate(self) -> None:
-        """Has the sampler, which is idle and holds the policy, answer the evaluation sets. Training goes on as if it
-        had not: the answers follow from seeds of their own."""
+        """Makes the sampler, which is idle and holds the policy, answer the evaluation sets. Training is unaffected:
+        the
+                answers use their own seeds."""
         means = self.recorder.evaluation(self.state.step, self.components.evaluate())
         self.progress.evaluated(self.state.step, means)
 
     def check_guards(self, metrics: dict[str, float]) -> Exception | None:
-        """Records the guards that warn. Returns what ends the step, where a guard stops the run or rolls it back."""
+        """Records the guards that warn. Returns the exception that ends the step if a guard stops the run or rolls it
+        back."""
         exception = None
         for fired in self.components.guards.check(self.state.step, metrics):
             if fired.guard.action == "warn":
@@ -451,7 +463,7 @@ class Trainer:
         return exception
 
     def exception_for(self, fired: FiredGuard) -> Exception:
-        """Exception of a guard that stops the run or rolls it back."""
+        """Returns the exception of a guard that stops the run or rolls it back."""
         if self.components.guards.may_roll_back(fired):
             return RollBackRequested(fired)
         tried = f", after {fired.guard.at_most} roll-back(s)" if fired.guard.action == "roll_back" else ""
@@ -459,7 +471,7 @@ class Trainer:
         return kind(f"{fired.message}{tried}")
 
     def roll_back(self, fired: FiredGuard) -> None:
-        """Sets the run back to its last checkpoint before the violation; from there the learning rate is lower.
+        """Resets the run to its last checkpoint before the violation; from there on the learning rate is lower.
 
         Raises:
             GuardStoppedError: there is no such checkpoint.
@@ -476,8 +488,9 @@ class Trainer:
         self.progress.say(message)
 
     def move_reference(self, kl_reverse: float | None) -> None:
-        """Moves the reference to the present policy if its schedule says so. `kl_reverse`: the step's metric, if it has
-        one."""
+        """Moves the reference to the current policy if its schedule says so. `kl_reverse`: the step's metric, None if
+        it
+                has none."""
         if self.components.schedule.after_step(kl_reverse, updates=self.updates_per_step) and self.components.reference:
             self.components.reference.move(ema_decay=self.components.schedule.ema_decay)
             version = self.components.schedule.version

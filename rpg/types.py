@@ -1,4 +1,4 @@
-"""The vocabulary of the loop: plain, frozen, every field documented."""
+"""Defines the vocabulary of the loop: plain frozen dataclasses with a docstring for every field."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length"]
 _SHOWN_OF_TESTS = ("kind", "function", "shown")
-"""Parts of the tests that the prompt shows too."""
+"""Keys of the tests that the prompt shows too."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem as the data stage published it."""
+    """A problem as the data stage published it."""
 
     problem_id: str
-    """Hash of the content, so that copies share it."""
+    """Hash of the content; equal problems have equal ids."""
     prompt: str
     """The text that the model sees."""
     answer: str
@@ -30,22 +30,25 @@ class Problem:
     dataset: str
     """Name of the set it came from."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """What the scorer needs beyond the answer (reasoning-gym's entry)."""
+    """Data that the scorer needs beyond the answer (reasoning-gym's entry)."""
     cluster: str = ""
-    """Name of what it shares with other problems of its set; empty: nothing."""
+    """Name of the cluster of related problems in its set; empty if it belongs to no cluster."""
     source: str = ""
-    """Place of its set in the spec, such as `data.train.0`; empty where no set has a reward of its own."""
+    """Path of its set in the spec, such as `data.train.0`; empty if no set has its own reward."""
     messages: str = ""
-    """The chat messages of the prompt, JSON, before the policy's template made a text of them; empty: it has none."""
+    """The chat messages of the prompt, JSON, before the policy's template turned them into text; empty without
+    messages."""
     shown: tuple[str, ...] = ()
-    """Names in `metadata` that `public` keeps."""
+    """Keys of `metadata` that `public` keeps."""
     prefill: str = ""
-    """Beginning of each reply that the template writes itself, such as `<think>`; empty: it writes none. Scorers see it
-    before the response."""
+    """Beginning of each reply that the template itself writes, such as `<think>`; empty if it writes none. Scorers see
+    it
+        before the response."""
 
     def public(self) -> "Problem":
-        """Returns the problem as a process may have it that the policy can reach: without the gold answer, and of
-        `metadata` with the names in `shown` and the tests that the prompt shows alone."""
+        """Returns the problem for processes that the policy can reach: without the gold answer, and with only those
+        parts
+                of `metadata` that are named in `shown` or are tests that the prompt shows."""
         kept = {name: self.metadata[name] for name in self.shown if name in self.metadata}
         tests = self.metadata.get("tests")
         if isinstance(tests, dict) and "hidden" in tests:
@@ -53,61 +56,65 @@ class Problem:
         return replace(self, answer="", metadata=kept)
 
     def conversation(self) -> list[dict[str, Any]]:
-        """What was asked, as chat messages."""
+        """Returns the prompt as chat messages."""
         return json.loads(self.messages) if self.messages else [{"role": "user", "content": self.prompt}]
 
     @property
     def question_text(self) -> str:
-        """What was asked, without the policy's chat template."""
+        """Returns the prompt as text, without the policy's chat template."""
         return "\n\n".join(message["content"] for message in self.conversation() if message["role"] != "system")
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How responses are drawn."""
+    """The settings with which responses are drawn."""
 
     temperature: float
-    """Logits are divided by it; 0 is greedy."""
+    """Divisor of the logits; 0 is greedy."""
     top_p: float
-    """Nucleus probability in (0, 1]; 1 is all tokens."""
+    """Nucleus probability in (0, 1]; 1 keeps all tokens."""
     max_response_length: int
-    """Tokens at most, the end token included."""
+    """Most tokens of a response, the end token included."""
     top_k: int = 0
-    """The likeliest tokens only, the nucleus taken of what is left; 0 is all."""
+    """Number of likeliest tokens to keep, before the nucleus is applied; 0 keeps all."""
     stop: tuple[str, ...] = ()
     """Texts that end a response; the token that completes one is its last."""
     tells_experts: bool = False
-    """Whether responses tell the experts of their tokens, see Rollout."""
+    """Whether responses report the experts of their tokens, see Rollout."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A stretch of a response: tokens that the policy sampled, or tokens that its environment gave it (what a tool
-    returned, what a user said). Sampled tokens are what the engine drew, never re-encoded text."""
+    """A part of a response: tokens that the policy sampled, or tokens from its environment, such as a tool's result or
+    a
+        user's message. Sampled tokens are what the engine drew, never re-encoded text."""
 
     token_ids: tuple[int, ...]
-    """At least one; of a sampled turn the end token included where there is one."""
+    """Tokens of the turn, at least one. A sampled turn includes its end token, if it has one."""
     logprobs: tuple[float, ...] | None = None
     """Logprob of each sampled token under the distribution it was drawn from, nats: tempered, cut to top_k and the
-    nucleus, and renormalised. They differ from the learner's wherever a cut took something away. None: the tokens were
-    given."""
+    nucleus, and renormalised. They differ from the learner's wherever a cut removed tokens. None if the
+        tokens were given."""
     tool: str = ""
-    """Name of the tool that gave the tokens; empty: no tool did."""
+    """Name of the tool that gave the tokens; empty if no tool did."""
     error: str = ""
-    """Why a call was not answered otherwise, or an agent's program failed behind this turn; empty: nothing went
-    wrong."""
+    """Reason why a call was answered with an error, or why an agent's program failed after this turn; empty without
+    error."""
     seconds: float = 0.0
-    """Wall time that the tool took."""
+    """Wall time of the tool."""
     reward: float | None = None
-    """Reward of a sampled turn by itself, reward units, beside that of the whole response; None: it has none."""
+    """Reward of this sampled turn alone, reward units, in addition to the reward of the whole response; None if it has
+    none."""
     restart: bool = False
-    """Whether these given tokens are the whole context of what follows: nothing before them, the prompt included, is
-    seen from here on."""
+    """Whether these given tokens are the whole context of what follows: from here on the policy sees nothing before
+    them,
+        not even the prompt."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError where there is no token, not a logprob for each sampled one, or a sampled restart."""
+        """Raises ValueError for a turn without tokens, without a logprob for each sampled token, or for a sampled
+        restart."""
         if not self.token_ids:
             raise ValueError("a turn has at least one token")
         if self.restart and self.logprobs is not None:
@@ -117,73 +124,73 @@ class Turn:
 
     @property
     def sampled(self) -> bool:
-        """Whether the policy sampled these tokens, so that they are trained on."""
+        """Whether the policy sampled these tokens. Training uses only sampled tokens."""
         return self.logprobs is not None
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One response: its turns in order. A response of a single turn is one sampled turn."""
+    """A response: its turns in order. A single-turn response is one sampled turn."""
 
     turns: tuple[Turn, ...]
-    """At least one of them sampled."""
+    """Turns of the response, at least one of them sampled."""
     finish_reason: FinishReason
-    """stop: it ended by itself (the end token, a stop text, its environment's decision); length: it was cut at
-    max_response_length."""
+    """stop: the response ended by itself (end token, stop text, or its environment's decision); length: it was cut at
+        max_response_length."""
     answer: str | None = None
-    """Text that is scored, where its environment says it; None: that of the last sampled turn."""
+    """Text to score, if the environment sets one; None means the text of the last sampled turn."""
     experts: "npt.NDArray[np.integer[Any]] | None" = field(default=None, compare=False)
-    """Experts to which the engine sent each token of prompt and response but the last. None: it was not asked.
-    [prompt + response - 1, layers, experts a token]"""
+    """Experts to which the engine routed each token of prompt and response except the last. None if not requested.
+        [prompt + response - 1, layers, experts per token]"""
 
     def __post_init__(self) -> None:
-        """Raises ValueError where nothing was sampled."""
+        """Raises ValueError if no turn was sampled."""
         if not any(turn.sampled for turn in self.turns):
             raise ValueError("a rollout has at least one sampled turn")
 
     @property
     def response_ids(self) -> tuple[int, ...]:
-        """All tokens of the response, the given ones included. [n]"""
+        """All tokens of the response, including given ones. [n]"""
         if len(self.turns) == 1:
             return self.turns[0].token_ids
         return tuple(token for turn in self.turns for token in turn.token_ids)
 
     @property
     def length(self) -> int:
-        """Tokens of the response, the given ones included."""
+        """Number of tokens of the response, including given ones."""
         return sum(len(turn.token_ids) for turn in self.turns)
 
     @property
     def num_sampled(self) -> int:
-        """Tokens of the response that the policy sampled."""
+        """Number of tokens of the response that the policy sampled."""
         return sum(len(turn.token_ids) for turn in self.turns if turn.sampled)
 
     @property
     def rollout_logprobs(self) -> tuple[float, ...]:
-        """Logprobs of the sampled tokens alone, nats; see Turn."""
+        """Logprobs of the sampled tokens, nats; see Turn."""
         return tuple(logprob for turn in self.turns for logprob in turn.logprobs or ())
 
     @property
     def turn_rewards(self) -> float:
-        """Rewards of the turns together, reward units."""
+        """Sum of the rewards of the turns, reward units."""
         return sum(turn.reward or 0.0 for turn in self.turns)
 
     @property
     def answer_ids(self) -> tuple[int, ...]:
-        """The last sampled turn: what is scored, so that no given text passes for the policy's answer."""
+        """Tokens of the last sampled turn. It is scored, so that given text never counts as the policy's answer."""
         return next(turn.token_ids for turn in reversed(self.turns) if turn.sampled)
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """A turn as the record keeps it."""
+    """A turn as it is recorded."""
 
     sampled: bool
     num_tokens: int
     text: str
-    """Its tokens as text, special tokens included."""
+    """The turn's tokens as text, special tokens included."""
     tool: str = ""
     error: str = ""
     seconds: float = 0.0
@@ -195,56 +202,57 @@ class RecordedTurn:
 @message
 @dataclass(frozen=True, slots=True)
 class TurnCounts:
-    """Counts of a response's turns."""
+    """The counts of a response's turns."""
 
     sampled: int
-    """Turns of the policy."""
+    """Turns that the policy sampled."""
     calls: int
-    """Calls of tools that were answered."""
+    """Tool calls that were answered."""
     errors: int
-    """Calls that were answered by an error."""
+    """Tool calls that were answered with an error."""
     seconds: float
-    """Wall time that the tools took."""
+    """Wall time of the tools."""
     rewards: tuple[float, ...] = ()
-    """Reward of each turn of the policy; empty: the environment rewards none."""
+    """Reward of each turn of the policy; empty if the environment rewards no turn."""
     contexts: tuple[tuple[int, int], ...] = ()
-    """Restarts in order: of each its place among the response's tokens and the length of the context that is given
-    there; empty: the prompt is the context of all."""
+    """Restarts in order: the position of each in the response's tokens and the length of the context given there. Empty
+        if the prompt is the context of the whole response."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """A turn that the policy is to sample."""
+    """A request for a turn that the policy must sample."""
 
     token_ids: tuple[int, ...]
-    """Context: the prompt, and the turns before this one."""
+    """Context of the turn: the prompt and the turns before this one."""
     seed: int
-    """All that is random in the turn follows from it."""
+    """Seed of all randomness in the turn."""
     limit: int
-    """Tokens at most."""
+    """Most tokens of the turn."""
 
 
 OnResponse = Callable[[int, Rollout], None]
-"""(index, response), called once the response has ended; the i-th response to prompt p has index p * group_size + i."""
+"""Callback (index, response), called once the response has ended. The i-th response to prompt p has index
+p * group_size + i."""
 Admit = Callable[[], int | None]
-"""How many of a call's prompts, from the first on, may have begun by now: never fewer than before. None: enough has
-been sampled, and the call ends."""
+"""Returns how many of a call's prompts, from the first on, may have started by now; the number never falls. None ends
+the call, because enough has been sampled."""
 
 
 Pause = Literal["idle", "steps", "ended"]
-"""When a sampler asks for turns: idle: nothing is under way; steps: so many decoding steps have passed; ended: a turn
-has ended."""
+"""Reason why a sampler asks for turns: idle: nothing is running; steps: a set number of decoding steps has passed;
+ended: a turn has ended."""
 NextTurns = Callable[[Pause], Sequence[TurnRequest] | None]
-"""Turns that begin now. None: the call ends."""
+"""Returns the turns that begin now; None ends the call."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """The responses to one prompt."""
+    """The group of responses to one prompt."""
 
     prompt_ids: tuple[int, ...]
     rollouts: tuple[Rollout, ...]
     policy_version: int
-    """Number of weight loads of the sampler before these were drawn."""
+    """Number of weight loads of the sampler before these responses were drawn."""

@@ -1,4 +1,4 @@
-"""The model that training begins with: fetched or made from scratch, its tokenizer, and a supervised warm-up.
+"""Provides the model that training starts from: fetched or built from scratch, with its tokenizer and a warm-up.
 
-A stage in a process of its own. Imports data, processes and `types`.
+A stage that runs in its own process. Imports data, processes and `types`.
 """

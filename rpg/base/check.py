@@ -1,4 +1,4 @@
-"""What a sampler and a rank would refuse of the model, as far as its config shows it."""
+"""Checks a model's config for features that a sampler or a rank would refuse."""
 
 from rpg import pretrained
 from rpg.base.stage import NamedModel
@@ -7,11 +7,13 @@ from specs.schema.experiment import Experiment
 
 
 def check_model(experiment: Experiment, model: NamedModel) -> None:
-    """Raises SpecError for layers that the spec's sampler cannot hold, and for what training would refuse: logits that
-    are scaled, experts whose load cannot be balanced or whose choice cannot be replayed, heads that ranks cannot share
-    out, and modules for adapters that there are not.
+    """Raises SpecError for a model that the spec's sampler or training would refuse.
 
-    A model that is not on this machine, or whose config builds no model, is passed over.
+    The sampler refuses layers that it cannot hold. Training refuses scaled logits, experts whose load cannot be
+    balanced or whose choice cannot be replayed, heads that cannot be divided among ranks, and missing modules for
+    adapters.
+
+    A model that is not on this machine, or whose config builds no model, is skipped.
     """
     from rpg.learner.adapters import check_targets
     from rpg.learner.own_logits import check_logits

@@ -1,4 +1,4 @@
-"""The tokens of a model's tokenizer, chat template and prompts, checked against its embedding and its end tokens."""
+"""Checks tokenizer, chat template and prompts of a model against its embedding and its end tokens."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _NAMED = 3
-"""Rows or tokens that a message names."""
+"""Most rows or tokens that a message names."""
 _SAID = "(the words of the policy)"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A prompt as the policy sees it."""
+    """A prompt as the policy sees it, with its place in the data."""
 
     where: str
-    """The row in words: `train.jsonl, line 3`."""
+    """Place of the row: `train.jsonl, line 3`."""
     ids: list[int]
 
 
@@ -35,20 +35,20 @@ class TokenIssue:
 
     issue: Issue
     fatal: bool
-    """Whether a stage would end with it."""
+    """Whether a stage would fail with it."""
 
 
 def named_rows(rows: Sequence[str]) -> str:
-    """Returns the first of some rows, and how many more there are."""
+    """Returns text that names the first rows and says how many more there are."""
     more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
     return "; ".join(rows[:_NAMED]) + more
 
 
 def check_tokens(experiment: Experiment, model: NamedModel, rows: Sequence[Row]) -> Iterator[TokenIssue]:
-    """Yields faults of the tokens of a model that exists and is on this machine.
+    """Yields the token issues of a model that exists and is on this machine.
 
     Args:
-        model: the experiment's.
+        model: the experiment's model.
         rows: the first prompts of the experiment's sets.
     Raises:
         SpecError: the model has no end token.
@@ -68,7 +68,8 @@ def check_tokens(experiment: Experiment, model: NamedModel, rows: Sequence[Row])
 
 
 def _beyond(tokenizer: "PreTrainedTokenizerBase", size: int, rows: Sequence[Row]) -> Iterator[TokenIssue]:
-    """Yields that the tokenizer has ids which the embedding lacks; fatal if a prompt or the end token is one."""
+    """Yields an issue if the tokenizer has ids that the embedding lacks; fatal if a prompt or the end token uses
+    one."""
     beyond = {token: text for text, token in tokenizer.get_vocab().items() if token >= size}
     if not beyond:
         return

@@ -1,7 +1,7 @@
-"""The figures of a decoder that memory and time depend on, from the model itself, built without values.
+"""Computes the figures of a decoder that determine memory and time, from the model itself, built without values.
 
 `python -m rpg.base.shape SETTINGS.json FIGURES.json` reads the settings of a config.json and writes the figures, so
-that who plans needs no torch.
+that the planner needs no torch.
 """
 
 import json
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The figures of a decoder that memory and time depend on."""
+    """The figures of a decoder that determine memory and time."""
 
     parameters: int
     active_parameters: int
-    """Parameters without those of the experts that a token is not routed to."""
+    """Parameters that one token uses: all except those of experts that it is not routed to."""
     matrix_parameters: int
-    """Parameters that every token is multiplied with: the active ones, of the embeddings only the output head."""
+    """Parameters that multiply every token: the active ones, without embeddings other than the output head."""
     expert_parameters: int
     """Parameters of all experts that tokens are routed to."""
     router_parameters: int
@@ -42,41 +42,41 @@ class ModelShape:
     hidden_size: int
     layers: int
     key_value_size: int
-    """Size of a token's key, of one layer, over all its heads."""
+    """Size of a token's key in one layer, over all heads."""
     attention_size: int
-    """Size of a token's query, of one layer, over all its heads."""
+    """Size of a token's query in one layer, over all heads."""
     intermediate_size: int
-    """Width of the MLP; of experts, the widths of one token's together."""
+    """Width of the MLP; with experts, the summed width of one token's experts."""
     experts_per_token: int
-    """Experts of a layer that a token is routed to; 0: the model has none."""
+    """Experts of a layer that a token is routed to; 0 if the model has no experts."""
     vocab_size: int
     context: int
     is_gated: bool
-    """Whether the MLP has a gate, as in Llama's descendants; GPT-2's has none."""
+    """Whether the MLP has a gate, as in Llama and its descendants but not in GPT-2."""
     norms_queries: bool
     """Whether queries and keys are normalised, as in Qwen3."""
     traffic: Traffic | None = None
-    """Work of a pass; None where it was not counted, or the model does not run on meta tensors."""
+    """Work of a pass; None if it was not counted or the model does not run on meta tensors."""
 
     @classmethod
     def of_figures(cls, figures: Mapping[str, Any]) -> "ModelShape":
-        """From what `asdict` gives."""
+        """Builds the shape from the result of `asdict`."""
         traffic = figures["traffic"]
         return cls(**{**figures, "traffic": Traffic.of_figures(traffic) if traffic else None})
 
     @property
     def read_parameters(self) -> int:
-        """Parameters that many tokens together are multiplied with: those of all experts."""
+        """Parameters that multiply a large batch of tokens: those of all experts included."""
         return self.matrix_parameters + self.parameters - self.active_parameters
 
     def training_flops(self, tokens: int, responses: int, *, pairs: float, frozen: bool = False) -> float:
-        """Operations of a forward and a backward pass, recomputation not counted.
+        """Returns the operations of a forward and a backward pass, without recomputation.
 
         Args:
-            tokens: that go through the layers.
-            responses: those of them that go through the output head.
-            pairs: of tokens that see each other in attention.
-            frozen: whether the weights have no gradient, as where adapters are trained.
+            tokens: number that go through the layers.
+            responses: number of them that go through the output head.
+            pairs: number of pairs of tokens that see each other in attention.
+            frozen: whether the weights have no gradient, as when adapters are trained.
         """
         head = self.vocab_size * self.hidden_size
         each = 4.0 if frozen else 6.0
@@ -85,23 +85,25 @@ class ModelShape:
 
 
 def shape_of_config(settings: Mapping[str, Any]) -> ModelShape:
-    """The figures of the model that transformers makes of the settings of a config.json; raises what it raises."""
+    """Returns the figures of the model that transformers builds from a config.json's settings; raises its
+    exceptions."""
     from rpg.pretrained import config_of_settings, model_without_weights
 
     return shape_of(model_without_weights(config_of_settings(settings)))
 
 
 def counted(settings: Mapping[str, Any]) -> ModelShape:
-    """The figures with the work of a pass, where the model runs on meta tensors; raises what `shape_of_config` does."""
+    """Returns the figures, with the work of a pass if the model runs on meta tensors. Raises as `shape_of_config`
+    does."""
     shape = shape_of_config(settings)
     try:
         return replace(shape, traffic=traffic_of(settings))
-    except Exception:  # architectures that look at values, by errors of their own
+    except Exception:  # architectures that read values, each with its own exception
         return shape
 
 
 def shape_of(model: "PreTrainedModel") -> ModelShape:
-    """The figures of a model."""
+    """Returns the figures of a model."""
     text = model.config.get_text_config()
     parameters = sum(weight.numel() for weight in model.parameters())
     experts = {name: module for name, module in model.named_modules() if _holds_experts(name, module)}
@@ -114,7 +116,7 @@ def shape_of(model: "PreTrainedModel") -> ModelShape:
     for name, module in linear_modules(model):
         widths[name] += sum(module.weight.shape)
     hidden, heads = first_size(text, "hidden_size"), first_size(text, "num_attention_heads")
-    # Where keys are made of a compressed part and a turned one, each head has its own.
+    # If keys consist of a compressed and a rotated part, each head has its own key.
     compressed = first_size(text, "qk_nope_head_dim") + first_size(text, "qk_rope_head_dim")
     head_size = compressed or first_size(text, "head_dim") or (hidden // heads if heads else 0)
     key_heads = heads if compressed else (first_size(text, "num_key_value_heads") or heads)
@@ -143,9 +145,9 @@ def shape_of(model: "PreTrainedModel") -> ModelShape:
 
 
 _GATES = ("gate_proj", "gate_up_proj", "up_gate_proj", "w3", "v1", "input_linear")
-"""Parts of the names of the matrices by which architectures with a gated MLP are known."""
+"""Parts of matrix names that identify a gated MLP."""
 _QUERY_NORMS = ("q_norm", "query_layernorm", "q_layernorm")
-"""Names of what normalises queries."""
+"""Names of the modules that normalise queries."""
 
 
 def _size(module: "nn.Module") -> int:
@@ -153,7 +155,8 @@ def _size(module: "nn.Module") -> int:
 
 
 def _holds_experts(name: str, module: "nn.Module") -> bool:
-    """Whether a module is all experts of a layer: a list of them, or of a class that has them in one tensor."""
+    """Returns whether a module holds all experts of a layer: as a list, or as a class with all of them in one
+    tensor."""
     is_stack = type(module).__name__.endswith("Experts") and "shared" not in name
     is_list = name.rpartition(".")[2] == "experts"
     return (is_stack or is_list) and _size(module) > 0 and not _holds_experts_within(module)
@@ -164,13 +167,14 @@ def _holds_experts_within(module: "nn.Module") -> bool:
 
 
 def _number_of_experts(experts: "nn.Module") -> int:
-    """Experts of a layer: a list's length, or the first dimension of the tensor that has them all."""
+    """Returns the number of experts of a layer: a list's length, or the first dimension of the tensor with all of
+    them."""
     stacked = [weight.shape[0] for weight in experts.parameters(recurse=False) if weight.dim() >= 2]
     return max(stacked) if stacked else max(1, len(list(experts.children())))
 
 
 def _routers(model: "PreTrainedModel", experts: Mapping[str, "nn.Module"]) -> Iterator["nn.Module"]:
-    """Modules that choose the experts: they stand beside them."""
+    """Yields the modules that choose the experts: the siblings of the expert modules."""
     for beside in dict.fromkeys(name.rpartition(".")[0] for name in experts):
         for name, module in model.get_submodule(beside).named_children():
             if name in ("gate", "router") or "Router" in type(module).__name__:
@@ -178,7 +182,7 @@ def _routers(model: "PreTrainedModel", experts: Mapping[str, "nn.Module"]) -> It
 
 
 def _looked_up(model: "PreTrainedModel") -> int:
-    """Parameters of embeddings, of tokens and of positions, that are not the output head's."""
+    """Returns the number of parameters of token and position embeddings that are not the output head's."""
     from torch import nn
 
     head = getattr(model.get_output_embeddings(), "weight", None)  # type: ignore[no-untyped-call]
@@ -189,7 +193,8 @@ def _looked_up(model: "PreTrainedModel") -> int:
 def _experts_width(
     model: "PreTrainedModel", experts: Mapping[str, "nn.Module"], chosen: int, hidden: int, *, gated: bool
 ) -> int:
-    """Intermediate size of one token's experts of a layer together, as an MLP would have it, shared ones included."""
+    """Returns the summed intermediate size of one token's experts of a layer, as for an MLP; shared experts
+    included."""
     if not (chosen and hidden):
         return 0
     routed = max(_size(module) * chosen // _number_of_experts(module) for module in experts.values())
@@ -202,7 +207,7 @@ if __name__ == "__main__":
     from huggingface_hub import constants
 
     die_with_parent()
-    # A fork has imported the Hub's client before it has an environment of its own.
+    # A fork has already imported the Hub's client before its own environment is set.
     constants.HF_HUB_OFFLINE = True
     write_json(
         Path(sys.argv[2]), asdict(counted(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))), durable=False

@@ -1,4 +1,4 @@
-"""The base stage: the model that training starts from, loaded or made from scratch, then perhaps warmed up."""
+"""The base stage: loads the model that training starts from, or builds it from scratch, and warms it up on request."""
 
 import inspect
 import json
@@ -34,19 +34,21 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 SMALL = 50_000_000
-"""Parameters up to which a model from scratch is made to see that it computes: that takes a second."""
+"""Largest number of parameters at which a model from scratch is built to test that it computes, which takes a
+second."""
 _FROM_TOKENIZER = ("vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")
-"""Fields of a config that follow from the tokenizer."""
+"""Fields of a config that the tokenizer determines."""
 
 
 _WRITTEN_HERE = ("summary.json", "manifest.json", NOTES)
-"""A link of this name would have the stage, or who publishes it, write into the model's own directory."""
+"""Files that the stage or its publisher writes. A link of this name would make them write into the model's own
+directory."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-"""Endings of files that Python code may stand in."""
+"""Suffixes of files that may contain Python code."""
 
 
 def make(experiment: Experiment, data_dir: Path | None, out: Path) -> None:
-    """Fills `out` with a directory that transformers and vLLM load, and summary.json.
+    """Fills `out` with a model directory that transformers and vLLM load, and summary.json.
 
     Args:
         experiment: the run's spec.
@@ -91,7 +93,7 @@ def _build(experiment: Experiment, data_dir: Path | None, out: Path) -> dict[str
             problems,
             experiment.data,
             experiment.warm_up,
-            device=device_at_hand(experiment.resources),  # where a run is started there may be no GPU
+            device=device_at_hand(experiment.resources),  # the machine that starts a run may have no GPU
             seed=experiment.model.seed if isinstance(experiment.model, ScratchModel) else 0,
             microbatch_tokens=experiment.training.microbatch_tokens,
         )
@@ -123,21 +125,22 @@ def _check_answers(problems: list[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model that a spec names, its weights aside, as far as it is on this machine."""
+    """A model that a spec names, without its weights, as far as it is on this machine."""
 
     directory: Path | None
-    """Its files; None: they are not here, or it is made from scratch."""
+    """Directory of its files; None if they are not on this machine, or if the model is built from scratch."""
     config: "PretrainedConfig | None"
-    """None: it is not here, or cannot be read."""
+    """Config of the model; None if it is not on this machine or cannot be read."""
     tokenizer: "PreTrainedTokenizerBase | None"
-    """None: it is not here, or the data trains it."""
+    """Tokenizer of the model; None if it is not on this machine, or if the data trains it."""
 
 
 def look_at(model: Model, *, build: bool) -> NamedModel:
-    """Reads what `make` would, in seconds and without a network.
+    """Reads the model as `make` would, in seconds and without a network.
 
     Args:
-        build: make a model from scratch, to see that it computes; of more than SMALL parameters its layers alone.
+        build: whether to build a model from scratch, to test that it computes. With more than SMALL parameters only its
+        layers are built.
     Raises:
         SpecError: `make` would refuse it.
     """
@@ -146,7 +149,7 @@ def look_at(model: Model, *, build: bool) -> NamedModel:
     if isinstance(model, PretrainedModel):
         return _look_at_existing(model)
     named = model.tokenizer
-    # The number of tokens of one that the data trains contradicts no setting.
+    # The size of a tokenizer that the data trains contradicts no setting.
     tokenizer = make_tokenizer(ByteTokenizer() if isinstance(named, TrainedTokenizer) else named, ())
     config = scratch_config(model, tokenizer)
     if build:
@@ -166,7 +169,7 @@ def _look_at_existing(model: PretrainedModel) -> NamedModel:
         return NamedModel(None, None, None)
     refuse_code(model, directory)
     config = tokenizer = None
-    with suppress(Exception):  # downloaded without it
+    with suppress(Exception):  # downloaded without this file
         tokenizer = tokenizer_of(directory)
     with suppress(Exception):
         config = config_of(directory)
@@ -174,20 +177,20 @@ def _look_at_existing(model: PretrainedModel) -> NamedModel:
 
 
 def _downloaded(model: PretrainedModel) -> Path | None:
-    """The directory of a model of the Hub that is on this machine; None where it is not."""
+    """Returns the directory of a Hub model if it is on this machine, else None."""
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(model.path, revision=model.revision, local_files_only=True))
-    except Exception:  # a dozen classes of three libraries say that it has not been downloaded
+    except Exception:  # a dozen exception classes of three libraries mean "not downloaded"
         return None
 
 
-# Models that exist
+# Existing models
 
 
 def _link(spec: PretrainedModel, out: Path) -> dict[str, Any]:
-    """Links to the model's files, those that could hold code as pickles left out."""
+    """Links to the model's files, except pickles, which could hold code."""
     directory, config, _ = existing_model(spec)
     with _blaming(spec):
         facts = _facts(config, _count(directory))
@@ -198,7 +201,7 @@ def _link(spec: PretrainedModel, out: Path) -> dict[str, Any]:
 
 
 def existing_model(spec: PretrainedModel) -> "tuple[Path, PretrainedConfig, PreTrainedTokenizerBase]":
-    """The directory, config and tokenizer of a model that exists. SpecError where one of them cannot be read."""
+    """Returns the directory, config and tokenizer of an existing model. Raises SpecError if one cannot be read."""
     directory = _directory(spec)
     with _blaming(spec):
         tokenizer = tokenizer_of(directory)
@@ -212,7 +215,7 @@ def _load(spec: PretrainedModel) -> "tuple[PreTrainedModel, PreTrainedTokenizerB
 
 
 def _directory(spec: PretrainedModel) -> Path:
-    """The directory with the model's files, downloaded where the path is a Hub id; its weights are safetensors."""
+    """Returns the directory of the model's files, downloaded if the path is a Hub id; its weights are safetensors."""
     directory = _local_directory(spec)
     refuse_code(spec, directory)
     if not any(directory.glob("*.safetensors")):
@@ -234,13 +237,13 @@ def _local_directory(spec: PretrainedModel) -> Path:
         unwanted = [f"*{suffix}" for suffix in _PICKLES]
         return Path(snapshot_download(spec.path, revision=spec.revision, ignore_patterns=unwanted))
     except Exception as error:
-        # The client reports what is missing, a bad id and a lost network by a dozen classes of three libraries.
+        # The client reports missing files, a bad id and a lost network by a dozen exception classes of three libraries.
         reason = str(error).strip().splitlines()[0]
         raise _no_model(f"the model cannot be fetched from the Hub: {reason}", spec, _HUB_HINT) from error
 
 
 def refuse_code(spec: PretrainedModel, directory: Path) -> None:
-    """Raises SpecError where the model's settings name code to run."""
+    """Raises SpecError if the model's settings name code to run."""
     if found := settings_with_code(directory):
         raise _no_model(f"the model names code to run, which is never run: {', '.join(found)}", spec, _CODE_HINT)
 
@@ -258,7 +261,7 @@ _HUB_HINT = "without a network, give the directory of a downloaded model"
 
 @contextmanager
 def _blaming(spec: PretrainedModel) -> Iterator[None]:
-    """Blames the named model for what transformers or safetensors cannot read."""
+    """Turns errors of transformers or safetensors within the block into a SpecError about the named model."""
     try:
         yield
     except Exception as error:
@@ -271,7 +274,7 @@ def _no_model(message: str, spec: PretrainedModel, hint: str) -> SpecError:
 
 
 def _count(directory: Path) -> int:
-    """Parameters stored in the directory."""
+    """Returns the number of parameters stored in the directory."""
     from safetensors import safe_open
 
     total = 0
@@ -294,10 +297,10 @@ def _from_scratch(spec: ScratchModel, data_dir: Path | None) -> "tuple[PreTraine
 def scratch_model(
     spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig | None" = None
 ) -> "PreTrainedModel":
-    """The architecture with random weights, for a tokenizer. SpecError where its settings build no model.
+    """Returns the architecture with random weights, for a tokenizer. Raises SpecError if its settings build no model.
 
     Args:
-        config: what `scratch_config` gives; None: it is made.
+        config: result of `scratch_config`; None computes it.
     """
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
@@ -306,7 +309,7 @@ def scratch_model(
     config = config or scratch_config(spec, tokenizer)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-        # Some contradictions show only when the model computes.
+        # Some contradictions show only in a forward pass.
         with torch.no_grad():
             model(input_ids=torch.zeros(1, 2, dtype=torch.long))
     except Exception as error:
@@ -318,7 +321,7 @@ def scratch_model(
 
 
 def scratch_config(spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase") -> "PretrainedConfig":
-    """The architecture's config. SpecError where there is no such architecture, or it has no such setting."""
+    """Returns the architecture's config. Raises SpecError if the architecture or a setting does not exist."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -353,12 +356,13 @@ def scratch_config(spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase") -> 
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )
-    except Exception as error:  # transformers checks types and values, each architecture in its own way
+    except Exception as error:  # transformers checks types and values, in each architecture differently
         raise cannot_build(spec, error) from error
 
 
 def _is_read(config: "PretrainedConfig", key: str) -> bool:
-    """Whether the architecture reads a setting that its config does not declare, as Qwen3-MoE's does `head_dim`."""
+    """Returns whether the architecture reads a setting that its config does not declare, as Qwen3-MoE reads
+    `head_dim`."""
     module = find_spec(type(config).__module__.replace("configuration_", "modeling_"))
     if module is None or module.origin is None:
         return False
@@ -366,7 +370,7 @@ def _is_read(config: "PretrainedConfig", key: str) -> bool:
 
 
 def cannot_build(spec: ScratchModel, error: Exception) -> SpecError:
-    """transformers' complaint about the settings; at the one that it names in quotes, if it names one."""
+    """Returns transformers' complaint about the settings as an error, located at the setting that it quotes, if any."""
     reason = " ".join(str(error).split()) or type(error).__name__
     message = f"transformers cannot build {spec.model_type} with these settings: {reason}"
     named = {key: value for key, value in spec.config.items() if f"'{key}'" in reason}

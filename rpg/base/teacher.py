@@ -1,4 +1,4 @@
-"""The teacher that a spec names: where its files are, and that it reads the policy's tokens as the policy does."""
+"""Finds the files of the teacher that a spec names, and checks that it reads tokens as the policy does."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +19,13 @@ _PATH = ("reference", "path")
 def teacher_directory(
     teacher: PretrainedModel, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig"
 ) -> Path:
-    """The teacher's model directory, downloaded where it is a Hub id.
+    """Returns the teacher's model directory, downloaded if it is a Hub id.
 
     Args:
-        tokenizer: the policy's.
-        config: of the policy's model.
+        tokenizer: the policy's tokenizer.
+        config: config of the policy's model.
     Raises:
-        SpecError: there is no such model, or it has another tokenizer.
+        SpecError: the model does not exist, or its tokenizer differs.
     """
     with _blaming_reference():
         directory, its_config, its_tokenizer = existing_model(teacher)
@@ -34,7 +34,7 @@ def teacher_directory(
 
 
 def look_at_teacher(teacher: PretrainedModel, policy: NamedModel) -> NamedModel:
-    """Returns the teacher. Raises SpecError for what training would refuse, as far as both are on this machine."""
+    """Returns the teacher. Raises SpecError if training would refuse it, as far as both models are on this machine."""
     with _blaming_reference():
         found = look_at(teacher, build=False)
     if found.tokenizer and found.config and policy.tokenizer and policy.config:
@@ -55,7 +55,7 @@ def _compare(
     policy: "tuple[PreTrainedTokenizerBase, PretrainedConfig]",
     of_teacher: "tuple[PreTrainedTokenizerBase, PretrainedConfig]",
 ) -> None:
-    """Raises SpecError where a token's id means another text to the teacher, or is more than it has logits for."""
+    """Raises SpecError if a token id means another text to the teacher, or exceeds its number of logits."""
     own, its = policy[0].get_vocab(), of_teacher[0].get_vocab()
     if own != its:
         different = sorted(text for text, number in own.items() if its.get(text) != number)

@@ -1,4 +1,4 @@
-"""Tokenizers made from scratch: one token per byte, or byte-level BPE trained on a text."""
+"""Builds tokenizers from scratch: one token per byte, or byte-level BPE trained on a text."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -14,11 +14,11 @@ PAD = "<|pad|>"
 
 
 def make_tokenizer(spec: ByteTokenizer | TrainedTokenizer, texts: Iterable[str]) -> "PreTrainedTokenizerFast":
-    """A tokenizer whose decoding gives back exactly what was encoded, and that adds no special token by itself.
+    """Returns a tokenizer that decodes to exactly the encoded text and adds no special token by default.
 
     Args:
-        spec: which kind.
-        texts: what a trained one is trained on; a byte tokenizer does not look at them.
+        spec: the kind of tokenizer.
+        texts: training texts; a byte tokenizer ignores them.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -32,7 +32,7 @@ def _bytes() -> "Model":
     from tokenizers import Tokenizer, models
     from tokenizers.pre_tokenizers import ByteLevel
 
-    # Without merges BPE leaves the bytes as they are; ids 0 to 255 follow the byte alphabet's order.
+    # Without merges BPE keeps the bytes as they are; ids 0 to 255 follow the byte alphabet's order.
     vocabulary = {symbol: index for index, symbol in enumerate(sorted(ByteLevel.alphabet()))}
     return _byte_level(Tokenizer(models.BPE(vocab=vocabulary, merges=[])), split_words=False)
 

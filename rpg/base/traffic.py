@@ -1,7 +1,7 @@
-"""What a training pass computes and what it moves through memory, counted by running the real model on meta tensors.
+"""Counts a training pass's operations and memory traffic by running the real model on meta tensors.
 
-Nothing is computed: every operation that a GPU would be given is seen, with the shapes of its tensors. Time follows
-from it by a roofline, see `pipelines.planning.roofline`.
+Nothing is computed: the counter sees every operation that a GPU would run, with the shapes of its tensors. A roofline
+turns these counts into time, see `pipelines.planning.roofline`.
 """
 
 import math
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
 TOKENS = 16384
 """Tokens of the counted pass."""
 _MOST_OPERATIONS = 20_000
-"""Most operations of a pass. A model with more goes from token to token in Python, and is not counted."""
+"""Most operations of a pass. A model with more operations loops over tokens in Python and is not counted."""
 _ROTATION = "apply_rotary_pos_emb"
-"""What transformers calls the function that rotates queries and keys."""
+"""Name in transformers of the function that rotates queries and keys."""
 _LOOK_UPS = frozenset({"embedding", "gather", "index_select", "index"})
-"""Operations that read as much of their first tensor as they write."""
+"""Operations that read only as much of their first tensor as they write."""
 _FREE = frozenset({"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "detach", "lift_fresh"})
 """Operations that touch no memory."""
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"})
 _LOGITS_OF_KERNEL = (4, 6)
-"""Bytes for each logit that one kernel moves between the head's products: it reads float32 logits in a forward pass; in
-a backward pass it reads them again and writes their gradient in bfloat16."""
+"""Bytes per logit that the kernel between the head's matrix products moves. The forward pass reads float32 logits; the
+backward pass reads them again and writes their gradient in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work of a pass, for each of its tokens."""
+    """The work of a pass, per token."""
 
     flops: float
-    """In matrix products with weights."""
+    """Operations of matrix products with weights."""
     bytes_moved: float
-    """Read and written by all other operations but attention, in bfloat16."""
+    """Bytes read and written in bfloat16 by all other operations except attention."""
 
     def with_further(self, two: "Work", count: int) -> "Work":
-        """Work with `count` further layers, where `two` is that with one."""
+        """Returns the work with `count` further layers; `two` is the work with one further layer."""
         return Work(
             self.flops + count * (two.flops - self.flops),
             self.bytes_moved + count * (two.bytes_moved - self.bytes_moved),
@@ -50,42 +50,43 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Work of a model's forward and backward pass for each token, in bfloat16. Attention over pairs of tokens is not in
-    it, nor what layers recompute."""
+    """The work of a model's forward and backward pass per token, in bfloat16. It excludes attention over pairs of
+    tokens and
+        recomputation in layers."""
 
     forward: Work
     backward: Work
     fused_forward: Work
-    """With one kernel each for norms, rotations and gates."""
+    """Forward work with one kernel each for norms, rotations and gates."""
     fused_backward: Work
     head_forward: Work
-    """The output head with logprob and entropy; for each response token."""
+    """Forward work of the output head with logprob and entropy, per response token."""
     head_backward: Work
     kernel_head_forward: Work
-    """The head where one kernel makes logprob and entropy of logits."""
+    """Forward work of the head if one kernel computes logprob and entropy from logits."""
     kernel_head_backward: Work
 
     @classmethod
     def of_figures(cls, figures: Mapping[str, Mapping[str, float]]) -> "Traffic":
-        """From what `asdict` gives."""
+        """Builds the traffic from the result of `asdict`."""
         return cls(**{name: Work(**work) for name, work in figures.items()})
 
 
 class _Counter:
-    """Sums over the operations since the last `take`."""
+    """A counter of work, with sums over the operations since the last `take`."""
 
     def __init__(self) -> None:
         self.flops = self.moved = 0.0
         self._operations = 0
 
     def see(self) -> None:
-        """Counts an operation. Raises RuntimeError where there are too many."""
+        """Counts an operation. Raises RuntimeError if there are too many."""
         self._operations += 1
         if self._operations > _MOST_OPERATIONS:
             raise RuntimeError(f"more than {_MOST_OPERATIONS} operations")
 
     def move(self, tensors: Iterable["Tensor"]) -> None:
-        """Counts the bytes of tensors, of an expanded one those that it has."""
+        """Counts the bytes of tensors; for an expanded tensor only the bytes that it stores."""
         for tensor in tensors:
             held = math.prod(n for n, step in zip(tensor.shape, tensor.stride(), strict=True) if step)
             self.moved += held * tensor.element_size()
@@ -97,7 +98,8 @@ class _Counter:
 
 
 def traffic_of(settings: Mapping[str, Any], *, tokens: int = TOKENS) -> Traffic:
-    """Traffic of the model that transformers makes of the settings of a config.json; raises what it raises."""
+    """Returns the traffic of the model that transformers builds from a config.json's settings; raises its
+    exceptions."""
     from rpg.pretrained import config_of_settings, model_without_weights
 
     model = model_without_weights(config_of_settings(settings))
@@ -122,8 +124,9 @@ def traffic_of(settings: Mapping[str, Any], *, tokens: int = TOKENS) -> Traffic:
 
 
 def _all_layers(model: "PreTrainedModel", tokens: int) -> tuple[Work, Work]:
-    """Forward and backward pass. Of many layers that are alike two are run, and the second one's work counts for all
-    further ones."""
+    """Runs a forward and a backward pass. Of many identical layers it runs two; the second's work counts for all
+    further
+        layers."""
     from torch import nn
 
     name, layers = next(
@@ -145,7 +148,7 @@ def _all_layers(model: "PreTrainedModel", tokens: int) -> tuple[Work, Work]:
 
 
 def _are_alike(module: "nn.Module") -> bool:
-    """Whether a module is a list of at least three layers that have the same parts."""
+    """Returns whether a module is a list of at least three layers with the same parts."""
     from torch import nn
 
     if not isinstance(module, nn.ModuleList) or len(module) < 3:
@@ -183,7 +186,7 @@ def _head(weight: "Tensor", tokens: int) -> tuple[Work, Work]:
 
     hidden = torch.empty(tokens, weight.shape[1], dtype=weight.dtype, device="meta", requires_grad=True)
     targets = torch.zeros(tokens, dtype=torch.int64, device="meta")
-    multiplies_into_float32(weight.device)  # which tries it, once in a process
+    multiplies_into_float32(weight.device)  # which tests it, once per process
     with counting() as counter:
         logprobs, _ = token_logprobs(hidden, weight, targets, chunk=CHUNK_ON_GPU)
         forward = counter.take(tokens)
@@ -227,8 +230,9 @@ def counting() -> Iterator[_Counter]:
 
 
 def _one_kernel(outputs: int, inputs: tuple["Tensor", ...], *, keeps: bool = True) -> tuple["Tensor", ...]:
-    """Stands for a fused kernel: results like the first inputs, each tensor read and written once. The backward pass
-    reads the results' gradients, and the inputs again if it `keeps` them, and writes the inputs' gradients."""
+    """Stands for a fused kernel: results are like the first inputs, and each tensor is read or written once. The
+    backward
+        pass reads the results' gradients, and the inputs again if it `keeps` them, and writes the inputs' gradients."""
     import torch
 
     class OneKernel(torch.autograd.Function):
@@ -250,7 +254,7 @@ def _one_kernel(outputs: int, inputs: tuple["Tensor", ...], *, keeps: bool = Tru
 
 
 def _touch(tensors: list["Tensor"]) -> None:
-    """Has the counter see that tensors are read or written once: an operation that writes one and reads none."""
+    """Tells the counter that tensors are read or written once: runs an operation that writes one and reads none."""
     for tensor in tensors:
         tensor.detach().zero_()
 
@@ -258,14 +262,15 @@ def _touch(tensors: list["Tensor"]) -> None:
 def _attention(
     _module: "nn.Module", query: "Tensor", key: "Tensor", value: "Tensor", *_: Any, **__: Any
 ) -> tuple["Tensor", None]:
-    """Shapes as transformers' own. The arithmetic over pairs is not counted here, but the tensors are."""
+    """Returns tensors of the shapes of transformers' attention. Counts the tensors, but not the arithmetic over
+    pairs."""
     (out, *_rest) = _one_kernel(1, (query, key, value))
     return out[..., : value.shape[-1]].transpose(1, 2), None
 
 
 @contextmanager
 def _fused(model: "PreTrainedModel") -> Iterator[None]:
-    """Within the block one kernel each stands for the model's norms, rotations and gates, as Liger has them."""
+    """Replaces the model's norms, rotations and gates within the block by one kernel each, as Liger does."""
     modeling = sys.modules[type(model).__module__]
     rotation = getattr(modeling, _ROTATION, None)
     changed = [module for module in model.modules() if _fused_forward(module)]
@@ -283,7 +288,7 @@ def _fused(model: "PreTrainedModel") -> Iterator[None]:
 
 
 def _fused_forward(module: Any) -> Callable[["Tensor"], "Tensor"] | None:
-    """A forward pass with one kernel for what Liger fuses; None where it fuses nothing."""
+    """Returns a forward pass with one kernel for the operations that Liger fuses; None if Liger fuses nothing here."""
     if type(module).__name__.endswith("RMSNorm"):
         return lambda hidden: _one_kernel(1, (hidden, module.weight))[0]
     if all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):

@@ -1,4 +1,5 @@
-"""Supervised steps on prompts and gold answers, so that reinforcement starts from a policy that sometimes succeeds."""
+"""Takes supervised steps on prompts and gold answers, so that reinforcement starts from a policy that sometimes
+succeeds."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 
 _IGNORED = -100
 _WINDOW = 20
-"""Updates over which the loss is averaged before it may end the warm-up."""
+"""Updates over which the loss is averaged when it decides whether the warm-up ends."""
 _LOG_SECONDS = 10.0
 
 Example = tuple[list[int], list[int]]
-"""Token ids of prompt and answer, the end token included."""
+"""Token ids of the prompt and of the answer, the end token included."""
 
 
 def warm_up(
@@ -37,15 +38,16 @@ def warm_up(
     seed: int,
     microbatch_tokens: int,
 ) -> list[float]:
-    """Trains the model in place to follow each prompt with its demonstration, the answer where there is none, and the
-    end token, in float32.
+    """Trains the model in place, in float32, to continue each prompt with its demonstration and the end token.
 
-    Prompt and answer are encoded apart, as sampling will have them. The same seed gives the same bits on the same kind
-    of machine with the same number of threads.
+    A problem without a demonstration uses its answer.
+
+    Prompt and answer are encoded separately, as in sampling. The same seed gives the same bits on the same kind of
+    machine with the same number of threads.
 
     Args:
-        problems: those without an answer are passed over.
-        seed: order of the examples.
+        problems: those without an answer are skipped.
+        seed: determines the order of the examples.
         microbatch_tokens: most tokens, padding included, of one forward pass.
     Returns:
         Each step's mean loss over the answers' tokens, nats.
@@ -53,7 +55,7 @@ def warm_up(
     examples = _examples(tokenizer, problems, data, end_token(model, tokenizer))
     torch.nn.Module.to(model, device=device, dtype=torch.float32)
     torch.nn.Module.train(model, True)
-    torch.manual_seed(seed)  # dropout, where the architecture has it
+    torch.manual_seed(seed)  # dropout, if the architecture has it
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=spec.learning_rate, betas=(0.9, 0.999), weight_decay=spec.weight_decay, fused=True
     )
@@ -74,7 +76,8 @@ def warm_up(
 
 
 def _line(losses: Sequence[float], spec: WarmUp, seconds: float, *, done: bool) -> str:
-    """How far it is after some seconds; until it is `done`, how long it goes on and which loss it waits for."""
+    """Returns a line about the warm-up's progress after some seconds; until `done` also the time left and the target
+    loss."""
     line = f"warm-up {len(losses)}/{spec.steps}: loss {losses[-1]:.4f}, {seconds:.0f} s"
     if done:
         return line
@@ -92,18 +95,19 @@ def _low_enough(losses: Sequence[float], until_loss: float) -> bool:
 
 
 def learning_rate(step: int, spec: WarmUp) -> float:
-    """Rises linearly over the warm-up fraction, then stays; of update `step`, from 0.
+    """Returns the learning rate of update `step`, from 0: a linear rise over the warm-up fraction, then constant.
 
-    It never decays: a rate that falls to 0 ends in so sharp a valley that reinforcement's first updates throw the
-    policy out of it (measured: accuracy 0.40 -> 0.27 in 20 updates at 1e-4; held, 0.46 -> 0.66 in 25).
+    It never decays: a rate that falls to 0 ends in a valley so sharp that reinforcement's first updates throw the
+    policy out of it (measured: accuracy 0.40 -> 0.27 in 20 updates at 1e-4; with a constant rate, 0.46 -> 0.66 in 25).
     """
     rising = spec.warmup_fraction * spec.steps
     return spec.learning_rate * min(1.0, (step + 1) / (rising + 1))
 
 
 def end_token(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> int:
-    """Returns the token that is taught to end a response: the tokenizer's, else the first that the model's generation
-    config or config names.
+    """Returns the token that training teaches to end a response.
+
+    It is the tokenizer's, else the first that the model's generation config or config names.
 
     Raises:
         SpecError: none of them names one.
@@ -124,9 +128,10 @@ def _examples(tokenizer: "PreTrainedTokenizerBase", problems: Sequence[Problem],
 
 
 def _batches(examples: Sequence[Example], size: int, seed: int) -> Iterator[list[Example]]:
-    """Endless: permutations of the examples one after another, cut into batches, each sorted by length.
+    """Yields endless batches: successive permutations of the examples, cut into batches, each sorted by length.
 
-    Never sorted across batches: a batch of one length is no fair sample, and the model learns from it far more slowly.
+    Examples are never sorted across batches: a batch of one length is a biased sample, and the model learns from it far
+    more slowly.
     """
     generator = np.random.default_rng(seed)
     order: list[int] = []
@@ -158,7 +163,9 @@ def _update(
 
 
 def _loss(model: "PreTrainedModel", batch: Sequence[Example], device: torch.device) -> Tensor:
-    """Sum of the answers' cross-entropies, nats. Padding on the right: causal attention never sees it, so no mask."""
+    """Returns the sum of the answers' cross-entropies, nats. Padding is on the right, where causal attention never sees
+    it, so
+        no mask is needed."""
     width = max(len(prompt) + len(answer) for prompt, answer in batch)
     ids = torch.zeros(len(batch), width, dtype=torch.long)
     targets = torch.full((len(batch), width), _IGNORED)
@@ -166,7 +173,7 @@ def _loss(model: "PreTrainedModel", batch: Sequence[Example], device: torch.devi
         whole = torch.tensor([*prompt, *answer])
         ids[row, : len(whole)] = whole
         targets[row, len(prompt) : len(whole)] = whole[len(prompt) :]
-    # Logits of the shared part of the prompts would be thrown away.
+    # Logits of the shared part of the prompts would be discarded.
     needed = width - min(len(prompt) for prompt, _ in batch)
     logits = model(input_ids=ids.to(device), logits_to_keep=needed + 1, use_cache=False).logits[:, :-1]
     return torch.nn.functional.cross_entropy(

@@ -23,19 +23,18 @@ Experts = npt.NDArray[np.int16]
 @message
 @dataclass(frozen=True)
 class StepRollouts:
-    """A step's B responses in the order of its prompts. Every rank knows of each its length, reward and group; its
-    tokens and its text are on one rank, which holds it.
+    """A step's B responses in the order of its prompts. Every rank knows the length, reward and group of each response.
+        Its tokens and text are on a single rank: that rank holds the response.
 
-    Of the N tokens of the b responses held here, laid end to end, the policy sampled M; the others were given to it by
-    its environment. Given tokens are context: whatever is known of a token's probability (logprobs, advantages, the
-    token ledger) is an array over the M sampled tokens alone, laid end to end too, so that nothing can be trained on a
-    given one.
+    Of the N tokens of the b responses held here, laid end to end, the policy sampled M; its environment gave the
+    others. Given tokens are context. Every array about token probabilities (logprobs, advantages, the token ledger)
+    covers only the M sampled tokens, also laid end to end, so nothing can train on a given token.
     """
 
     prompts: tuple[Integers, ...]
-    """Token ids of the prompt of each group."""
+    """Token ids of each group's prompt."""
     problems: tuple[int, ...]
-    """Index of the problem of each group."""
+    """Index of each group's problem."""
     group_ids: Integers
     """Group index of each response, from 0. [B]"""
     lengths: Integers
@@ -45,25 +44,26 @@ class StepRollouts:
     finish_reasons: tuple[FinishReason, ...]
     scores: tuple[Score, ...]
     held: Integers
-    """The responses that this rank holds, ascending. [b]"""
+    """Indices of the responses that this rank holds, ascending. [b]"""
     token_ids: Integers
-    """Their tokens. [N]"""
+    """Token ids of the responses held here. [N]"""
     sampled: Bools
-    """Which of them the policy sampled. [N]"""
+    """Whether the policy sampled each of these tokens. [N]"""
     rollout_logprobs: Floats
     """Logprobs of the sampled tokens under the distribution they were drawn from, nats. [M]"""
     responses: tuple[str, ...]
     """The text of each response that this rank holds."""
     policy_version: int
     turns: tuple[tuple[RecordedTurn, ...], ...] = ()
-    """The turns of each response that this rank holds; nothing where the environment gives no turn."""
+    """The turns of each response that this rank holds; empty if the environment gives no turn."""
     turn_counts: tuple[TurnCounts, ...] = ()
-    """Counts of the turns of each response; nothing where the environment gives no turn. [B]"""
+    """Counts of the turns of each response; empty if the environment gives no turn. [B]"""
     experts: Experts | None = None
-    """Experts of each token of prompt and response of the responses held here, end to end; those of a last token mean
-    nothing. None: the learner's routers choose. [tokens, layers, experts a token]"""
+    """Experts of each token of prompt and response of the responses held here, end to end; the values of a last token
+    are
+        meaningless. None means that the learner's routers choose. [tokens, layers, experts per token]"""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of how the batch came about."""
+    """Metrics of how the batch was sampled."""
 
     @property
     def held_lengths(self) -> Integers:
@@ -92,11 +92,11 @@ class StepRollouts:
 
     @property
     def restarts(self) -> bool:
-        """Whether a response has a context of its own somewhere, see TurnCounts.contexts."""
+        """Whether any response restarts with its own context, see TurnCounts.contexts."""
         return any(counts.contexts for counts in self.turn_counts)
 
     def parts(self, response: int) -> list["Part"]:
-        """Stretches of a response, each behind the context that its tokens were sampled in."""
+        """Returns the parts of a response, each with the context in which its tokens were sampled."""
         contexts = self.turn_counts[response].contexts if self.turn_counts else ()
         places = [place for place, _ in contexts]
         bounds = pairwise([0, *places, int(self.lengths[response])])
@@ -108,8 +108,8 @@ class StepRollouts:
         return [part for part in parts if part.begin < part.end]
 
     def padded_rows(self) -> tuple[Integers, Integers]:
-        """Rows that each response has in a padded pass, one a part, and the longest of them, context included. [B]
-        each"""
+        """Number of rows of each response in a padded pass, one per part, and tokens of its longest row, context
+        included. [B] each"""
         if not self.restarts:
             return np.ones(len(self.lengths), dtype=np.int64), self.sequence_lengths
         parts = [self.parts(response) for response in range(len(self.lengths))]
@@ -118,7 +118,7 @@ class StepRollouts:
 
     @cached_property
     def sampled_places(self) -> Integers:
-        """Place of each token held here among the sampled ones; of a given token it says nothing. [N]"""
+        """Position of each token held here among the sampled ones; meaningless for given tokens. [N]"""
         return np.cumsum(self.sampled) - 1
 
     @property
@@ -127,10 +127,10 @@ class StepRollouts:
         return np.array([score.reward for score in self.scores], dtype=np.float64)
 
     def reward_terms(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Values and weights of the terms of each response's reward; one that is no sum is a term by itself.
+        """Values and weights of the terms of each response's reward. A reward that is not a sum is a single term.
 
-        A value is NaN where the response could not be scored, and 0 with weight 0 of a term that its group has not.
-        [terms, B] each, float64
+        A value is NaN if the response could not be scored. A term that a response's group lacks has value 0 and weight
+        0. [terms, B] each, float64
         """
         whole = {"": 1.0}
         of_group = {
@@ -149,12 +149,12 @@ class StepRollouts:
 
     @property
     def turn_rewards(self) -> list[tuple[float, ...]]:
-        """Reward of each turn of the policy, of each response; 0 where its environment rewards none. [B]"""
+        """Rewards of each response's sampled turns; 0 if its environment rewards no turn. [B]"""
         return [counts.rewards or (0.0,) * counts.sampled for counts in self.turn_counts]
 
     @property
     def token_turns(self) -> Integers:
-        """Which turn of the policy each sampled token held here is of, from 0 in each response. [M]"""
+        """Index of the sampled turn that contains each sampled token held here, from 0 in each response. [M]"""
         sampled = [[turn.num_tokens for turn in turns if turn.sampled] for turns in self.turns]
         return np.concatenate(
             [np.empty(0, dtype=np.int64), *(np.repeat(np.arange(len(sizes)), sizes) for sizes in sampled)]
@@ -168,14 +168,14 @@ class StepRollouts:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of a response behind one context: the prompt, or tokens that were given as a context."""
+    """A part of a response after one context: the prompt, or tokens that were given as a context."""
 
     begin: int
-    """Place of its first token in the response, the context not counted."""
+    """Position of its first token in the response, after the context."""
     end: int
-    """Place behind its last token."""
+    """Position after its last token."""
     context: int
-    """Tokens of the context. One that is not the prompt stands in the response, directly before the stretch."""
+    """Tokens of the context. A context other than the prompt is in the response, directly before the part."""
 
 
 def collate(
@@ -186,8 +186,8 @@ def collate(
     scores: Sequence[Score],
     turns: Sequence[tuple[RecordedTurn, ...]] = (),
 ) -> StepRollouts:
-    """Lays the groups' responses end to end; `problems` has one entry a group, the others one a response. `turns` is
-    empty where none are recorded."""
+    """Lays the groups' responses end to end; `problems` has one entry per group, the other arguments one per
+    response. `turns` is empty if none are recorded."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     parts = [turn for rollout in rollouts for turn in rollout.turns]
     sizes = [len(group.rollouts) for group in groups]
@@ -212,14 +212,14 @@ def collate(
 
 
 def _experts(rollouts: Sequence[Rollout]) -> Experts | None:
-    """Experts of all tokens end to end, a last token's those of the one before it."""
+    """Returns the experts of all tokens end to end; a last token repeats those of the token before it."""
     known = [rollout.experts.astype(np.int16) for rollout in rollouts if rollout.experts is not None]
     assert len(known) in (0, len(rollouts)), "all responses are sampled alike"
     return np.concatenate([part for each in known for part in (each, each[-1:])]) if known else None
 
 
 def counted(turns: Sequence[RecordedTurn]) -> TurnCounts:
-    """Counts of a response's turns."""
+    """Returns the counts of a response's turns."""
     called = [turn for turn in turns if not turn.sampled and (turn.tool or turn.error)]
     rewarded = any(turn.reward is not None for turn in turns)
     ends = np.cumsum([turn.num_tokens for turn in turns]).tolist()
@@ -234,7 +234,7 @@ def counted(turns: Sequence[RecordedTurn]) -> TurnCounts:
 
 
 def join(parts: Sequence[StepRollouts]) -> StepRollouts:
-    """Several batches as one, in their order: the shares of the ranks, or rounds of sampling."""
+    """Joins several batches in their order: the shares of the ranks, or rounds of sampling."""
     groups = np.cumsum([0] + [len(part.problems) for part in parts])
     responses = np.cumsum([0] + [len(part.lengths) for part in parts])
     return StepRollouts(
@@ -258,13 +258,13 @@ def join(parts: Sequence[StepRollouts]) -> StepRollouts:
 
 
 def experts_of(parts: Sequence[Experts | None]) -> Experts | None:
-    """Those of all parts end to end, where there are any."""
+    """Returns the experts of all parts end to end; None if no part has any."""
     known = [part for part in parts if part is not None]
     return np.concatenate(known) if known else None
 
 
 def select(step: StepRollouts, groups: Sequence[int]) -> StepRollouts:
-    """The batch with these groups alone, in this order."""
+    """Returns the batch with only these groups, in this order."""
     members = [np.flatnonzero(step.group_ids == group) for group in groups]
     index = np.concatenate([np.empty(0, dtype=np.int64), *members])
     is_held = np.isin(index, step.held)
@@ -290,7 +290,9 @@ def select(step: StepRollouts, groups: Sequence[int]) -> StepRollouts:
 
 
 def keep(step: StepRollouts, places: Integers) -> StepRollouts:
-    """The batch, of whose responses this rank holds these alone, in this order; `places`: among those that it holds."""
+    """Returns the batch with only some of the responses that this rank holds. `places`: their positions among those
+    held,
+        in the new order."""
     tokens = _places(step.held_lengths, places)
     return replace(
         step,
@@ -305,7 +307,8 @@ def keep(step: StepRollouts, places: Integers) -> StepRollouts:
 
 
 def _places(lengths: Integers, responses: Integers) -> Integers:
-    """Where the tokens of chosen responses stand, all responses having these lengths and being laid end to end."""
+    """Returns the positions of the chosen responses' tokens; all responses have these lengths and are laid end to
+    end."""
     chosen = lengths[responses]
     first = (np.cumsum(lengths) - lengths)[responses]
     within: Integers = np.arange(chosen.sum()) - np.repeat(np.cumsum(chosen) - chosen, chosen)
@@ -314,63 +317,67 @@ def _places(lengths: Integers, responses: Integers) -> Integers:
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """One forward pass: b sequences of at most L tokens, responses of at most T tokens, n of which were sampled.
+    """The tensors of one forward pass: b sequences of up to L tokens, responses of up to T tokens; n tokens were
+    sampled.
 
-    Given tokens are among the input ids, as a prompt's are, and nowhere else.
+    Given tokens are only in the input ids, like those of a prompt.
     """
 
     input_ids: Tensor
-    """Prompt and response, padded on the right, where causal attention never looks [b, L]; packed, all in one row
-    [1, L], where the responses to a prompt follow it one after another. A part of a response behind another context
-    stands behind that as if it were a response by itself, so that there may be more rows than responses."""
+    """Prompts and responses. Padded on the right, which causal attention never sees: [b, L]. Packed into one row, each
+    prompt
+        followed by its responses: [1, L]. A part of a response with another context follows that context like a
+        separate response, so there may be more rows than responses."""
     packed: tuple[tuple[int, ...], ...]
-    """Layout of a packed row: for each prompt in it its length and those of its responses, see Packing. Empty where
-    each response has rows of its own."""
+    """Layout of a packed row: for each prompt its length and those of its responses, see Packing. Empty if each
+    response has
+        its own rows."""
     sources: Tensor
     """Positions in the flattened input ids whose hidden state predicts a sampled token, row by row. [n]"""
     host_sources: Tensor
-    """`sources` on the host, where they can be read without waiting for the device. [n]"""
+    """Copy of `sources` on the host, readable without waiting for the device. [n]"""
     targets: Tensor
     """Ids of the sampled tokens. [n]"""
     tokens: Tensor
-    """Where they stand among the M sampled tokens that this rank holds. [n]"""
+    """Positions of these tokens among the M sampled tokens that this rank holds. [n]"""
     response_mask: Tensor
-    """1 where the policy sampled and the token counts; 0 on given tokens and padding. [b, T]"""
+    """1 on sampled tokens that count; 0 on given tokens and padding. [b, T]"""
     places: Tensor
     """Positions of the n tokens in the flattened [b * T]. [n]"""
     rollouts: Tensor
     """Index of each response in the step, on the host. [b]"""
     rollout_logprobs: Tensor
-    """Logprobs of the sampled tokens by the engine that sampled them, nats. [n]"""
+    """Logprobs of the sampled tokens from the engine that sampled them, nats. [n]"""
     rewards: Tensor
     """Reward of each response, on the host. [b]"""
     counts: bool
-    """False: its only token is none of the step's and weighs nothing, see Rows."""
+    """Whether the pass counts. If not, its only token is not part of the step and has weight 0, see Rows."""
     experts: Tensor | None = None
-    """Experts that each of the flattened input ids is sent to, on the host. None: the routers choose. [b * L, layers,
-    experts a token]"""
+    """Experts to which each of the flattened input ids is routed, on the host. None lets the routers choose. [b * L,
+        layers, experts per token]"""
 
     def look_up(self, values: Tensor) -> Tensor:
-        """From [M] values of all sampled tokens held here, those of this pass, on its device; 0 where it does not
-        count. Values that are on that device already are looked up without waiting for it. [n]"""
+        """Returns this pass's values out of the [M] values of all sampled tokens held here, on its device; 0 if the
+        pass
+                does not count. Does not wait for the device if the values are already there. [n]"""
         values = values.to(self.tokens.device)
         return values[self.tokens] if self.counts else values.new_zeros(len(self.tokens))
 
     def pick(self, values: Tensor) -> Tensor:
-        """The sampled tokens' values of [b, T], as [n]."""
+        """Returns the sampled tokens' values of [b, T] as [n]."""
         return values.flatten()[self.places]
 
     def spread(self, values: Tensor) -> Tensor:
-        """[n] values of the sampled tokens as [b, T], 0 elsewhere; differentiable."""
+        """Returns [n] values of the sampled tokens as [b, T], with 0 elsewhere; differentiable."""
         return (
             values.new_zeros(self.response_mask.numel()).index_copy(0, self.places, values).view_as(self.response_mask)
         )
 
 
 def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: bool = False) -> Microbatch:
-    """The tensors of one forward pass: its responses padded to one width, or packed into one row.
+    """Returns the tensors of one forward pass, with its responses padded to one width or packed into one row.
 
-    In a packed row neighbours of one group share one copy of their prompt. The responses are held here.
+    In a packed row, neighbours of one group share one copy of their prompt. This rank must hold the responses.
     """
     if not rows.counts:
         idle = microbatch(_IDLE, Rows((0,)), device, packed=packed)
@@ -394,7 +401,7 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
         input_ids[end - length : end] = context
     input_ids[positions] = step.token_ids[tokens]
     sampled = step.sampled[tokens]
-    # A part's first token is predicted by the last one of its context, which may stand before another response.
+    # The last token of its context, which may precede another response, predicts a part's first token.
     context_ends = layout.first_tokens[layout.context_owners][part]
     sources = np.where(within > 0, positions, context_ends)[sampled] - 1
     longest = int(step.lengths[index].max())
@@ -424,8 +431,9 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
 
 
 def _experts_of_ids(step: StepRollouts, held: Integers, parts: "_Parts", layout: "_Layout") -> Experts:
-    """Experts of the input ids of a pass; padding has those of the first token. A prompt has them from the first
-    response behind it. No response has a context of its own here."""
+    """Returns the experts of the input ids of a pass; padding gets those of the first token. A prompt gets them from
+    the first
+        response after it. No response may have its own context here."""
     assert step.experts is not None
     ends = np.cumsum(step.held_sequence_lengths)[held]
     experts = np.repeat(step.experts[:1], layout.size, axis=0)
@@ -451,22 +459,22 @@ _IDLE = StepRollouts(
     responses=("",),
     policy_version=0,
 )
-"""What a pass that does not count computes: one token after one token."""
+"""Content of a pass that does not count: one token after one token."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The p parts of the b responses of a pass: those behind the prompts first, in the order of the responses, so that
-    neighbours of a group stand together."""
+    """The p parts of the b responses of a pass. Parts after prompts come first, in the order of the responses, so that
+    neighbours of a group are adjacent."""
 
     responses: Integers
     """Index in the pass of each part's response. [p]"""
     groups: Integers
-    """Group whose prompt is the context; -1: the context stands in the response. [p]"""
+    """Group whose prompt is the context; -1 if the context is in the response. [p]"""
     begins: Integers
-    """Place of the first token in the response. [p]"""
+    """Position of the first token in the response. [p]"""
     lengths: Integers
-    """Tokens, the context not counted. [p]"""
+    """Tokens of the part, without the context. [p]"""
     contexts: Integers
     """Tokens of the context. [p]"""
 
@@ -485,24 +493,25 @@ def _parts(step: StepRollouts, index: Integers) -> _Parts:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where the p parts of a pass stand in its flattened input ids."""
+    """The positions of a pass's p parts in its flattened input ids."""
 
     context_owners: Integers
-    """Index of the part that each part's context stands directly before. [p]"""
+    """Index of the part that directly follows each part's context. [p]"""
     first_tokens: Integers
     """Position of each part's first token. [p]"""
     size: int
-    """Input ids, padding included."""
+    """Number of input ids, padding included."""
 
 
 def _padded(parts: _Parts) -> _Layout:
-    """A row for each part, behind a context of its own."""
+    """Returns the layout with one row per part, each with its own copy of the context."""
     numbers, width = np.arange(len(parts.lengths)), int((parts.contexts + parts.lengths).max())
     return _Layout(numbers, numbers * width + parts.contexts, len(numbers) * width)
 
 
 def _packed(parts: _Parts) -> _Layout:
-    """One row without padding; the first of neighbours of one group has their prompt before it."""
+    """Returns the layout of one row without padding; neighbours of one group share the prompt before the first of
+    them."""
     owns_context = (np.diff(parts.groups, prepend=-1) != 0) | (parts.groups < 0)
     owners = np.maximum.accumulate(np.where(owns_context, np.arange(len(parts.lengths)), 0))
     ends = np.cumsum(parts.lengths + parts.contexts * owns_context)
@@ -510,6 +519,6 @@ def _packed(parts: _Parts) -> _Layout:
 
 
 def _families(parts: _Parts, layout: _Layout) -> Iterator[tuple[int, ...]]:
-    """For each context of a packed row its length, then those of the parts behind it."""
+    """Yields for each context of a packed row its length, then those of the parts after it."""
     for owner in np.unique(layout.context_owners):
         yield int(parts.contexts[owner]), *parts.lengths[layout.context_owners == owner].tolist()

@@ -1,4 +1,4 @@
-"""A step's rollouts cut into the minibatches of its optimizer updates, and these dealt to the ranks."""
+"""Cuts a step's rollouts into the minibatches of its optimizer updates, and deals these to the ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,23 +18,23 @@ class UpdatePlan:
     """The responses of one optimizer update, and each rank's passes over its share of them."""
 
     trained: Integers
-    """Responses that every count and denominator is of."""
+    """Responses over which counts and denominators are taken."""
     computed: Integers
-    """Those of the trained responses that are in a pass."""
+    """Trained responses that are in a pass."""
     passes: list[list[Rows]]
-    """Forward passes of each rank; as many on one as on another."""
+    """Forward passes of each rank, the same number on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The updates of a step. It follows from what every rank knows, so that the ranks agree without talking."""
+    """The updates of a step. It depends only on data that every rank has, so the ranks agree without communication."""
 
     updates: list[UpdatePlan]
     packed: bool
     """Whether a pass is one row without padding."""
 
     def trainers(self, count: int) -> Integers:
-        """Rank that trains on each of the step's `count` responses; -1 where none does. [count]"""
+        """Returns the rank that trains on each of the step's `count` responses; -1 if no rank does. [count]"""
         trainers = np.full(count, -1, dtype=np.int64)
         for update in self.updates:
             for rank, passes in enumerate(update.passes):
@@ -55,10 +55,10 @@ class Minibatch:
     num_computed: int
     """Sampled tokens in the passes of all ranks."""
     num_computed_with_context: int
-    """Computed tokens with the given ones and those of each response's prompt, though responses may share it."""
+    """Computed tokens plus given tokens and prompt tokens, the prompt counted once per response even if shared."""
     expert_counts: Tensor | None = None
-    """Tokens of all ranks that the policy sends to each expert before the step's updates; None where their load is not
-    balanced. [layers, experts]"""
+    """Tokens of all ranks that the policy routes to each expert before the step's updates; None if the load is not
+        balanced. [layers, experts]"""
 
     @property
     def largest_pass(self) -> int:
@@ -74,15 +74,17 @@ def plan_step(
     signal: Bools | None = None,
     attention: float = 0.0,
 ) -> StepPlan:
-    """Minibatches in the order of the prompts, each dealt to the ranks in passes, which serve every forward alike.
+    """Plans minibatches in the order of the prompts, and deals each to the ranks in passes. All forwards use these
+    passes.
 
-    Responses that `mask_truncated` leaves out are in no pass and no count.
+    Responses that `mask_truncated` excludes are in no pass and no count.
 
     Args:
         packed: whether a pass is one row without padding, see Learner.packs.
-        signal: of each response, whether an advantage in it is not 0, to leave out the others: they count, and are in
-            no pass. Of a minibatch without signal the shortest is computed, for figures to be taken from. [B]
-        attention: by which the ranks get equal work, see `Learner.attention_share`.
+        signal: whether each response has a nonzero advantage. Responses without one count, but are in no pass. A
+            minibatch
+        without any signal computes its shortest response, so that it has metrics. [B]
+        attention: cost of attention, used to give the ranks equal work, see `Learner.attention_share`.
     """
     parts = np.array_split(np.arange(len(rollouts.lengths)), training.minibatches)
     if training.mask_truncated:
@@ -93,7 +95,7 @@ def plan_step(
 
 
 def cut(rollouts: StepRollouts, plan: StepPlan, device: torch.device) -> list[Minibatch]:
-    """The planned minibatches with this rank's passes; the rank holds the responses in them."""
+    """Returns the planned minibatches with this rank's passes. The rank must hold the responses in them."""
     return [
         Minibatch(
             passes=[microbatch(rollouts, rows, device, packed=plan.packed) for rows in update.passes[ranks.rank()]],
@@ -107,7 +109,7 @@ def cut(rollouts: StepRollouts, plan: StepPlan, device: torch.device) -> list[Mi
 
 
 def trained_fraction(minibatches: Sequence[Minibatch], rollouts: StepRollouts) -> dict[str, float]:
-    """The share of the sampled tokens that are computed."""
+    """Returns the share of the sampled tokens that are computed."""
     computed = sum(minibatch.num_computed for minibatch in minibatches)
     return {"trained_fraction": computed / int(rollouts.num_sampled.sum())}
 
@@ -122,9 +124,10 @@ def _with_signal(rollouts: StepRollouts, part: Integers, signal: Bools) -> Integ
 def _passes(
     rollouts: StepRollouts, part: list[int], training: Training, packed: bool, attention: float
 ) -> list[list[Rows]]:
-    """Each rank's; one that does not count where there is nothing to train on, since an update needs a backward.
+    """Returns each rank's passes. With nothing to train on there is one pass that does not count: an update needs a
+    backward.
 
-    Of ranks that share their rows the first has the passes, and the others as many that do not count.
+    Among ranks that share their rows, the first has the passes, and the others have as many that do not count.
     """
     shared = training.sequence_parallel_size
     passes = _passes_of_groups(rollouts, part, training, ranks.world_size() // shared, packed, attention)
@@ -135,7 +138,7 @@ def _passes(
 def _passes_of_groups(
     rollouts: StepRollouts, part: list[int], training: Training, size: int, packed: bool, attention: float
 ) -> list[list[Rows]]:
-    """The passes of `size` ranks that share no row."""
+    """Returns the passes of `size` ranks that share no row."""
     if not part:
         return [[IDLE]] * size
     if not packed:

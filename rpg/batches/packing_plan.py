@@ -1,6 +1,6 @@
-"""Which responses make up the forward passes of each rank.
+"""Plans which responses make up the forward passes of each rank.
 
-Everything here follows from the lengths alone and is the same on every rank, so that the ranks agree without talking.
+Everything here depends only on the lengths and is the same on every rank, so the ranks agree without communication.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,26 +14,27 @@ Integers = npt.NDArray[np.int64]
 Indices = tuple[int, ...]
 
 PROMPT_COPIES = 4
-"""A packed row's sequences, each counted with a prompt of its own, add up to at most this many times the token budget.
+"""Bound on a packed row: its sequences, each counted with its own prompt, total at most this many token budgets.
 
 In each layer every response has a copy of its prompt's keys and values, kept for the backward pass. They take 1/30
-(with grouped queries) to 1/10 of what else a layer keeps of a token.
+(with grouped queries) to 1/10 of the other memory that a layer keeps per token.
 """
 
 _MORE_TOKENS = 1.02
-"""Times as many tokens as passes that are as full as can be: so many passes that are alike may have."""
+"""Largest allowed number of tokens of even passes, relative to passes that are as full as possible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which responses make up one forward pass."""
+    """The responses of one forward pass."""
 
     rollouts: Indices
 
     @property
     def counts(self) -> bool:
-        """Whether it has responses. A rank with fewer passes than another makes some of none, since all ranks must take
-        part in each collective call."""
+        """Whether the pass has responses. A rank with fewer passes than another runs empty ones, since all ranks must
+        take
+                part in each collective call."""
         return bool(self.rollouts)
 
 
@@ -50,17 +51,19 @@ def plan_padded(
     attention: float = 0.0,
     rows: Integers | None = None,
 ) -> list[list[Rows]]:
-    """Each rank's passes over a minibatch: an equal share of the work, in passes of neighbours in length.
+    """Plans each rank's passes over a minibatch: an equal share of the work, in passes over responses of similar
+    length.
 
-    Every rank gets the same number of passes; one with fewer of its own fills up with passes that do not count.
+    Every rank gets the same number of passes: a rank with fewer of its own adds passes that do not count.
 
     Args:
-        lengths: tokens of the longest row of each of the step's responses, which is of its prompt and itself unless a
-            part of it has another context. [B]
+        lengths: tokens of the longest row of each of the step's responses: prompt and response, unless a part of the
+            response
+        has another context. [B]
         rollouts: the minibatch, as indices into `lengths`.
-        max_tokens: bound on rows x longest row. A response longer than that is a pass of its own.
+        max_tokens: bound on rows x longest row. A longer response gets its own pass.
         attention: the work of n tokens is n + attention n^2, see `Learner.attention_share`.
-        rows: of each response; left out: one. [B]
+        rows: number of rows of each response; one each if omitted. [B]
     """
     counts = np.ones_like(lengths) if rows is None else rows
     work = [((index,), int(counts[index]) * _work(int(lengths[index]), attention)) for index in rollouts]
@@ -82,18 +85,19 @@ def plan_packed(
     max_tokens: int,
     attention: float = 0.0,
 ) -> list[list[Rows]]:
-    """Plans passes of one row, which hold a prompt once for all its responses: they stand group by group.
+    """Plans passes of one row, grouped by prompt: a prompt appears once for all its responses.
 
-    Whole groups are dealt to the ranks, or single responses where that leaves the fullest rank with less work.
+    Deals whole groups to the ranks, or single responses if the busiest rank then has less work.
 
     Args:
         prompts: tokens of each response's prompt. [B]
         responses: tokens of each response. [B]
-        groups: which group each response belongs to; the prompt is the group's. [B]
-        rollouts: the minibatch, as indices into these.
-        max_tokens: bound on the tokens of a row, and PROMPT_COPIES times that on what they would be with a prompt for
-            each response. A response that is longer with its prompt is a pass of its own.
-        attention: as above; a response attends to its prompt as well.
+        groups: group of each response; a group has one prompt. [B]
+        rollouts: the minibatch, as indices into these arrays.
+        max_tokens: bound on the tokens of a row; PROMPT_COPIES times that bounds its tokens counted with one prompt per
+            response.
+        A response that is longer with its prompt gets its own pass.
+        attention: as in `plan_padded`; a response attends to its prompt as well.
     """
 
     def work(share: Iterable[int]) -> float:
@@ -116,13 +120,14 @@ def plan_packed(
 
 
 def _work(tokens: int, attention: float, *, behind: int = 0) -> float:
-    """Work of a piece of a sequence, `behind` so many tokens that it attends to, in units of what a token costs without
-    attention."""
+    """Returns the work of a piece of a sequence that attends to the `behind` tokens before it. The unit is the cost of
+    a token
+        without attention."""
     return tokens + attention * tokens * (tokens + 2 * behind)
 
 
 def _deal(pieces: Sequence[tuple[Indices, float]], ranks: int) -> list[list[int]]:
-    """Pieces of so much work, the largest first, each to the rank that has the least so far."""
+    """Deals pieces, given with their work, largest first, each to the rank with the least work so far."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0.0] * ranks
     for piece, work in sorted(pieces, key=lambda each: (-each[1], each[0])):
@@ -143,7 +148,8 @@ def _fill_padded(lengths: Integers, rows: Integers, share: list[int], max_tokens
 
 
 def _fill_packed(lengths: Integers, responses: Integers, groups: list[Indices], max_tokens: int) -> list[Indices]:
-    """The group of the longest response first, which shows at once whether memory holds; a group may be divided."""
+    """Fills passes, starting with the longest response's group to show early whether memory suffices. May divide a
+    group."""
     passes: list[list[int]] = []
     tokens = with_prompts = 0
     ordered = [_longest_first(responses, members) for members in groups]
@@ -161,12 +167,13 @@ def _fill_packed(lengths: Integers, responses: Integers, groups: list[Indices], 
 
 
 def _evened(fills: Sequence[_Fill], tokens: Callable[[Indices], int], max_tokens: int) -> list[list[Rows]]:
-    """Each rank's passes, in the fewest that the busiest rank needs, and these about alike: of a last pass of a few
-    responses a GPU makes little, since the host takes as long to start its kernels as those of a full one.
+    """Returns each rank's passes, of similar size and as few as the busiest rank needs.
+
+    A last pass of a few responses wastes a GPU: the host needs as long to launch its kernels as those of a full pass.
 
     Args:
-        fills: of each rank, its passes by a bound on their tokens.
-        tokens: of a pass.
+        fills: one function per rank: bound on tokens -> the rank's passes.
+        tokens: returns the tokens of a pass.
     """
     full = [fill(max_tokens) for fill in fills]
     most = max(map(len, full))
@@ -178,8 +185,9 @@ def _evened(fills: Sequence[_Fill], tokens: Callable[[Indices], int], max_tokens
 def _shortest(
     fill: _Fill, passes: list[Indices], tokens: Callable[[Indices], int], max_tokens: int, most: int
 ) -> list[Indices]:
-    """At most `most` passes, by the smallest bound that a bisection to a 64th of `max_tokens` finds. Groups that are
-    divided have their prompt several times: a plan with many more tokens than `passes`, the full ones, is not taken."""
+    """Returns at most `most` passes, by the smallest bound that a bisection to a 64th of `max_tokens` finds.
+
+    A divided group repeats its prompt: a plan with many more tokens than the full `passes` is rejected."""
     low, high = max_tokens // (most + 1), max_tokens
     bearable = _MORE_TOKENS * sum(map(tokens, passes))
     while high - low > max(1, max_tokens // 64):
@@ -193,7 +201,7 @@ def _shortest(
 
 
 def _members(groups: Integers, rollouts: Iterable[int]) -> list[Indices]:
-    """The responses of each group, in the order given."""
+    """Returns the responses of each group, in the given order."""
     members: dict[int, list[int]] = {}
     for index in rollouts:
         members.setdefault(int(groups[index]), []).append(index)

@@ -1,9 +1,9 @@
-"""How a step's responses lie on the ranks, and how each gets to the rank that trains on it.
+"""Distributes a step's responses: each moves from the rank that sampled it to the rank that trains on it.
 
-A response is sampled on the rank to which its prompt was dealt. Minibatches follow the order of the prompts, and each
-is dealt to all ranks in equal parts of its tokens. To train on a response where it was sampled would leave the other
-ranks idle while a minibatch of one rank's prompts is trained on. So its tokens and its text go to the rank that trains
-on it, and nowhere else. That rank has its ledger too, and writes its rows. A response on which no rank trains stays.
+A response is sampled on the rank that got its prompt. Minibatches follow the order of the prompts, and each is dealt to
+all ranks in equal parts of its tokens. If each rank trained on the responses that it sampled, the other ranks would be
+idle during a minibatch of one rank's prompts. So a response's tokens and text go to the rank that trains on it, and
+nowhere else. That rank also has its token ledger and writes its rows. A response on which no rank trains stays.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ Value = TypeVar("Value", bound=np.generic)
 
 
 def without_contents(step: StepRollouts) -> StepRollouts:
-    """The part of a share for the other ranks: length, score and group of each response. No prompt: they know the
-    problems."""
+    """Returns the part of a share for the other ranks: length, score and group of each response. They know the
+    prompts."""
     return replace(keep(step, np.empty(0, dtype=np.int64)), prompts=())
 
 
 def holding(step: StepRollouts, shares: Sequence[StepRollouts]) -> StepRollouts:
-    """The step, with what these shares of it hold held here. No response is in two shares."""
+    """Returns the step with all responses that these shares hold now held here. No response is in two shares."""
     parts = [without_contents(step), *shares]
     together = replace(
         step,
@@ -45,11 +45,11 @@ def holding(step: StepRollouts, shares: Sequence[StepRollouts]) -> StepRollouts:
 
 
 def hand_over(step: StepRollouts, trainers: Integers, *, experts: bool = False) -> StepRollouts:
-    """The step with every response held by the rank that trains on it. All ranks call it.
+    """Returns the step with each response held by the rank that trains on it. All ranks call it.
 
     Args:
-        trainers: of each response that rank; -1: none, so that it stays where it is. [B]
-        experts: whether the tokens' experts go along.
+        trainers: that rank, for each response; -1 if none, so that the response stays where it is. [B]
+        experts: whether to transfer the tokens' experts too.
     """
     if ranks.world_size() == 1:
         return step
@@ -72,12 +72,12 @@ def hand_over(step: StepRollouts, trainers: Integers, *, experts: bool = False) 
 
 
 def _experts_to_all(shares: Sequence[Experts | None]) -> Experts | None:
-    """Experts of the tokens that all ranks have for this one."""
+    """Returns the experts of the tokens that all ranks have for this one."""
     return experts_of([decoded(each) for each in _bytes_to_all([[encoded(share)] for share in shares])])
 
 
 def _bytes_to_all(contents: Sequence[Sequence[bytes]]) -> list[bytes]:
-    """The contents that all ranks have for this one, given those for each of them."""
+    """Sends each rank its contents and returns those that all ranks have for this one."""
     ends = np.cumsum(_all_to_all([np.array(list(map(len, each)), dtype=np.int64) for each in contents]))
     written = _all_to_all([np.frombuffer(b"".join(each), dtype=np.uint8) for each in contents]).tobytes()
     return [written[start:end] for start, end in zip([0, *ends], ends, strict=False)]

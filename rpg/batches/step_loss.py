@@ -1,6 +1,6 @@
-"""From a step's rollouts to what is differentiated: the advantages of its tokens, and the loss of each pass.
+"""Computes a step's differentiable loss from its rollouts: the advantages of its tokens, and the loss of each pass.
 
-The trainer differentiates these; `rpg replay` takes them again from what was recorded.
+The trainer differentiates the losses; `rpg replay` recomputes them from the records.
 """
 
 from dataclasses import dataclass, replace
@@ -24,10 +24,10 @@ def step_advantages(
     old_logprobs: Tensor | None = None,
     ref_logprobs: Tensor | None = None,
 ) -> Tensor:
-    """The advantage of every sampled token of a step that this rank holds. [M] All ranks call it.
+    """Returns the advantage of every sampled token of a step that this rank holds. [M] All ranks call it.
 
     Args:
-        old_logprobs, ref_logprobs: nats; needed where the objective `penalizes_reward`. [M]
+        old_logprobs, ref_logprobs: nats; needed if the objective `penalizes_reward`. [M]
     """
     return token_advantages(
         experiment.objective,
@@ -43,10 +43,11 @@ def step_advantages(
 
 
 def trained_rewards(experiment: Experiment, rollouts: StepRollouts) -> Tensor:
-    """The rewards of all responses as `advantage.rewards` has them [B], or with `advantage.credit: turn` from each turn
-    on [B, turns]. A penalty on length is added as it is.
+    """Returns the rewards of all responses as `advantage.rewards` defines them [B], or with `advantage.credit: turn`
+    the
+        return from each turn on [B, turns]. A penalty on length is added unchanged.
 
-    Rewards of turns are a term of weight 1 where terms are normalised each.
+    If each term is normalised, rewards of turns are a term of weight 1.
     """
     advantage = experiment.advantage
     by_turn = advantage.credit == "turn"
@@ -70,33 +71,33 @@ def trained_rewards(experiment: Experiment, rollouts: StepRollouts) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PassLoss:
-    """One pass's contribution to the loss of its update. Tensors of tokens are [b, T]."""
+    """A pass's contribution to the loss of its update. Tensors of tokens are [b, T]."""
 
     loss: Tensor
-    """Its part of the update's loss, a scalar; over all passes and ranks the parts add up to it."""
+    """The pass's part of the update's loss, a scalar; the parts of all passes and ranks add up to that loss."""
     token_losses: Tensor
-    """Loss of each token, with the correction and the entropy bonus; not masked. The loss is their aggregate."""
+    """Loss of each token, with correction and entropy bonus; not masked. `loss` is their aggregate."""
     evaluation: ObjectiveEvaluation
-    """The objective alone."""
+    """Evaluation of the objective alone."""
     correction: Tensor
-    """What a token's loss is multiplied by, since the engine that sampled differs from the learner."""
+    """Factor on each token's loss that corrects for the difference between sampling engine and learner."""
     mismatch: dict[str, Tensor]
-    """How far the two are apart, see `mismatch_diagnostics`."""
+    """Distance between the two, see `mismatch_diagnostics`."""
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Token values that metrics are made of, by name: the evaluation's and the mismatch's."""
+        """Returns the token values from which metrics are computed, by name: the evaluation's and the mismatch's."""
         return self.evaluation.diagnostics() | self.mismatch
 
 
 def pass_loss(
     experiment: Experiment, minibatch: Minibatch, batch: Microbatch, tokens: TokenBatch, entropies: Tensor
 ) -> PassLoss:
-    """The objective's losses, times the correction, less the entropy bonus, aggregated.
+    """Returns the aggregate of the objective's losses, times the correction, minus the entropy bonus.
 
     Args:
-        minibatch: the update that the pass is a part of, whose counts are the denominators.
-        tokens: the pass's, [b, T].
-        entropies: of the policy at each sampled token, nats. [n]
+        minibatch: the update of the pass; its counts are the denominators.
+        tokens: the pass's tokens, [b, T].
+        entropies: entropy of the policy at each sampled token, nats. [n]
     """
     mask, correction = tokens.response_mask, experiment.rollout.correction
     rollout_logprobs = batch.spread(batch.rollout_logprobs.to(tokens.old_logprobs))

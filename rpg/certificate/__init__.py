@@ -1,4 +1,4 @@
-"""Gradient of every objective, by enumeration of all responses of small policies: `rpg certify`.
+"""Certifies the gradient of every objective by enumerating all responses of small policies: `rpg certify`.
 
-Imports objectives and the schema alone; the keeper stores a run's certificate with it.
+Imports only objectives and the schema. The run recorder stores a run's certificate with the run.
 """

@@ -1,5 +1,4 @@
-"""Enumerated worlds laid end to end, so that one call of a loss covers all of them, and what its gradient is there,
-exactly."""
+"""Enumerated worlds laid end to end, so that one call of a loss covers all of them, with their exact gradients."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,81 +15,81 @@ from rpg.certificate.enumeration import (
 )
 
 SIZES = tuple((vocabulary, length) for vocabulary in (3, 4, 5) for length in (1, 2, 3, 4))
-"""Vocabulary and length of the worlds."""
+"""(Vocabulary, length) of the worlds."""
 SIZES_OF_TURNS = tuple((vocabulary, length) for vocabulary in (3, 4) for length in (3, 4, 5))
-"""Sizes of the worlds of several turns: what is shorter has no room for a given token."""
+"""(Vocabulary, length) of the worlds with several turns: shorter ones have no room for a given token."""
 SEEDS = (0, 1)
 SITUATIONS = tuple((policy, reference) for policy in ("on_policy", "off_policy") for reference in ("sampler", "apart"))
-"""Whether the policy is the sampler, and whether the reference is."""
+"""Pairs: whether the policy is the sampler, and whether the reference is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One world with its three policies."""
+    """A world with its three policies."""
 
     world: World
     policy: Tensor
     sampler: Tensor
     reference: Tensor
     engine: Tensor
-    """Policy by which the responses are drawn: the sampler, or as an engine of its own computes it."""
+    """Policy that draws the responses: the sampler, or the sampler as a separate engine computes it."""
     situation: int
     """Index into SITUATIONS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """All cases as one batch of responses, and one table of prefixes."""
+    """The cases as one batch of responses and one table of prefixes."""
 
     logprobs: Tensor
-    """[responses, length], as are the next two; float64, 0 on padding and on given tokens."""
+    """Policy's logprobs, nats; 0 on padding and on given tokens, as in the next two. [responses, length], float64"""
     old_logprobs: Tensor
     ref_logprobs: Tensor
     rollout_logprobs: Tensor
-    """[responses, length], by the engine."""
+    """Engine's logprobs, nats. [responses, length]"""
     entropy: Tensor
-    """[responses, length], of the policy before each token."""
+    """Entropy of the policy before each token, nats. [responses, length]"""
     response_mask: Tensor
-    """[responses, length], bool: what was sampled."""
+    """Whether each token was sampled. [responses, length], bool"""
     rewards: Tensor
-    """[responses], with those of turns."""
+    """Reward of each response, rewards of its turns included. [responses]"""
     centred: Tensor
-    """[responses]: the rewards less the case's mean under the engine."""
+    """Rewards minus the case's mean under the engine. [responses]"""
     earlier: Tensor
-    """[responses, length]: rewards of the turns before that of each token."""
+    """Sum of rewards of the turns before that of each token. [responses, length]"""
     probability: Tensor
-    """[responses], under the case's engine."""
+    """Probability of each response under the case's engine. [responses]"""
     prefixes: Tensor
-    """[responses, length]: the row of the prefix before each token, over all cases."""
+    """Row of the prefix before each token, in the table of all cases. [responses, length]"""
     tokens: Tensor
     """[responses, length]."""
     again: Tensor
-    """[pairs, 3]: a response and two of its places with the same prefix, behind new contexts."""
+    """Repeated prefixes after new contexts: a response and two of its positions with the same prefix. [pairs, 3]"""
     policy: Tensor
-    """[prefixes, vocabulary]: the probabilities of the policy; 0 for tokens that a world lacks."""
+    """Probabilities of the policy; 0 for tokens that a world lacks. [prefixes, vocabulary]"""
     case_of_prefix: Tensor
-    """[prefixes]."""
+    """Index of each prefix's case. [prefixes]"""
     case_of_response: Tensor
     """[responses]."""
     situation: Tensor
-    """[cases], index into SITUATIONS."""
+    """Index of each case's situation in SITUATIONS. [cases]"""
     exact: dict[tuple[str, str], Tensor]
-    """(truth, level) -> its gradient [prefixes, vocabulary]."""
+    """(truth, level) -> exact gradient. [prefixes, vocabulary]"""
 
     def expected(self, slopes: Tensor) -> Tensor:
-        """[prefixes, vocabulary]: minus the expected gradient of a loss with these derivatives by the logprobs
-        [responses, length]."""
+        """Returns minus the expected gradient of a loss, given its derivatives by the logprobs [responses, length].
+        [prefixes, vocabulary]"""
         weight = torch.where(self.response_mask, -self.probability[:, None] * slopes, 0.0).flatten()
         rows, chosen = self.prefixes.flatten(), self.tokens.flatten()
         gradient = torch.zeros_like(self.policy).index_put((rows, chosen), weight, accumulate=True)
         return gradient.index_add(0, rows, -weight[:, None] * self.policy[rows])
 
     def variance(self, slopes: Tensor) -> Tensor:
-        """[cases]: trace of the covariance of the gradient that one sampled response gives."""
+        """Returns the trace of the covariance of the gradient from one sampled response. [cases]"""
         policy = self.policy[self.prefixes]
         chosen, size = policy.gather(-1, self.tokens[..., None])[..., 0], (policy**2).sum(-1)
         squared = torch.where(self.response_mask, slopes**2 * (1 - 2 * chosen + size), 0.0).sum(-1)
-        response, first, second = self.again.unbind(-1)  # tokens on one row are not orthogonal
+        response, first, second = self.again.unbind(-1)  # tokens of one row are not orthogonal
         one, other = (response, first), (response, second)
         inner = (self.tokens[one] == self.tokens[other]).double() - chosen[one] - chosen[other] + size[one]
         squared = squared.index_add(0, response, 2 * slopes[one] * slopes[other] * inner)
@@ -98,17 +97,17 @@ class Cases:
         return mean_square - self.inner(self.expected(slopes), self.expected(slopes))
 
     def inner(self, one: Tensor, other: Tensor) -> Tensor:
-        """[cases]: inner product of two tables of gradients."""
+        """Returns the inner product of two tables of gradients. [cases]"""
         return self._by_case((one * other).sum(-1), self.case_of_prefix)
 
     def relative_error(self, gradient: Tensor, exact: Tensor) -> Tensor:
-        """[cases]: norm of the difference over that of the exact one; where that is 0, the norm itself."""
+        """Returns the norm of the difference over the norm of the exact gradient, or undivided if that is 0. [cases]"""
         size = self.inner(exact, exact).sqrt()
         difference = self.inner(gradient - exact, gradient - exact).sqrt()
         return difference / torch.where(size > 1e-12, size, 1.0)
 
     def cosine(self, gradient: Tensor, exact: Tensor) -> Tensor:
-        """[cases]: of the angle between two gradients; 1 where both are 0, 0 where one is."""
+        """Returns the cosine of the angle between two gradients; 1 if both are 0, 0 if one is. [cases]"""
         sizes = (self.inner(gradient, gradient) * self.inner(exact, exact)).sqrt()
         both = (self.inner(gradient, gradient) < 1e-24) & (self.inner(exact, exact) < 1e-24)
         inner = self.inner(gradient, exact) / torch.where(sizes > 1e-24, sizes, 1.0)
@@ -119,8 +118,9 @@ class Cases:
 
 
 def draw_cases(*, turns: bool, engine: bool = False) -> Iterator[Case]:
-    """Every size, seed and situation. The policies differ by a few tenths of a nat a token, so that a clip acts at
-    times. `engine`: responses are drawn by an engine that differs from the sampler."""
+    """Yields a case for every size, seed and situation. The policies differ by a few tenths of a nat per token, so
+    that a
+        clip sometimes acts. `engine`: whether an engine that differs from the sampler draws the responses."""
     for seed in SEEDS:
         for vocabulary, length in SIZES_OF_TURNS if turns else SIZES:
             generator = torch.Generator().manual_seed(1000 * seed + 10 * vocabulary + length)
@@ -134,8 +134,9 @@ def draw_cases(*, turns: bool, engine: bool = False) -> Iterator[Case]:
 
 
 def enumerated_cases(*, turns: bool = False, engine: bool = False) -> Cases:
-    """The batch that certificates are made on; the same at every call. `turns`: of worlds of several turns; `engine`:
-    drawn by an engine that differs from the sampler."""
+    """Returns the batch on which certificates are computed, the same at every call.
+
+    `turns`: use worlds with several turns. `engine`: an engine that differs from the sampler draws the responses."""
     cases = list(draw_cases(turns=turns, engine=engine))
     longest, widest = max(case.world.length for case in cases), max(case.world.vocabulary for case in cases)
     starts = torch.tensor([0] + [case.world.num_prefixes for case in cases]).cumsum(0)
@@ -178,13 +179,13 @@ def enumerated_cases(*, turns: bool = False, engine: bool = False) -> Cases:
 
 
 def entropies(table: Tensor) -> Tensor:
-    """[prefixes], nats."""
+    """Returns the entropy of each row's policy, nats. [prefixes]"""
     logprobs = torch.log_softmax(table, -1)
     return -(logprobs.exp() * logprobs).sum(-1)
 
 
 def exact_gradients(case: Case) -> dict[tuple[str, str], Tensor]:
-    """(truth, level) -> the gradient of the expected reward, or of either divergence, by the policy's table."""
+    """Returns (truth, level) -> gradient of the expected reward, or of either divergence, by the policy's table."""
     table = case.policy.clone().requires_grad_()
 
     def total(level: str, *, forward: bool, kl_coef: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Every objective that `rpg certify` shows when it is given no file, under the headings it shows them by."""
+"""The objectives that `rpg certify` shows when called without a file, under their headings."""
 
 from itertools import product
 from typing import Any, get_args
@@ -13,7 +13,7 @@ LEVELS = ("token", "to_go", "sequence")
 
 
 def catalogue() -> dict[str, list[Objective]]:
-    """Heading -> objectives."""
+    """Returns heading -> objectives."""
     rivals = [kind for kind in members(Objective) if issubclass(kind, PublishedObjective)]
     return {
         "RPG without a clip": regularized({"type": "none"}),
@@ -46,8 +46,9 @@ def catalogue() -> dict[str, list[Objective]]:
 
 
 def alike(objective: Objective) -> list[tuple[str, Objective]]:
-    """(name, built-in objective) of those that claim the same as a formula: with the same direction, of tokens or of
-    whole responses, or no divergence where it names none. With the defaults of their kind."""
+    """Returns (name, built-in objective) for those that claim the same as a formula, with the defaults of their kind.
+
+    They have the same direction, of tokens or of whole responses, or no divergence if the formula names none."""
     asked = (objective.claims_divergence, objective.claims_divergence and objective.claim_divergence)
     found = {
         f"{getattr(each, 'divergence', '')} {heading}".strip() if each.type == "rpg" else label(each): each
@@ -68,7 +69,7 @@ def regularized(
     divergences: tuple[str, ...] = get_args(Divergence),
     estimators: tuple[str, ...] = ESTIMATORS,
 ) -> list[Objective]:
-    """RPG at both levels with these divergences and estimators."""
+    """Returns RPG objectives at both levels with these divergences and estimators."""
     return [
         objective({"type": "rpg", "divergence": divergence, "estimator": estimator, "level": level, "clip": clip})
         for estimator, level, divergence in product(estimators, LEVELS, divergences)
@@ -76,13 +77,14 @@ def regularized(
 
 
 def objective(values: dict[str, Any]) -> Objective:
-    """Validated as a spec would be."""
+    """Returns the objective, validated as in a spec."""
     adapter: TypeAdapter[Objective] = TypeAdapter(Objective)
     return adapter.validate_python(values)
 
 
 def label(objective: Objective) -> str:
-    """An objective in a few words, without what its heading or its defaults say; k3 reward: taken off the reward."""
+    """Returns a short label of an objective, without its heading and defaults. "k3 reward" means subtracted from the
+    reward."""
     if isinstance(objective, RegularizedObjective):
         return f"{objective.divergence} {objective.estimator} {objective.level}"
     if isinstance(objective, FormulaObjective):

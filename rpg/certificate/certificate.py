@@ -1,5 +1,4 @@
-"""A certificate says how far an objective's expected gradient is from the exact gradient of what it claims to
-optimise."""
+"""Certificates: how far an objective's expected gradient is from the exact gradient of its claimed objective."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +18,7 @@ from specs.schema.schedule import at_step, constant, schedules_in
 
 Turns = Literal["one", "outcome", "turn"]
 TOLERANCE = 1e-10
-"""The largest relative error of a gradient that is claimed to be exact, in float64."""
+"""Largest allowed relative error, in float64, of a gradient that is claimed to be exact."""
 NAMED = {
     "nothing": 0.0,
     "reverse KL of each token": ("reverse", "token", 1.0),
@@ -28,12 +27,12 @@ NAMED = {
     "forward KL of the response": ("forward", "sequence", 1.0),
     "minus the forward KL of each token": ("forward", "token", -1.0),
 }
-"""What the divergence's part of a gradient may be the gradient of: name -> (divergence, level, sign)."""
+"""Candidates for the function whose gradient is the divergence's part: name -> (divergence, level, sign)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradientFinding:
-    """The gradient in one situation: errors and cosines of the worst case, the variance as the mean of the cases."""
+    """The gradient in one situation: error and cosine of the worst case, and mean variance of the cases."""
 
     policy: str
     """on_policy: the policy is the sampler; off_policy: it is not."""
@@ -46,40 +45,42 @@ class GradientFinding:
     variance: float
     """Trace of the covariance of the gradient from one response; reward units squared."""
     divergence_error: dict[str, float]
-    """Relative error of the divergence's part alone against the named divergence of each token, and of the whole
+    """Relative error of the divergence's part alone, against the named divergence of each token and of the whole
     response."""
     divergence_gradient_of: str
-    """What the divergence's part is the gradient of; empty: none of the candidates, or no divergence."""
+    """Function whose gradient is the divergence's part; empty if it is no candidate, or without a divergence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """How an objective's gradient compares with the exact one, in every situation."""
+    """A comparison of an objective's gradient with the exact one, in every situation."""
 
     objective: dict[str, Any]
-    """The objective as resolved; kl_coef is taken as 1 here where it is not 0, so that the divergence weighs as much as
-    the reward."""
+    """The resolved objective. A nonzero kl_coef is replaced by 1 here, so that divergence and reward have equal
+    weight."""
     claim: str
-    """always, on_policy or never: when the expected gradient is said to be exact."""
+    """When the expected gradient is claimed to be exact: always, on_policy or never."""
     claimed: str
-    """The objective it is held against."""
+    """The claimed objective, with whose gradient it is compared."""
     holds: bool
-    """Whether the claim is true to within the tolerance in every enumerated case."""
+    """Whether the claim is true within the tolerance in every enumerated case."""
     tolerance: float
     num_cases: int
     turns: Turns
-    """one: a response is a single turn. outcome, turn: of several turns, with given tokens between them and a reward of
-    each; what a turn answers for, see `Advantage.credit`."""
+    """one: a response is a single turn. outcome, turn: a response has several turns, each with a reward, and given
+    tokens
+        between them; `Advantage.credit` says which rewards a turn is credited with."""
     length_cosine: float
-    """What the aggregation does to the on-policy gradient: the smallest cosine to the exact one when it divides by
-    each response's own length (sequence_mean); 1 for the others, which only scale it."""
+    """Effect of the aggregation on the on-policy gradient: the smallest cosine to the exact one if it divides by each
+        response's own length (sequence_mean); 1 for the others, which only scale it."""
     findings: tuple[GradientFinding, ...]
     not_covered: dict[str, Any] = field(default_factory=dict)
-    """Keys of the spec by which its gradient may differ from the one that is certified -> their values. Empty: there
-    are none, or the certificate is of an objective alone."""
+    """Keys of the spec that may make its gradient differ from the certified one -> their values. Empty if there are
+    none, or
+        if the certificate covers an objective alone."""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Returns the certificate as plain data."""
         return asdict(self)
 
     def finding(self, policy: str, reference: str) -> GradientFinding:
@@ -90,8 +91,8 @@ class Certificate:
 def certify(objective: Objective, turns: Turns = "one") -> Certificate:
     """Enumerates every response of small autoregressive policies and compares gradients; no sampling, float64.
 
-    The loss is the sum of the token losses of a response, as `aggregation: sequence_sum` has it; the advantage is the
-    reward less its mean. What a scale of the advantages does to the gradient is not part of the certificate.
+    The loss is the sum of a response's token losses, as with `aggregation: sequence_sum`; the advantage is the reward
+    minus its mean. The certificate does not cover the effect of scaling the advantages.
     """
     cases = _cases(several_turns=turns != "one", engine="p_engine" in objective.symbols)
     divergence = objective.claim_divergence if objective.claims_divergence else ""
@@ -100,7 +101,7 @@ def certify(objective: Objective, turns: Turns = "one") -> Certificate:
     penalty = _slopes(alone, cases, turns) - slopes if divergence and alone != weighed else None
     exact = _exact(weighed, cases, divergence)
     gradients = [(cases.expected(slopes), exact)]
-    if isinstance(objective, FormulaObjective) and objective != weighed:  # its clip may depend on any number
+    if isinstance(objective, FormulaObjective) and objective != weighed:  # its clip may depend on any value
         gradients.append((cases.expected(_slopes(objective, cases, turns)), _exact(objective, cases, divergence)))
     findings = tuple(_finding(cases, index, slopes, gradients, penalty, divergence) for index in range(len(SITUATIONS)))
     claimed = {
@@ -122,14 +123,16 @@ def certify(objective: Objective, turns: Turns = "one") -> Certificate:
 
 
 def _exact(objective: Objective, cases: Cases, divergence: str) -> Tensor:
-    """[prefixes, vocabulary]: the gradient that the objective claims."""
+    """Returns the gradient that the objective claims. [prefixes, vocabulary]"""
     exact = cases.exact["reward", objective.claim_level]
     return exact - objective.claimed_kl_coef * cases.exact[divergence, objective.claim_level] if divergence else exact
 
 
 def certify_over_training(objective: Objective, turns: Turns = "one") -> dict[int, Certificate]:
-    """Step -> the certificate of the objective as it is then: at the first step, and where it is another one at a point
-    or in the middle of a ramp of its schedules."""
+    """Returns step -> certificate of the objective at that step.
+
+    The steps are the first one, and those points and middles of ramps of the schedules at which the objective
+    differs."""
     steps = {1}.union(*(schedule.phases() for _, schedule in schedules_in(objective)))
     objectives = {step: at_step(objective, step) for step in sorted(steps)}
     first_steps: dict[str, int] = {}
@@ -146,13 +149,13 @@ def certify_experiment(experiment: Experiment) -> dict[int, Certificate]:
 
 
 def certificate_record(certificates: Mapping[int, Certificate]) -> dict[str, Any]:
-    """Record of a run's certificates of its objective: the only one, or {"steps": {step: certificate}}."""
+    """Returns the record of a run's certificates: the only certificate, or {"steps": {step: certificate}}."""
     plain = {str(step): certificate.as_json() for step, certificate in certificates.items()}
     return {"steps": plain} if len(plain) > 1 else plain["1"]
 
 
 def turns_of(experiment: Experiment) -> Turns:
-    """The turns that an experiment's certificates are of."""
+    """Returns the kind of turns that an experiment's certificates cover."""
     return experiment.advantage.credit if experiment.rollout.rollouter.gives_tokens else "one"
 
 
@@ -162,7 +165,7 @@ def _cases(*, several_turns: bool = False, engine: bool = False) -> Cases:
 
 
 def _slopes(objective: Objective, cases: Cases, turns: Turns = "one") -> Tensor:
-    """[responses, length]: the derivative of each response's loss by its logprobs."""
+    """Returns the derivative of each response's loss by its logprobs. [responses, length]"""
     logprobs = cases.logprobs.clone().requires_grad_()
     losses = token_losses(
         objective,
@@ -180,8 +183,10 @@ def _slopes(objective: Objective, cases: Cases, turns: Turns = "one") -> Tensor:
 
 
 def _advantages(objective: Objective, cases: Cases, turns: Turns) -> Tensor:
-    """[responses, length]: the centred reward, from its turn on where a turn answers for its return, less the
-    divergence where the objective takes it off the reward."""
+    """Returns the centred reward. [responses, length]
+
+    If a turn is credited with its return, the reward counts from the token's turn on. If the objective subtracts the
+    divergence from the reward, it is subtracted here."""
     mask = cases.response_mask
     penalties = torch.zeros_like(cases.logprobs)
     if isinstance(objective, PublishedObjective) and objective.penalizes_reward:
@@ -196,7 +201,7 @@ def _advantages(objective: Objective, cases: Cases, turns: Turns) -> Tensor:
 
 
 def weight_curves(objective: Objective) -> dict[str, list[tuple[float, float]]]:
-    """Returns points (w, m) of a token's weight over its ratio, for an advantage of 1 and of -1.
+    """Returns points (ratio, weight) of a token's weight as a function of its ratio, for advantages of 1 and -1.
 
     The reference is the sampler, which gives the token a probability of 0.5; it is the only token of its response.
     """
@@ -226,7 +231,8 @@ def _finding(
     penalty: Tensor | None,
     divergence: str,
 ) -> GradientFinding:
-    """`gradients`: expected and exact ones, under each weight of the divergence that is looked at."""
+    """Returns the finding of a situation. `gradients`: expected and exact ones, for each tested weight of the
+    divergence."""
     here = cases.situation == situation
     errors, gradient_of = {}, ""
     if penalty is not None:
@@ -254,7 +260,7 @@ def _length_cosine(objective: Objective, cases: Cases, slopes: Tensor, exact: Te
 
 
 def _gradient_of(cases: Cases, here: Tensor, part: Tensor) -> str:
-    """The first candidate that the divergence's part agrees with in every case of the situation."""
+    """Returns the first candidate that agrees with the divergence's part in every case of the situation."""
     for name, candidate in NAMED.items():
         exact = torch.zeros_like(part)
         if isinstance(candidate, tuple):

@@ -1,5 +1,6 @@
-"""Keys of a spec that can change the gradient and that its certificate does not cover. The spec itself is walked, so
-that a key which no table here names is listed."""
+"""Finds keys of a spec that can change the gradient and that its certificate does not cover.
+
+It walks the spec itself, so a key that no table here names is listed too."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,23 +25,23 @@ data.train data.prompt.type data.prompt.template data.prompt.system data.prompt.
 data.overlap data.max_prompt_length reward
 rollout.temperature rollout.stop rollout.max_response_length
 """
-"""Keys of the policy, its problems, its reward, and the end of a response: an objective has its gradient for all."""
+"""Keys of the policy, its problems, its reward, and the end of a response: the gradient is certified for any value."""
 _AFTER_THE_GRADIENT = """
 training.steps training.prompts_per_step training.group_size training.skip_zero_advantage training.on_not_finite
 training.guards training.export_every_steps training.optimizer.learning_rate training.optimizer.betas
 training.optimizer.epsilon training.optimizer.weight_decay training.optimizer.max_grad_norm
 training.schedule.type training.schedule.warmup_updates
 """
-"""Keys of how many gradients there are, and of how an optimizer follows one."""
+"""Keys that set the number of gradients and how the optimizer uses them."""
 _NOT_OF_TRAINING = "name question seeds matrix data.evaluation evaluation launcher resources stages"
 _WITH_ANOTHER = "rollout.correction.bound"
-"""A key without effect unless one that is listed has one."""
+"""A key without effect unless a listed key has one."""
 
 _TABLES = (_ENUMERATED, _FOR_ANY_VALUE, _AFTER_THE_GRADIENT, _NOT_OF_TRAINING, _WITH_ANOTHER)
 COVERED = frozenset(" ".join(_TABLES).split())
 """Keys and sections that a certificate covers, or that change no gradient."""
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
-    "objective.aggregation": ("token_mean", "sequence_sum", "fixed_length"),  # the other one: see length_cosine
+    "objective.aggregation": ("token_mean", "sequence_sum", "fixed_length"),  # the other aggregation: see length_cosine
     "advantage.scale": ("none",),
     "advantage.whiten": ("none",),
     "advantage.rewards": ("summed",),
@@ -61,11 +62,11 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "training.precision": ("float32",),
     "training.gradient_reduction": ("auto", "float32"),
 }
-"""Each key that no certificate covers, with the values that leave the gradient as it is."""
+"""Key that no certificate covers -> values that leave the gradient unchanged."""
 
 
 def not_covered(experiment: Experiment) -> dict[str, Any]:
-    """Returns the keys by which the gradient of an experiment may differ from that of its certificate, with values.
+    """Returns the keys, with values, that may make an experiment's gradient differ from its certificate's.
 
     Example:
         >>> settings = {"steps": 1, "prompts_per_step": 1, "group_size": 2, "entropy_coef": 0.01}

@@ -1,9 +1,9 @@
-"""Small autoregressive policies whose every response can be listed: the ground truth that objectives are held against.
+"""Enumerates every response of small autoregressive policies: the ground truth for checking objectives.
 
-A policy is a table of logits, one row for each prefix that it goes on from. Token 0 ends a response; so does the length
-limit. In a world of several turns token 1 ends a turn: the environment gives a token, drawn with chances of its own,
-and rewards the turn. A 0 that is given goes on from what was said. The other given token is a whole new context, behind
-which the policy sees nothing of what was before, as where an agent writes its history anew.
+A policy is a table of logits with one row per prefix. Token 0 ends a response; so does the length limit. In a world
+with several turns token 1 ends a turn: the environment gives a token, drawn with its own probabilities, and rewards the
+turn. A given 0 continues the response. The other given token is a whole new context: from there on the policy sees
+nothing that came before, as when an agent rewrites its history.
 """
 
 from collections.abc import Iterator
@@ -15,39 +15,40 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Every response over a vocabulary up to a length, and a reward for each."""
+    """The responses over a vocabulary up to a length, with a reward for each."""
 
     vocabulary: int
     length: int
     prefixes: Tensor
-    """[responses, length], int64: the row of the prefix before each token; 0 on padding and on given tokens."""
+    """Row of the prefix before each token; 0 on padding and on given tokens. [responses, length], int64"""
     tokens: Tensor
-    """[responses, length], int64; 0 on padding too."""
+    """Tokens of each response; also 0 on padding. [responses, length], int64"""
     response_mask: Tensor
-    """[responses, length], bool: what the policy sampled."""
+    """Whether the policy sampled each token. [responses, length], bool"""
     rewards: Tensor
-    """[responses], float64; with those of the turns."""
+    """Reward of each response, rewards of its turns included. [responses], float64"""
     earlier: Tensor
-    """[responses, length], float64: rewards of the turns before that of each token."""
+    """Sum of rewards of the turns before that of each token. [responses, length], float64"""
     chance: Tensor
-    """[responses], float64: probability of what was given, after what was sampled; 1 where nothing was given."""
+    """Probability of the given tokens, conditional on the sampled ones; 1 without given tokens. [responses], float64"""
     num_prefixes: int
 
     def logprobs(self, table: Tensor) -> Tensor:
-        """[responses, length]: log pi(y_t | y_<t) under the policy of this table of logits [prefixes, vocabulary]; 0
-        on padding and on given tokens."""
+        """Returns log pi(y_t | y_<t) under the policy with this table of logits [prefixes, vocabulary]; 0 on padding
+        and on
+                given tokens. [responses, length]"""
         chosen = torch.log_softmax(table, -1)[self.prefixes, self.tokens]
         return torch.where(self.response_mask, chosen, 0.0)
 
     def policy(self, generator: torch.Generator, *, spread: float = 1.0) -> Tensor:
-        """A random table of logits [prefixes, vocabulary], float64."""
+        """Returns a random table of logits. [prefixes, vocabulary], float64"""
         shape = (self.num_prefixes, self.vocabulary)
         return spread * torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class _Response:
-    """A response as it is listed."""
+    """A response during enumeration."""
 
     tokens: tuple[int, ...] = ()
     sampled: tuple[bool, ...] = ()
@@ -56,7 +57,8 @@ class _Response:
     chance: float = 1.0
 
     def context(self, position: int) -> tuple[int, ...]:
-        """What the policy sees before a token: from the last new context on, else from the prompt, which is -1."""
+        """Returns what the policy sees before a token: from the last new context on, else from the prompt, encoded as
+        -1."""
         for place in reversed(range(position)):
             if not self.sampled[place] and self.tokens[place]:
                 return self.tokens[place:position]
@@ -77,12 +79,14 @@ class _Response:
 
 
 def enumerate_world(vocabulary: int, length: int, generator: torch.Generator, *, turns: bool = False) -> World:
-    """All responses: those that end with token 0 within the length, and those cut at it. Rewards are standard
-    normal.
+    """Returns all responses: those that end with token 0 within the length, and those cut at it.
+
+    Rewards are standard normal.
 
     Args:
-        turns: whether token 1 ends a turn, where there is room for a given token and one more. One of two tokens is
-            given then, 0 or the last: a 0 that is given ends nothing, and the last is a new context.
+        turns: whether token 1 ends a turn if a given token and one more still fit. The environment then gives 0 or the
+            last
+        token: a given 0 ends nothing, and the last token is a new context.
     """
     responses = list(_grown(_Response(), vocabulary, length, generator if turns else None))
     rows: dict[tuple[int, ...], int] = {}  # of contexts
@@ -103,7 +107,7 @@ def enumerate_world(vocabulary: int, length: int, generator: torch.Generator, *,
 
 
 def _grown(response: _Response, vocabulary: int, length: int, given: torch.Generator | None) -> Iterator[_Response]:
-    """All whole responses that go on from one, those that end soonest first where nothing is given."""
+    """Yields all whole responses that continue a partial one; without given tokens, the shortest come first."""
     waiting = [response]
     cut: list[_Response] = []
     while waiting:
@@ -125,12 +129,12 @@ def _grown(response: _Response, vocabulary: int, length: int, given: torch.Gener
 
 
 def response_probabilities(world: World, table: Tensor) -> Tensor:
-    """[responses], summing to 1."""
+    """Returns the probability of each response; they sum to 1. [responses]"""
     return world.logprobs(table).sum(-1).exp() * world.chance
 
 
 def sequence_objective(world: World, policy: Tensor, reference: Tensor, *, forward: bool, kl_coef: float) -> Tensor:
-    """E_pi[R] - beta D over whole responses, a differentiable scalar."""
+    """Returns E_pi[R] - beta D over whole responses, a differentiable scalar."""
     log_pi, log_ref = world.logprobs(policy).sum(-1), world.logprobs(reference).sum(-1)
     divergence = (log_ref.exp() * (log_ref - log_pi)) if forward else (log_pi.exp() * (log_pi - log_ref))
     return (world.chance * (log_pi.exp() * world.rewards - kl_coef * divergence)).sum()
@@ -139,9 +143,9 @@ def sequence_objective(world: World, policy: Tensor, reference: Tensor, *, forwa
 def token_objective(
     world: World, policy: Tensor, sampler: Tensor, reference: Tensor, *, forward: bool, kl_coef: float
 ) -> Tensor:
-    """Sum over t of E_{s ~ sampler}[E_{a ~ pi}[A(s, a)] - beta D(.|s)], a differentiable scalar.
+    """Returns the sum over t of E_{s ~ sampler}[E_{a ~ pi}[A(s, a)] - beta D(.|s)], a differentiable scalar.
 
-    A(s, a) is the mean reward of responses that the sampler completes after s, a.
+    A(s, a) is the mean reward when the sampler completes the response after s, a.
     """
     visits, values = prefix_visits(world, sampler), action_values(world, sampler)
     log_pi, log_ref = torch.log_softmax(policy, -1), torch.log_softmax(reference, -1)
@@ -151,13 +155,13 @@ def token_objective(
 
 
 def prefix_visits(world: World, sampler: Tensor) -> Tensor:
-    """[prefixes]: the probability that the sampler comes past each prefix."""
+    """Returns the probability that the sampler visits each prefix. [prefixes]"""
     reached = response_probabilities(world, sampler)[:, None].expand_as(world.prefixes)[world.response_mask]
     return reached.new_zeros(world.num_prefixes).index_add(0, world.prefixes[world.response_mask], reached)
 
 
 def action_values(world: World, sampler: Tensor) -> Tensor:
-    """[prefixes, vocabulary]: the mean reward after each prefix and token when the sampler goes on."""
+    """Returns the mean reward after each prefix and token if the sampler continues. [prefixes, vocabulary]"""
     probability = response_probabilities(world, sampler)
     place = (world.prefixes * world.vocabulary + world.tokens)[world.response_mask]
     empty = probability.new_zeros(world.num_prefixes * world.vocabulary)

@@ -1,4 +1,4 @@
-"""Whether a formula is finite, value and gradient, for advantages of 0 and for log-ratios of 50 nats either way."""
+"""Checks that a formula's value and gradient are finite for advantages of 0 and log-ratios of +-50 nats."""
 
 import itertools
 from dataclasses import replace
@@ -14,12 +14,12 @@ from specs.schema.objective import FormulaObjective, Objective, PackagedObjectiv
 from specs.schema.schedule import at_step, schedules_in
 
 EXTREME = 50.0
-"""Nats of a log-ratio, of a token or of all tokens of a response."""
+"""Largest tested log-ratio of a token or of a whole response, nats."""
 _LOG_RATIOS = (-EXTREME, -1.0, 0.0, 1.0, EXTREME)
 
 
 def refused(objective: Objective) -> Issue | None:
-    """Returns why a formula cannot be trained on, at any point of its schedules; its path leads into the spec."""
+    """Returns why a formula cannot be trained at some point of its schedules; the issue's path leads into the spec."""
     if not isinstance(objective, (FormulaObjective, PackagedObjective)):
         return None
     steps = {1}.union(*(schedule.phases() for _, schedule in schedules_in(objective)))
@@ -30,11 +30,13 @@ def refused(objective: Objective) -> Issue | None:
 
 
 def not_finite(objective: FormulaObjective | PackagedObjective) -> Issue | None:
-    """Returns what is wrong where an objective or its gradient is not finite in an enumerated case, or where it has no
-    gradient; its path leads into the objective.
+    """Returns an issue if an objective or its gradient is not finite in an enumerated case, or if it has no gradient.
+
+    The issue's path leads into the objective.
 
     The cases are all combinations of advantages, rewards, entropies and log-ratios to the sampler, to the reference and
-    of the engine, for responses of one and of three tokens; in float64, and a log-ratio is held at 60 nats.
+    of the engine, for responses of one and of three tokens. They are computed in float64, with log-ratios clamped at 60
+    nats.
     """
     noun, hint = "objective", ""
     path: Path = ()
@@ -58,7 +60,8 @@ def not_finite(objective: FormulaObjective | PackagedObjective) -> Issue | None:
 
 
 def _placed(issue: Issue, objective: FormulaObjective, batch: TokenBatch) -> Issue:
-    """The issue at the first operation of the formula whose result is not finite; else at the formula."""
+    """Returns the issue, located at the formula's first operation with a result that is not finite, else at the
+    formula."""
     text = objective.weight or objective.loss
     compiled = program(objective)
     with torch.no_grad():
@@ -73,14 +76,14 @@ def _placed(issue: Issue, objective: FormulaObjective, batch: TokenBatch) -> Iss
 
 
 def _cases(length: int) -> TokenBatch:
-    """Each combination as a response of so many like tokens, whose log-ratios add up to those of the combination."""
+    """Returns each combination as a response of `length` equal tokens, whose log-ratios add up to the combination's."""
     grid = itertools.product((-1.0, 0.0, 1.0), _LOG_RATIOS, _LOG_RATIOS, _LOG_RATIOS, (0.0, 0.5), (-1.0, 0.0, 1.0))
     advantage, log_w, log_r, log_engine, entropy, reward = torch.tensor(list(grid), dtype=torch.float64).unbind(-1)
 
     def tokens(values: Tensor) -> Tensor:
         return values[:, None].expand(-1, length)
 
-    # Probabilities are at most 1: of policy and sampler the likelier token has 0.9.
+    # Probabilities are at most 1: the larger of policy's and sampler's is 0.9.
     logprobs = tokens(torch.minimum(log_w, torch.zeros_like(log_w)) / length - 0.1)
     old_logprobs = logprobs - tokens(log_w) / length
     return TokenBatch(
@@ -96,7 +99,7 @@ def _cases(length: int) -> TokenBatch:
 
 
 def _described(batch: TokenBatch, row: int) -> str:
-    """The case in words, without what a formula hardly reads."""
+    """Returns a description of the case, without values that formulas rarely read."""
     log_w = (batch.logprobs - batch.old_logprobs)[row].sum().item()
     log_r = (batch.logprobs - batch.ref_logprobs)[row].sum().item()
     return f"A = {batch.advantages[row, 0].item():g}, log(w) = {log_w:.3g}, log(r) = {log_r:.3g}"

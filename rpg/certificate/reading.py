@@ -1,4 +1,4 @@
-"""A recorded certificate in the words of its reader: what it means for a run, and divergences by the spec's names."""
+"""Presents a recorded certificate to its reader: what it means for a run, with divergences named as in the spec."""
 
 import json
 from collections.abc import Mapping
@@ -6,14 +6,15 @@ from typing import Any
 
 
 def in_words(certificate: Mapping[str, Any], *, updates: int, max_staleness: int = 0) -> dict[str, Any]:
-    """The certificate with `meaning`: a sentence or two on what it says of a run, and the keys that it does not cover.
+    """Returns the certificate with `meaning`: a sentence or two about its consequences for a run, and the keys not
+    covered.
 
-    Policies are normalised, so that an unnormalised divergence is the normalised one, in value and gradient.
-    Enumeration therefore names the latter; here it has the name that the spec gives it.
+    Policies are normalised, so an unnormalised divergence equals the normalised one, in value and gradient. Enumeration
+    therefore names the normalised one; here it gets the spec's name.
 
     Args:
-        updates: of a step of the run.
-        max_staleness: of its responses, in steps.
+        updates: optimizer updates per step of the run.
+        max_staleness: largest staleness of its responses, in steps.
     """
     unnormalized = is_unnormalized(certificate["objective"])
     named = of_unnormalized
@@ -31,19 +32,19 @@ def in_words(certificate: Mapping[str, Any], *, updates: int, max_staleness: int
 
 
 def is_unnormalized(objective: Mapping[str, Any]) -> bool:
-    """Whether the divergence of an objective, as recorded, is an unnormalized one."""
+    """Returns whether the divergence of a recorded objective is an unnormalized one."""
     claim = objective.get("claim")
     named = claim.get("divergence") if isinstance(claim, Mapping) else objective.get("divergence")
     return str(named).startswith("unnormalized_")
 
 
 def of_unnormalized(text: str) -> str:
-    """The text about a normalized divergence with the name of the unnormalized one."""
+    """Returns a text about a normalized divergence with the name of the unnormalized one instead."""
     return text.replace("reverse KL", "unnormalized reverse KL").replace("forward KL", "unnormalized forward KL")
 
 
 def in_a_line(certificate: Mapping[str, Any]) -> str:
-    """What a certificate says, in a line.
+    """Returns a one-line summary of a certificate.
 
     Example:
         >>> finding = {"policy": "on_policy", "error": 0.4}
@@ -75,7 +76,7 @@ def in_a_line(certificate: Mapping[str, Any]) -> str:
 
 
 def listed(values: Mapping[str, Any]) -> str:
-    """Returns keys of a spec with their values in a line; an empty text if there are no keys.
+    """Returns keys of a spec with their values in one line; empty without keys.
 
     Example:
         >>> listed({"rollout.top_p": 0.9, "data.order": {"type": "difficulty"}})
@@ -117,7 +118,7 @@ def _meaning(certificate: Mapping[str, Any], updates: int, max_staleness: int) -
 
 
 def off(certificate: Mapping[str, Any], *policies: str) -> str:
-    """`exact`, or how far the gradient is off in the worst enumerated case."""
+    """Returns `exact`, or how far the gradient is off in the worst enumerated case."""
     worst = max(finding["error"] for finding in certificate["findings"] if finding["policy"] in policies)
     share = f"{100 * worst:.0f}" if worst >= 0.01 else f"{100 * worst:.1g}"
     return "exact" if worst <= certificate["tolerance"] else f"up to {share} % off"

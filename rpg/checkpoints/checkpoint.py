@@ -1,7 +1,8 @@
-"""Checkpoints: copied at once, written aside while training goes on, published by a rename, verified before use.
+"""Checkpoints: copied to memory, written to a temporary directory during training, published by a rename, verified on
+use.
 
-On each rank a thread writes what the rank copied, with digests. Once all ranks are done, the thread of rank 0 lists the
-files and gives the directory its name. A kill at any moment leaves a whole checkpoint, or none of that name.
+On each rank a thread writes the rank's copy, with digests. Once all ranks are done, the thread of rank 0 lists the
+files and gives the directory its name. A kill at any moment leaves a whole checkpoint or none of that name.
 """
 
 import json
@@ -28,7 +29,7 @@ class Checkpoints:
     """The checkpoints of a run. All ranks make the same calls; rank 0 publishes, verifies and deletes."""
 
     def __init__(self, directory: Path, retention: Retention, fence: Fence) -> None:
-        """`fence`: of the run; a trainer that lost it publishes and deletes nothing."""
+        """`fence`: the run's fence. A trainer that lost the run publishes and deletes nothing."""
         self._directory = directory
         self._retention = retention
         self._fence = fence
@@ -37,18 +38,18 @@ class Checkpoints:
         self._writing: _Background | None = None
 
     def path(self, step: int) -> Path:
-        """Directory of the checkpoint after a step: the name that it is published under."""
+        """Returns the directory under which the checkpoint after a step is published."""
         return self._directory / f"step-{step:06}"
 
     def write(self, step: int, copy: StateCopy, metrics: Mapping[str, float] | None = None) -> None:
-        """Begins to write and publish a copy of the state; waits only for an earlier one that is still being written.
+        """Starts to write and publish a copy of the state. Waits only for an earlier copy that is still being written.
 
-        Call it once the rows of that step are on disk, so that no checkpoint outruns the records.
+        Call it once the rows of that step are on disk, so that no checkpoint is ahead of the records.
 
         Args:
-            metrics: saved in the manifest; `Retention` may choose the best checkpoint by one of them.
+            metrics: metrics to save in the manifest; `Retention` may choose the best checkpoint by one of them.
         Raises:
-            DiskError: an earlier one could not be written.
+            DiskError: an earlier copy could not be written.
         """
         self.wait()
         aside = self._aside(step)
@@ -60,15 +61,15 @@ class Checkpoints:
         self._writing = _Background(lambda: self._write(step, copy, dict(metrics or {})))
 
     def rate(self, rated: Mapping[int, Mapping[str, float]]) -> None:
-        """Sets what is known of steps beside the metrics saved with their checkpoints: `Retention` may choose by it.
+        """Sets metrics of steps in addition to those saved with their checkpoints; `Retention` may choose by them.
 
         Args:
-            rated: step -> metric -> value. Only rank 0's is used.
+            rated: step -> metric -> value. Only rank 0's argument is used.
         """
         self._rated = rated
 
     def check(self) -> None:
-        """Raises DiskError on all ranks if the checkpoint that is being written failed on one; does not wait for it."""
+        """Raises DiskError on all ranks if the current checkpoint failed on one rank. Does not wait for it."""
         if self._writing:
             failed, unfinished = self._writing.error is not None, not self._writing.done
             if ranks.largest(torch.tensor([failed, unfinished], dtype=torch.int32)).any():
@@ -78,7 +79,7 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Waits until no rank is writing a checkpoint. Raises DiskError if one could not be written."""
+        """Waits until no rank is writing a checkpoint. Raises DiskError if one failed."""
         if writing := self._writing:
             self._writing = None
             writing.join()
@@ -86,23 +87,23 @@ class Checkpoints:
                 raise writing.error or DiskError("another rank could not write its part of the checkpoint")
 
     def close(self) -> None:
-        """Waits until this rank has written, and ignores an error: for the way out after another failure."""
+        """Waits until this rank has written its part, and ignores errors: for use during exit after another failure."""
         if self._writing:
             self._writing.join()
 
     def latest(self, *, up_to: int = sys.maxsize) -> int:
-        """The step of the newest checkpoint that agrees with its manifest, on all ranks; 0 where none does.
+        """Returns on all ranks the step of the newest checkpoint that agrees with its manifest, or 0 if none does.
 
         Damaged ones are renamed, so that retention does not count them. Call it while no checkpoint is being written.
 
         Args:
-            up_to: later ones are not looked at.
+            up_to: last step to consider.
         """
         newest = 0
         if ranks.rank() == 0:
             self._fence.check()
             for leftover in self._directory.glob(".*step-*.partial"):
-                shutil.rmtree(leftover, ignore_errors=True)  # a trainer that lost the run may still be writing
+                shutil.rmtree(leftover, ignore_errors=True)  # a trainer that lost the run may still write
             for step in reversed([step for step in self.published() if step <= up_to]):
                 path = self.path(step)
                 if not (damage := defect(path) or self._superseded(path, step)):
@@ -124,11 +125,11 @@ class Checkpoints:
         ranks.wait_for_all()
 
     def published(self) -> list[int]:
-        """The steps that have a checkpoint, whole or damaged."""
+        """Returns the steps that have a checkpoint, whole or damaged."""
         return sorted(int(path.name.removeprefix("step-")) for path in self._directory.glob("step-*"))
 
     def _write(self, step: int, copy: StateCopy, metrics: dict[str, float]) -> None:
-        """Writes and publishes; runs in the background, on all ranks."""
+        """Writes and publishes in the background, on all ranks."""
         aside, written, failure = self._aside(step), {}, ""
         try:
             with explained(aside):
@@ -148,9 +149,10 @@ class Checkpoints:
                 self._publish(step)
 
     def _superseded(self, checkpoint: Path, step: int) -> str:
-        """Why a whole checkpoint does not count; empty where it does.
+        """Returns why a whole checkpoint does not count; empty if it counts.
 
-        As with rows: a file system that was away may give it its name after the run was taken over, at an earlier step.
+        As with rows, a file system that was unreachable may publish it after another trainer took over the run at an
+        earlier step.
         """
         lease = read_json(checkpoint / MANIFEST).get("lease", 0)
         attempts = map(read_json, (self._fence.run_directory / "attempts").glob("[0-9]*.json"))
@@ -160,7 +162,7 @@ class Checkpoints:
         return "it is of a trainer from which the run was taken over" if lease and went_back else ""
 
     def _publish(self, step: int) -> None:
-        """Gives the written directory its name, and deletes the checkpoints that are not kept."""
+        """Gives the written directory its name and deletes the checkpoints that are not kept."""
         final = self.path(step)
         self._fence.check()
         if final.exists():
@@ -173,26 +175,26 @@ class Checkpoints:
             shutil.rmtree(self.path(old))
 
     def _aside(self, step: int) -> Path:
-        # A name of this trainer's own: one that lost the run may still have files of that step open.
+        # The name is unique to this trainer: a trainer that lost the run may still have files of that step open.
         return self._directory / f".{self._fence.number}-step-{step:06}.partial"
 
 
 class _Background:
-    """A piece of work in a thread of its own. The thread ends with the process, unless `join` waits for it."""
+    """A task in its own thread. The thread ends with the process, unless `join` waits for it."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self.error: BaseException | None = None
-        """The exception that ended it; None where it went well or goes on."""
+        """Exception that ended the task; None if it succeeded or is still running."""
         self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint", daemon=True)
         self._thread.start()
 
     @property
     def done(self) -> bool:
-        """Whether the write has ended."""
+        """Whether the task has ended."""
         return not self._thread.is_alive()
 
     def join(self) -> None:
-        """Waits for its end."""
+        """Waits until the task has ended."""
         self._thread.join()
 
     def _run(self, work: Callable[[], None]) -> None:
@@ -203,7 +205,7 @@ class _Background:
 
 
 def defect(checkpoint: Path) -> str:
-    """How a checkpoint differs from its manifest; empty where it does not."""
+    """Returns how a checkpoint differs from its manifest; empty if it agrees."""
     try:
         files = json.loads((checkpoint / MANIFEST).read_bytes())["files"]
     except (OSError, ValueError, KeyError) as error:
@@ -212,7 +214,7 @@ def defect(checkpoint: Path) -> str:
 
 
 def _metrics_of(checkpoint: Path) -> dict[str, Any]:
-    """The metrics that were saved with a checkpoint; none where its manifest cannot be read."""
+    """Returns the metrics that were saved with a checkpoint; empty if its manifest cannot be read."""
     try:
         return dict(json.loads((checkpoint / MANIFEST).read_bytes())["figures"])
     except (OSError, ValueError, KeyError):

@@ -1,9 +1,11 @@
-"""A checkpoint's content, in pieces: a rank writes the parts of tensors that it has, and reads those that it needs.
+"""Writes and reads a checkpoint in pieces: a rank writes the parts of tensors that it has, and reads those that it
+needs.
 
-A piece is a run of elements of a flattened tensor, under the tensor's name. The ranks that read may be more or fewer
-than those that wrote, and may cut their tensors elsewhere: each copies what overlaps. So no rank ever gathers a whole
-model, and a checkpoint of one layout can be read by any other. DeepSpeed's universal checkpoint is the same idea, but
-it is a second program that rewrites a finished checkpoint, and it knows only optimizers with Adam's two moments.
+A piece is a contiguous range of a flattened tensor, stored under the tensor's name. The reading ranks may be more or
+fewer than the writing ranks, and may cut their tensors elsewhere: each copies the parts that overlap. So no rank ever
+gathers a whole model, and any layout can read the checkpoint of another. DeepSpeed's universal checkpoint is the same
+idea, but it is a second program that rewrites a finished checkpoint, and it knows only optimizers with Adam's two
+moments.
 """
 
 import hashlib
@@ -35,7 +37,7 @@ _DTYPES = {
 }
 _NOTES = "notes"
 _STRIP = 2**26
-"""Bytes that are copied from a device at a time."""
+"""Bytes copied from a device at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +47,22 @@ class Piece:
     name: str
     """Name of the whole tensor; the same on every rank."""
     start: int
-    """Its first element in the flattened tensor."""
+    """Index of its first element in the flattened tensor."""
     values: Tensor
     """A view into the tensor, [n]; n may be 0."""
 
 
 class StateCopy:
-    """This rank's part of a checkpoint, copied to host memory at once, so that training goes on while it is written."""
+    """This rank's part of a checkpoint, copied to host memory first so that training continues while it is written."""
 
     def __init__(self) -> None:
         self._files: dict[str, list[memoryview]] = {}
 
     def pieces(self, stem: str, pieces: Iterable[Piece], notes: dict[str, Any] | None = None) -> None:
-        """Adds a safetensors file of this rank: pieces, and notes of plain values."""
+        """Adds a safetensors file of this rank with pieces, and notes of plain values."""
         copies = [(f"{piece.start}@{piece.name}", _on_host(piece.values)) for piece in pieces if piece.values.numel()]
-        # The widest types first, as safetensors wants it for alignment; then by name, so that equal states give equal
-        # files.
+        # The widest types come first, as safetensors requires for alignment; then by name, so that equal states give
+        # equal files.
         copies.sort(key=lambda named: (-named[1].element_size(), named[0]))
         header: dict[str, Any] = {"__metadata__": {_NOTES: json.dumps(notes or {}, sort_keys=True)}}
         end = 0
@@ -75,7 +77,7 @@ class StateCopy:
         self._files[f"{stem}-rank{ranks.rank():05}.safetensors"] = [head, *body]
 
     def document(self, name: str, value: Any) -> None:
-        """Adds a JSON file of plain values; on rank 0 only."""
+        """Adds a JSON file of plain values, on rank 0 only."""
         if ranks.rank() == 0:
             self._files[name] = [memoryview(json.dumps(value, indent=1).encode())]
 
@@ -87,7 +89,7 @@ class StateCopy:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all files."""
+        """Returns the size of all files."""
         return sum(block.nbytes for blocks in self._files.values() for block in blocks)
 
     def write(self, directory: Path) -> dict[str, dict[str, Any]]:
@@ -96,17 +98,17 @@ class StateCopy:
 
 
 class PieceFiles:
-    """All pieces that were written under one stem, by any number of ranks."""
+    """The pieces that any number of ranks wrote under one stem."""
 
     def __init__(self, directory: Path, stem: str) -> None:
-        """Raises FileNotFoundError where there are none."""
+        """Opens the files. Raises FileNotFoundError if there are none."""
         paths = sorted(directory.glob(f"{stem}-rank*.safetensors"))
         if not paths:
             raise FileNotFoundError(f"{directory} holds no {stem}")
         self._directory = directory
         self._files: list[Any] = [safe_open(path, framework="pt", device="cpu") for path in paths]
         self.notes: list[dict[str, Any]] = [json.loads(file.metadata()[_NOTES]) for file in self._files]
-        """The notes of each rank."""
+        """Notes of each rank."""
         self._index: dict[str, list[tuple[int, int, Any]]] = {}
         for file in self._files:
             for key in file.keys():  # noqa: SIM118  a method of safetensors' file, which is no mapping
@@ -119,7 +121,7 @@ class PieceFiles:
         return sorted(self._index)
 
     def fill(self, piece: Piece) -> None:
-        """Copies the values from the files into a piece in memory. Raises RuntimeError where the files lack some."""
+        """Copies the values from the files into a piece in memory. Raises RuntimeError if the files lack some."""
         begin, end = piece.start, piece.start + piece.values.numel()
         filled = 0
         for start, count, values in self._index.get(piece.name, []):
@@ -132,13 +134,13 @@ class PieceFiles:
 
 
 def load_values(directory: Path, stem: str, *, rank: int | None = None) -> Any:
-    """Values that a rank, by default this one, gave to `StateCopy.values`; None where there was no such rank."""
+    """Returns the values that a rank, by default this one, gave to `StateCopy.values`; None if no such rank wrote."""
     path = directory / _values_file(stem, rank)
     return torch.load(path, weights_only=True) if path.exists() else None
 
 
 def count_values(directory: Path, stem: str) -> int:
-    """How many ranks gave something to `StateCopy.values`."""
+    """Returns how many ranks passed values to `StateCopy.values`."""
     return len(list(directory.glob(f"{stem}-rank*.pt")))
 
 
@@ -147,7 +149,7 @@ def _values_file(stem: str, rank: int | None = None) -> str:
 
 
 def _on_host(values: Tensor) -> Tensor:
-    """A copy in host memory."""
+    """Returns a copy in host memory."""
     values = values.detach()
     if values.device.type != "cuda" or values.nbytes < _STRIP:
         return values.to("cpu", copy=True)
@@ -158,11 +160,13 @@ def _on_host(values: Tensor) -> Tensor:
 
 
 def copy_in_strips(source: Tensor, target: Tensor, staging: Sequence[Tensor]) -> None:
-    """Copies [n] from a device to the host by way of page-locked memory, a strip arriving as the one before is copied
-    on by all threads. A copy to pageable memory at once is one thread's, which waits for every new page.
+    """Copies [n] from a device to the host through page-locked memory, in strips.
+
+    While a strip arrives, all threads copy the strip before it to its target. A direct copy to pageable memory would
+    use one thread, which waits for every new page.
 
     Args:
-        staging: two, as long as a strip.
+        staging: two buffers, each as long as a strip.
     """
     length = len(staging[0])
     arrivals: list[tuple[Tensor, Tensor, torch.cuda.Event | None]] = []
@@ -184,7 +188,7 @@ def _copy_on(arrived: Tensor, into: Tensor, when: "torch.cuda.Event | None") -> 
 
 
 def _write(path: Path, blocks: Iterable[memoryview]) -> dict[str, Any]:
-    """Writes a file, digesting it on the way, and waits until it is durable."""
+    """Writes a file, computes its digest on the way, and waits until it is durable."""
     digest = hashlib.sha256()
     with path.open("wb", buffering=0) as file:
         for block in blocks:
@@ -198,12 +202,12 @@ def _write(path: Path, blocks: Iterable[memoryview]) -> dict[str, Any]:
 
 
 def _parts(block: memoryview, size: int = 2**22) -> Iterator[memoryview]:
-    """The block in strips, short enough to stay in the cache between digest and write."""
+    """Yields the block in strips that are short enough to stay in the cache between digest and write."""
     for start in range(0, len(block), size):
         yield block[start : start + size]
 
 
 def _write_all(file: io.FileIO, part: memoryview) -> None:
-    """Writes all of the part: one raw write may write less."""
+    """Writes the whole part: one raw write may write less."""
     while part:
         part = part[file.write(part) :]

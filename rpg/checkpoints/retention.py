@@ -1,4 +1,4 @@
-"""Which checkpoints are kept when a new one is published."""
+"""Decides which checkpoints are kept when a new one is published."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,20 +9,20 @@ from specs.schema.training import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Keeps the newest checkpoints, those of every n-th step, and the best by a metric."""
+    """A rule that keeps the newest checkpoints, those of every n-th step, and the best by a metric."""
 
     last: int
-    """How many of the newest, at least 1."""
+    """Number of newest checkpoints to keep, at least 1."""
     every: int = 0
-    """Steps: checkpoints of its multiples are kept; 0: none for that reason."""
+    """Interval in steps: checkpoints at its multiples are kept. 0 keeps none for this reason."""
     best: str = ""
-    """Name of the metric; empty: none is kept as the best."""
+    """Name of the metric that selects the best checkpoint. Empty keeps none for this reason."""
     mode: Literal["max", "min"] = "max"
-    """Whether the metric's largest or smallest value is the best."""
+    """Whether the largest or the smallest value of the metric is the best."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Retention":
-        """The retention that a spec asks for."""
+        """Returns the retention that a spec asks for."""
         retention, best = cls(checkpoint.keep_last, checkpoint.keep_every), checkpoint.keep_best
         if best is None:
             return retention
@@ -30,7 +30,7 @@ class Retention:
         return replace(retention, best=metric, mode=best.mode)
 
     def kept(self, published: Mapping[int, Mapping[str, float]]) -> set[int]:
-        """The steps whose checkpoints are kept. Of equally good ones the later is the best.
+        """Returns the steps whose checkpoints are kept. Among equally good ones the latest is the best.
 
         Args:
             published: step of each checkpoint -> its metrics: those saved with it, see `Means`, and its accuracies.
@@ -48,12 +48,12 @@ class Retention:
 
 
 def accuracy_on(dataset: str) -> str:
-    """Name of the accuracy on an evaluation set among a checkpoint's metrics."""
+    """Returns the name of an evaluation set's accuracy among a checkpoint's metrics."""
     return f"accuracy on {dataset}"
 
 
 class Means:
-    """Means of the metrics over the steps since the checkpoint before."""
+    """Running means of the metrics over the steps since the previous checkpoint."""
 
     def __init__(self) -> None:
         self._steps: list[Mapping[str, float]] = []
@@ -63,7 +63,7 @@ class Means:
         self._steps.append(metrics)
 
     def take(self) -> dict[str, float]:
-        """The mean of each metric that all these steps have; then starts anew."""
+        """Returns the mean of each metric that all these steps have, and resets the sums."""
         steps, self._steps = self._steps, []
         names = set.intersection(*(set(metrics) for metrics in steps)) if steps else set()
         return {name: sum(metrics[name] for metrics in steps) / len(steps) for name in sorted(names)}

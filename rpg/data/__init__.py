@@ -1,7 +1,7 @@
-"""Problems: read from their sources, given a prompt, freed of copies, published and loaded.
+"""Reads problems from their sources, gives them prompts, removes copies, publishes and loads them.
 
-`sources` holds ours, one a module; `staging` is the data stage, `loading` what the later stages read of it. A user's
-own source is written as ours are, see docs/extending.md.
+`sources` holds the built-in sources, one per module; `staging` is the data stage; `loading` reads its result for later
+stages. A user's own source is written like the built-in ones, see docs/extending.md.
 """
 
 from rpg.data.problems import Message, SourceProblem

@@ -1,4 +1,4 @@
-"""Chat templates come with a model, which other people may have made: all are rendered here, under limits."""
+"""Renders chat templates under limits: they come with a model, which may be untrusted."""
 
 import json
 import os
@@ -10,47 +10,48 @@ from typing import Any
 from specs.machine.foreign.limited import LimitError, in_limited_process, limited_seconds
 
 MOST_SECONDS = 10.0
-"""Time for one conversation: a thousand times what published templates take."""
+"""Time limit of one conversation: a thousand times the time of published templates."""
 _MOST_SECONDS_OF_ALL, _MORE_SECONDS_EACH = 60.0, 0.02
-"""Time for all conversations: so much, and so much more for each. A published template takes 0.1 to 2 ms for each."""
+"""Time limit of all conversations: a fixed part, and a part for each. A published template takes 0.1 to 2 ms for
+each."""
 _MOST_MEMORY = 2 << 30
-"""Bytes that rendering may take."""
+"""Most bytes of memory that rendering may take."""
 
 
 _CLOCK = "RPG_TEMPLATE_CLOCK"
-"""Variable with the time that templates read, ISO: of this process and those that it starts."""
+"""Environment variable with the time that templates read, ISO; applies to this process and those that it starts."""
 
 
 def stop_clock(data_dir: Path) -> None:
-    """Has templates read the time at which the data was staged, here and in processes that this one starts.
+    """Makes templates read the time at which the data was staged, here and in processes that this one starts.
 
-    Some write today's date into each prompt. A run that is resumed, or asked for again, on another day goes on with the
-    prompts that it began with.
+    Some templates write today's date into each prompt. A run that is resumed or repeated on another day keeps the
+    prompts with which it began.
     """
     summary = data_dir / "summary.json"
     if summary.exists():
-        # Without it the file's own time counts.
+        # Without an entry the file's own time counts.
         written = datetime.fromtimestamp(summary.stat().st_mtime)
         os.environ[_CLOCK] = json.loads(summary.read_text(encoding="utf-8")).get("staged_at") or written.isoformat()
 
 
 def _clock() -> dict[str, Callable[[str], str]]:
-    """Returns the function that templates ask for the time, by its name in transformers."""
+    """Returns the function from which templates get the time, by its name in transformers."""
     now = datetime.fromisoformat(os.environ[_CLOCK]) if _CLOCK in os.environ else datetime.now()
     return {"strftime_now": now.strftime}
 
 
 class TemplateError(Exception):
-    """The template raised, or passed a limit. `str()` says which."""
+    """Error raised if a template raises or exceeds a limit. `str()` says which."""
 
 
 def render_all(tokenizer: Any, prompts: Sequence[str], **options: Any) -> list[str]:
-    """Returns conversations as the tokenizer's template writes them, each with the beginning of the reply.
+    """Returns conversations as the tokenizer's template renders them, each with the beginning of the reply.
 
-    Rendered in a process of its own, since no limit in this one ends a calculation such as 9**9**9.
+    Renders in a separate process, since no limit in this one ends a calculation such as 9**9**9.
 
     Args:
-        tokenizer: transformers' own.
+        tokenizer: a tokenizer of transformers.
         prompts: lists of messages, as JSON.
         options: passed to the template.
     Raises:
@@ -74,10 +75,10 @@ def render_all(tokenizer: Any, prompts: Sequence[str], **options: Any) -> list[s
 
 
 def render(tokenizer: Any, messages: Sequence[Any], **options: Any) -> str:
-    """Returns one conversation as the tokenizer's template writes it, rendered here under a limit of time.
+    """Returns one conversation as the tokenizer's template renders it, in this process under a time limit.
 
-    For the turns of a conversation, for which a process each would take too long. The limit ends a loop of the
-    template, but no calculation such as 9**9**9, and memory has no limit here.
+    This is for the turns of a conversation, for which a process each would take too long. The limit ends a loop of the
+    template, but not a calculation such as 9**9**9, and memory is unlimited here.
 
     Raises:
         TemplateError: the template fails on it.
@@ -87,5 +88,5 @@ def render(tokenizer: Any, messages: Sequence[Any], **options: Any) -> str:
             return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **_clock(), **options))
     except MemoryError:
         raise TemplateError("the chat template took too much memory") from None
-    except Exception as error:  # whatever a template raises of roles that it does not know
+    except Exception as error:  # any error that a template raises for unknown roles
         raise TemplateError(f"the chat template fails: {type(error).__name__}: {error}"[:500]) from None

@@ -1,4 +1,4 @@
-"""From a row of a table to a problem: the DAPO and verl schema, or plain columns."""
+"""Turns a row of a table into a problem: the DAPO and verl schema, or plain columns."""
 
 import math
 import os
@@ -15,45 +15,49 @@ from specs.schema.fields import nearest
 
 
 class Columns(Spec):
-    """Which column holds what; dots reach into structs. The defaults are the DAPO and verl schema."""
+    """Names of the columns that hold each part of a problem; dots reach into structs. The defaults are the DAPO and
+    verl
+        schema."""
 
     prompt: str = "prompt"
-    """A list of chat messages ({role, content}) or plain text."""
+    """Column of the prompt: a list of chat messages ({role, content}) or plain text."""
     answer: str = "reward_model.ground_truth"
-    """The gold answer."""
+    """Column of the gold answer."""
     answer_list: bool = addition(False)
-    """The answer's column holds a list of texts: they are one answer, joined by commas."""
+    """Whether the answer's column holds a list of texts, which are joined by commas into one answer."""
     data_source: str = ""
-    """Column that names the problem's origin; empty: the set's own name."""
+    """Column that names the problem's origin. Empty uses the set's own name."""
     user: str = addition("")
-    """Column of a list of texts: what the user says after each turn of the policy, for `rollouter: {type:
-    conversation}`; empty: none."""
+    """Column of a list of texts: the user's reply after each turn of the policy, for `rollouter: {type: conversation}`.
+        Empty if there is none."""
     keep: tuple[str, ...] = addition(())
-    """Further columns that a reward of type python, or a template as {metadata.NAME}, is given."""
+    """Further columns that are passed to a reward of type python, and to a template as {metadata.NAME}."""
     shown: tuple[str, ...] = addition(())
-    """Further columns that an agent's program is given as `metadata`, and a reward of type python too. The policy may
-    come to see them: name none that tells the answer."""
+    """Further columns that are passed to an agent's program as `metadata`, and to a reward of type python. The policy
+    may
+        see them: do not name a column that reveals the answer."""
 
 
 class TableSource(Source):
-    """Base of the sources whose problems are rows of a table."""
+    """Base class of the sources whose problems are rows of a table."""
 
     columns: Columns = Columns()
-    """Which column holds what."""
+    """Columns that hold each part of a problem."""
     cluster: str = addition("")
-    """Column of an evaluation set that names the passage, the theme or the template that a problem shares with others.
-    Intervals are then those of new clusters, not of new problems alone. Empty: every problem is by itself."""
+    """Column of an evaluation set that names the passage, theme or template that a problem shares with others.
+    Intervals
+        then account for new clusters, not only for new problems. Empty treats every problem as independent."""
     tests: test_cases.Format = addition("none")
-    """Form of the tests by which `reward: {type: code}` scores programs, named after sets whose columns hold them so
-    ([which](own-data.md#programs-and-their-tests)). The answer's column may then be lacking."""
+    """Format of the tests with which `reward: {type: code}` scores programs, named after sets that use it
+    ([which](own-data.md#programs-and-their-tests)). The answer's column may then be missing."""
 
     def problem(self, row: dict[str, Any], dataset: str, where: str) -> SourceProblem:
-        """The problem that a row holds.
+        """Returns the problem in a row.
 
         Args:
             row: column -> value; a struct is a dictionary.
-            dataset: name of the set, for rows that do not say their origin.
-            where: the row in words, for errors: `train.jsonl, line 3`.
+            dataset: name of the set, for rows that do not name their origin.
+            where: place of the row, for errors: `train.jsonl, line 3`.
         """
         values: dict[str, Any] = {}
         lacking: list[Issue] = []
@@ -83,7 +87,7 @@ class TableSource(Source):
         )
 
     def _tests(self, row: dict[str, Any], where: str) -> dict[str, Any]:
-        """What the scorer of programs needs of the row; nothing without `tests`."""
+        """Returns the parts of the row that the scorer of programs needs; empty without `tests`."""
         if self.tests == "none":
             return {}
         try:
@@ -100,7 +104,8 @@ class TableSource(Source):
             ) from None
 
     def columns_to_read(self, schema: Any, where: str) -> list[str]:
-        """The top-level columns of a table with this Arrow schema. SpecError for those that it lacks."""
+        """Returns the top-level columns to read from a table with this Arrow schema. Raises SpecError if any is
+        missing."""
         known = _leaves(schema)
         chosen = self._chosen()
         there = {
@@ -120,18 +125,18 @@ class TableSource(Source):
         return list(dict.fromkeys(name if name in schema.names else name.split(".")[0] for name in columns))
 
     def _further(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Columns that are kept beside those with a part of their own, by the key that names them."""
+        """Returns the additional columns to keep, by the spec key that names them."""
         return ("keep", self.columns.keep), ("shown", self.columns.shown)
 
     def _chosen(self) -> dict[str, str]:
-        """Role -> column, those that are in use."""
+        """Returns role -> column for the columns in use."""
         columns = self.columns.model_dump(include={"prompt", "answer", "data_source", "user"})
         kept = {f"{role} {column}": column for role, columns in self._further() for column in columns}
         return {role: column for role, column in {**columns, "cluster": self.cluster, **kept}.items() if column}
 
 
 def _remarks(value: Any, column: str, where: str) -> list[str]:
-    """What a user says. SpecError where it is no list of texts."""
+    """Returns the user's replies. Raises SpecError if the value is not a list of texts."""
     if isinstance(value, list) and all(isinstance(text, str) and text for text in value):
         return value
     raise SpecError(
@@ -144,11 +149,12 @@ def _remarks(value: Any, column: str, where: str) -> list[str]:
 
 
 class MissingColumnError(LookupError):
-    """The row has no such column."""
+    """Error raised if a row lacks a column."""
 
 
 def cell(row: dict[str, Any], column: str) -> Any:
-    """The value of a column, whose name may reach into structs with dots. MissingColumnError where there is none."""
+    """Returns the value of a column, whose name may reach into structs with dots. Raises MissingColumnError if it is
+    missing."""
     if column in row:
         return row[column]
     root, _, rest = column.partition(".")
@@ -158,7 +164,7 @@ def cell(row: dict[str, Any], column: str) -> Any:
 
 
 def missing(column: str, role: str, known: Sequence[str], where: str) -> Issue:
-    """No such column: which there are, and the nearest."""
+    """Returns the error of a missing column, with the existing columns and the nearest name."""
     inside = next((name for name in known if name.split(".")[-1] == column.split(".")[-1]), "")
     hint = f"did you mean `{inside}`?" if inside else nearest(column, known)
     path = ("cluster",) if role == "cluster" else ("columns", role.partition(" ")[0])
@@ -173,7 +179,7 @@ def missing(column: str, role: str, known: Sequence[str], where: str) -> Issue:
 
 
 def names(row: dict[str, Any], prefix: str = "") -> list[str]:
-    """Every column of a row, those inside structs with dots."""
+    """Returns every column of a row; columns inside structs have dotted names."""
     columns: list[str] = []
     for key, value in row.items():
         columns += names(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
@@ -181,7 +187,7 @@ def names(row: dict[str, Any], prefix: str = "") -> list[str]:
 
 
 def _leaves(fields: Any, prefix: str = "") -> list[str]:
-    """Leaves of an Arrow schema or struct."""
+    """Returns the leaves of an Arrow schema or struct."""
     import pyarrow as pa
 
     columns: list[str] = []
@@ -207,7 +213,7 @@ def _prompt(value: Any, column: str, where: str) -> str | list[Message]:
 
 
 def _is_message(value: Any) -> bool:
-    """Returns whether a value is a message. One with calls of tools may have no content."""
+    """Returns whether a value is a message. A message with tool calls may have no content."""
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         return False
     return isinstance(value.get("content"), str) or (value.get("content") is None and bool(value.get("tool_calls")))
@@ -221,8 +227,8 @@ def _ordered(message: Message) -> Message:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a message, or a part of one, as JSON can hold it, without the fields that are null: a Parquet file has
-    each field in every row."""
+    """Returns a message, or a part of one, as plain JSON without null fields: a Parquet file has each field in every
+    row."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items() if each is not None}
     if isinstance(value, (list, tuple)):
@@ -236,7 +242,7 @@ def _joined(value: Any) -> Any:
 
 
 def _answer(value: Any, column: str, where: str) -> str:
-    if isinstance(value, float) and math.isfinite(value):  # a column of whole numbers with gaps is one of floats
+    if isinstance(value, float) and math.isfinite(value):  # a column of integers with gaps becomes a column of floats
         return str(int(value) if value.is_integer() else value)
     if isinstance(value, (str, int)) and str(value).strip():
         return str(value)
@@ -251,7 +257,7 @@ def _answer(value: Any, column: str, where: str) -> str:
 
 
 def existing_file(path: str) -> Path:
-    """The file at a source's `path`. SpecError where there is none any more."""
+    """Returns the file at a source's `path`. Raises SpecError if it no longer exists."""
     file = Path(path)
     if file.is_file():
         return file

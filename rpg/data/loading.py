@@ -1,4 +1,4 @@
-"""Published problems, ready for a model: chat prompts rendered, long ones filtered."""
+"""Loads published problems for a model: renders chat prompts and filters long ones."""
 
 import json
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from specs import errors
 from specs.schema.data import ChatPrompt, Data
 
 Tools = Sequence[dict[str, Any]]
-"""Descriptions of tools, as `Tool.describe` gives them."""
+"""Descriptions of tools, as `Tool.describe` returns them."""
 
 
 def load_problems(
     data_dir: Path, split: Literal["train", "evaluation"], tokenizer: Any, data: Data, tools: Tools = ()
 ) -> list[Problem]:
-    """The problems of a split, their prompts as the model sees them, with the tools that a chat template shows.
+    """Returns the problems of a split, with prompts as the model sees them, tools shown by the chat template included.
 
-    Training problems whose prompt has more than `data.max_prompt_length` tokens are left out; an evaluation problem
-    that long, or no training problem left, is a SpecError. `tokenizer` is transformers'.
+    Training problems whose prompt exceeds `data.max_prompt_length` tokens are left out. Such an evaluation problem, or
+    a training split with no problem left, raises SpecError. `tokenizer` is a tokenizer of transformers.
     """
     stop_clock(data_dir)
     rows = pq.read_table(data_dir / f"{split}.parquet").to_pylist()
@@ -58,15 +58,15 @@ def load_problems(
 
 
 def _sources(data_dir: Path, split: str) -> list[str]:
-    """Place in the spec of each row's set: the sets lie one after another."""
+    """Returns the spec path of each row's set; the sets follow one another."""
     sets = json.loads((data_dir / "summary.json").read_text(encoding="utf-8"))[split]["sets"]
     return [each["source"] for each in sets for _ in range(each["problems"])]
 
 
 def encode_prompts(tokenizer: Any, prompts: Sequence[str], data: Data) -> list[list[int]]:
-    """Token ids of rendered prompts. Special tokens are added unless a chat template has written them already.
+    """Returns the token ids of rendered prompts. Adds special tokens unless a chat template has already written them.
 
-    A text that begins with the token of beginnings gets no second one.
+    A text that begins with the BOS token gets no second one.
     """
     if not prompts:
         return []
@@ -78,17 +78,18 @@ def encode_prompts(tokenizer: Any, prompts: Sequence[str], data: Data) -> list[l
 
 
 def _options(prompt: ChatPrompt, tools: Tools) -> dict[str, Any]:
-    """Returns what the chat template is passed beside messages."""
+    """Returns the arguments of the chat template other than messages."""
     thinking = {} if prompt.enable_thinking == "unset" else {"enable_thinking": prompt.enable_thinking}
     return {**({"tools": list(tools)} if tools else {}), **thinking}
 
 
 def rendered(prompts: list[str], tokenizer: Any, data: Data, tools: Tools = ()) -> list[str]:
-    """Staged prompts as the model sees them.
+    """Returns staged prompts as the model sees them.
 
     Raises:
-        SpecError: they are messages and the tokenizer takes none, its template fails on them, or tools are to be shown
-            and it shows none.
+        SpecError: the prompts are messages and the tokenizer accepts none, its template fails on them, or it does not
+            show
+        tools that must be shown.
     """
     if not isinstance(data.prompt, ChatPrompt):
         if tools:

@@ -1,4 +1,5 @@
-"""A generator's item as JSON and back, exactly: some scorers tell tuples from lists, or look up numbers as keys."""
+"""Converts a generator's item to JSON and back exactly: some scorers distinguish tuples from lists or use numbers as
+keys."""
 
 import json
 from typing import Any
@@ -8,7 +9,9 @@ _PAIRS = "__pairs__"
 
 
 def dump(value: Any) -> str:
-    """JSON text from which `load` makes an equal value. TypeError for what JSON cannot hold, tuples and keys aside.
+    """Returns JSON text from which `load` restores an equal value.
+
+    Raises TypeError for values that JSON cannot hold, except tuples and keys.
 
     Example:
         >>> load(dump({"at": (1, 2), "edges": {3: [4]}}))
@@ -18,7 +21,7 @@ def dump(value: Any) -> str:
 
 
 def load(text: str) -> Any:
-    """The value that `dump` was given."""
+    """Returns the value that was passed to `dump`."""
     return _unpack(json.loads(text))
 
 

@@ -1,4 +1,4 @@
-"""The order in which problems are trained on."""
+"""Defines the order in which training uses the problems."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
@@ -12,9 +12,10 @@ from specs.schema.data import DifficultyOrder, Order, ShuffledOrder
 
 
 class PromptOrder:
-    """Goes through the problems again and again, each pass in an order of its own that follows from the seed.
+    """An order that passes through the problems repeatedly, each pass in its own shuffled order, determined by the
+    seed.
 
-    `position` counts the problems taken since the run began. It is the whole state: setting it to that of a checkpoint
+    `position` counts the problems drawn since the run began. It is the whole state: restoring it from a checkpoint
     gives the prompts that would have come next.
     """
 
@@ -28,18 +29,18 @@ class PromptOrder:
         self._order = np.empty(0, dtype=np.int64)
 
     def take(self, count: int) -> list[int]:
-        """Indices of the next `count` problems."""
+        """Returns the indices of the next `count` problems."""
         return [self._next() for _ in range(count)]
 
     def note(self, problems: Sequence[int], rates: Sequence[float]) -> None:
-        """Hears how large a share of the responses to each of these problems was right."""
+        """Receives the share of correct responses to each of these problems."""
 
     def state(self) -> Tensor | None:
-        """What `restore` needs beside the position; None: nothing."""
+        """Returns the state that `restore` needs besides the position; None if there is none."""
         return None
 
     def restore(self, state: Tensor | None) -> None:
-        """Goes back to what `state` gave; None: to the start."""
+        """Restores the result of `state`; None restores the initial state."""
 
     def _next(self) -> int:
         number, offset = divmod(self.position, self._num_problems)
@@ -51,24 +52,24 @@ class PromptOrder:
 
 
 class OrderByDifficulty(PromptOrder):
-    """Draws problems that the policy solves now and then, and tries others in between.
+    """An order that draws problems that the policy sometimes solves, and tries others in between.
 
-    What is drawn follows from the seed, the position and the success rates so far, of which every rank knows all: so
-    the ranks agree, and a run that goes on draws what it would have drawn. Of the problems of a pool that were tried
-    longest ago, those noted in one batch come in the order of a shuffle.
+    A draw depends only on the seed, the position and the success rates so far, all of which every rank knows. So the
+    ranks agree, and a resumed run draws the same problems. In a pool, problems tried longest ago come first; those
+    noted in the same batch are shuffled.
     """
 
     def __init__(self, num_problems: int, options: DifficultyOrder, *, seed: int, position: int = 0) -> None:
         super().__init__(num_problems, seed=seed, position=position)
         self._options = options
         self._rates = np.full(num_problems, np.nan)
-        """Success rate of each problem; NaN: it was not tried."""
+        """Success rate of each problem; NaN if it was not tried."""
         self._tried = np.zeros(num_problems)
-        """Number of the batch in which each was tried last, from 1; 0: in none."""
+        """Number of the batch in which each problem was last tried, from 1; 0 if it was not tried."""
         self._shuffled = np.random.default_rng([seed, 0]).permutation(num_problems)
 
     def take(self, count: int) -> list[int]:
-        """Indices of the next `count` problems, of which none comes twice while there are others."""
+        """Returns the indices of the next `count` problems. None repeats while others are left."""
         medium, others = self._pools()
         fresh = chain.from_iterable(repeat([*medium, *others]))
         left, drawn, taken = {"medium": iter(medium), "others": iter(others)}, set[int](), list[int]()
@@ -82,7 +83,7 @@ class OrderByDifficulty(PromptOrder):
         return taken
 
     def note(self, problems: Sequence[int], rates: Sequence[float]) -> None:
-        """See PromptOrder. A problem that comes twice counts twice."""
+        """See PromptOrder. A repeated problem counts twice."""
         batch, memory = self._tried.max() + 1, self._options.memory
         for problem, rate in zip(problems, rates, strict=True):
             known = self._rates[problem]
@@ -90,7 +91,7 @@ class OrderByDifficulty(PromptOrder):
             self._tried[problem] = batch
 
     def state(self) -> Tensor | None:
-        """Success rates and numbers of batches. [2, problems], float64"""
+        """Returns success rates and numbers of batches. [2, problems], float64"""
         return torch.from_numpy(np.stack([self._rates, self._tried]))
 
     def restore(self, state: Tensor | None) -> None:
@@ -101,7 +102,7 @@ class OrderByDifficulty(PromptOrder):
             self._rates, self._tried = state.numpy().copy()
 
     def _pools(self) -> tuple[list[int], list[int]]:
-        """The medium problems, and the others, each with those tried longest ago first."""
+        """Returns the medium problems and the others, each with those tried longest ago first."""
         ordered = self._shuffled[np.argsort(self._tried[self._shuffled], kind="stable")]
         rates = self._rates[ordered]
         medium = (rates >= self._options.hard_below) & (rates <= self._options.easy_above)
@@ -109,7 +110,7 @@ class OrderByDifficulty(PromptOrder):
 
 
 def order_of(options: Order, num_problems: int, *, seed: int) -> PromptOrder:
-    """The order that a spec asks for."""
+    """Returns the order that a spec asks for."""
     match options:
         case ShuffledOrder():
             return PromptOrder(num_problems, seed=seed)
@@ -124,5 +125,5 @@ def _not_in(drawn: set[int], problems: Iterator[int]) -> Iterator[int]:
 
 
 def seed_of(*parts: int) -> int:
-    """A seed in [0, 2^63) from whole numbers >= 0: the same for the same parts, unrelated for others."""
+    """Returns a seed in [0, 2^63) from integers >= 0: equal for equal parts, unrelated for different ones."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,9 +1,9 @@
-"""Which training problems hold a question of an evaluation set, however either is wrapped and typeset.
+"""Finds training problems that contain a question of an evaluation set, regardless of wrapping and typesetting.
 
 Texts are compared word for word in a normal form: without case, without LaTeX's spacing and markup, without
-punctuation. What all questions of a set begin and end with is an instruction and no part of the question: the files of
-DAPO-Math, AIME and AMC put each question between the same sentences. A question that is reworded, or has other numbers,
-is another one.
+punctuation. Text with which all questions of a set begin or end is an instruction, not part of the question: the files
+of DAPO-Math, AIME and AMC put each question between the same sentences. A question that is reworded, or has other
+numbers, counts as different.
 """
 
 import re
@@ -14,9 +14,9 @@ from itertools import takewhile
 Words = tuple[str, ...]
 
 LEAST_WORDS = 8
-"""Fewest words of a question: a shorter one may stand within another by chance."""
+"""Fewest words of a question to search for: a shorter one may occur in another by chance."""
 _LEAST_QUESTIONS = 10
-"""Fewest questions of a set: fewer may begin or end alike by chance."""
+"""Fewest questions of a set to look for an instruction: fewer may begin or end alike by chance."""
 _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\}|\\[,!])(?=\d{3}\b)")
 _SPELLINGS = (
     (re.compile(r"\\[dt]frac(?![a-z])"), r"\\frac "),
@@ -24,7 +24,7 @@ _SPELLINGS = (
     (re.compile("\N{MINUS SIGN}"), "-"),
 )
 _DROPPED = re.compile(
-    r"\[asy\].*?\[/asy\]"  # the source of a picture
+    r"\[asy\].*?\[/asy\]"  # the source code of a picture
     r"|\\(?:begin|end)\{[^}]*\}"
     r"|\\(?:left|right|displaystyle|textstyle|limits|q?quad|boxed|emph|mbox|operatorname|text(?:bf|it|rm)?"
     r"|math(?:rm|bf|it|bb|cal))(?![a-z])"
@@ -37,7 +37,7 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\d_]+|\d+(?:\
 
 
 def words_of(text: str) -> Words:
-    r"""The words, numbers and operators of a text in normal form.
+    r"""Returns the words, numbers and operators of a text in normal form.
 
     Example:
         >>> words_of(r"The two-digit $\left(x^{2}\right)$ of 1,000, if Any.")
@@ -50,7 +50,7 @@ def words_of(text: str) -> Words:
 
 
 def without_instruction(texts: Sequence[Words]) -> list[Words]:
-    """The texts of a set without what all of them begin and end with; as they are where they are few or all alike."""
+    """Returns the texts of a set without their common beginning and end; unchanged if they are few or all equal."""
     first, last = min(texts, default=()), max(texts, default=())
     if len(texts) < _LEAST_QUESTIONS or first == last:
         return list(texts)
@@ -61,12 +61,14 @@ def without_instruction(texts: Sequence[Words]) -> list[Words]:
 
 
 def _shared_beginning(one: Words, other: Words) -> int:
-    """How many words. Of the first and the last of a sorted list it is what all between them share too."""
+    """Returns the number of words that both begin with. For first and last of a sorted list, all between share them
+    too."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 class Questions:
-    """The questions of the evaluation sets, to look for in other texts: by their first words, then word for word."""
+    """An index of the evaluation sets' questions for searching other texts: by their first words, then word for
+    word."""
 
     def __init__(self, questions: Sequence[Words]) -> None:
         """Indexes the questions; those of fewer than LEAST_WORDS words are never found."""
@@ -78,7 +80,7 @@ class Questions:
         self._first_words = {beginning[0] for beginning in self._by_beginning}
 
     def held_by(self, text: Words) -> int | None:
-        """The index of the first question that stands in a text word for word; None where none does."""
+        """Returns the index of the first question that a text contains word for word; None if it contains none."""
         for at in range(len(text) - LEAST_WORDS + 1):
             if text[at] in self._first_words:
                 for index in self._by_beginning.get(text[at : at + LEAST_WORDS], ()):

@@ -1,7 +1,7 @@
-"""Tokens of texts that a policy, a tool or a client wrote: nothing in them becomes a control token.
+"""Encodes texts that a policy, a tool or a client wrote so that nothing in them becomes a control token.
 
-A control token is one that a tokenizer has beside its vocabulary: an end of a turn, a call of a tool. A template writes
-them; a text that it surrounds may only spell them.
+A control token is a token outside the tokenizer's ordinary vocabulary, such as the end of a turn or a tool call. A
+template writes control tokens; a text inside it may only contain their spelling.
 """
 
 import re
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _MARK = "\ue000{}\ue001"
-"""Stands for a text while a template writes what is around it."""
+"""Placeholder for a text while a template renders its surroundings."""
 _MARKED = re.compile("\ue000([0-9]+)\ue001")
 
 
@@ -32,19 +32,19 @@ def plain_ids(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
     ids: list[int] = _plain(tokenizer, text)
     controls = _controls(tokenizer)
     if not controls.isdisjoint(ids):
-        # One that is not marked as special, or that the vocabulary has too.
+        # A token that is not marked as special, or that is also in the vocabulary.
         ids = [token for part in _cut(tokenizer, text) for token in _plain(tokenizer, part)]
     if not controls.isdisjoint(ids):
-        # One that the tokenizer reads in another spelling.
+        # A token that the tokenizer recognises in another spelling.
         ids = [token for character in text for token in _plain(tokenizer, character) if token not in controls]
     return ids
 
 
 def spelled(tokenizer: "PreTrainedTokenizerBase", value: Any) -> Any:
-    """Returns a value of JSON whose texts have a space in what would become a control token, and no marks.
+    """Returns a JSON value in which a space breaks up each would-be control token, and marks are removed.
 
-    It is for the parts of a message that a template writes in ways of its own. Some tokenizers change a text before
-    they look for control tokens: a text in which they still find one has a space between all its characters.
+    It is for the parts of a message that a template renders in its own way. Some tokenizers change a text before they
+    look for control tokens: if they still find one, a space goes between all characters of the text.
     """
     match value:
         case str():
@@ -61,7 +61,7 @@ def spelled(tokenizer: "PreTrainedTokenizerBase", value: Any) -> Any:
 
 
 def rendered_ids(tokenizer: "PreTrainedTokenizerBase", text: str, said: Sequence[str]) -> list[int]:
-    """Returns the token ids of what a template wrote, with texts in the places of their marks."""
+    """Returns the token ids of a rendered template, with texts in place of their marks."""
     ids: list[int] = []
     for place, piece in enumerate(_MARKED.split(text)):
         if place % 2:
@@ -76,8 +76,8 @@ def conversation_ids(
 ) -> list[int]:
     """Returns the token ids of a conversation.
 
-    They are those of the whole text, as a model was trained with them, unless something that was said would become a
-    control token: then each text is encoded by itself.
+    They encode the whole text, as in the model's training, unless a text would become a control token: then each text
+    is encoded separately.
 
     Args:
         said: the texts of the conversation.
@@ -88,7 +88,7 @@ def conversation_ids(
     whole: list[int] = tokenizer.encode(text, add_special_tokens=False)
     around = [tokenizer.encode(piece, add_special_tokens=False) for piece in _MARKED.split(template)[::2] if piece]
     if _among(tokenizer, whole) == [token for ids in around for token in _among(tokenizer, ids)]:
-        # A template that looks into the texts might leave out a token of its own where a text has another.
+        # A template that inspects the texts might omit its own token if a text contains another.
         is_opaque = text == _MARKED.sub(lambda match: said[int(match[1])], template)
         alone = (tokenizer.encode(each, add_special_tokens=False) for each in said)
         if is_opaque or not any(_among(tokenizer, ids) for ids in alone):
@@ -113,7 +113,7 @@ def _spells(tokenizer: "PreTrainedTokenizerBase", text: str) -> bool:
 
 
 def _cut(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[str]:
-    """Returns the text in parts, cut behind the first character of each control token that it spells."""
+    """Returns the text in parts, cut after the first character of each control token that it spells."""
     if (spelling := _spelling(tokenizer)) is None:
         return [text]
     begins = [match.start() + 1 for match in spelling.finditer(text)]
@@ -124,7 +124,7 @@ def _cut(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[str]:
 def _controls(tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
     """Returns the ids of the control tokens.
 
-    Added tokens that are words or white space alone are none, and the token of unknown characters is none.
+    Added tokens that are only words or white space do not count, nor does the token of unknown characters.
     """
     ids = {
         token
@@ -138,11 +138,11 @@ def _controls(tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
 
 @lru_cache(maxsize=16)
 def _spelling(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern[str] | None:
-    """Returns a pattern of the control tokens' beginnings; None where there is none."""
+    """Returns a pattern that matches the beginnings of control tokens; None if the tokenizer has no control token."""
     added = tokenizer.added_tokens_decoder
     texts = sorted({added[token].content for token in _controls(tokenizer)} - {""}, key=len, reverse=True)
     if not texts:
         return None
     first = "".join(sorted({re.escape(text[0]) for text in texts}))
-    # The first characters alone are soon compared. A look ahead finds one token inside another too.
+    # Comparing only first characters is fast. The lookahead also finds one token inside another.
     return re.compile(f"(?=[{first}])(?={'|'.join(map(re.escape, texts))})")

@@ -1,4 +1,4 @@
-"""The beginning of a reply that a template writes itself, such as `<think>`, and that no response repeats."""
+"""Finds the beginning of a reply that a template itself writes, such as `<think>`, and that no response repeats."""
 
 import json
 import re
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _SAID = "(the words of the policy)"
 _CLOSED = re.compile(r"\s*<([^<>/\s]+)>\s*</\1>\s*")
-"""A thought that the template begins and ends itself, as Qwen3's does without thinking."""
+"""A thought that the template itself opens and closes, as Qwen3's does with thinking disabled."""
 
 
 _BEGUN = re.compile(r"<[^<>/\s]+>\s*\Z")
@@ -30,17 +30,17 @@ def begun(template: str, prompt: str) -> str:
 
 
 class Prefills:
-    """The beginnings of replies to prompts that one chat template has written."""
+    """The beginnings of replies to prompts from one chat template."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", **options: Any) -> None:
-        """`options` are passed to the template."""
+        """Finds the template's header of replies. `options` are passed to the template."""
         self._tokenizer = tokenizer
         self._header = _header(tokenizer, options)
 
     def of(self, prompt: str) -> str:
-        """Returns the text that stands in a prompt behind the last header of a reply, without control tokens.
+        """Returns the text after the last reply header in a prompt, without control tokens.
 
-        It is empty if the template writes none, or a whole thought that is empty.
+        It is empty if the template writes no text there, or writes a complete empty thought.
         """
         if not self._header:
             return ""
@@ -54,7 +54,7 @@ class Prefills:
 def _header(tokenizer: "PreTrainedTokenizerBase", options: dict[str, Any]) -> str:
     """Returns the header that the template writes before a reply; empty if it takes no conversation.
 
-    That is the longest beginning of its generation prompt with which it begins an earlier reply too.
+    It is the longest prefix of the generation prompt with which earlier replies begin too.
     """
     asked = [{"role": "user", "content": "?"}]
     spoken = [*asked, {"role": "assistant", "content": _SAID}, *asked]

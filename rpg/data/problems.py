@@ -1,4 +1,4 @@
-"""A problem between its source and its prompt, and what makes two problems the same."""
+"""Problems before they get their prompt, and the identity of problems."""
 
 import hashlib
 import unicodedata
@@ -6,33 +6,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Message = dict[str, Any]
-"""{role, content}, both texts, and whatever else a chat template may read, such as tool_calls."""
+"""{role, content}, both texts, and any other keys that a chat template may read, such as tool_calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceProblem:
-    """One problem as its source has it."""
+    """A problem as read from its source."""
 
     prompt: str | list[Message]
     """Plain text, or chat messages."""
     answer: str
     dataset: str
-    """Name of the set, or of the problem's origin where a column says it."""
+    """Name of the set, or of the problem's origin if a column names it."""
     fields: dict[str, Any] = field(default_factory=dict)
-    """What a template may show as {metadata.NAME}."""
+    """Values that a template may show as {metadata.NAME}."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """What the scorer needs."""
+    """Data that the scorer needs."""
     cluster: str = ""
-    """Name of what it shares with other problems of its set; empty: nothing."""
+    """Name of the cluster of related problems in its set; empty if it belongs to no cluster."""
     shown: tuple[str, ...] = ()
-    """Names in `metadata` that an agent's program is given too, where the policy may come to see them."""
+    """Keys of `metadata` that are also passed to an agent's program, where the policy may see them."""
     where: str = field(default="", compare=False)
-    """The row in words, for messages: `train.jsonl, line 3`; empty: it is of no table."""
+    """Place of the row, for messages: `train.jsonl, line 3`. Empty if it is not from a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedProblem:
-    """One problem with its prompt, as it is published."""
+    """A problem with its prompt, as it is published."""
 
     problem_id: str
     prompt: str
@@ -41,24 +41,24 @@ class StagedProblem:
     dataset: str
     metadata: dict[str, Any]
     cluster: str = ""
-    """Name of what it shares with other problems of its set; empty: nothing."""
+    """Name of the cluster of related problems in its set; empty if it belongs to no cluster."""
     shown: tuple[str, ...] = ()
     """See SourceProblem."""
     text: str = ""
-    """The question in its source's words, without the spec's own template; is not published."""
+    """The question as in its source, without the spec's own template; not published."""
     where: str = field(default="", compare=False)
-    """See SourceProblem; is not published."""
+    """See SourceProblem; not published."""
     answered: bool = field(default=False, compare=False)
-    """The last message of its prompt is an assistant's; is not published."""
+    """Whether the last message of its prompt is an assistant's; not published."""
 
 
 def text_of(prompt: str | list[Message]) -> str:
-    """The problem's text: the messages' contents, one after another, where it comes as messages."""
+    """Returns the problem's text; for messages, their contents one after another."""
     return prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
 
 
 def content_id(text: str) -> str:
-    """Hash of the text; spacing and Unicode composition aside, the same text has the same one.
+    """Returns a hash of the text that ignores spacing and Unicode composition.
 
     Example:
         >>> content_id("1 +  1\\n=") == content_id(" 1 + 1 =")

@@ -1,4 +1,4 @@
-"""From a problem to what the model is asked: a template with fields, or chat messages."""
+"""Builds a problem's prompt: a template with fields, or chat messages."""
 
 import json
 import string
@@ -11,11 +11,11 @@ from specs.schema.fields import nearest
 _TEMPLATE_PATH = ("data", "prompt", "template")
 _METADATA = "metadata."
 _ASSISTANTS = ("assistant", "model", "gpt", "bot", "chatbot", "ai")
-"""Roles of the policy in published sets."""
+"""Names of the policy's role in published sets."""
 
 
 def staged(problem: SourceProblem, prompt: TemplatePrompt | ChatPrompt) -> StagedProblem:
-    """The problem with its prompt. SpecError where the template asks for what it does not have."""
+    """Returns the problem with its prompt. Raises SpecError if the template uses a field that the problem lacks."""
     text = text_of(problem.prompt)
     if isinstance(prompt, ChatPrompt):
         rendered = json.dumps(_messages(problem, prompt), ensure_ascii=False)
@@ -31,7 +31,7 @@ def _is_answered(prompt: str | list[Message]) -> bool:
 
 
 def _beside_text(prompt: str | list[Message]) -> str:
-    """Returns what messages hold beside role and content, as JSON; empty where they hold nothing else."""
+    """Returns as JSON the keys of messages other than role and content; empty if there are no others."""
     messages = [] if isinstance(prompt, str) else prompt
     beside = [{key: message[key] for key in message.keys() - {"role", "content"}} for message in messages]
     return json.dumps(beside, sort_keys=True) if any(beside) else ""
@@ -44,7 +44,7 @@ def _messages(problem: SourceProblem, prompt: ChatPrompt) -> list[Message]:
 
 
 def check_template(template: str) -> None:
-    """SpecError unless the template is well-formed and has a field."""
+    """Raises SpecError unless the template is well-formed and has a field."""
     if not any(field is not None for _, field in _parts(template)):
         raise _template_error("the template has no field, so every prompt would be the same", template, "{prompt}")
 
@@ -56,7 +56,8 @@ def _fill(template: str, problem: SourceProblem) -> str:
 
 
 def _parts(template: str) -> list[tuple[str, str | None]]:
-    """Literal text and the field that follows it, if any; not str.format, which would reach into attributes."""
+    """Returns pairs of literal text and the field that follows it, if any. str.format is not used: it would reach into
+    attributes."""
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:

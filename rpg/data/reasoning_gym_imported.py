@@ -1,7 +1,7 @@
-"""reasoning-gym, without Matplotlib until a task needs it: `from rpg.data.reasoning_gym_imported import reasoning_gym`.
+"""Imports reasoning-gym without Matplotlib: `from rpg.data.reasoning_gym_imported import reasoning_gym`.
 
-Two of its tasks take CellPyLib, which imports Matplotlib: two fifths of the seconds in which all tasks are imported.
-They get it when they first use it.
+Two of its tasks use CellPyLib, which imports Matplotlib: two fifths of the import time of all tasks. It is imported
+when they first use it.
 """
 
 import importlib
@@ -14,12 +14,12 @@ _WAITS = _CELLPYLIB not in sys.modules
 
 
 class _ImportedWhenUsed(ModuleType):
-    """Stands for a module until something of it is asked for."""
+    """A placeholder that imports a module when one of its attributes is first read."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # asked of every module by who looks for the one of a class
+        if name.startswith("__"):  # read from every module by code that searches for the module of a class
             raise AttributeError(name)
-        if sys.modules.get(self.__name__) is self:  # used while it is imported: then it comes at once
+        if sys.modules.get(self.__name__) is self:  # used during the import: then it is imported at once
             del sys.modules[self.__name__]
         return getattr(importlib.import_module(self.__name__), name)
 

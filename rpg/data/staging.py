@@ -1,4 +1,4 @@
-"""The data stage: sources in, two Parquet files and a summary out."""
+"""The data stage: reads sources and writes two Parquet files and a summary."""
 
 import itertools
 import json
@@ -22,26 +22,26 @@ from specs.schema.data import Data, Source
 
 SPLITS = ("train", "evaluation")
 SCHEMA = pa.schema([(name, pa.string()) for name in ("problem_id", "prompt", "answer", "dataset", "metadata")])
-"""Schema of a split; it has the column `cluster` too where a problem is of one, and `shown` where agents are given some
-of a problem's metadata."""
+"""Schema of a split. It also has the column `cluster` if a problem belongs to one, and `shown` if agents get some of a
+problem's metadata."""
 
 
 @dataclass(slots=True)
 class StagedSet:
-    """One set and what became of its problems."""
+    """A set with its problems and the counts of those removed."""
 
     path: Path
-    """Its place in the spec."""
+    """Its path in the spec."""
     problems: list[StagedProblem]
     generated: bool = False
     """See Source."""
     read: int = 0
     duplicates: int = 0
-    """Copies removed."""
+    """Number of copies removed."""
     conflicting: int = 0
-    """Copies among these whose answer differs from the one kept."""
+    """Number of those copies whose answer differs from the one kept."""
     overlapping: int = 0
-    """Training problems left out because an evaluation set has them."""
+    """Number of training problems left out because an evaluation set has them."""
 
     @property
     def name(self) -> str:
@@ -50,9 +50,9 @@ class StagedSet:
 
 
 def stage(data: Data, out: FilePath) -> None:
-    """Writes train.parquet, evaluation.parquet and summary.json into `out`. SpecError where the data is wrong.
+    """Writes train.parquet, evaluation.parquet and summary.json into `out`. Raises SpecError if the data is wrong.
 
-    The summary has the time too, which chat templates read from then on.
+    The summary also holds the time, which chat templates read from then on.
     """
     check_template(data.prompt.template)
     sets = {
@@ -82,7 +82,7 @@ def _read_set(source: Source, data: Data, path: Path) -> StagedSet:
         result.problems.append(item)
     if not result.read:
         raise _no_problems(source, path)
-    # Cut only now: the counts are of the whole set.
+    # Cut only now, so that the counts cover the whole set.
     if source.limit:
         result.problems = result.problems[: source.limit]
     print(
@@ -98,25 +98,25 @@ def _no_problems(source: Source, path: Path) -> SpecError:
 
 
 def first_problems(source: Source, data: Data, path: Path, count: int) -> list[StagedProblem]:
-    """The first problems of a set, at most `count` and none that its limit leaves out. SpecError as of `stage`.
+    """Returns at most `count` first problems of a set, within its limit. Raises SpecError as `stage` does.
 
     Args:
-        path: the set's place in the spec.
+        path: the set's path in the spec.
     """
     wanted = min(count, source.limit or count)
     problems = [staged(problem, data.prompt) for problem in _read(source, source.peek(wanted), path)]
-    if not problems and type(source).peek is Source.peek:  # another's gives none where it would take long to read them
+    if not problems and type(source).peek is Source.peek:  # other sources return none if reading is slow
         raise _no_problems(source, path)
     return problems
 
 
 def _read(source: Source, problems: Iterator[SourceProblem], path: Path) -> Iterator[SourceProblem]:
-    """A source's problems; what is wrong with it is told at its place in the spec."""
+    """Yields a source's problems. Raises its errors as SpecError at the source's path in the spec."""
     named = [FilePath(name) for _, _, name in source.paths()]
     files = [file for file in named if file.is_file()] + [file for each in named for file in files_under(each)]
     most = allowed_memory(sum(file.stat().st_size for file in files))
     try:
-        # Of a data set on the Hub, whose size is not known, the user names no file.
+        # For a dataset on the Hub, of unknown size, the user names no file.
         for number, problem in enumerate(within_memory(problems, most) if files else problems, 1):
             if half := half_character(f"{text_of(problem.prompt)}{problem.answer}{metadata.dump(problem.metadata)}"):
                 shown = text_of(problem.prompt)[:80].encode(errors="backslashreplace").decode()
@@ -132,7 +132,7 @@ def _read(source: Source, problems: Iterator[SourceProblem], path: Path) -> Iter
 
 
 def _check_names(sets: list[StagedSet]) -> None:
-    """Evaluations are reported by name: two sets of one name would be mixed."""
+    """Raises SpecError for two evaluation sets of one name: results are reported by name and would be mixed."""
     owner: dict[str, StagedSet] = {}
     for each in sets:
         for name in {problem.dataset for problem in each.problems}:
@@ -148,7 +148,7 @@ def _check_names(sets: list[StagedSet]) -> None:
 
 
 def _separate(train: list[StagedSet], evaluation: list[StagedSet], *, drop: bool) -> None:
-    """No training problem may be an evaluation problem: an error, or dropped from training."""
+    """Drops training problems that are evaluation problems if `drop`, else raises SpecError for them."""
     held_out = _HeldOut(evaluation)
     errors: list[Issue] = []
     for each in train:
@@ -170,7 +170,7 @@ def _separate(train: list[StagedSet], evaluation: list[StagedSet], *, drop: bool
 
 
 def check_overlap(sets: Mapping[str, Sequence[tuple[Path, Source, Sequence[StagedProblem]]]], *, drop: bool) -> None:
-    """Raises SpecError as `stage` does, where the problems of sets in whole, each with its place, overlap."""
+    """Raises SpecError as `stage` does if problems of complete sets, each with its path, overlap."""
     train, evaluation = (
         [StagedSet(path, list(problems), generated=source.generated) for path, source, problems in sets[split]]
         for split in SPLITS
@@ -179,12 +179,12 @@ def check_overlap(sets: Mapping[str, Sequence[tuple[Path, Source, Sequence[Stage
 
 
 class _HeldOut:
-    """The evaluation problems, to look for among the training problems."""
+    """An index of the evaluation problems for finding them among the training problems."""
 
     def __init__(self, evaluation: list[StagedSet]) -> None:
         self._by_prompt = {problem.problem_id: problem.dataset for each in evaluation for problem in each.problems}
         self._questions: list[tuple[Words, str]] = []
-        """Questions of the sets that no program generates, each with its set's name."""
+        """Questions of the sets that are not generated by a program, each with its set's name."""
         for each in evaluation:
             if not each.generated:
                 questions = without_instruction([words_of(problem.text) for problem in each.problems])
@@ -193,9 +193,9 @@ class _HeldOut:
         self._search = Questions([question for question, _ in self._questions])
 
     def shared_by(self, train: StagedSet) -> dict[int, "_Shared"]:
-        """The training problems that are held out, by their index.
+        """Returns the held-out training problems by index.
 
-        Those that only their question gives away are printed: their prompts differ from the evaluation's.
+        Problems found only by their question are printed: their prompts differ from the evaluation's.
         """
         shared: dict[int, _Shared] = {}
         for index, problem in enumerate(train.problems):
@@ -210,10 +210,10 @@ class _HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """A training problem's likeness to a problem of an evaluation set."""
+    """A match between a training problem and a problem of an evaluation set."""
 
     text: str
-    """The prompt, or the words of the question."""
+    """Matching text: the prompt, or the words of the question."""
     dataset: str
     by_question: bool = False
 

@@ -1,6 +1,6 @@
-"""Tests of programs, from the columns of the sets that people use.
+"""Reads tests of programs from the columns of widely used sets.
 
-Each format is a function of a row's columns, named as a spec names it. What it gives is plain data, see `TestCases`.
+Each format is a function of a row's columns, under its name in specs. It returns plain data, see `TestCases`.
 """
 
 import base64
@@ -20,12 +20,12 @@ Format = Literal[
 ]
 FORMATS = tuple(name for name in get_args(Format) if name != "none")
 Case = tuple[Any, Any]
-"""Input and output: texts; of a function call the list of arguments, and the value."""
+"""Input and output as texts; for a function call, the list of arguments and the value."""
 _LONGEST_UNPACKED = 1 << 30
 
 
 class BadTestsError(ValueError):
-    """A row whose tests are of no known form."""
+    """Error raised for a row whose tests have no known form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +35,29 @@ class TestCases:
     kind: Literal["stdin", "call", "assert"]
     """`stdin`: a program reads and prints. `call`: a function is called. `assert`: statements run after the program."""
     shown: Sequence[Any] = ()
-    """Cases that the problem shows; statements, of kind assert."""
+    """Cases that the problem shows; with kind assert, statements."""
     hidden: Sequence[Any] = ()
-    """Cases that it does not show, all where the set tells none apart."""
+    """Cases that it does not show; all cases if the set does not separate them."""
     function: str = ""
-    """Name of the function: the one called, or the one that the statements need."""
+    """Name of the function that is called, or that the statements need."""
     setup: str = ""
-    """Code that runs before the program, where tests are of kind assert."""
+    """Code that runs before the program, for tests of kind assert."""
     grader: Literal["apps", "livecodebench"] = "apps"
-    """How outputs are compared: the grader of APPS, which TACO and those after it have, takes numbers that are close,
-    and a value in a list for the value."""
+    """Grader that compares outputs. That of APPS, which TACO and later sets use, accepts close numbers and, in place of
+    a
+        value, a list that holds it."""
 
     def as_data(self) -> dict[str, Any]:
-        """Form in which it is kept with the problem."""
+        """Returns the form in which the tests are stored with the problem."""
         return asdict(self)
 
 
 def cases_of(form: str, row: Mapping[str, Any]) -> TestCases:
-    """The tests that a row holds. BadTestsError where it holds none of that form.
+    """Returns the tests in a row. Raises BadTestsError if it holds none of that form.
 
     Args:
         form: the format's name.
-        row: column -> value, of the columns that `columns_of` names at least.
+        row: column -> value, with at least the columns that `columns_of` names.
     """
     needed, _, read = _FORMATS[form]
     if lacking := [column for column in needed if row.get(column) is None]:
@@ -69,13 +70,13 @@ def cases_of(form: str, row: Mapping[str, Any]) -> TestCases:
 
 
 def columns_of(form: str) -> tuple[Sequence[str], Sequence[str]]:
-    """Columns that a format reads: those that it needs, and those that it takes where they are."""
+    """Returns the columns that a format reads: the required ones and the optional ones."""
     needed, more, _ = _FORMATS[form]
     return needed, more
 
 
 def _taco(row: Mapping[str, Any]) -> TestCases:
-    """BAAI/TACO and codeparrot/apps: {inputs, outputs, fn_name}."""
+    """Reads BAAI/TACO and codeparrot/apps: {inputs, outputs, fn_name}."""
     tests = _object(row["input_output"], "input_output")
     inputs, outputs, function = tests.get("inputs"), tests.get("outputs"), tests.get("fn_name")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
@@ -87,7 +88,7 @@ def _taco(row: Mapping[str, Any]) -> TestCases:
 
 
 def _livecodebench(row: Mapping[str, Any]) -> TestCases:
-    """livecodebench/code_generation_lite: lists of {input, output, testtype}, the private ones packed."""
+    """Reads livecodebench/code_generation_lite: lists of {input, output, testtype}, the private ones compressed."""
     shown = _list(row["public_test_cases"], "public_test_cases")
     hidden = _list(_unpacked(row.get("private_test_cases")), "private_test_cases")
     about = _object(row.get("metadata") or "{}", "metadata")
@@ -95,13 +96,13 @@ def _livecodebench(row: Mapping[str, Any]) -> TestCases:
 
 
 def _verification_info(row: Mapping[str, Any]) -> TestCases:
-    """PrimeIntellect/verifiable-coding-problems and SYNTHETIC-1, open-r1/verifiable-coding-problems-python."""
+    """Reads PrimeIntellect/verifiable-coding-problems and SYNTHETIC-1, open-r1/verifiable-coding-problems-python."""
     tests = _object(row["verification_info"], "verification_info").get("test_cases")
     return _typed((), _list(tests, "verification_info.test_cases"), "type", "")
 
 
 def _deepcoder(row: Mapping[str, Any]) -> TestCases:
-    """agentica-org/DeepCoder-Preview-Dataset: TACO's object, or a list as of the two others."""
+    """Reads agentica-org/DeepCoder-Preview-Dataset: TACO's object, or a list in the form of the other two."""
     tests = _parsed(row["tests"], "tests")
     if isinstance(tests, dict):
         return _taco({"input_output": tests})
@@ -112,7 +113,8 @@ def _deepcoder(row: Mapping[str, Any]) -> TestCases:
 
 
 def _codeforces(row: Mapping[str, Any]) -> TestCases:
-    """open-r1/codeforces: `examples` are shown, `official_tests` are not; those with a checker are not for it."""
+    """Reads open-r1/codeforces: `examples` are shown, `official_tests` are not. Problems with a checker are
+    unsupported."""
     if row.get("generated_checker") or row.get("checker"):
         raise BadTestsError("the problem has a checker of its own, which is not run: leave such rows out")
     shown, hidden = (_list(row.get(name) or [], name) for name in ("examples", "official_tests"))
@@ -120,7 +122,7 @@ def _codeforces(row: Mapping[str, Any]) -> TestCases:
 
 
 def _mbpp(row: Mapping[str, Any]) -> TestCases:
-    """evalplus/mbppplus (`test` is hidden) and google-research-datasets/mbpp: asserts."""
+    """Reads evalplus/mbppplus (`test` is hidden) and google-research-datasets/mbpp: asserts."""
     shown = _texts_of(row["test_list"], "test_list")
     more = [row["test"]] if row.get("test") else _texts_of(row.get("challenge_test_list") or [], "challenge_test_list")
     setup = "\n".join([*_texts_of(row.get("test_imports") or [], "test_imports"), row.get("test_setup_code") or ""])
@@ -128,7 +130,7 @@ def _mbpp(row: Mapping[str, Any]) -> TestCases:
 
 
 def _humaneval(row: Mapping[str, Any]) -> TestCases:
-    """openai/openai_humaneval and evalplus/humanevalplus: `test` defines check(candidate)."""
+    """Reads openai/openai_humaneval and evalplus/humanevalplus: `test` defines check(candidate)."""
     function = str(row["entry_point"])
     if "def check(" not in str(row["test"]):
         raise BadTestsError("`test` defines no check(candidate)")
@@ -137,7 +139,8 @@ def _humaneval(row: Mapping[str, Any]) -> TestCases:
 
 
 def _cases(row: Mapping[str, Any]) -> TestCases:
-    """Sets of one's own: `tests` is a list of {input, output}, of {arguments, value} with `function`, or of asserts."""
+    """Reads a user's own sets: `tests` is a list of {input, output}, of {arguments, value} with `function`, or of
+    asserts."""
     tests, function = _parsed(row["tests"], "tests"), str(row.get("function") or "")
     if not isinstance(tests, list):
         raise BadTestsError(f"`tests` is no list: {_short(tests)}")
@@ -174,7 +177,8 @@ def _typed(
     function: str,
     grader: Literal["apps", "livecodebench"] = "apps",
 ) -> TestCases:
-    """Tests that say themselves whether they are calls. LiveCodeBench has arguments as JSON texts, one a line."""
+    """Returns tests that themselves say whether they are calls. LiveCodeBench has arguments as JSON texts, one per
+    line."""
     groups: tuple[list[Case], list[Case]] = ([], [])
     kinds, names = set(), {function} - {""}
     for group, tests in zip(groups, (shown, hidden), strict=True):
@@ -209,7 +213,7 @@ def _case(kind: str, given: Any, expected: Any, number: int, *, lines: bool) -> 
 
 
 def _texts(given: Any, expected: Any) -> Case:
-    """Input and output of a program; some sets have them as lists of lines."""
+    """Returns input and output of a program; some sets hold them as lists of lines."""
     return _lines(given), _lines(expected)
 
 
@@ -218,7 +222,7 @@ def _lines(text: Any) -> str:
 
 
 def _call(given: Any, expected: Any) -> Case:
-    """Arguments and value. JSON has no whole numbers as keys, which APPS and TACO mean all the same."""
+    """Returns arguments and value. Restores integer keys, which APPS and TACO mean but JSON cannot hold."""
     arguments, value = (_from_text(each) for each in (given, expected))
     if not isinstance(arguments, list):
         raise BadTestsError(f"the arguments of a call are no list: {_short(arguments)}")
@@ -226,7 +230,7 @@ def _call(given: Any, expected: Any) -> Case:
 
 
 def _from_text(value: Any) -> Any:
-    """A value that may come as its JSON text."""
+    """Returns a value that may be given as its JSON text."""
     if isinstance(value, str):
         try:
             return parse_json(value)
@@ -242,7 +246,7 @@ def _with_numbers(argument: Any) -> Any:
 
 
 def _unpacked(packed: Any) -> Any:
-    """LiveCodeBench's private tests: JSON, or base64 of zlib of a pickled text."""
+    """Returns LiveCodeBench's private tests from JSON, or from base64 of zlib of a pickled text."""
     if not isinstance(packed, str) or packed.lstrip().startswith("["):
         return packed or []
     try:
@@ -254,7 +258,7 @@ def _unpacked(packed: Any) -> Any:
 
 
 class _TextAlone(pickle.Unpickler):
-    """Plain values of a pickle: it would run whatever a data set names else."""
+    """An unpickler of plain values only: any other pickle could run code that a dataset names."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module}.{name}, and a text needs none")

@@ -1,4 +1,4 @@
-"""Measuring a checkpoint: sampling on the evaluation sets, scores to mean@k, pass@k and maj@k, and their rows.
+"""Measures a checkpoint: samples on the evaluation sets, turns scores into mean@k, pass@k and maj@k, writes their rows.
 
-A stage in a process of its own. Imports rollouters, samplers, rewards, data and recording.
+A stage that runs in its own process. Imports rollouters, samplers, rewards, data and recording.
 """

@@ -1,4 +1,4 @@
-"""A policy's answers to the evaluation sets, sampled and scored: after training, and in the middle of it."""
+"""Samples and scores a policy's answers to the evaluation sets, during training and after it."""
 
 import hashlib
 from collections.abc import Iterator
@@ -32,16 +32,17 @@ def answers(
     device: torch.device,
     kept: KeptAnswers | None = None,
 ) -> list[list[Answered]]:
-    """Each problem's responses, scored, in the order of the problems. All ranks call it and get all; those that have a
-    sampler share the work.
+    """Returns each problem's scored responses, in the order of the problems.
 
-    A response follows from the policy, the problem and `evaluation.seed`, and nothing else is drawn: the random state
-    of this process stays as it is.
+    All ranks call it and get all responses; ranks with a sampler share the work.
+
+    A response depends only on the policy, the problem and `evaluation.seed`. Nothing else is drawn, so the random state
+    of this process is unchanged.
 
     Args:
-        sampler: holds the policy's weights, and is idle.
-        device: where the sampler samples.
-        kept: what an attempt before this one has left of the policy's answers; those of this one go there too.
+        sampler: holds the policy's weights and is idle.
+        device: device of the sampler.
+        kept: store of the policy's answers from earlier attempts, which also receives the answers of this one.
     Raises:
         SamplerOutOfMemoryError: the sampler ran out of memory.
         RuntimeError: another rank failed.
@@ -114,7 +115,7 @@ def _answers(
             )
         ]
 
-    # Large enough to keep the engine full, small enough that a progress line comes now and then.
+    # Large enough to keep the engine full, small enough for regular progress lines.
     size = max(1, 8 * spec.rollout.max_concurrent // samples)
     for first in range(0, len(asked.problems), size):
         problems, prompts = asked.problems[first : first + size], asked.prompts[first : first + size]
@@ -129,6 +130,6 @@ def _answers(
 
 
 def _seed(seed: int, problem: Problem) -> int:
-    """Seed of a problem, the same at every checkpoint and in any company: what differs then is the policy."""
+    """Returns a problem's seed, the same at every checkpoint and with any other problems: only the policy differs."""
     text = f"{seed} {problem.dataset} {problem.problem_id}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1

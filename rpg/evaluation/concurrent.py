@@ -1,4 +1,4 @@
-"""Exported checkpoints are measured while training goes on, in ranks that do nothing else."""
+"""Measures exported checkpoints during training, in separate ranks."""
 
 import shutil
 import time
@@ -19,26 +19,26 @@ from specs.schema.experiment import Experiment
 
 @dataclass(frozen=True, slots=True)
 class ExportedPolicy:
-    """Weights that training has exported, or the base model."""
+    """The weights of one export of training, or the base model."""
 
     step: int
-    """0: the base model."""
+    """Step of the export; 0 is the base model."""
     weights: Path
     attempt: int
-    """Which start of the trainer exported them; of the base model any."""
+    """Number of the training attempt that exported them; arbitrary for the base model."""
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> Self:
-        """From plain data."""
+        """Builds the policy from plain data."""
         return cls(int(fields["step"]), Path(fields["weights"]), int(fields["attempt"]))
 
     @property
     def inode(self) -> int:
-        """Inode of the directory: weights that are exported again have another."""
+        """Inode of the directory: a new export has another."""
         return self.weights.stat().st_ino
 
     def measured(self) -> MeasuredPolicy:
-        """The measured checkpoint as it is on disk now."""
+        """Returns the measured checkpoint as it is on disk now."""
         return MeasuredPolicy(self.step, self.weights, digests_of(self.weights) if self.step else {})
 
 
@@ -51,19 +51,19 @@ def evaluate_exported(
     fingerprint: str,
     fence: Fence,
 ) -> None:
-    """Measures policies, and gives each its result and its rows as soon as it is measured. All ranks call it.
+    """Measures policies, and publishes the result and rows of each as soon as it is measured. All ranks call it.
 
-    Weights that were measured already, under an attempt of training that a later one has superseded, only get their
-    rows anew. Weights that are exported again meanwhile get no result: they are measured once more.
+    If weights were already measured under an attempt of training that a later one superseded, only their rows are
+    recorded again. Weights that are exported again during the measurement get no result: they are measured once more.
 
     Args:
-        spec: the run's, its ranks and launcher those of this process.
-        inputs: data, base and run, as of the evaluate stage.
-        fingerprint: of the evaluate stage.
-        fence: of the run.
+        spec: the run's spec, with the ranks and launcher of this process.
+        inputs: data, base and run, as in the evaluate stage.
+        fingerprint: fingerprint of the evaluate stage.
+        fence: the run's fence.
     Raises:
         SpecError: see `evaluation_inputs`.
-        SupersededError: the run was taken over.
+        SupersededError: another trainer took over the run.
     """
     results = ConcurrentResults(inputs["run"], fingerprint)
     by_step = {policy.step: policy for policy in exported}
@@ -98,7 +98,7 @@ def evaluate_exported(
 
 
 def _record_again(results: ConcurrentResults, policy: ExportedPolicy, run_id: str, fence: Fence) -> None:
-    """Puts a result's rows on record as rows of the attempt that exported its weights last, where they are not yet."""
+    """Records a result's rows as rows of the last attempt that exported its weights, unless that is already done."""
     if results.attempt(policy.step) != policy.attempt:
         fence.check()
         results.note_attempt(policy.step, policy.attempt)

@@ -1,4 +1,4 @@
-"""Inputs of an evaluation, checked: its problems, and that they fit the model. Cheap enough to do before training."""
+"""Loads an evaluation's problems and checks that they fit the model. Cheap enough to do before training."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationInputs:
-    """The problems of the chosen sets, as the model is asked them."""
+    """The problems of the chosen sets, with prompts as the model sees them."""
 
     problems: list[Problem]
     prompts: list[list[int]]
@@ -25,11 +25,12 @@ class EvaluationInputs:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest prompt and a whole response; 0 where there is no problem."""
+        """Tokens of the longest prompt plus the longest response; 0 without problems."""
         return max(map(len, self.prompts)) + self.max_response_length if self.prompts else 0
 
     def share(self, rank: int, world_size: int) -> "EvaluationInputs":
-        """The problems of one rank, dealt one by one, so that each rank gets its part of every set, long or short."""
+        """Returns one rank's problems. They are dealt one by one, so that each rank gets its part of every set, long or
+        short."""
         return replace(self, problems=self.problems[rank::world_size], prompts=self.prompts[rank::world_size])
 
 
@@ -39,7 +40,7 @@ def evaluation_inputs(
     """Loads the evaluation problems that the spec chooses.
 
     Raises:
-        SpecError: a set that is not there, a prompt longer than max_prompt_length, a context that is too short.
+        SpecError: a set is missing, a prompt is longer than max_prompt_length, or the context is too short.
     """
     problems = _of_chosen_sets(
         load_problems(data_dir, "evaluation", tokenizer, spec.data, spec.rollout.rollouter.shown_tools), spec

@@ -1,6 +1,6 @@
-"""Answers that an evaluation keeps while it is under way: where it is interrupted, the next attempt goes on with them.
+"""Stores the answers of a running evaluation, so that the next attempt after an interruption can reuse them.
 
-They lie in a directory of the stage's, a file for each batch of problems, until the stage has its result.
+They are in a directory of the stage, one file per batch of problems, until the stage has its result.
 """
 
 import hashlib
@@ -18,18 +18,18 @@ from specs.machine.files import read_json, write_json
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswers:
-    """Kept answers of one policy."""
+    """The stored answers of one policy."""
 
     directory: Path
 
     @classmethod
     def of(cls, policy: MeasuredPolicy, stage: Path) -> "KeptAnswers":
-        """`stage`: the directory of the evaluate stage's; its fingerprint stands for all but the weights."""
+        """`stage`: directory of the evaluate stage; its fingerprint covers everything except the weights."""
         weights = hashlib.sha256(json.dumps(dict(policy.digests), sort_keys=True).encode()).hexdigest()
         return cls(stage / f"step-{policy.step:06}-{weights[:16]}")
 
     def read(self, problems: Sequence[Problem]) -> list[Answered] | None:
-        """The answers to a batch, in the order of its problems; None where they are not there, or not whole."""
+        """Returns the answers to a batch, in the order of its problems; None if they are missing or incomplete."""
         kept = read_json(self._file(problems)).get("answers")
         if kept is None:
             return None
@@ -48,7 +48,7 @@ class KeptAnswers:
         ]
 
     def write(self, problems: Sequence[Problem], answered: Sequence[Answered]) -> None:
-        """Keeps the answers to a batch, each problem's samples in order. Raises DiskError where the disk refuses."""
+        """Stores the answers to a batch, each problem's samples in order. Raises DiskError if the disk refuses."""
         kept = [
             {
                 "response": each.response,

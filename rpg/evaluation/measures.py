@@ -1,4 +1,4 @@
-"""mean@k, pass@k, maj@k or score@k of a checkpoint, with intervals.
+"""Computes mean@k, pass@k, maj@k or score@k of a checkpoint, with intervals.
 
 Pure functions on [problems, samples] tables; no torch.
 """
@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from rpg.statistics.intervals import mean_interval
 
 Correct = NDArray[np.bool_]
-"""[problems, samples]: which responses are right."""
+"""Whether each response is right. [problems, samples]"""
 PerProblem = NDArray[np.float64]
 
 _MOST_SUBSETS = 1_000
-"""Most subsets of n samples taken k at a time: all of them up to so many, else so many drawn at random."""
+"""Most subsets of k out of n samples. If there are more, this many are drawn at random."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationMeasure:
-    """A metric's value on a set, and its interval."""
+    """The value of a metric on a set, with its interval."""
 
     metric: str
     """mean@k, pass@k, maj@k or score@k."""
@@ -41,14 +41,14 @@ def measures(
     seed: int,
     clusters: Sequence[object] | None = None,
 ) -> list[EvaluationMeasure]:
-    """Every measure of one checkpoint on one set: mean@n, and pass@k and maj@k for k = 1, 2, 4, ... and n.
+    """Returns every measure of one checkpoint on one set: mean@n, and pass@k and maj@k for k = 1, 2, 4, ... and n.
 
     Args:
         correct: [problems, samples].
-        votes: what each response answers, the same shape; None abstains.
+        votes: answer of each response, in the same shape; None abstains.
         confidence: level of the intervals, in (0, 1).
-        seed: of the subsets of maj@k where there are too many to take all.
-        clusters: a label for each problem; problems of one cluster are not independent.
+        seed: seed of the subsets of maj@k if there are too many to use all.
+        clusters: label of each problem's cluster; problems of one cluster are not independent.
     """
     num_samples = correct.shape[1]
     tables = {f"mean@{num_samples}": mean_at_k(correct)}
@@ -60,7 +60,7 @@ def measures(
 def score_measure(
     scores: PerProblem, *, confidence: float, clusters: Sequence[object] | None = None
 ) -> EvaluationMeasure:
-    """The measure of a graded reward: score@n, the mean of all scores.
+    """Returns the measure of a graded reward: score@n, the mean of all scores.
 
     Args:
         scores: [problems, samples], any real numbers.
@@ -73,13 +73,13 @@ def score_measure(
 def _measure(
     metric: str, values: PerProblem, confidence: float, clusters: Sequence[object] | None, *, shares: bool = True
 ) -> EvaluationMeasure:
-    """The mean over problems; its interval is for these weights on new problems."""
+    """Returns the mean over problems; its interval holds for these weights on new problems."""
     interval = mean_interval(values, confidence=confidence, clusters=clusters, shares=shares)
     return EvaluationMeasure(metric, interval.value, interval.low, interval.high)
 
 
 def sizes(num_samples: int) -> list[int]:
-    """1, 2, 4, ... below the number of samples, and that number.
+    """Returns 1, 2, 4, ... below the number of samples, and that number.
 
     Example:
         >>> sizes(12)
@@ -89,16 +89,17 @@ def sizes(num_samples: int) -> list[int]:
 
 
 def mean_at_k(correct: Correct) -> PerProblem:
-    """Each problem's share of right responses: [problems]."""
+    """Returns each problem's share of right responses. [problems]"""
     return np.asarray(correct.mean(axis=1), dtype=np.float64)
 
 
 def pass_at_k(correct: Correct, k: int) -> PerProblem:
-    """Each problem's chance that at least one of k responses is right: [problems], an unbiased estimate.
+    """Returns each problem's probability that at least one of k responses is right, estimated without bias. [problems]
 
-    1 - C(n - c, k) / C(n, k), with c right ones among n samples: the share of subsets of k that hold a right one.
+    The estimate is 1 - C(n - c, k) / C(n, k) with c right ones among n samples: the share of subsets of k that contain
+    a right one.
     Source: Chen 2021, arXiv:2107.03374, eq. 1.
-    Example: of three responses one is right; two of the three pairs hold it.
+    Example: of three responses one is right; two of the three pairs contain it.
         >>> round(pass_at_k(np.array([[True, False, False]]), 2).item(), 4)
         0.6667
     """
@@ -110,11 +111,11 @@ def pass_at_k(correct: Correct, k: int) -> PerProblem:
 
 
 def majority_at_k(correct: Correct, votes: Sequence[Sequence[Hashable | None]], k: int, *, seed: int) -> PerProblem:
-    """Each problem's chance that the most frequent answer of k responses is right: [problems].
+    """Returns each problem's probability that the most frequent answer of k responses is right. [problems]
 
-    The mean over subsets of k of the n samples: all subsets, or 1,000 drawn with `seed` where there are more. Answers
-    that tie count in equal parts; abstentions have no vote, and a subset of abstentions is wrong. Where a scorer judges
-    responses of one answer differently, the answer counts as its share of right responses.
+    It is the mean over subsets of k of the n samples: all subsets, or 1,000 drawn with `seed` if there are more. Tied
+    answers count in equal parts; abstentions have no vote, and a subset of only abstentions is wrong. If a scorer
+    judges responses with one answer differently, the answer counts as its share of right responses.
     Example: 7, 7 and 3 were answered and 7 is right: each pair has a 7, but two pairs are ties.
         >>> right = np.array([[True, True, False]])
         >>> round(majority_at_k(right, [["7", "7", "3"]], 2, seed=0).item(), 4)
@@ -130,7 +131,7 @@ def majority_at_k(correct: Correct, votes: Sequence[Sequence[Hashable | None]], 
 
 @lru_cache(maxsize=64)
 def _subsets(num_samples: int, k: int, seed: int) -> NDArray[np.float64]:
-    """[subsets, num_samples]: 1 where a subset has a sample."""
+    """Returns membership of samples in subsets: 1 if a subset contains the sample, else 0. [subsets, num_samples]"""
     if math.comb(num_samples, k) <= _MOST_SUBSETS:
         positions = np.array(list(itertools.combinations(range(num_samples), k)))
     else:

@@ -1,4 +1,4 @@
-"""Policies that lie on disk answer the evaluation sets, one after the other."""
+"""Lets policies on disk answer the evaluation sets, one after the other."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ from specs.schema.experiment import Experiment
 
 @contextmanager
 def evaluating_ranks(spec: Experiment) -> Iterator[torch.device]:
-    """Within the block this process is one of the ranks that evaluate. Yields its device."""
+    """Makes this process, within the block, one of the ranks that evaluate. Yields its device."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -40,12 +40,12 @@ def policies_answers(
     kept: Path | None = None,
     place: Place | None = None,
 ) -> Iterator[tuple[MeasuredPolicy, list[list[Answered]]]]:
-    """Each policy with its answers, a list per problem. All ranks go through it; nothing where there are no problems.
+    """Yields each policy with its answers, a list per problem. All ranks iterate over it; empty without problems.
 
     Args:
-        inputs: data, base: the staged data, the base model.
-        kept: where answers are kept until the stage has its result, see `KeptAnswers`; None: nowhere.
-        place: where the responses are scored.
+        inputs: data and base: the staged data and the base model.
+        kept: directory that stores answers until the stage has its result, see `KeptAnswers`; None stores none.
+        place: name of the place where responses are scored.
     Raises:
         SpecError: see `evaluation_inputs`.
     """
@@ -56,7 +56,7 @@ def policies_answers(
     if not asked.problems:
         print("there is no evaluation set: nothing to measure", flush=True)
         return
-    # Whatever is still to be measured, the engine is opened on the same weights: it may take its precision from them.
+    # The engine always opens on the same weights, regardless of what is left to measure: they may set its precision.
     opened_on = policies[0].weights if spec.evaluation.checkpoints == "final" else inputs["base"]
     with open_scorers(spec, place) as scorer:
         for policy, sampler in _samplers(spec, policies, opened_on, asked.max_length, device):
@@ -67,7 +67,7 @@ def policies_answers(
 def _samplers(
     spec: Experiment, policies: Sequence[MeasuredPolicy], opened_on: Path, max_length: int, device: torch.device
 ) -> Iterator[tuple[MeasuredPolicy, Sampler]]:
-    """One engine, holding each policy's weights in turn."""
+    """Yields one engine, loaded with each policy's weights in turn."""
     settings = SamplerSettings(
         weights_dir=opened_on,
         device=device,

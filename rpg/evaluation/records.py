@@ -1,4 +1,4 @@
-"""Results of an evaluation: a row for every response and measure, and the summary."""
+"""Records an evaluation's results: a row for every response and measure, and the summary."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -20,23 +20,23 @@ from specs.schema.evaluation import Evaluation
 @message
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One response and its verdict."""
+    """A response and its verdict."""
 
     problem: Problem
     sample: int
-    """From 0 among the problem's responses."""
+    """Index among the problem's responses, from 0."""
     response: str
     num_tokens: int
-    """Sampled tokens of the response."""
+    """Number of sampled tokens of the response."""
     finish_reason: FinishReason
     score: Score
     turns: tuple[RecordedTurn, ...] = ()
-    """Empty where no environment gives turns."""
+    """Turns of the response; empty if no environment gives turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """Gives an evaluation's rows to a writer, which has them on disk at its next flush."""
+    """A recorder that passes an evaluation's rows to a writer, which puts them on disk at its next flush."""
 
     writer: SegmentWriter
     spec: Evaluation
@@ -45,7 +45,9 @@ class Recorder:
     attempt: Int32 | None = None
     """See EvaluationRow."""
     worst: Callable[[str], float | None] = lambda _: None
-    """Place of a set -> the least value that its reward can give, where that is graded and has one."""
+    """Returns the least value of a set's reward, by the set's path in the spec; None if the reward is not graded or has
+    no
+        bound."""
 
     def record(self, step: int, answered: Sequence[list[Answered]]) -> list[dict[str, Any]]:
         """Records one policy's answers, a list per problem, and returns its part of the summary, set by set."""
@@ -68,7 +70,8 @@ class Recorder:
     def _measures(
         self, groups: Sequence[list[Answered]], clusters: Sequence[object] | None
     ) -> tuple[list[EvaluationMeasure], list[float]]:
-        """Every measure of a set's answers, the most important first, and that one's value of each problem."""
+        """Returns every measure of a set's answers, the most important first, and that measure's value on each
+        problem."""
         confidence = self.spec.confidence
         if any(each.score.correct is None for group in groups for each in group):
             scores = np.array([[each.score.value for each in group] for group in groups])
@@ -119,7 +122,7 @@ class Recorder:
 
 
 def _turns(turns: Sequence[RecordedTurn]) -> str | None:
-    """Turns as the view `turns` reads them."""
+    """Returns turns in the form that the view `turns` reads."""
     rows = [
         {
             "turn": place,

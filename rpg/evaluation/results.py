@@ -1,9 +1,9 @@
-"""Results of checkpoints that were measured while training went on, one each, which the evaluate stage takes.
+"""Stores the results of checkpoints that were measured during training, one each, for reuse by the evaluate stage.
 
-A result is a directory `concurrent/FINGERPRINT/step-N` of the run's: the segments that the evaluate stage would write,
-and result.json. It is of the weights whose digests are in it, and of the attempt of training that exported them. Its
-rows are in the run's own segments as well, as rows of that attempt. So they are on record at once; they count no more
-once the evaluate stage has ended, whose result has all checkpoints, or where a later attempt exports the step again.
+A result is a directory `concurrent/FINGERPRINT/step-N` of the run: the segments that the evaluate stage would write,
+and result.json. It holds the digests of the measured weights and the attempt of training that exported them. Its rows
+are also in the run's own segments, as rows of that attempt, so they are visible at once. They no longer count when the
+evaluate stage has ended, whose result has all checkpoints, or when a later attempt exports the step again.
 """
 
 import shutil
@@ -30,21 +30,21 @@ class MeasuredPolicy:
     """A policy to measure."""
 
     step: int
-    """0: the base model."""
+    """Step of the policy; 0 is the base model."""
     weights: Path
     digests: Mapping[str, str] = field(default_factory=dict)
-    """File -> SHA-256 of its content. Of the base model none: the stage's fingerprint stands for it."""
+    """File -> SHA-256 of its content. Empty for the base model, which the stage's fingerprint identifies."""
 
 
 def digests_of(weights: Path) -> dict[str, str]:
-    """File -> SHA-256 of exported weights, as train.json has them. Reads all of them."""
+    """Returns file -> SHA-256 of exported weights, as in train.json. Reads all files."""
     files = (file for file in files_under(weights) if file.name != NOTES)
     return {str(file.relative_to(weights)): digest(file) for file in files}
 
 
 @dataclass(frozen=True, slots=True)
 class ConcurrentResults:
-    """Results of a run's concurrent evaluation for one evaluate stage."""
+    """The results of a run's concurrent evaluation for one evaluate stage."""
 
     run: Path
     """The run's directory."""
@@ -53,44 +53,44 @@ class ConcurrentResults:
 
     @property
     def directory(self) -> Path:
-        """Where they lie."""
+        """Directory of the results."""
         return self.run / "concurrent" / self.fingerprint[:16]
 
     def path(self, step: int) -> Path:
-        """Directory of the result of a step."""
+        """Returns the directory of a step's result."""
         return self.directory / f"step-{step:06}"
 
     def attempt(self, step: int) -> int:
-        """The attempt of training of which the result's rows are on record; 0: there is no result."""
+        """Returns the attempt of training under which the result's rows are recorded; 0 if there is no result."""
         return int(read_json(self.path(step) / _SUMMARY).get("attempt", 0))
 
     def summary(self, policy: MeasuredPolicy) -> list[dict[str, Any]] | None:
-        """The policy's part of the stage's summary; None where there is no whole result of these weights."""
+        """Returns the policy's part of the stage's summary; None if there is no complete result of these weights."""
         path = self.path(policy.step)
         result = read_json(path / _SUMMARY)
         is_of_policy = bool(result) and result["weights"] == dict(policy.digests)
         return result["summary"] if is_of_policy and not find_damage(path, result["files"], full=True) else None
 
     def copy_rows(self, step: int, out: Path) -> None:
-        """Copies the segments of a result to where the evaluate stage writes its own."""
+        """Copies the segments of a result to the directory of the evaluate stage's own segments."""
         shutil.copytree(self.path(step) / "segments", out / "segments", dirs_exist_ok=True)
 
     def publish(self, aside: Path, policy: MeasuredPolicy, attempt: int, summary: list[dict[str, Any]]) -> None:
-        """Gives a result its name. `aside`: a directory beside it, with its segments."""
+        """Publishes a result under its name. `aside`: a sibling directory with its segments."""
         files = list_files(aside, [str(file.relative_to(aside)) for file in files_under(aside)])
         result = {"attempt": attempt, "weights": dict(policy.digests), "summary": summary, "files": files}
         write_json(aside / _SUMMARY, result)
         publish_directory(aside, self.path(policy.step))
 
     def note_attempt(self, step: int, attempt: int) -> None:
-        """Notes that a later attempt has exported the same weights."""
+        """Records that a later attempt has exported the same weights."""
         path = self.path(step) / _SUMMARY
         write_json(path, read_json(path) | {"attempt": attempt})
 
     def record(self, step: int, run_id: str, attempt: int) -> None:
-        """Puts the rows of a result among those of the run, as rows of an attempt of training. Once for each attempt.
+        """Adds the rows of a result to the run's, as rows of an attempt of training, once per attempt.
 
-        Killed before it has, they are on record when the evaluate stage has ended.
+        After a kill before this, the end of the evaluate stage records them.
         """
         writer = SegmentWriter(self.run, run_id, attempt)
         for table in _TABLES:

@@ -1,7 +1,7 @@
-"""The evaluate stage: chosen checkpoints answer the evaluation sets; rows and a summary come out.
+"""The evaluate stage: chosen checkpoints answer the evaluation sets; it writes rows and a summary.
 
-One process does it, or the ranks that a launcher has started: each answers a share of the problems, the first writes.
-What was measured while the run trained is taken as it is; so are answers that an interrupted attempt has left.
+It runs in one process, or in the ranks that a launcher starts: each rank answers a share of the problems, the first one
+writes. Results measured during training are reused, and so are answers that an interrupted attempt has left.
 """
 
 import json
@@ -31,13 +31,13 @@ def evaluate(
     """Fills `out` with segments of evaluations and evaluation_samples, and summary.json. All ranks call it.
 
     Args:
-        spec: the run's.
+        spec: the run's spec.
         inputs: data, base and run: the staged data, the base model, the run's directory.
-        out: a directory. What it holds is removed: a launcher that has lost a rank starts all of them again.
-        run_id: of the run.
-        fingerprint: of this stage; every row carries it.
-        kept: a directory in that of the run, for the answers so far, with which an attempt after this one goes on;
-            gone at the end. None: it would begin anew.
+        out: a directory. Its contents are removed first: a launcher that has lost a rank restarts all of them.
+        run_id: id of the run.
+        fingerprint: fingerprint of this stage; every row carries it.
+        kept: a directory in that of the run for the answers so far, which the next attempt reuses; deleted at the end.
+        With None the next attempt starts from scratch.
     Raises:
         SpecError: see `evaluation_inputs`.
     """
@@ -70,7 +70,7 @@ def evaluate(
 def _taken(
     policies: list[MeasuredPolicy], run: Path | None, fingerprint: str, out: Path
 ) -> dict[int, list[dict[str, Any]]]:
-    """Takes the rows of what was measured while the run trained. Returns its parts of the summary, by step."""
+    """Copies the rows of results that were measured during training. Returns their parts of the summary, by step."""
     results = ConcurrentResults(run, fingerprint) if run is not None else None
     summaries: dict[int, list[dict[str, Any]]] = {}
     for policy in policies:
@@ -83,16 +83,16 @@ def _taken(
 
 
 def chosen(spec: Experiment, base: Path, run: Path | None) -> list[MeasuredPolicy]:
-    """The checkpoints that the spec asks for, by step."""
+    """Returns the checkpoints that the spec asks for, by step."""
     wanted, every = spec.evaluation.checkpoints, spec.training.export_every_steps
     trained = _exported(run) if run is not None else []
-    # Weights may have been exported for another reason: as the best so far.
+    # Weights may have been exported for another reason, as the best so far.
     on_the_way = [each for each in trained[:-1] if wanted == "all" and every and each.step % every == 0]
     return [*([] if wanted == "final" else [MeasuredPolicy(0, base)]), *on_the_way, *trained[-1:]]
 
 
 def _exported(run: Path) -> list[MeasuredPolicy]:
-    """Weights that training has exported, by step."""
+    """Returns the weights that training has exported, by step."""
     trained = json.loads((run / "train.json").read_text(encoding="utf-8"))
     policies = []
     for step, path in trained["weights"].items():

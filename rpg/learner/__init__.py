@@ -1,4 +1,4 @@
-"""The model that is trained: under DeepSpeed, its logprobs, packed passes, adapters, and shards at ZeRO 3.
+"""The model in training: DeepSpeed, logprobs, packed passes, adapters, and shards at ZeRO 3.
 
-Imports batches, processes and checkpoints' pieces; it knows nothing of objectives, samplers or the loop.
+Imports batches, processes and checkpoints' pieces, but nothing of objectives, samplers or the loop.
 """

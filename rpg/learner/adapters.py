@@ -1,7 +1,7 @@
-"""Low-rank adapters on a transformers model: trained in place of its weights, and merged into them where it samples.
+"""Low-rank adapters on a transformers model: trained in place of its weights, and merged into them for sampling.
 
-The modules are PEFT's, put into the model itself, so that it stays a transformers model and the names of its weights
-stay legible: an adapted `q_proj.weight` is called `q_proj.base_layer.weight` inside and `q_proj.weight` outside.
+PEFT's modules are inserted into the model itself, so that it stays a transformers model and its weights keep readable
+names: an adapted `q_proj.weight` is called `q_proj.base_layer.weight` inside and `q_proj.weight` outside.
 """
 
 from collections.abc import Iterator
@@ -19,16 +19,17 @@ from rpg.pretrained import linear_modules
 from specs.errors import Issue, SpecError
 from specs.schema.training import Lora
 
-if TYPE_CHECKING:  # importing PEFT takes a second, which a run without adapters need not wait for
+if TYPE_CHECKING:  # importing PEFT takes a second, which a run without adapters should not wait for
     from peft import LoraConfig
 
 _NAME = "default"
-"""PEFT's name of an adapter that has none."""
+"""PEFT's default name of an adapter."""
 _INSIDE = ".base_layer."
 
 
 def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
-    """Puts adapters into the model and freezes all else. A is drawn from torch's generator; B is 0, so nothing changes.
+    """Inserts adapters into the model and freezes the rest. torch's generator draws A; B is 0, so outputs do not
+    change.
 
     Raises:
         SpecError: the model has no such target module, or it is no linear layer between the embeddings.
@@ -43,12 +44,12 @@ def _config(lora: Lora) -> "LoraConfig":
     from peft import LoraConfig
 
     targets = list(lora.target_modules) or "all-linear"
-    alpha = lora.alpha  # annotated as whole, used as a factor
+    alpha = lora.alpha  # annotated as an integer, used as a factor
     return LoraConfig(r=lora.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM")  # type: ignore[arg-type]
 
 
 def check_targets(model: PreTrainedModel, lora: Lora) -> None:
-    """Raises SpecError where the model has no such target module, or it is no linear layer between the embeddings."""
+    """Raises SpecError if a target module is missing or is not a linear layer between the embeddings."""
     linear = {name for name, _ in linear_modules(model)}
     issues = [
         Issue(
@@ -69,13 +70,13 @@ def _adapted(module: nn.Module | None) -> bool:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether `add_adapters` has put adapters into the model."""
+    """Returns whether `add_adapters` has inserted adapters into the model."""
     return any(map(_adapted, model.modules()))
 
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Within the block the model is the one that the adapters were put into."""
+    """Makes the model, within the block, the one without its adapters."""
     layers: list[Any] = [module for module in model.modules() if _adapted(module)]
     try:
         for layer in layers:
@@ -88,22 +89,22 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One of a model's weights under the name that the model without adapters has for it."""
+    """A weight of a model, under its name in the model without adapters."""
 
     name: str
     parts: list[nn.Parameter]
-    """The parameters that it is computed from: its own and, where it is adapted, the adapter's two."""
+    """Parameters from which the weight is computed: its own and, if it is adapted, the adapter's two."""
     layer: Any = None
-    """PEFT's layer, where it is adapted."""
+    """PEFT's layer; None if the weight is not adapted."""
 
     @torch.no_grad()
     def whole(self) -> Tensor:
-        """The parameter W, or with an adapter a new tensor W + (alpha / rank) B A, added in float32 and rounded once.
+        """Returns the parameter W, or with an adapter a new tensor W + (alpha / rank) B A, added in float32, rounded
+        once.
 
-        In bfloat16 the rounding drops what of the product is below 2^-9 of the weight; the trained model keeps it. The
-        policy has then moved so little that merged and trained model stay closer than bfloat16 arithmetic leaves any
-        two computations (decision 31); rounding at random would drop nothing and put them further
-        apart.
+        In bfloat16 the rounding drops the part of the product below 2^-9 of the weight; the trained model keeps it. The
+        policy has then moved so little that merged and trained model differ by less than any two computations in
+        bfloat16 arithmetic (decision 31). Stochastic rounding would drop nothing, but increase the difference.
         """
         parameter = self.parts[0].detach()
         if self.layer is None:
@@ -113,7 +114,7 @@ class Weight:
 
 
 def whole_weights(model: PreTrainedModel) -> Iterator[Weight]:
-    """The weights of the model with its adapters merged, by the names of the model without."""
+    """Yields the model's weights with adapters merged, under their names in the model without adapters."""
     modules: dict[str, Any] = dict(model.named_modules())
     for name, parameter in model.named_parameters():
         owner, _, kind = name.rpartition(_INSIDE)
@@ -126,7 +127,7 @@ def whole_weights(model: PreTrainedModel) -> Iterator[Weight]:
 
 
 def save_adapter(model: PreTrainedModel, lora: Lora, directory: Path) -> None:
-    """Writes the adapter alone as PEFT reads it. Its weights must be whole."""
+    """Writes the adapter alone, in PEFT's format. Its weights must be whole."""
     from peft import get_peft_model_state_dict
 
     directory.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The learner: a transformers model whose gradients, optimizer and shards are DeepSpeed's; and a frozen teacher."""
+"""The learner: a transformers model with DeepSpeed's gradients, optimizer and shards; and a frozen teacher."""
 
 import logging
 import math
@@ -31,7 +31,7 @@ from specs.schema.training import Training
 
 
 class Learner:
-    """Trains a policy. All ranks make the same calls in the same order."""
+    """A policy in training under DeepSpeed. All ranks make the same calls in the same order."""
 
     def __init__(
         self, weights_dir: Path, training: Training, *, temperature: float, device: torch.device, lends_weights: bool
@@ -40,11 +40,12 @@ class Learner:
 
         Args:
             weights_dir: a transformers model directory.
-            temperature: logits are divided by it wherever logprobs are taken.
-            lends_weights: whether another policy's weights will be put in for a pass (ReferencePolicy): at ZeRO 3 no
-                parameter may then stay gathered between passes.
+            temperature: divisor of the logits in all logprobs.
+            lends_weights: whether another policy's weights will be inserted for a pass (ReferencePolicy). At ZeRO 3 no
+                parameter may
+            then stay gathered between passes.
         Raises:
-            SpecError: the kernels that the spec wants cannot be used, or ranks cannot share this model's sequences.
+            SpecError: the spec's kernels cannot be used, or ranks cannot share this model's sequences.
         """
         from rpg.learner.deepspeed_imported import deepspeed
 
@@ -56,7 +57,7 @@ class Learner:
         training = training.model_copy(update={"kernels": kernels_for(training, config_of(weights_dir), device)})
         model = load_model(weights_dir, training)
         self.balancing = balancing_weight(training, model.config)
-        """Weight of the loss that balances the load of experts; 0: it is not in the loss."""
+        """Weight of the loss that balances the load of experts; 0 leaves it out."""
         check_balancing(training, model)
         self.policy = Policy(
             model,
@@ -65,7 +66,8 @@ class Learner:
             balances=self.balancing > 0,
         )
         self.attention_share = attention_share(model)
-        """The work of a sequence of n tokens is n + attention_share n^2, in units of a token's without attention."""
+        """Attention's share of the work: n tokens cost n + attention_share n^2, in units of one token without
+        attention."""
         self.device = device
         self._training = training
         self._norm = float("nan")
@@ -86,13 +88,13 @@ class Learner:
 
         self.passes = Passes(self._engine, model.config, training, device)
         self._update_state: UpdateState | None = None
-        """Where it is in host memory between updates; None: it stays on the device."""
+        """State that is moved to host memory between updates; None if it stays on the device."""
         if training.offload.leaves_while_sampling:
             self._update_state = UpdateState(self._engine, device)
             self._update_state.to_host()
 
     def replay_routing(self) -> None:
-        """Has passes send tokens to the experts that a microbatch names.
+        """Makes passes route tokens to the experts that a microbatch names.
 
         Raises:
             SpecError: the model has no experts, or chooses them in a way that cannot be replayed.
@@ -107,13 +109,14 @@ class Learner:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The transformers model that is trained; whole on every rank up to ZeRO 2, sharded at 3."""
+        """The transformers model in training; whole on every rank up to ZeRO 2, sharded at 3."""
         return self.policy.model
 
     @property
     def routing(self) -> Routing | None:
-        """Routing of the last pass's sampled tokens; None: the model has no routers that show their choice, or ranks
-        share its sequences."""
+        """Routing of the last pass's sampled tokens; None if the model's routers do not expose their choice, or if
+        ranks
+                share its sequences."""
         return self.policy.routing if self._training.sequence_parallel_size == 1 else None
 
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
@@ -122,11 +125,13 @@ class Learner:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Wraps `backward` and `update`. Outside the block the module holds the policy, which samples and gives all
-        other logprobs, and with offload.while_sampling what only updates need is in host memory.
+        """Context for `backward` and `update`.
 
-        With schedule_free_adamw the module holds inside the block the weights at which gradients are taken. With adamw
-        these are the policy's own.
+        Outside the block the module holds the policy, which samples and computes all other logprobs. With
+        offload.while_sampling, state that only updates need is then in host memory.
+
+        With schedule_free_adamw the module holds, inside the block, the weights at which gradients are computed. With
+        adamw these are the policy's own.
         """
         on_device = self._update_state.on_device() if self._update_state else nullcontext()
         with on_device, self._at_gradient_point():
@@ -147,7 +152,7 @@ class Learner:
             self._show_master_weights()
 
     def _show_master_weights(self) -> None:
-        """Copies the weights that ZeRO's optimizer holds into the module, as DeepSpeed does after an update."""
+        """Copies the weights of ZeRO's optimizer into the module, as DeepSpeed does after an update."""
         zero = self._engine.optimizer
         if hasattr(zero, "update_lp_params"):
             zero.update_lp_params()
@@ -156,7 +161,7 @@ class Learner:
 
     @torch.no_grad()
     def probe(self, token_ids: Sequence[int], prompt_length: int) -> list[float]:
-        """Logprobs of the tokens after the prompt at temperature 1, nats; the sentinel compares them.
+        """Returns the logprobs of the tokens after the prompt at temperature 1, nats; the sentinel compares them.
 
         All ranks call it.
         """
@@ -166,7 +171,7 @@ class Learner:
         return [float(logprob) for logprob in logprobs]
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the loss's gradient. The losses of an update, of all microbatches and ranks, sum to the update's loss.
+        """Adds the loss's gradient. The losses of all microbatches and ranks of an update sum to the update's loss.
 
         DeepSpeed would divide by the accumulation steps (switched off here) and, to average, by the number of ranks
         (undone here).
@@ -174,9 +179,9 @@ class Learner:
         self._engine.backward(loss * ranks.world_size(), scale_wrt_gas=False)
 
     def update(self, *, learning_rate: float) -> float:
-        """One optimizer update with the gradients so far. Returns their global norm before it was clipped.
+        """Makes one optimizer update with the gradients so far. Returns their global norm before clipping.
 
-        Where the norm is not finite, nothing is updated: weights and optimizer state stay, and the gradients are gone.
+        If the norm is not finite, nothing is updated: weights and optimizer state stay, and the gradients are dropped.
         """
         zero = self._engine.optimizer
         for group in zero.param_groups:
@@ -185,7 +190,7 @@ class Learner:
         self.policy.choose_experts()
         norm = self._norm if clips_itself(self._training) else float(self._engine.get_global_grad_norm())
         if not math.isfinite(norm) and self._training.deepspeed_stage == 2:
-            # With the optimizer offloaded DeepSpeed keeps them, and would add all later ones to them.
+            # With the optimizer offloaded DeepSpeed keeps them and would add all later gradients to them.
             zero.averaged_gradients = dict.fromkeys(zero.averaged_gradients)
         return norm
 
@@ -193,14 +198,14 @@ class Learner:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(parameters, self._training.optimizer.max_grad_norm)
         self._norm = float(norm)
-        if not math.isfinite(self._norm):  # as ZeRO does by itself; an optimizer passes over what has no gradient
+        if not math.isfinite(self._norm):  # as ZeRO does by itself; an optimizer skips parameters without a gradient
             for parameter in parameters:
                 parameter.grad = None
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The whole weights by the transformers model's names, one after another; at ZeRO 3 gathered one by one.
+        """Yields the whole weights one by one, under the transformers model's names; at ZeRO 3 each is gathered first.
 
-        Adapters are merged into theirs.
+        Adapters are merged into their weights.
         """
         for weight in whole_weights(self.model):
             with self._whole(weight.parts):
@@ -217,7 +222,7 @@ class Learner:
             yield
 
     def save(self, copy: StateCopy) -> None:
-        """Adds the trained weights and the optimizer's state to a copy, each rank its share.
+        """Adds this rank's share of the trained weights and the optimizer's state to a copy.
 
         Frozen weights are left out: the base model has them.
         """
@@ -228,17 +233,17 @@ class Learner:
         shards.load(self._engine, self.model, directory)
         self._show_master_weights()
         if self._update_state:
-            self._update_state.to_host()  # what the optimizer had no state for before
+            self._update_state.to_host()  # parameters for which the optimizer had no state before
 
     def export(self, directory: Path) -> None:
         """Writes the policy as a transformers model directory: safetensors and config. Rank 0 writes; all ranks call.
 
-        Adapters are merged; alone they lie in `adapter`, as PEFT reads them.
+        Adapters are merged; `adapter` also holds them separately, in PEFT's format.
         """
         first = ranks.rank() == 0
         state: dict[str, Tensor] = {}
         if first or self._training.zero_stage == 3:
-            for name, weight in self.weights():  # all ranks gather it, one keeps it
+            for name, weight in self.weights():  # all ranks gather it, rank 0 keeps it
                 if first:
                     state[name] = weight.to("cpu", copy=True)
         if first:
@@ -250,12 +255,14 @@ class Learner:
 
 
 def clips_itself(training: Training) -> bool:
-    """Whether the learner clips gradients itself: without ZeRO in float32 DeepSpeed clips, but forgets the norm."""
+    """Returns whether the learner itself clips gradients: without ZeRO, in float32, DeepSpeed clips but loses the
+    norm."""
     return training.zero_stage == 0 and training.precision == "float32"
 
 
 def optimizer_maker(training: Training) -> Callable[[list[nn.Parameter]], ScheduleFreeAdamW] | None:
-    """A function from the list of parameters to their optimizer; None where DeepSpeed makes it from its settings."""
+    """Returns a function from the list of parameters to their optimizer; None if DeepSpeed builds it from its
+    settings."""
     settings = training.optimizer
     match settings.type:
         case "adamw":
@@ -273,14 +280,14 @@ def optimizer_maker(training: Training) -> Callable[[list[nn.Parameter]], Schedu
 
 
 def deepspeed_config(training: Training, *, lends_weights: bool, on_gpu: bool) -> dict[str, Any]:
-    """DeepSpeed's settings. When an update is due and what the learning rate is, the learner decides."""
+    """Returns DeepSpeed's settings. The learner decides when to update and at which learning rate."""
     optimizer = training.optimizer
     zero: dict[str, Any] = {"stage": training.deepspeed_stage}
     if lends_weights:
         zero["stage3_param_persistence_threshold"] = 0
     if on_gpu and training.ranks > 1 and training.deepspeed_stage == 2 and not training.lora:
-        # Gradients are added up over the ranks while the backward pass goes on, out of a second bucket, as at ZeRO 3 by
-        # default. Adapters' gradients are fewer than a bucket holds, so nothing is left to go on with.
+        # Gradients are summed over the ranks during the backward pass, from a second bucket, as at ZeRO 3 by default.
+        # Adapters' gradients do not fill one bucket, so there is nothing to overlap.
         zero["overlap_comm"] = True
     if training.offload.optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
@@ -296,16 +303,16 @@ def deepspeed_config(training: Training, *, lends_weights: bool, on_gpu: bool) -
         **({"communication_data_type": "fp32"} if training.gradient_reduction == "float32" else {}),
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,
-        "zero_allow_untested_optimizer": True,  # the tests here hold it against plain PyTorch
+        "zero_allow_untested_optimizer": True,  # tests compare it with plain PyTorch
         "optimizer": {
             "type": "AdamW",
             "params": {
-                "lr": largest(optimizer.learning_rate),  # each update has its own
+                "lr": largest(optimizer.learning_rate),  # each update sets its own
                 "betas": list(optimizer.betas),
                 "eps": optimizer.epsilon,
                 "weight_decay": optimizer.weight_decay,
                 "torch_adam": True,
-                "fused": True,  # on a CPU too: there it takes a tenth of the time, and nothing has to be compiled
+                "fused": True,  # on a CPU too: there it takes a tenth of the time, and nothing is compiled
             },
         },
         "steps_per_print": 10**9,
@@ -314,7 +321,7 @@ def deepspeed_config(training: Training, *, lends_weights: bool, on_gpu: bool) -
 
 
 def inference_config(training: Training) -> dict[str, Any]:
-    """DeepSpeed's settings of a model that is not trained, at ZeRO 3."""
+    """Returns DeepSpeed's settings for a frozen model at ZeRO 3."""
     settings = deepspeed_config(training, lends_weights=False, on_gpu=False)
     zero = {key: value for key, value in settings["zero_optimization"].items() if key != "offload_optimizer"}
     kept = {key: value for key, value in settings.items() if key != "optimizer"}
@@ -324,14 +331,14 @@ def inference_config(training: Training) -> dict[str, Any]:
 def open_teacher(weights_dir: Path, training: Training, *, temperature: float, device: torch.device) -> Passes:
     """Returns a teacher's passes, in the training precision. All ranks call it.
 
-    The teacher is a frozen model beside the policy: loaded once, whole on every rank, or at ZeRO 3 cut into one shard a
-    rank. Nothing of it is trained, saved or moved.
+    The teacher is a separate frozen model: loaded once, whole on every rank, or at ZeRO 3 cut into one shard per rank.
+    It is never trained, saved or moved.
 
     Args:
         weights_dir: a transformers model directory.
-        temperature: logits are divided by it, as the policy's are.
+        temperature: divisor of the logits, as for the policy.
     Raises:
-        SpecError: ranks cannot share this model's sequences, or it scales its logits.
+        SpecError: ranks cannot share this model's sequences, or the model scales its logits.
     """
     frozen = training.model_copy(update={"lora": None, "gradient_checkpointing": False, "kernels": "torch"})
     model = load_model(weights_dir, frozen).requires_grad_(False)

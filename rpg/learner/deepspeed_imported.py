@@ -1,7 +1,7 @@
-"""DeepSpeed, imported without MLflow: `from rpg.learner.deepspeed_imported import deepspeed`.
+"""Imports DeepSpeed without MLflow: `from rpg.learner.deepspeed_imported import deepspeed`.
 
-DeepSpeed's autotuner, which nothing here uses, imports MLflow wherever it is installed: a fifth of the seconds in which
-a stage's process begins.
+DeepSpeed's autotuner, which nothing here uses, imports MLflow if it is installed. That takes a fifth of the startup
+time of a stage's process.
 """
 
 import sys

@@ -1,22 +1,23 @@
-"""The only places that reach into what DeepSpeed does not promise; a version that changes one fails a test of it."""
+"""The only code that uses DeepSpeed's internals. If a version changes one of them, a test fails."""
 
 from typing import Any
 
 
 def ask_torch_for_memory() -> None:
-    """Has DeepSpeed take a GPU's free memory from torch.
+    """Makes DeepSpeed ask torch for a GPU's free memory.
 
-    Where `pynvml` is installed DeepSpeed 0.19 asks NVML, by the numbers in CUDA_VISIBLE_DEVICES; a slot names its GPU
-    there by UUID, and DeepSpeed fails as it reads that as a number (its pull request 8510 mends it).
+    If `pynvml` is installed, DeepSpeed 0.19 asks NVML, by the numbers in CUDA_VISIBLE_DEVICES. A slot names its GPU
+    there by UUID, and DeepSpeed fails when it parses that as a number (fixed by its pull request 8510).
     """
     from deepspeed.accelerator import cuda_accelerator, get_accelerator
 
-    get_accelerator()  # as it is made it imports pynvml
+    get_accelerator()  # its constructor imports pynvml
     cuda_accelerator.pynvml = None
 
 
 def show_shards(optimizer: Any) -> None:
-    """Copies the float32 shards of a ZeRO 3 optimizer into the module's, and gathers the parameters that stay whole."""
+    """Copies the float32 shards of a ZeRO 3 optimizer into the module's shards, and gathers the parameters that stay
+    whole."""
     for group in range(len(optimizer.fp16_groups)):
         optimizer._reassign_or_swap_out_partitioned_parameters(group)
     if persistent := optimizer.persistent_parameters:
@@ -25,7 +26,7 @@ def show_shards(optimizer: Any) -> None:
 
 
 def fragment(parameter: Any) -> tuple[int, int, int] | None:
-    """The piece of a ZeRO 1 or 2 parameter that this rank's partition holds, None where it holds none.
+    """Returns the piece of a ZeRO 1 or 2 parameter in this rank's partition; None if the partition holds none of it.
 
     Returns:
         first element in the parameter, first element in the partition, number of elements.

@@ -1,7 +1,7 @@
-"""Logprob and entropy of rows of logits, and their gradient, in one Triton kernel each: a row is read once.
+"""Triton kernels for logprob and entropy of rows of logits, and for their gradient. Each kernel reads a row once.
 
-PyTorch's operations cross the float32 logits of a chunk about ten times in a forward pass and five in a backward pass.
-Importing this needs Triton, which torch's CUDA wheels bring along.
+PyTorch's operations traverse the float32 logits of a chunk about ten times in a forward pass and five in a backward
+pass. Importing this needs Triton, which torch's CUDA wheels include.
 """
 
 import torch
@@ -10,12 +10,13 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 4096
-"""Logits of a row that a program holds at once."""
+"""Logits of a row that a program processes at once."""
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _forward(logits, targets, logprobs, entropies, normalisers, size, temperature, block: tl.constexpr):  # type: ignore[no-untyped-def,unused-ignore]
-    """A program a row: running maximum, sum of powers, and sum of powers times their exponents."""
+    """Computes one row per program: running maximum, sum of exponentials, and sum of exponentials times their
+    exponents."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
     start = logits + row * size
@@ -30,7 +31,7 @@ def _forward(logits, targets, logprobs, entropies, normalisers, size, temperatur
         shifted = values - higher
         powers = tl.exp(shifted)
         rescale = tl.exp(fall)
-        # What was summed below the old maximum is as far below the new one as that has risen.
+        # The sums are relative to the old maximum: rescale them to the new one.
         weighted = rescale * (weighted + fall * total) + tl.sum(powers * tl.where(inside, shifted, 0), 0)
         total = rescale * total + tl.sum(powers, 0)
         highest = higher
@@ -55,13 +56,13 @@ def _backward(  # type: ignore[no-untyped-def,unused-ignore]
     with_entropy: tl.constexpr,
     block: tl.constexpr,
 ):
-    """A program a block of a row, see `rpg.learner.logprobs._slope`."""
+    """Computes one block of a row per program, see `rpg.learner.logprobs._slope`."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     inside = columns < size
     target = tl.load(targets + row)
     values = tl.load(logits + row * size + columns, mask=inside, other=0.0) / temperature
-    # Rounded to float32 a normaliser of 16 is wrong by up to 1e-6: what rounding takes off is subtracted apart.
+    # Rounding a normaliser of 16 to float32 loses up to 1e-6: the rounding error is subtracted separately.
     normaliser = tl.load(normalisers + row)
     rounded = normaliser.to(tl.float32)
     log_p = values - rounded - (normaliser - rounded.to(tl.float64)).to(tl.float32)
@@ -78,7 +79,8 @@ def _backward(  # type: ignore[no-untyped-def,unused-ignore]
 
 
 def logprobs_of(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Logprobs, entropies and log-normalisers (float64) of the rows of contiguous float32 logits. [tokens] each"""
+    """Returns logprobs, entropies and log-normalisers (float64) of the rows of contiguous float32 logits. [tokens]
+    each"""
     tokens, size = logits.shape
     logprobs, entropies = logits.new_empty(tokens), logits.new_empty(tokens)
     normalisers = logits.new_empty(tokens, dtype=torch.float64)
@@ -97,7 +99,8 @@ def slope_of(
     temperature: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient by logits / temperature [tokens, vocabulary], in `dtype`, and a factor [tokens] to each row."""
+    """Returns the gradient by logits / temperature [tokens, vocabulary], in `dtype`, and a factor for each row
+    [tokens]."""
     tokens, size = logits.shape
     slopes = logits.new_empty(tokens, size, dtype=dtype)
     zeros = torch.zeros_like(entropies)

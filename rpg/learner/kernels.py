@@ -1,7 +1,7 @@
-"""Fused kernels in place of a model's norms, rotations and gated MLPs: Liger-Kernel, Hsu 2024, arXiv:2410.10989.
+"""Fused kernels for a model's norms, rotations and gated MLPs: Liger-Kernel, Hsu 2024, arXiv:2410.10989.
 
-Each reads and writes its tensors once, where PyTorch's own operations do so several times, and keeps less of them for
-the backward pass.
+Each kernel reads and writes its tensors once, while PyTorch's operations do so several times, and keeps less for the
+backward pass.
 """
 
 import logging
@@ -22,18 +22,18 @@ _TINY: dict[str, Any] = {
     **{"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1},
     **{"intermediate_size": 96, "vocab_size": 64, "head_dim": 32},
 }
-"""Settings of the model on which kernels are tried."""
+"""Settings of the model on which kernels are tested."""
 _ROTATION = "apply_rotary_pos_emb"
-"""What the modules of these architectures call the function that rotates queries and keys."""
+"""Name in these architectures' modules of the function that rotates queries and keys."""
 _LARGEST_ERROR = 0.05
-"""Largest accepted difference of a gradient with these kernels, in its norm. Rounding to bfloat16 makes 0.01."""
+"""Largest accepted relative difference, in norm, of a gradient with these kernels. Rounding to bfloat16 gives 0.01."""
 
 
 def kernels_for(training: Training, config: PretrainedConfig, device: torch.device) -> Literal["torch", "liger"]:
-    """What computes norms, rotations and gates there.
+    """Returns which kernels compute norms, rotations and gates on the device.
 
     Raises:
-        SpecError: the spec wants Liger's kernels, and they cannot be used.
+        SpecError: the spec requires Liger's kernels, and they cannot be used.
     """
     issue = _issue(config, device)
     match training.kernels:
@@ -50,7 +50,7 @@ def kernels_for(training: Training, config: PretrainedConfig, device: torch.devi
 
 
 def _issue(config: PretrainedConfig, device: torch.device) -> Issue | None:
-    """Why Liger's kernels cannot be used."""
+    """Returns why Liger's kernels cannot be used."""
     if device.type != "cuda":
         path, given = ("training", "kernels"), f"liger on a {device.type}"
         return Issue("Liger's kernels run on GPUs", path, given=given, hint="leave kernels out")
@@ -59,8 +59,9 @@ def _issue(config: PretrainedConfig, device: torch.device) -> Issue | None:
 
 @cache
 def are_right(model_type: str, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Whether a tiny model of the type has the gradient that it has with PyTorch's operations: Triton's compiler may
-    lack what it needs on a machine."""
+    """Returns whether a tiny model of the type has the same gradient as with PyTorch's operations.
+
+    It fails for example if the machine lacks a part that Triton's compiler needs."""
     try:
         error = _gradient_error(model_type, device, dtype)
     except Exception as failure:  # whatever it lacks
@@ -73,7 +74,7 @@ def are_right(model_type: str, device: torch.device, dtype: torch.dtype = torch.
 
 
 def _gradient_error(model_type: str, device: torch.device, dtype: torch.dtype) -> float:
-    """Norm of the difference of the gradients over their norm."""
+    """Returns the norm of the difference of the gradients over their norm."""
     config = AutoConfig.for_model(model_type, **_TINY)
     gradients = []
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -91,12 +92,12 @@ def _gradient_error(model_type: str, device: torch.device, dtype: torch.dtype) -
 
 
 def use_liger(model: PreTrainedModel, *, keeps_products: bool) -> None:
-    """Has the model compute norms, rotations and gated MLPs by Liger's kernels. Other models stay as they are.
+    """Makes the model compute norms, rotations and gated MLPs with Liger's kernels. Other models stay unchanged.
 
     Args:
         keeps_products: whether recomputation keeps the results of products, see `rpg.learner.recomputation`. Liger's
-            rotation overwrites the queries and keys that it is given. Where no norm stands before it, these are such
-            results, and would be rotated twice, so the rotation stays PyTorch's.
+        rotation overwrites its input queries and keys. Without a norm before it, these are such results and would
+        be rotated twice, so the rotation stays PyTorch's.
     """
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
@@ -104,13 +105,13 @@ def use_liger(model: PreTrainedModel, *, keeps_products: bool) -> None:
     classes = {name: value for name, value in vars(modeling).items() if isinstance(value, type)}
     MODEL_TYPE_TO_APPLY_LIGER_FN[model.config.model_type](
         model=model,
-        rope=False,  # it would be that of all models of the architecture in this process
+        rope=False,  # it would replace that of all models of the architecture in this process
         rms_norm=True,
         swiglu=True,
         cross_entropy=False,
-        fused_linear_cross_entropy=False,  # rpg.learner.logprobs has the output head
+        fused_linear_cross_entropy=False,  # rpg.learner.logprobs computes the output head
     )
-    # Liger puts its own classes in for models that are made later. Its MLP has no biases, which a llama's may have.
+    # Liger substitutes its own classes for models built later. Its MLP has no biases, which a llama's may have.
     for name, value in classes.items():
         setattr(modeling, name, value)
     if not keeps_products or model.config.model_type == "qwen3":
@@ -118,10 +119,10 @@ def use_liger(model: PreTrainedModel, *, keeps_products: bool) -> None:
 
 
 def _use_rotation(model: PreTrainedModel) -> None:
-    """Has the model's attention rotate queries and keys by Liger's kernel.
+    """Makes the model's attention rotate queries and keys with Liger's kernel.
 
-    A forward of transformers calls the function that its module has under a name. So each attention gets a copy of its
-    class's forward, for which that name stands for Liger's function.
+    A forward method of transformers looks the function up by name in its module. So each attention gets a copy of its
+    class's forward, in which the name refers to Liger's function.
     """
     from liger_kernel.transformers.rope import liger_rotary_pos_emb
 

@@ -1,4 +1,4 @@
-"""Logprobs of given tokens, and the entropy, from hidden states; [tokens, vocabulary] is never held."""
+"""Computes logprobs of given tokens and the entropy from hidden states, without ever holding [tokens, vocabulary]."""
 
 import logging
 import os
@@ -13,9 +13,9 @@ from torch import Tensor
 CHUNK_ELEMENTS = 2**26
 """Logits held at once by default: 256 MiB in float32."""
 CHUNK_ON_GPU = 2048
-"""Tokens at once at least on a GPU. There the head's gradient is read and written once a chunk: at a vocabulary of
-151,936 and a hidden size of 2,560 these 3.1 GB take an H100 about 0.9 ms, the chunk's product 0.6 ms of 441 tokens and
-2.7 ms of 2,048 at 600 TFLOP/s."""
+"""Fewest tokens of a chunk on a GPU. There the head's gradient is read and written once per chunk. At a vocabulary of
+151,936 and a hidden size of 2,560 these 3.1 GB take an H100 about 0.9 ms; at 600 TFLOP/s the chunk's product takes
+0.6 ms for 441 tokens and 2.7 ms for 2,048."""
 
 
 def token_logprobs(
@@ -28,23 +28,23 @@ def token_logprobs(
     chunk: int | None = None,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """log softmax((hidden weight^T + bias) / temperature)[target] and the entropy of that distribution, per token.
+    """Returns log softmax((hidden weight^T + bias) / temperature)[target] and that distribution's entropy, per token.
 
     Args:
         hidden: [tokens, hidden size], the last hidden states. Differentiable.
-        weight: [vocabulary, hidden size], of the output head. Differentiable.
+        weight: [vocabulary, hidden size], the output head's weight. Differentiable.
         targets: [tokens], int64 token ids.
-        temperature: logits are divided by it, > 0.
-        bias: [vocabulary] of the output head, or none. Differentiable.
+        temperature: divisor of the logits, > 0.
+        bias: [vocabulary], the output head's bias, or None. Differentiable.
         chunk: tokens whose logits are held at once; by default as many as fit 256 MiB in float32, on a GPU at least
             CHUNK_ON_GPU.
         entropy_gradient: whether the entropy is differentiable too (for an entropy bonus).
     Returns:
-        logprobs [tokens] and entropy [tokens], nats, float32 (float64 for float64 inputs). Logits are float32, of
-        bfloat16 inputs too: rounded to bfloat16 those of 16 to 32 would lie 0.125 nats apart. The backward pass
-        computes the logits of each chunk again; its products run in the inputs' dtype.
+        logprobs [tokens] and entropy [tokens], nats, float32 (float64 for float64 inputs). Logits are float32, even for
+        bfloat16 inputs: bfloat16 has steps of 0.125 nats between 16 and 32. The backward pass recomputes the logits of
+        each chunk; its products run in the inputs' dtype.
     Raises:
-        ValueError: shapes that do not fit together.
+        ValueError: the shapes do not fit together.
     """
     if (
         hidden.dim() != 2
@@ -63,7 +63,8 @@ def token_logprobs(
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Keeps the inputs and one log-normaliser a token between the passes; one block of logits serves all chunks."""
+    """Function that keeps only its inputs and one log-normaliser per token for backward; chunks share one block of
+    logits."""
 
     @staticmethod
     def forward(
@@ -146,21 +147,25 @@ def _parts(tokens: int, chunk: int) -> Iterator[slice]:
 
 
 def _block(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
-    """[chunk, vocabulary], float32 or wider, not filled. A fresh block for each chunk would be paid in page faults."""
+    """Returns an uninitialised block, float32 or wider. [chunk, vocabulary]
+
+    A fresh block for each chunk would cost page faults."""
     shape = (min(chunk, hidden.shape[0]), weight.shape[0])
     return hidden.new_empty(shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
 
 
 @cache
 def has_head_kernel(device: torch.device) -> bool:
-    """Whether `rpg.learner.head_kernel` is used there: on GPUs where Triton is, and where it gives what PyTorch's
-    operations give. Triton's interpreter, in which tests run it, takes the place of a GPU."""
+    """Returns whether the device uses `rpg.learner.head_kernel`.
+
+    GPUs use it if Triton is installed and the kernel agrees with PyTorch's operations. Triton's interpreter, in which
+    tests run it, counts as a GPU."""
     on_gpu, interpreted = device.type == "cuda", os.environ.get("TRITON_INTERPRET") == "1"
     if not (on_gpu or interpreted) or find_spec("triton") is None:
         return False
     try:
         return _kernel_is_right(device)
-    except Exception as error:  # whatever Triton's compiler lacks on this machine
+    except Exception as error:  # any error of Triton's compiler on this machine
         logging.getLogger(__name__).warning("the output head's kernel is not used: %s", error)
         return False
 
@@ -172,7 +177,7 @@ def _kernel() -> Any:
 
 
 def _kernel_is_right(device: torch.device) -> bool:
-    """Logprob, entropy and gradient of a few rows, against PyTorch's operations."""
+    """Compares logprob, entropy and gradient of a few rows with PyTorch's operations."""
     logits = torch.linspace(-8, 8, 3 * 5001, device=device).view(3, -1)[:, torch.arange(5001) * 7 % 5001].contiguous()
     targets = torch.tensor([0, 4095, 5000], device=device)
     log_p = torch.log_softmax(logits, -1)
@@ -189,16 +194,17 @@ def _kernel_is_right(device: torch.device) -> bool:
 
 @cache
 def multiplies_into_float32(device: torch.device) -> bool:
-    """Whether torch has products of bfloat16 matrices with a float32 result there, alone and added to another matrix.
+    """Returns whether torch multiplies bfloat16 matrices into a float32 result there, alone and added to another
+    matrix.
 
-    On a CPU it has none. On a GPU without them the output head takes many times as long. Raises torch's error where
-    the GPU has no memory left to try them.
+    It does not on a CPU. On a GPU without such products the output head takes many times as long. Raises torch's error
+    if the GPU has no memory left for the test.
     """
     one = torch.ones(1, 1, dtype=torch.bfloat16, device=device)
     try:
         total = torch.mm(one, one, out_dtype=torch.float32)
         torch.addmm(total, one, one, out_dtype=torch.float32, out=total)
-    except (RuntimeError, TypeError) as error:  # no such kernel at all, or one that refuses these types
+    except (RuntimeError, TypeError) as error:  # no such kernel, or one that refuses these types
         if isinstance(error, torch.OutOfMemoryError) or "ALLOC_FAILED" in str(error):
             raise
         return False
@@ -206,12 +212,12 @@ def multiplies_into_float32(device: torch.device) -> bool:
 
 
 def _head(weight: Tensor, wide: torch.dtype) -> Tensor:
-    """The head's weight as `_logits` takes it: as it is, or in the wide type where there is no product into that."""
+    """Returns the head's weight for `_logits`: unchanged, or in the wide type if no product writes into that type."""
     return weight if weight.dtype == wide or multiplies_into_float32(weight.device) else weight.to(wide)
 
 
 def _logits(block: Tensor, hidden: Tensor, head: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """[chunk, vocabulary], in the block."""
+    """Returns the chunk's logits, written into the block. [chunk, vocabulary]"""
     logits = block[: hidden.shape[0]]
     if head.dtype == logits.dtype:
         torch.mm(hidden.to(head.dtype), head.T, out=logits)
@@ -223,7 +229,8 @@ def _logits(block: Tensor, hidden: Tensor, head: Tensor, bias: Tensor | None, te
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, summed in the wider type: products rounded to bfloat16 chunk by chunk add up to a bias."""
+    """Computes total += left @ right in the wider type: rounding each chunk's product to bfloat16 would add up to a
+    bias."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     elif multiplies_into_float32(total.device):
@@ -235,7 +242,8 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 def _slope(
     log_p: Tensor, targets: Tensor, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, entropy: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradient by logits / temperature as [chunk, vocabulary] and a factor [chunk] to each row; overwrites `log_p`.
+    """Returns the gradient by logits / temperature [chunk, vocabulary] and a factor for each row [chunk]. Overwrites
+        `log_p`.
 
     d logprob / d z_j = [j = target] - p_j and d entropy / d z_j = -p_j (log p_j + entropy).
     """

@@ -1,4 +1,4 @@
-"""State that only updates need, in host memory between them: a sampler then has that much more of the GPU's memory."""
+"""Moves state that only updates need to host memory between updates, which leaves the sampler more GPU memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,29 +13,29 @@ _MOVED_BY_DEEPSPEED: dict[int, tuple[str, ...]] = {
     2: ("hp_params", "optim_states"),
     3: ("lp_grads", "contiguous_grad_buffer"),
 }
-"""State that DeepSpeed moves itself, by ZeRO stage, in the words of its OffloadStateTypeEnum. At 1 and 2 no gradients
-are left after an update. At 3 DeepSpeed moves float32 weights and optimizer state of its own FusedAdam alone, and
-without ZeRO nothing: there they are moved here."""
+"""ZeRO stage -> state that DeepSpeed itself moves, by names of its OffloadStateTypeEnum. At 1 and 2 no gradients remain
+after an update. At 3 DeepSpeed moves float32 weights and optimizer state only of its own FusedAdam, and without ZeRO
+nothing: this module moves them in these cases."""
 
 
 class UpdateState:
-    """The optimizer's state, the float32 weights beside the model's own, and the room for gradients, of one rank.
+    """A rank's optimizer state, float32 weights other than the model's own, and gradient buffers.
 
-    The model's own weights stay where they are: they are sampled from, handed to engines, and give logprobs.
+    The model's own weights stay in place: they are used for sampling, weight transfer to engines, and logprobs.
     """
 
     def __init__(self, engine: Any, device: torch.device) -> None:
         """
         Args:
-            engine: DeepSpeed's, after its initialisation.
-            device: where updates are made.
+            engine: DeepSpeed's engine, after its initialisation.
+            device: device of the updates.
         """
         self._engine = engine
         self._device = device
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Updates can be made within the block. Outside, saving and loading work as within."""
+        """Allows updates within the block. Saving and loading work inside and outside."""
         self.to_device()
         try:
             yield
@@ -43,7 +43,7 @@ class UpdateState:
             self.to_host()
 
     def to_host(self) -> None:
-        """Moves everything to host memory, page-locked where there is a GPU; what is there already stays."""
+        """Moves everything to host memory, page-locked on a machine with a GPU. Tensors that are there already stay."""
         if moved := _MOVED_BY_DEEPSPEED[self._engine.zero_optimization_stage()]:
             self._engine.offload_states(include=moved)
         on_gpu = self._device.type == "cuda"
@@ -56,7 +56,7 @@ class UpdateState:
             tensor.data = copy
 
     def to_device(self) -> None:
-        """Moves everything back."""
+        """Moves everything back to the device."""
         if _MOVED_BY_DEEPSPEED[self._engine.zero_optimization_stage()]:
             self._engine.reload_states()
         for tensor in self._tensors():
@@ -68,7 +68,7 @@ class UpdateState:
             torch.cuda.synchronize(self._device)
 
     def _tensors(self) -> Iterator[Tensor]:
-        """Tensors that DeepSpeed does not move."""
+        """Yields the tensors that DeepSpeed does not move."""
         stage = self._engine.zero_optimization_stage()
         if stage in (1, 2):
             return
@@ -77,5 +77,5 @@ class UpdateState:
         if stage == 3:
             zero = self._engine.optimizer
             shards = {id(flat) for flat in zero.fp16_partitioned_groups_flat}
-            # In float32 the weights that are stepped are the model's own.
+            # In float32 the optimizer steps the model's own weights.
             yield from (flat for flat in zero.fp32_partitioned_groups_flat if id(flat) not in shards)

@@ -1,7 +1,7 @@
-"""Whether the policy is the model: its logprobs against those of the model's own logits.
+"""Checks that the policy equals the model: compares its logprobs with those of the model's own logits.
 
-The policy multiplies the last hidden states of the model's decoder with the output head. Some architectures do more to
-their logits: a cap, a scale, a layer before the head. Training them so would train another model.
+The policy multiplies the last hidden states of the model's decoder by the output head. Some architectures also cap or
+scale their logits, or have a layer before the head. Without that, training would train another model.
 """
 
 import logging
@@ -19,21 +19,21 @@ from transformers import PretrainedConfig, PreTrainedModel
 from rpg.pretrained import model_without_weights
 from specs.errors import Issue, SpecError
 
-logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it logs what is caught below
+logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it logs the error that is caught below
 
 PROBED_TOKENS = 24
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "matmul", "linear"})
 _COPIES = frozenset({"_to_copy", "_unsafe_view", "clone", "device", "index", "index_select"})
-"""Operations that give the elements of their tensor, some of them or in another type."""
+"""Operations that return some or all elements of their tensor, perhaps in another type."""
 _NOISE = ("dropout", "_pdrop", "layerdrop", "drop_path", "jitter")
-"""Parts of the names under which configs and modules have the strength of noise in training mode."""
+"""Parts of the names of settings, in configs and modules, for noise in training mode."""
 
 
 def check_logits(config: PretrainedConfig) -> None:
-    """Checks that logits are the last hidden state times the head's weight, without the model's values.
+    """Checks that logits are the last hidden state times the head's weight. Needs no values of the model.
 
     Raises:
-        SpecError: the architecture does something else to its logits.
+        SpecError: the architecture computes its logits in another way.
     """
     if reason := _other_way_to_logits(config):
         raise _refused(config, reason)
@@ -46,9 +46,9 @@ def prove_policy(policy: Callable[..., Any], config: PretrainedConfig, device: t
 
     Args:
         policy: takes what `rpg.learner.policy.Policy.forward` takes.
-        config: of its model.
+        config: config of its model.
     Raises:
-        SpecError: they differ by more than rounding.
+        SpecError: the logprobs differ by more than rounding.
     """
     vocabulary = config.get_text_config().vocab_size
     ids = torch.arange(11, 11 + 7919 * PROBED_TOKENS, 7919, device=device) % vocabulary
@@ -67,9 +67,9 @@ def prove_policy(policy: Callable[..., Any], config: PretrainedConfig, device: t
 
 
 def switch_off_noise(model: PreTrainedModel) -> None:
-    """Switches off dropout, jitter and the like, in the configs and in modules that have copied them.
+    """Switches off dropout, jitter and the like, in the configs and in modules that have copied the settings.
 
-    The importance ratio compares two passes, so that noise in training mode would count as a change of the policy.
+    The importance ratio compares two passes, so noise in training mode would count as a change of the policy.
     """
     for module in model.modules():
         holders = [module, *(each for each in vars(module).values() if isinstance(each, PretrainedConfig))]
@@ -93,19 +93,21 @@ def _refused(config: PretrainedConfig, reason: str) -> SpecError:
 
 
 def _other_way_to_logits(config: PretrainedConfig) -> str:
-    """Returns what the model does between its last hidden state and its logits beside the head's product; empty if that
-    is all, or it cannot be told. Tensors are fake, so only operations are seen and nothing is computed."""
-    for layers in (False, True):  # some decoders want their layers
-        with suppress(Exception):  # of an operation that takes no fake tensors, say: then `prove_policy` tells
+    """Returns the model's operations between last hidden state and logits, besides the head's product.
+
+    The result is empty if there are none or if they cannot be determined. Tensors are fake, so operations are recorded
+    and nothing is computed."""
+    for layers in (False, True):  # some decoders require their layers
+        with suppress(Exception):  # for example an operation that takes no fake tensors: then `prove_policy` decides
             return _in_tail(config, layers=layers)
     return ""
 
 
 def _in_tail(config: PretrainedConfig, *, layers: bool) -> str:
-    """Returns what is between the last hidden state and the logits, see above. Raises what the model raises.
+    """Returns the operations between last hidden state and logits, see above. Raises any error of the model.
 
     Args:
-        layers: whether the layers are run too. What follows the last one is the same without them.
+        layers: whether the layers run too. The operations after the last layer are the same without them.
     """
     model = model_without_weights(config).bfloat16().eval()  # type: ignore[no-untyped-call]
     decoder, head = model.base_model, model.get_output_embeddings()
@@ -116,7 +118,7 @@ def _in_tail(config: PretrainedConfig, *, layers: bool) -> str:
             if isinstance(module, nn.ModuleList) and len(module) > 1:
                 setattr(decoder, name, nn.ModuleList())
     tail = _Tail(head)
-    for part in {decoder, model.get_decoder()}:  # some call a part of what they name their base
+    for part in {decoder, model.get_decoder()}:  # some models call only a part of their declared base model
         part.register_forward_hook(tail.begin)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), tail:
         ids = torch.zeros(1, PROBED_TOKENS, dtype=torch.int64, device="meta")
@@ -129,7 +131,7 @@ def _in_tail(config: PretrainedConfig, *, layers: bool) -> str:
 
 
 class _Tail(TorchDispatchMode):
-    """Sees the operations on what a decoder gives, up to the logits."""
+    """Mode that records the operations on a decoder's output, up to the logits."""
 
     def __init__(self, head: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -140,12 +142,12 @@ class _Tail(TorchDispatchMode):
         self._hidden: list[Tensor] = []
 
     def begin(self, _module: nn.Module, _arguments: Any, outputs: Any) -> None:
-        """Hook behind the decoder's pass."""
+        """Starts the recording; a hook after the decoder's pass."""
         if (states := getattr(outputs, "last_hidden_state", None)) is not None:
             self._hidden = [states]
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor was made of the last hidden state."""
+        """Returns whether a tensor was computed from the last hidden state."""
         return any(tensor is each for each in self._hidden)
 
     def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
@@ -166,5 +168,5 @@ class _Tail(TorchDispatchMode):
 
 
 def _is_identity(name: str, arguments: Any) -> bool:
-    """Whether an operation multiplies or divides by the number 1."""
+    """Returns whether an operation multiplies or divides by the number 1."""
     return name.rstrip("_") in ("mul", "div") and not isinstance(arguments[1], Tensor) and arguments[1] == 1

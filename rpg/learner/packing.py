@@ -1,7 +1,7 @@
-"""Attention over several sequences in one row: each token sees its own sequence alone, and nothing is padded.
+"""Attention over several sequences in one row: each token sees only its own sequence, and nothing is padded.
 
-All else in a decoder works on single tokens, so that a row of sequences laid end to end costs what its tokens cost, and
-a prompt that several responses continue costs its tokens once.
+All other parts of a decoder work on single tokens. So a row of sequences laid end to end costs only its tokens, and a
+prompt that several responses continue costs its tokens once.
 """
 
 import logging
@@ -21,62 +21,64 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from rpg.pretrained import is_installed
 
 ATTENTION = "rpg_packed"
-"""The name under which transformers models find it."""
+"""Name of this attention for transformers models."""
 LONG = 512
-"""Queries of a response from which on a causal kernel, which passes over keys that no query sees, saves more time than
-the zero queries that stand in for the prompt's cost it."""
+"""Fewest queries of a response for a causal kernel. It skips keys that no query sees, which then saves more time than
+the zero queries in place of the prompt's cost."""
 
 
 NEWER_FLASH = {"FA3": ("flash_attn_interface", (9,)), "FA4": ("flash_attn.cute.interface", (9, 10))}
-"""Names that torch has for newer flash attentions -> the module that computes it, and the major compute capabilities of
-the GPUs on which it does. The first one is taken."""
+"""torch's name of a newer flash attention -> its module, and the major compute capabilities of the GPUs on which it
+runs. The first usable one is chosen."""
 _LARGEST_ERROR = 0.05
-"""Largest accepted difference of attention and its gradient from those of PyTorch's kernel, in their norm. Rounding to
-bfloat16 makes 0.01."""
+"""Largest accepted relative difference, in norm, of attention and its gradient from those of PyTorch's kernel. Rounding
+to bfloat16 gives 0.01."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedSegment:
-    """A piece of a row: a prompt, a response, or both in one."""
+    """A piece of a row: a prompt, a response, or both together."""
 
     length: int
     prompt: range = range(0)
-    """Positions in the row of the prompt that it continues, where that is a segment of its own."""
+    """Positions in the row of the prompt that it continues; empty unless the prompt is a separate segment."""
 
 
 class Packing:
-    """Which sequences a row holds.
+    """The sequences of a packed row.
 
     Args:
-        families: for each prompt in the row its length, then those of the responses that follow it, all of which
-            continue it. A sequence of another kind is a prompt without responses.
+        families: for each prompt in the row its length, then the lengths of the responses that follow and continue it.
+            A
+        sequence of another kind is a prompt without responses.
     """
 
     def __init__(self, families: tuple[tuple[int, ...], ...], device: torch.device) -> None:
         self.families = families
         self.segments = tuple(_segments(families))
         self.blocks = tuple((segment, len(list(alike))) for segment, alike in groupby(self.segments))
-        """Neighbouring segments that are alike, whose attention is computed together: one of them, and their number."""
+        """Runs of equal neighbouring segments, whose attention is computed together: one segment of each run and their
+        number."""
         self.layers = 0
-        """Layers whose attention has used it so far."""
+        """Number of layers whose attention has used this packing so far."""
         self._device = device
         self._masks: dict[tuple[int, int | None], Tensor] = {}
 
     @cached_property
     def position_ids(self) -> Tensor:
-        """Each token's place in its sequence, of the tokens that this rank has. [1, tokens]"""
+        """Position of each of this rank's tokens in its sequence. [1, tokens]"""
         return self.places
 
     @cached_property
     def places(self) -> Tensor:
-        """Each token's place in its sequence. [1, tokens]"""
+        """Position of each token in its sequence. [1, tokens]"""
         places = [torch.arange(each.length) + len(each.prompt) for each in self.segments]
         return torch.cat(places)[None].to(self._device, non_blocking=True)
 
     @cached_property
     def keys(self) -> Tensor | None:
-        """Positions in the row of the keys that each segment may see, segment after segment: those of its prompt, then
-        its own. None where these are the positions of the row itself."""
+        """Positions in the row of the keys that each segment may see, segment by segment: those of its prompt, then its
+        own. None if these are simply the row's positions."""
         if not any(each.prompt for each in self.segments):
             return None
         ends = accumulate(each.length for each in self.segments)
@@ -89,7 +91,7 @@ class Packing:
 
     @cached_property
     def query_bounds(self) -> Tensor:
-        """Where each segment begins, and where the last one ends. [segments + 1], int32"""
+        """Start of each segment, and the end of the last one. [segments + 1], int32"""
         return self._bounds([each.length for each in self.segments])
 
     @cached_property
@@ -103,13 +105,13 @@ class Packing:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, sliding_window: int | None
     ) -> Tensor:
-        """Attention, causal within each sequence. Shapes as in `packed_attention`."""
+        """Returns attention, causal within each sequence. Shapes as in `packed_attention`."""
         return _attend(query, key, value, self, scaling, sliding_window)
 
     def mask(self, queries: int, keys: int, window: int | None, like: Tensor) -> Tensor | None:
-        """The mask that is added to the scores, the last query at the last key; None where plain causality is enough.
+        """Returns the mask to add to the scores, with the last query at the last key; None if plain causality suffices.
 
-        All layers share one mask, which they keep until their backward pass, and so do all responses to a prompt.
+        All layers and all responses to a prompt share one mask, which is kept until their backward pass.
         """
         offset = keys - queries
         if not offset and (window is None or keys <= window):
@@ -146,13 +148,13 @@ def packed_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention, causal within each sequence of a packed row; without `packing` it is transformers' own.
+    """Returns attention that is causal within each sequence of a packed row; without `packing`, transformers' own.
 
-    Shapes as there: query [1, query heads, tokens, dim], key and value [1, key heads, tokens, dim]; returns
+    Shapes as in transformers: query [1, query heads, tokens, dim], key and value [1, key heads, tokens, dim]; returns
     [1, tokens, query heads, dim].
     """
     if packing is None and attention_mask is None and sliding_window is not None:
-        # transformers makes no masks for an attention that it does not know, nor masks of windows.
+        # transformers builds no masks, not even of windows, for an attention that it does not know.
         rows = Packing(((query.shape[2],),), query.device)
         return _causal(query, key, value, rows, scaling, sliding_window).transpose(1, 2), None
     if packing is None:
@@ -175,15 +177,15 @@ def _attend(
         if segment.prompt:
             k, v = _behind(prompt[0], k), _behind(prompt[1], v)
         else:
-            prompt = k[-1:], v[-1:]  # where responses follow, it is theirs
+            prompt = k[-1:], v[-1:]  # if responses follow, it is theirs
         parts.append(_causal(q, k, v, packing, scaling, sliding_window).transpose(1, 2).flatten(0, 1))
     return torch.cat(parts)[None]
 
 
 def _pieces(states: Tensor, packing: Packing) -> Iterator[Tensor]:
-    """The blocks of a row. [1, heads, tokens, dim] -> [count, heads, length, dim] each
+    """Yields the blocks of a row. [1, heads, tokens, dim] -> [count, heads, length, dim] each
 
-    Cut all at once: the gradient of a slice would be a row of zeros around it.
+    They are cut in one operation: the gradient of each single slice would be a row of zeros around it.
     """
     sizes = [segment.length * count for segment, count in packing.blocks]
     for piece, (segment, count) in zip(states[0].split_with_sizes(sizes, dim=1), packing.blocks, strict=True):
@@ -191,22 +193,25 @@ def _pieces(states: Tensor, packing: Packing) -> Iterator[Tensor]:
 
 
 def _behind(prompt: Tensor, responses: Tensor) -> Tensor:
-    """The prompt before each response. [1, heads, p, dim] and [n, heads, r, dim] -> [n, heads, p + r, dim]"""
+    """Returns the prompt concatenated before each response. [1, heads, p, dim] and [n, heads, r, dim] -> [n, heads, p +
+    r, dim]"""
     return torch.cat([prompt.expand(len(responses), -1, -1, -1), responses], dim=2)
 
 
 def _causal(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None, window: int | None
 ) -> Tensor:
-    """[count, heads, length, dim]; the last query stands at the last key, and each sees `window` keys up to its own."""
+    """Returns causal attention. [count, heads, length, dim]
+
+    The last query is aligned with the last key, and each query sees `window` keys up to its own."""
     queries, ahead = query.shape[2], key.shape[2] - query.shape[2]
     if window is None and queries >= LONG and 0 < ahead < queries:
-        # Zero queries stand in for the prompt's, so that plain causality holds, whose kernel needs no mask.
+        # Zero queries replace the prompt's, so that plain causality holds and the kernel needs no mask.
         whole = pad(query, (0, 0, ahead, 0))
         return _causal(whole, key, value, packing, scaling, window)[:, :, ahead:]
     mask = packing.mask(queries, key.shape[2], window, query)
     if query.is_cuda:
-        # What comes here is in float32 or has a mask. Of torch's kernels for these only the plain one, which holds the
+        # Inputs here are in float32 or have a mask. Among torch's kernels for these only the plain one, which holds the
         # scores of all pairs, lets query heads share keys.
         key, value = (repeat_kv(states, query.shape[1] // key.shape[1]) for states in (key, value))
     return scaled_dot_product_attention(
@@ -216,17 +221,17 @@ def _causal(
 
 @cache
 def _has_flash(device: torch.device) -> bool:
-    """Whether PyTorch's kernel for sequences of unequal length runs there: on GPUs from compute capability 8.0 on."""
+    """Returns whether PyTorch's kernel for sequences of unequal length runs there: on GPUs of compute capability 8.0 or
+    more."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None, window: int | None
 ) -> Tensor:
-    """One call of PyTorch's kernel for sequences of unequal length, which takes head sizes that are multiples of 8
-    up to 256.
+    """Calls PyTorch's kernel for sequences of unequal length, which takes head sizes up to 256 that are multiples of 8.
 
-    There too a segment's last query stands at its last key, so that a response sees all of its prompt.
+    There too a segment's last query is aligned with its last key, so a response sees all of its prompt.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -250,22 +255,24 @@ def _flash(
 
 
 def newer_flash(major: int) -> str:
-    """Name of the newer flash attention that is installed and runs on GPUs of a major compute capability; empty: there
-    is none."""
+    """Returns the name of a newer flash attention that is installed and runs on GPUs of a major compute capability;
+    empty if
+        there is none."""
     fitting = (name for name, (module, majors) in NEWER_FLASH.items() if major in majors and is_installed(module))
     return next(fitting, "")
 
 
 @cache
 def use_newer_flash(device: torch.device) -> None:
-    """Has PyTorch's kernel for sequences of unequal length, and its attention at large, be computed by FlashAttention 3
-    or 4 (Shah 2024, arXiv:2407.08608) where one is installed and right."""
+    """Makes PyTorch compute attention, that over sequences of unequal length included, by FlashAttention 3 or 4 (Shah
+    2024,
+        arXiv:2407.08608), if one is installed and correct."""
     if device.type == "cuda" and (name := newer_flash(torch.cuda.get_device_capability(device)[0])):
         activate_if_right(name, device, torch.bfloat16)
 
 
 def activate_if_right(name: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """Activates it in this process, unless it fails or a small row has another attention or gradient with it."""
+    """Activates it in this process, unless it fails or a small row's attention or gradient differs with it."""
     expected = _small_row(device, dtype)
     try:
         torch.nn.attention.activate_flash_attention_impl(name)
@@ -274,7 +281,7 @@ def activate_if_right(name: str, device: torch.device, dtype: torch.dtype) -> bo
         if error < _LARGEST_ERROR:
             return True
         why = f"a gradient or result is off by {error:.2g}"
-    except Exception as failure:  # whatever the package lacks on this machine
+    except Exception as failure:  # any error of the package on this machine
         why = str(failure)
     torch.nn.attention.restore_flash_attention_impl()
     logging.getLogger(__name__).warning("%s is installed and not used: %s", name, why)
@@ -282,7 +289,7 @@ def activate_if_right(name: str, device: torch.device, dtype: torch.dtype) -> bo
 
 
 def _small_row(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """Attention of two responses to a prompt behind another sequence, and its gradient, in float32."""
+    """Returns the attention of two responses to a prompt after another sequence, and its gradient, in float32."""
     packing = Packing(((24,), (40, 64, 24)), device)
     generator = torch.Generator().manual_seed(0)
     shapes = [(1, heads, 152, 64) for heads in (4, 2, 2)]
@@ -294,7 +301,8 @@ def _small_row(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
 
 @cache
 def _shared_keys() -> dict[str, Any]:
-    """Options of the kernel for query heads that share keys. Before torch 2.12 they may without being announced."""
+    """Returns the kernel's options for query heads that share keys. Before torch 2.12 it allows them without an
+    option."""
     from torch.nn.attention.varlen import varlen_attn
 
     return {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}

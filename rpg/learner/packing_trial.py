@@ -1,4 +1,4 @@
-"""A trial before training: whether sequences in a packed row are computed as if each were alone."""
+"""A test before training: whether sequences in a packed row are computed as if each were alone."""
 
 import math
 from collections.abc import Callable
@@ -13,20 +13,21 @@ from rpg.pretrained import context_of
 from rpg.processes import ranks
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
-"""Largest accepted distance by precision: how far logprobs in a packed row may be from those of the same sequence
-alone, in the mean, as a share of the logprobs' own spread. Measured on random models of 2 to 12 layers on a CPU: at
-most 8e-7 and 0.012 where the sequences are kept apart, at least 0.54 where they are not."""
+"""Precision -> largest accepted mean distance of logprobs in a packed row from those of the same sequence alone, as a
+share of the logprobs' own spread. Measured on random models of 2 to 12 layers on a CPU: at most 8e-7 and 0.012 if the
+sequences are kept separate, at least 0.54 if not."""
 _LONGEST = 88
-"""Tokens of the longest sequence, where the model's context has room for it."""
+"""Tokens of the longest sequence, if the model's context allows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackingTrial:
-    """Result of the trial, the same on all ranks."""
+    """The result of the test, the same on all ranks."""
 
     difference: float
-    """Mean difference of the responses' logprobs over their standard deviation, of the rank where it is largest;
-    infinite where the model's attention does not know packed rows, or gives no numbers."""
+    """Mean difference of the responses' logprobs over their standard deviation, on the rank with the largest value.
+    Infinite
+        if the model's attention does not know packed rows or returns NaN."""
     tolerance: float
 
     @property
@@ -47,11 +48,12 @@ class PackingTrial:
 def try_packing(
     policy: Callable[..., tuple[Tensor, Tensor]], config: PretrainedConfig, device: torch.device, *, precision: str
 ) -> PackingTrial:
-    """Compares the logprobs of three responses to a prompt, in one row behind another sequence, with each alone.
+    """Compares the logprobs of three responses to a prompt, in one row after another sequence, with those of each
+    alone.
 
-    All ranks call it. The policy is tried out, since no list of architectures would show all that goes wrong: layers of
-    another kind, a state that runs along the row, or bounds of the sequences that do not reach the attention. The mean
-    over many tokens tells rounding from error, which a few tokens in bfloat16 do not.
+    All ranks call it. The policy is tested, since no list of architectures would cover all failures: layers of another
+    kind, a state that runs along the row, or sequence bounds that do not reach the attention. The mean over many tokens
+    distinguishes rounding from error; a few tokens in bfloat16 do not.
     """
     text = config.get_text_config()
     longest = min(_LONGEST, context_of(config) or _LONGEST)

@@ -1,4 +1,4 @@
-"""Forward passes of a policy over microbatches: padded or packed, their rows perhaps shared by several ranks."""
+"""Forward passes of a policy over microbatches: padded or packed, with rows that several ranks may share."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,19 +19,18 @@ from specs.schema.training import Training
 
 
 class Passes:
-    """Gives the logprobs of a policy. All ranks make the same calls in the same order."""
+    """The forward passes of a policy, which give its logprobs. All ranks make the same calls in the same order."""
 
     def __init__(
         self, policy: Callable[..., Any], config: PretrainedConfig, training: Training, device: torch.device
     ) -> None:
-        """Proves that the policy is the model, and tries out whether it can be given packed rows, where the spec wants
-        them.
+        """Proves that the policy equals the model, and tests packed rows if the spec asks for them.
 
         Args:
             policy: takes what `rpg.learner.policy.Policy.forward` takes.
-            config: of its model.
+            config: config of its model.
         Raises:
-            SpecError: the policy is not the model, or ranks cannot share this model's sequences.
+            SpecError: the policy differs from the model, or ranks cannot share this model's sequences.
         """
         prove_policy(policy, config, device)
         self._policy = policy
@@ -41,7 +40,7 @@ class Passes:
             self._sequence_group = SequenceGroup(training.sequence_parallel_size, config)
         self._replays = True
         self.packing_trial: PackingTrial | None = None
-        """Whether the model can be given packed rows; None where the spec wants none."""
+        """Test whether the model computes packed rows correctly; None if the spec asks for none."""
         if training.packing and training.precision == "bfloat16" and training.attention == "auto":
             use_newer_flash(device)
         if training.packing:
@@ -62,8 +61,9 @@ class Passes:
         return self.packing_trial is not None and self.packing_trial.keeps_apart
 
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
-        """Logprobs and entropies of the batch's response tokens, nats. [n] each; with gradients on, the logprobs are
-        differentiable, and the entropies where there is an entropy bonus."""
+        """Returns logprobs and entropies of the batch's response tokens, nats. [n] each
+
+        With gradients on, the logprobs are differentiable, and with an entropy bonus the entropies too."""
         show_work()
         packing = Packing(batch.packed, self._device) if batch.packed else None
         experts = batch.experts.to(self._device) if self._replays and batch.experts is not None else None
@@ -76,7 +76,8 @@ class Passes:
             experts=experts,
         )
         if self._sequence_group and not self._sequence_group.leads:
-            # What was computed here is another rank's; its gradient comes this way, so the loss must hang on it.
+            # This rank computed another rank's tokens. Their gradient returns through here, so the loss must depend on
+            # them.
             logprobs, entropies = (
                 values[:0].sum() + values.new_zeros(len(batch.targets)) for values in (logprobs, entropies)
             )
@@ -91,8 +92,9 @@ class Passes:
         host_sources: Tensor | None = None,
         experts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """See `Policy.forward`; a packed row is the group's where ranks share their rows. Without `host_sources`, which
-        are the sources on the host, such a row waits for the device."""
+        """See `Policy.forward`. If ranks share their rows, a packed row belongs to their group; without `host_sources`,
+        the
+                sources on the host, it waits for the device."""
         if self._sequence_group and packing:
             on_host = sources.cpu() if host_sources is None else host_sources
             return self._sequence_group.logprobs(
@@ -104,7 +106,7 @@ class Passes:
 
     @contextmanager
     def choosing_experts(self) -> Iterator[None]:
-        """Within the block routers choose by themselves, as those of another policy than the one that sampled do."""
+        """Lets routers choose for themselves within the block, as for a policy that did not sample."""
         self._replays = False
         try:
             yield

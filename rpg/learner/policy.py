@@ -1,4 +1,4 @@
-"""The model that is trained, as the objective sees it."""
+"""The model in training, as the objective sees it."""
 
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,21 @@ from specs.schema.training import Training
 
 
 class Policy(nn.Module):
-    """The model as the objective sees it: tokens in, logprobs and entropies of chosen tokens out, never full logits."""
+    """A model as the objective sees it: tokens in, logprobs and entropies of chosen tokens out, never full logits."""
 
     def __init__(
         self, model: PreTrainedModel, *, temperature: float, entropy_gradient: bool = False, balances: bool = False
     ) -> None:
-        """`entropy_gradient`, `balances`: whether entropies, and the probabilities in `routing`, are differentiable."""
+        """Wraps the model. `entropy_gradient`, `balances`: whether entropies, and the probabilities in `routing`, are
+        differentiable."""
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.entropy_gradient = entropy_gradient
         self.routing: Routing | None = None
-        """Routing of the last pass; None: the model has no routers that show their choice."""
+        """Routing of the last pass; None if no routers of the model expose their choice."""
         self.routers: ReplayedRouters | None = None
-        """Routers that are given the sampler's choice; None: none are."""
+        """Routers that replay the sampler's choice; None without replay."""
         self._routed_experts = routed_experts(model)
         self._balances = balances
 
@@ -47,17 +48,19 @@ class Policy(nn.Module):
         experts: Tensor | None = None,
         own_logits: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Logprobs and entropies of `targets`, nats, float32. [n] each
+        """Returns logprobs and entropies of `targets`, nats, float32. [n] each
 
         Args:
             input_ids: token ids, padded on the right [b, L], or packed [1, L].
             sources: positions in the flattened input ids whose hidden states predict the targets. [n]
             targets: token ids. [n]
-            temperature: in place of the policy's own.
-            packing: the sequences of a packed row; None: the rows are padded.
-            experts: of each of the flattened input ids; None: the routers choose. [b * L, layers, experts a token]
-            own_logits: for a check: logprobs by the model's own logits without noise, and in place of the entropies the
-                rounding error of the largest logit, nats. []
+            temperature: overrides the policy's own.
+            packing: the sequences of a packed row; None if the rows are padded.
+            experts: experts of each of the flattened input ids; None lets the routers choose. [b * L, layers, experts
+            per token]
+            own_logits: for a check: return logprobs from the model's own logits without noise, and instead of the
+                entropies the
+            rounding error of the largest logit, nats. []
         """
         if own_logits:
             return self._own_logprobs(input_ids, sources, targets)
@@ -67,11 +70,11 @@ class Policy(nn.Module):
         shown = {"output_router_logits": True} if self._routed_experts else {}
         outputs = self.model.base_model(input_ids=input_ids, use_cache=False, **shown, **packed)
         logits = getattr(outputs, "router_logits", None)
-        if logits and not self._balances:  # else each layer's probabilities would be kept until the next pass
+        if logits and not self._balances:  # otherwise each layer's probabilities would be kept until the next pass
             logits = tuple(each.detach() for each in logits)
         given = self.routers.given if self.routers else None
         self.routing = routing_of(logits, sources, self._routed_experts, given) if logits else None
-        if not torch.is_grad_enabled():  # else layers may be computed again, with the same experts
+        if not torch.is_grad_enabled():  # otherwise layers may be recomputed, with the same experts
             self.choose_experts()
         head: Any = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         chosen = outputs.last_hidden_state.flatten(0, 1).index_select(0, sources)
@@ -95,15 +98,15 @@ class Policy(nn.Module):
         return logprobs, logits.float().abs().max() * torch.finfo(logits.dtype).eps
 
     def choose_experts(self) -> None:
-        """Has the routers choose by themselves from here on, in whichever pass comes next: a sampler may share them."""
+        """Lets the routers choose for themselves from the next pass on, whoever runs it: a sampler may share them."""
         if self.routers:
             self.routers.give(None)
 
 
 def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
-    """The model in the training precision. Dropout is off, since the importance ratio compares two passes.
+    """Returns the model in the training precision. Dropout is off, since the importance ratio compares two passes.
 
-    For ZeRO 3 only rank 0 has its values, until `shard` gives the other ranks theirs.
+    For ZeRO 3 only rank 0 has the values, until `shard` distributes them.
     """
     config = config_of(weights_dir)
     check_logits(config)
@@ -123,9 +126,10 @@ def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
 
 
 def attention_share(model: PreTrainedModel) -> float:
-    """Cost of n^2 of a sequence's n tokens in attention beside n in the products with weights, as arithmetic has it.
+    """Returns the coefficient of n^2 (attention) relative to n (products with weights) in a sequence's operations.
 
-    A token costs 2 a weight. Half of all pairs see each other, and each costs 4 a layer and element of its queries.
+    A token costs 2 operations per weight. Half of all pairs see each other; each pair costs 4 operations per layer and
+    element of a token's queries.
     """
     text = model.config.get_text_config()
     heads = getattr(text, "num_attention_heads", 0)

@@ -1,9 +1,9 @@
-"""Which activations a layer keeps for its backward pass, where it recomputes some of them.
+"""Selects the activations that a layer keeps for its backward pass if it recomputes the others.
 
-A layer that keeps nothing but its input is computed a second time whole: a third more arithmetic. Nearly all of that is
-in matrix products and attention, and more than half of the memory in what lies between them: norms, rotations, the
-gate. So one keeps the results of the former and recomputes the latter, by the reasoning of Korthikanti 2022,
-arXiv:2205.05198.
+A layer that keeps only its input is recomputed completely: a third more arithmetic. Nearly all of that arithmetic is in
+matrix products and attention; more than half of the memory is in the operations between them: norms, rotations, the
+gate. So selective recomputation keeps the results of the former and recomputes the latter, as Korthikanti 2022,
+arXiv:2205.05198, argues.
 """
 
 from contextlib import AbstractContextManager
@@ -16,16 +16,18 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-"""Products with weights. Batched products are not among them: in attention that is written out, each has a number for
+"""Products with weights. Batched products are excluded: in attention written as plain operations each has a value for
 every pair of tokens."""
 _NARROW = 16
-"""A product with a weight that is more than so many times as wide as high is recomputed: it costs little, and its
-result takes as much room as any. The second factor of an adapter is such a weight."""
+"""Aspect ratio (width over height) of a weight above which its product is recomputed: it costs little, and its result
+takes as much memory as any. The second factor of an adapter is such a weight."""
 
 
 def recompute_activations(model: PreTrainedModel, *, selective: bool) -> None:
-    """Has each layer of the model keep its input alone and recompute the rest in its backward pass; if `selective`, it
-    keeps the results of matrix products and attention too. The gradient is the same in every bit."""
+    """Makes each layer of the model keep only its input and recompute the rest in its backward pass.
+
+    If `selective`, it also keeps the results of matrix products and attention. The gradient is the same in every
+    bit."""
     settings: dict[str, Any] = {"use_reentrant": False}
     if selective:
         settings["context_fn"] = _contexts
@@ -33,15 +35,15 @@ def recompute_activations(model: PreTrainedModel, *, selective: bool) -> None:
 
 
 def _contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """Contexts around a layer's forward pass, and around its recomputation."""
+    """Returns the contexts for a layer's forward pass and for its recomputation."""
     forward, recomputation = create_selective_checkpoint_contexts(list(_operations()))  # type: ignore[no-untyped-call]
     return _Chosen(forward), _Chosen(recomputation)
 
 
 @cache
 def _operations() -> frozenset[Any]:
-    """Products with weights, and what PyTorch's attention may be, that of packed rows included."""
-    import torch.nn.attention.varlen  # which defines the last
+    """Returns products with weights and the operations of PyTorch's attention, including that of packed rows."""
+    import torch.nn.attention.varlen  # which defines the last operation
 
     aten = torch.ops.aten
     attentions = (
@@ -55,10 +57,10 @@ def _operations() -> frozenset[Any]:
 
 
 class _Chosen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Shows torch's own context only the operations whose results are kept.
+    """Mode that shows torch's own context only the operations whose results are kept.
 
-    That context refuses a recomputation that calls what the forward pass did not. At ZeRO 3 it may: which layer's pass
-    gathers which weights depends on those that are there already.
+    That context refuses a recomputation that calls other operations than the forward pass. At ZeRO 3 it may do so:
+    which weights a layer's pass gathers depends on those that are already gathered.
     """
 
     def __init__(self, context: TorchDispatchMode) -> None:
@@ -72,6 +74,6 @@ class _Chosen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_narrow(weight: torch.Tensor) -> bool:
-    """Whether a product with a weight [height, width] is recomputed, see _NARROW."""
+    """Returns whether a product with a weight [height, width] is recomputed, see _NARROW."""
     height, width = weight.shape
     return width > _NARROW * height

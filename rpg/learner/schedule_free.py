@@ -1,8 +1,8 @@
-"""Schedule-Free AdamW: an average of the iterates stands in for a decay of the learning rate.
+"""Schedule-Free AdamW: an average of the iterates replaces the decay of the learning rate.
 
-Why not the package `schedulefree` (its arithmetic is this file's, and a test holds the two together): it counts updates
-in the parameter groups and finds its parameters there. DeepSpeed's ZeRO 3 lends a group one shard at a time and leaves
-it empty between updates, so that the count runs ahead and the switch of the weights does nothing, without a word.
+The package `schedulefree` cannot be used, although its arithmetic is the same (a test compares the two). It counts
+updates in the parameter groups and finds its parameters there. DeepSpeed's ZeRO 3 lends a group one shard at a time and
+leaves it empty between updates, so the count runs ahead and switching the weights silently does nothing.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,9 +18,10 @@ class ScheduleFreeAdamW(torch.optim.Optimizer):
         d = g / (sqrt(v / (1 - b2^t)) + epsilon) + weight_decay * y
         z <- z - lr d          x <- (1 - c) x + c z          y <- (1 - b1) z + b1 x
 
-    where c = m^2 / sum m^2 over the updates so far and m is the highest rate so far, so that those of a warm-up weigh
-    less. x is the policy: it samples, is evaluated, exported and saved. The gradient is taken at y. The parameters hold
-    one of the two, z is kept, and the other follows from them; switching costs one rounding.
+    where c = m^2 / sum m^2 over the updates so far and m is the highest rate so far, so that updates of a warm-up have
+    less weight. x is the policy: it samples and is evaluated, exported and saved. The gradient is computed at y. The
+    parameters hold either x or y and the state holds z; together they determine the other. Switching costs one
+    rounding.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class ScheduleFreeAdamW(torch.optim.Optimizer):
     ) -> None:
         """
         Args:
-            lr: the rate, which the caller changes in `param_groups` during a warm-up and never lowers.
+            lr: learning rate. The caller raises it in `param_groups` during a warm-up and never lowers it.
             betas: share of x in y, in (0, 1); decay of the second moment.
             eps: added to the root of the second moment.
             weight_decay: decoupled, at y.
@@ -44,11 +45,11 @@ class ScheduleFreeAdamW(torch.optim.Optimizer):
         """Whether the parameters hold x."""
 
     def use_average(self) -> None:
-        """The parameters become x."""
+        """Sets the parameters to x."""
         self._switch(averaged=True)
 
     def use_gradient_point(self) -> None:
-        """The parameters become y."""
+        """Sets the parameters to y."""
         self._switch(averaged=False)
 
     @torch.no_grad()
@@ -62,10 +63,10 @@ class ScheduleFreeAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of the parameters that have a gradient, which is overwritten.
+        """Updates the parameters that have a gradient, and overwrites the gradient.
 
         Raises:
-            RuntimeError: the parameters are x, where no gradient is to be taken.
+            RuntimeError: the parameters are x, at which no gradient may be computed.
         """
         if closure is not None or self._averaged:
             raise RuntimeError("a step needs gradients that were taken before it, after use_gradient_point()")
@@ -77,7 +78,7 @@ class ScheduleFreeAdamW(torch.optim.Optimizer):
 
 def _update(y: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
     if not state:
-        # Counts and sums are each parameter's own, and plain numbers, which a checkpoint keeps to the last bit.
+        # Each parameter has its own counts and sums. They are plain numbers, which a checkpoint stores exactly.
         state.update(step=0, weight_sum=0.0, highest_rate=0.0, z=y.clone(), exp_avg_sq=torch.zeros_like(y))
     beta_average, beta_square = group["betas"]
     rate, z, square = group["lr"], state["z"], state["exp_avg_sq"]
@@ -89,6 +90,6 @@ def _update(y: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str,
     square.mul_(beta_square).addcmul_(gradient, gradient, value=1 - beta_square)
     root = (square / (1 - beta_square ** state["step"])).sqrt_().add_(group["eps"])
     direction = gradient.div_(root).add_(y, alpha=group["weight_decay"])
-    # y's new value from its old one and the old z: x is never formed.
+    # computes y's new value from its old one and the old z, without forming x.
     y.lerp_(z, share).add_(direction, alpha=rate * (beta_average * (1 - share) - 1))
     z.sub_(direction, alpha=rate)

@@ -1,9 +1,9 @@
-"""Several ranks share each row of a pass, so that a sequence too long for one rank's memory can be trained on.
+"""Sequence parallelism: several ranks share each row of a pass, for sequences too long for one rank's memory.
 
-Sequence parallelism of DeepSpeed-Ulysses, Jacobs 2023, arXiv:2309.14509: a rank computes a piece of the row in all
-layers, and in attention the whole row for its share of the heads; the ranks trade pieces for heads before each
-attention and back after it. ZeRO goes on over all ranks, and nothing but the learner knows that rows are shared: the
-first rank of a group has the responses, the losses and the rows on record, and the others help with its passes.
+The method is DeepSpeed-Ulysses, Jacobs 2023, arXiv:2309.14509. A rank computes a piece of the row in all layers, and in
+attention the whole row for its share of the heads; the ranks exchange pieces for heads before each attention and back
+after it. ZeRO still spans all ranks, and only the learner knows that rows are shared: the first rank of a group has the
+responses, the losses and the recorded rows, and the others help with its passes.
 """
 
 from collections.abc import Callable
@@ -24,16 +24,16 @@ Policy = Callable[..., tuple[Tensor, Tensor]]
 
 
 class SequenceGroup:
-    """This rank and its neighbours, which compute each pass together. All ranks make the same calls."""
+    """A group of this rank and its neighbours, which compute each pass together. All ranks make the same calls."""
 
     def __init__(self, size: int, config: PretrainedConfig) -> None:
-        """Every rank forms its group.
+        """Forms the group of this rank. All ranks call it.
 
         Args:
-            size: ranks in a group, a divisor of their number. Neighbours form one, best on one machine.
-            config: of the model, whose heads are shared out.
+            size: ranks in a group, a divisor of their number. Neighbouring ranks form a group, best on one machine.
+            config: config of the model, whose heads are divided among the ranks.
         Raises:
-            SpecError: the ranks do not make up whole groups, or the heads cannot be shared out.
+            SpecError: the ranks do not form whole groups, or the heads cannot be divided.
         """
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
@@ -75,17 +75,17 @@ class SequenceGroup:
         packing: Packing,
         host_sources: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The policy's values for the first rank's row, on every rank of the group. [n] each
+        """Returns the policy's values for the first rank's row, on every rank of the group. [n] each
 
         Args:
-            policy: takes what this takes, of a piece of the row; see `rpg.learner.policy.Policy`.
-            input_ids: a packed row [1, L]. This and what follows count on the group's first rank alone.
-            host_sources: the sources on the host, so that nothing here waits for the device. [n]
+            policy: takes the same arguments for a piece of the row, see `rpg.learner.policy.Policy`.
+            input_ids: a packed row [1, L]. Only the group's first rank's values of this and the next arguments count.
+            host_sources: copy of the sources on the host, so that nothing here waits for the device. [n]
 
-        A gradient flows back from the first rank's result alone, to the weights of every rank, each its part of it:
-        summed over the ranks that is the whole.
+        Only the first rank's result propagates a gradient. The weights of every rank get their part of it; summed over
+        the ranks it is the whole gradient.
         """
-        # A source is in the part of one rank.
+        # Each source is in the part of one rank.
         owners = host_sources // _part_length(input_ids, self.size)
         counts = tuple(torch.bincount(owners, minlength=self.size).tolist())
         row = self._from_first(_Row(input_ids, sources, targets, packing.families, counts))
@@ -100,7 +100,7 @@ class SequenceGroup:
         return collect(logprobs, *places), collect(entropies, *places)
 
     def _from_first(self, row: "_Row") -> "_Row":
-        """The first rank's row on all ranks of the group; tensors stay on their device."""
+        """Returns the first rank's row on all ranks of the group; tensors stay on their device."""
         sizes = row.input_ids.shape[1], row.families, row.counts
         length, families, counts = ranks.from_rank(self.first, sizes, self._group)
         count = sum(counts)
@@ -114,7 +114,7 @@ class SequenceGroup:
 
 
 def check_heads(size: int, *, heads: int, key_heads: int) -> None:
-    """Raises SpecError where so many ranks cannot share out a model's attention heads."""
+    """Raises SpecError if a model's attention heads cannot be divided among `size` ranks."""
     if heads % size or (key_heads % size and size % key_heads):
         fitting = [str(n) for n in range(2, heads + 1) if not heads % n and (not key_heads % n or not n % key_heads)]
         raise SpecError(
@@ -129,23 +129,23 @@ def check_heads(size: int, *, heads: int, key_heads: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A packed row, and whose logprobs are wanted of it; see `Policy.forward`."""
+    """A packed row and the tokens whose logprobs are requested, see `Policy.forward`."""
 
     input_ids: Tensor
     sources: Tensor
     targets: Tensor
     families: tuple[tuple[int, ...], ...]
     counts: tuple[int, ...]
-    """How many of the sources are in each rank's part."""
+    """Number of sources in each rank's part."""
 
 
 def _part_length(input_ids: Tensor, parts: int) -> int:
-    """Tokens of each part of a row [1, L]; the last part may be filled up."""
+    """Returns the tokens of each part of a row [1, L]; the last part may be padded."""
     return -(-input_ids.shape[1] // parts)
 
 
 class _PackedPart(Packing):
-    """A rank's part of a packed row. All are of one length: the last is filled up with a sequence that nobody asks."""
+    """A rank's part of a packed row. All parts have the same length: an unused sequence pads the last one."""
 
     def __init__(self, row: _Row, *, part: int, parts: int, attention: Callable[..., Any]) -> None:
         missing = -row.input_ids.shape[1] % parts
@@ -155,7 +155,7 @@ class _PackedPart(Packing):
         length = _part_length(row.input_ids, parts)
         self.start, self.end = part * length, (part + 1) * length
         self.input_ids = filled[:, self.start : self.end]
-        """[1, L / parts]"""
+        """Token ids of this part. [1, L / parts]"""
 
     @cached_property
     def position_ids(self) -> Tensor:
@@ -165,9 +165,10 @@ class _PackedPart(Packing):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, sliding_window: int | None
     ) -> Tensor:
-        """Attention of this part's tokens, with all heads. [1, heads, L / parts, dim] -> [1, L / parts, heads, dim]"""
+        """Returns attention of this part's tokens, with all heads. [1, heads, L / parts, dim] -> [1, L / parts, heads,
+        dim]"""
         given = {"packing": self, "scaling": scaling, "sliding_window": sliding_window}
-        # The first argument is where DeepSpeed notes how many heads a rank has, which holds within the exchange alone.
+        # DeepSpeed stores a rank's number of heads in the first argument; it is valid only within the exchange.
         joined, _ = self._attention(self._attention, query, key, value, None, position_ids=self.position_ids, **given)
         result: Tensor = joined.view(1, query.shape[2], query.shape[1], -1)
         return result
@@ -176,16 +177,19 @@ class _PackedPart(Packing):
 def _attend_with_some_heads(
     _module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: None, *, packing: Packing, **settings: Any
 ) -> tuple[Tensor, None]:
-    """The attention within the exchange, of the whole row. [1, heads / parts, L, dim] -> [1, L, heads / parts, dim]"""
+    """Returns attention over the whole row, for use within the exchange. [1, heads / parts, L, dim] -> [1, L, heads /
+    parts,
+        dim]"""
     return Packing.attend(packing, query, key, value, settings["scaling"], settings["sliding_window"]), None
 
 
 class _Collected(torch.autograd.Function):
-    """Values of a group's ranks put together on all of them, and the first rank's gradient given back to them."""
+    """Function that collects the values of a group's ranks on all of them, and returns the first rank's gradient to
+    them."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, places: Tensor, count: int, group: Any, first: int) -> Tensor:
-        """values [m] stand at `places` [m] of the result [count]; each place is one rank's."""
+        """Puts the values [m] at `places` [m] of the result [count]. Each place belongs to one rank."""
         ctx.save_for_backward(places)
         ctx.group, ctx.first = group, first
         result = values.new_zeros(count).index_copy(0, places, values)

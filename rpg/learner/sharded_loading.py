@@ -1,4 +1,4 @@
-"""Loading a model that no device has room for, at ZeRO 3: rank 0 reads it, and each parameter is cut into shards."""
+"""Loads a model that fits on no device, at ZeRO 3: rank 0 reads it, and each parameter is cut into shards."""
 
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,14 @@ from rpg.processes import ranks
 
 @torch.no_grad()
 def read_on_first_rank(weights_dir: Path, **settings: Any) -> PreTrainedModel:
-    """The model in host memory. Rank 0 has the parameters' values; the other ranks only reserve memory for them.
+    """Returns the model in host memory. Rank 0 has the parameters' values; the other ranks only reserve memory for
+    them.
 
-    All ranks call it. Memory that is reserved and not written to takes no room.
+    All ranks call it. Memory that is reserved but not written takes no space.
 
     Args:
         weights_dir: a transformers model directory.
-        settings: of `from_pretrained`.
+        settings: passed to `from_pretrained`.
     """
     first = ranks.rank() == 0
     model: PreTrainedModel = model_of(weights_dir, device_map=None if first else "meta", **settings)
@@ -34,19 +35,19 @@ def read_on_first_rank(weights_dir: Path, **settings: Any) -> PreTrainedModel:
 
 
 def shard(policy: nn.Module, settings: dict[str, Any], *, dtype: torch.dtype, device: torch.device) -> None:
-    """Cuts every parameter into one shard a rank, with the values of rank 0. All ranks call it.
+    """Cuts every parameter into one shard per rank, with the values of rank 0. All ranks call it.
 
-    DeepSpeed would first move the whole model to every device. Here only one parameter at a time is whole there.
+    DeepSpeed would first move the whole model to every device. Here only one parameter at a time is whole on a device.
 
     Args:
         policy: the model in host memory, as `read_on_first_rank` returns it.
-        settings: DeepSpeed's.
-        dtype: all parameters are converted to it, as DeepSpeed does with a model that is not sharded yet.
-        device: where the policy computes.
+        settings: DeepSpeed's settings.
+        dtype: type to which all parameters are converted, as DeepSpeed does with a model that is not sharded yet.
+        device: device on which the policy computes.
     """
     from rpg.learner.deepspeed_imported import deepspeed
 
     for parameter in policy.parameters():
         parameter.data = parameter.data.to(dtype)
     deepspeed.zero.Init(module=policy, config_dict_or_path=settings)
-    policy.to(device)  # the buffers, which are whole everywhere
+    policy.to(device)  # buffers are whole everywhere

@@ -1,8 +1,8 @@
-"""The trained weights and the optimizer's state that a rank holds under each ZeRO stage, as named pieces.
+"""Reads and writes, as named pieces, the trained weights and optimizer state that a rank holds under each ZeRO stage.
 
-The weights are the float32 ones that the optimizer steps; those of forward and backward follow from them. The state is
-saved under the optimizer's own names, whatever it keeps: tensors of a parameter's shape in pieces, single numbers with
-each parameter.
+The weights are the float32 ones that the optimizer steps; those of forward and backward passes are derived from them.
+All state is saved under the optimizer's own names: tensors of a parameter's shape in pieces, single numbers with each
+parameter.
 """
 
 from collections.abc import Iterator
@@ -20,19 +20,19 @@ from rpg.processes import ranks
 _STEM = "learner"
 _WEIGHT = "weight"
 _HOW_COMPUTED = {"fused", "foreach", "capturable", "differentiable", "maximize"}
-"""Settings of a parameter group that choose how an update is computed and not what comes out: they are not saved, since
-another machine may choose otherwise."""
+"""Settings of a parameter group that change how an update is computed but not its result. They are not saved, since
+another machine may choose others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a part of a parameter lies in a stepped tensor."""
+    """The position of a part of a parameter in a stepped tensor."""
 
     parameter: str
     start: int
-    """Its first element in the flattened parameter."""
+    """Index of its first element in the flattened parameter."""
     offset: int
-    """Its first element in the flattened stepped tensor."""
+    """Index of its first element in the flattened stepped tensor."""
     count: int
 
 
@@ -42,7 +42,7 @@ class Stepped:
 
     values: Tensor
     states: dict[Tensor, dict[str, Any]]
-    """The optimizer's state, of every tensor that it steps."""
+    """State of the optimizer for every tensor that it steps."""
     spans: list[Span]
 
     @property
@@ -51,17 +51,17 @@ class Stepped:
         return self.states.get(self.values, {})
 
     def pieces(self, key: str, values: Tensor) -> Iterator[Piece]:
-        """The pieces of the stepped tensor, or of a state of the same shape."""
+        """Yields the pieces of the stepped tensor, or of a state of the same shape."""
         flat = values.detach().view(-1)
         for span in self.spans:
             yield Piece(f"{span.parameter}|{key}", span.start, flat[span.offset : span.offset + span.count])
 
     def tensors(self) -> dict[str, Tensor]:
-        """States with one value for each weight."""
+        """Returns the states with one value for each weight."""
         return {key: value for key, value in self.state.items() if self._elementwise(value)}
 
     def numbers(self) -> dict[str, list[float | str]]:
-        """States with a single value: [value, dtype], the dtype empty where it is no tensor.
+        """Returns the states with a single value: [value, dtype]; dtype is empty if the value is not a tensor.
 
         Raises:
             RuntimeError: a state has neither one value nor one for each weight.
@@ -83,7 +83,7 @@ def save(engine: Any, model: nn.Module, copy: StateCopy) -> None:
     tensors = list(_stepped(engine, model))
     numbers = {span.parameter: stepped.numbers() for stepped in tensors for span in stepped.spans}
     if not engine.zero_optimization():
-        # Every rank holds all tensors, and writes some of them.
+        # Every rank holds all tensors and writes some of them.
         tensors = [stepped for index, stepped in enumerate(tensors) if index % ranks.world_size() == ranks.rank()]
     pieces = [
         piece
@@ -123,7 +123,8 @@ def load(engine: Any, model: nn.Module, directory: Path) -> None:
 
 
 def load_weights(model: nn.Module, directory: Path) -> None:
-    """Restores the trained weights that `save` wrote, without an optimizer, into a module that no engine has cut up."""
+    """Restores the trained weights that `save` wrote, without an optimizer, into a module that no engine has
+    sharded."""
     files = PieceFiles(directory, _STEM)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -134,7 +135,7 @@ def load_weights(model: nn.Module, directory: Path) -> None:
 
 
 def _fill(stepped: Stepped, files: PieceFiles, keys: set[str]) -> None:
-    """Fills the weights and the states of one stepped tensor; a state that is there already in place."""
+    """Fills the weights and the states of one stepped tensor; an existing state is filled in place."""
     for piece in stepped.pieces(_WEIGHT, stepped.values):
         files.fill(piece)
     if keys:
@@ -147,7 +148,7 @@ def _fill(stepped: Stepped, files: PieceFiles, keys: set[str]) -> None:
 
 
 def _set_numbers(stepped: Stepped, numbers: dict[str, list[Any]], *, fused: bool) -> None:
-    """Sets the states of a single value. torch.optim counts steps in a tensor, for fused kernels on their device."""
+    """Sets the single-value states. torch.optim counts steps in a tensor, which fused kernels need on their device."""
     device = stepped.values.device if fused else "cpu"
     for key, (number, dtype) in numbers.items():
         value = torch.tensor(number, dtype=getattr(torch, dtype), device=device) if dtype else number
@@ -155,14 +156,14 @@ def _set_numbers(stepped: Stepped, numbers: dict[str, list[Any]], *, fused: bool
 
 
 def _stepped(engine: Any, model: nn.Module) -> Iterator[Stepped]:
-    """The tensors that the optimizer of this rank steps."""
+    """Returns the tensors that the optimizer of this rank steps."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     stage = engine.zero_optimization_stage()
     return {0: _whole, 1: _partitions, 2: _partitions, 3: _shards}[stage](engine.optimizer, names)
 
 
 def _whole(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
-    """Without ZeRO: each parameter is a tensor of its own."""
+    """Yields the stepped tensors without ZeRO: each parameter is a separate tensor."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             spans = [Span(names[id(parameter)], start=0, offset=0, count=parameter.numel())]
@@ -170,7 +171,7 @@ def _whole(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
 
 
 def _partitions(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
-    """ZeRO 1 and 2: a group's parameters end to end, cut into one partition a rank."""
+    """Yields the stepped tensors of ZeRO 1 and 2: a group's parameters end to end, cut into one partition per rank."""
     for flat, parameters in zip(optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups, strict=True):
         spans = [
             Span(names[id(parameter)], *held) for parameter in parameters if (held := fragment(parameter)) is not None
@@ -179,7 +180,9 @@ def _partitions(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
 
 
 def _shards(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
-    """ZeRO 3: each parameter cut into one shard a rank, the last ones padded; a group's shards end to end."""
+    """Yields the stepped tensors of ZeRO 3: a group's shards end to end; each parameter is cut into one shard per
+    rank,
+        the last ones padded."""
     for flat, parameters in zip(optimizer.fp32_partitioned_groups_flat, optimizer.fp16_groups, strict=True):
         spans, offset = [], 0
         for parameter in parameters:
@@ -190,6 +193,6 @@ def _shards(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
 
 
 def shard_of(parameter: Any) -> tuple[int, int]:
-    """This rank's shard of a ZeRO 3 parameter, without its padding: first element, and number of elements."""
+    """Returns this rank's shard of a ZeRO 3 parameter, without padding: first element and number of elements."""
     start = parameter.ds_tensor.ds_numel * ranks.rank()
     return start, max(0, min(parameter.ds_tensor.ds_numel, parameter.ds_numel - start))

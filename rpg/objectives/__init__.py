@@ -1,8 +1,8 @@
-"""Objectives: the equations of each, and one evaluation of them on a batch of tokens.
+"""Objectives: the equation of each, and its evaluation on a batch of tokens.
 
-Each objective's equation stands in `regularized` or `rivals` and registers itself for its class of the schema;
-`formula` computes what a spec writes as a formula; `evaluation` is the way in. Imports torch and the schema, nothing
-else of ours; any room of `rpg` may import it. An installed package derives its objectives from `PackagedObjective`.
+Each objective's equation is in `regularized` or `rivals` and registers itself for its class of the schema; `formula`
+computes a formula from a spec; `evaluation` is the entry point. Imports only torch and the schema; any package of `rpg`
+may import it. An installed package derives its objectives from `PackagedObjective`.
 """
 
 from rpg.objectives.clipping import Clipped

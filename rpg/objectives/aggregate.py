@@ -1,4 +1,4 @@
-"""The only division: token losses and a mask to the loss of an update."""
+"""Reduces token losses and a mask to the loss of an update: the only place that divides a loss."""
 
 from typing import assert_never
 
@@ -17,7 +17,7 @@ def aggregate(
     num_sequences: float,
     max_response_length: int,
 ) -> Tensor:
-    """This microbatch's part of the update's loss; over all microbatches and ranks the parts add up to it.
+    """Returns this microbatch's part of the update's loss; the parts of all microbatches and ranks add up to it.
 
     token_mean: sum / num_tokens; sequence_mean: the mean over the update's responses of their token means;
     sequence_sum: sum / num_sequences; fixed_length: sum / (num_sequences * max_response_length).
@@ -27,9 +27,9 @@ def aggregate(
         response_mask: [batch, time], 1 where a token counts. A response without any counts as a loss of 0.
         num_tokens: response tokens of the whole update, over all microbatches and ranks.
         num_sequences: responses of the whole update, over all microbatches and ranks.
-        max_response_length: tokens; used by fixed_length alone.
+        max_response_length: tokens; only fixed_length uses it.
     Returns:
-        Scalar, to be summed (not averaged) over microbatches and ranks. 0, with a gradient of 0, where nothing counts.
+        Scalar, to be summed (not averaged) over microbatches and ranks. 0, with a gradient of 0, if no token counts.
     Source: lengths and their bias, Liu 2025, arXiv:2503.20783; token mean, Yu 2025, arXiv:2503.14476.
     """
     mask = response_mask != 0

@@ -1,9 +1,10 @@
-"""How far the engine that sampled is from the learner that trains, and the weights that make up for it.
+"""Measures the mismatch between sampling engine and learner, and computes the weights that correct for it.
 
-The same weights give other logprobs in another engine: `rollout_logprobs` are the engine's, `old_logprobs` the
-learner's. All expectations of this package are over the learner's; a weight of old/rollout on each token's loss
-restores that of the token in the states which the engine came to. Exact for responses of one token only: how a state
-came about, and ratios of whole responses, would need the product over the response, and bear its variance.
+The same model weights give different logprobs in another engine: `rollout_logprobs` are the engine's, `old_logprobs`
+the learner's. All expectations in this package are over the learner's policy. A weight of old/rollout on each token's
+loss restores the expectation over that token, in the states that the engine visited. This is exact only for responses
+of one token: the distribution of states, and ratios of whole responses, would need the product over the response, with
+its variance.
 """
 
 from typing import assert_never
@@ -16,14 +17,14 @@ from specs.schema.rollout import Correction
 
 
 def rollout_ratio(old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor) -> Tensor:
-    """π_old of the learner over what the engine sampled with, of each token.
+    """Returns each token's π_old under the learner over its probability under the sampling engine.
 
     Args:
-        old_logprobs: of the learner, nats [batch, time].
-        rollout_logprobs: of the engine, nats [batch, time].
-        response_mask: 1 where a token counts [batch, time].
+        old_logprobs: the learner's, nats [batch, time].
+        rollout_logprobs: the engine's, nats [batch, time].
+        response_mask: 1 on tokens that count [batch, time].
     Returns:
-        [batch, time], float32 or wider, 1 where the mask is 0. Constant.
+        [batch, time], float32 or wider, 1 at positions with mask 0. Constant.
     """
     dtype = torch.promote_types(old_logprobs.dtype, torch.float32)
     log_ratio = old_logprobs.detach().to(dtype) - rollout_logprobs.detach().to(dtype)
@@ -31,13 +32,13 @@ def rollout_ratio(old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask:
 
 
 def truncated_weight(ratio: Tensor, *, bound: float) -> Tensor:
-    """min(ratio, bound)
+    """Returns min(ratio, bound).
 
     Args:
-        ratio: π_old over what the engine sampled with.
+        ratio: π_old over the engine's probability, see `rollout_ratio`.
         bound: above 1.
     Returns:
-        What a token's loss is multiplied by: biased where the bound acts, its variance bounded.
+        Factor on a token's loss. The bound limits its variance and biases the entries on which it acts.
     Source: Yao 2025, truncated importance sampling between engine and learner,
     https://fengyao.notion.site/off-policy-rl.
     """
@@ -45,16 +46,16 @@ def truncated_weight(ratio: Tensor, *, bound: float) -> Tensor:
 
 
 def masked_weight(ratio: Tensor, *, bound: float) -> Tensor:
-    """The ratio where it is in [1/bound, bound], else 0.
+    """Returns the ratio if it is in [1/bound, bound], else 0.
 
-    Args: as `truncated_weight`.
-    Returns: what a token's loss is multiplied by; where it is 0 the token is left out.
+    Args: as in `truncated_weight`.
+    Returns: factor on a token's loss; 0 leaves the token out.
     """
     return torch.where((ratio <= bound) & (ratio >= 1 / bound), ratio, 0.0)
 
 
 def correction_weight(correction: Correction, ratio: Tensor) -> Tensor:
-    """Factor of each token's loss, as the spec says; 1 without a correction."""
+    """Returns the factor on each token's loss, as the spec says; 1 without a correction."""
     match correction.type:
         case "none":
             return torch.ones_like(ratio)
@@ -67,10 +68,10 @@ def correction_weight(correction: Correction, ratio: Tensor) -> Tensor:
 
 
 def mismatch_diagnostics(ratio: Tensor, weight: Tensor, correction: Correction) -> dict[str, Tensor]:
-    """Gap between engine and learner for the metrics, of each token and by name.
+    """Returns the mismatch between engine and learner for the metrics, by name and for each token.
 
-    rollout_ratio: learner over engine. kl_rollout: nats, ≥ 0, whose mean estimates KL(engine ‖ learner) without bias.
-    corrected: bool, where the correction's bound acted.
+    rollout_ratio: learner over engine. kl_rollout: nats, ≥ 0; its mean estimates KL(engine ‖ learner) without bias.
+    corrected: bool, whether the correction's bound acted.
     """
     acted = weight != ratio if correction.type != "none" else torch.zeros_like(ratio, dtype=torch.bool)
     return {"rollout_ratio": ratio, "kl_rollout": ratio - 1 - torch.log(ratio), "corrected": acted}

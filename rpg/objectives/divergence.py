@@ -1,12 +1,12 @@
-"""The four divergences between policy and reference, from samples of a third policy, π_old.
+"""The four divergences between policy and reference, estimated from samples of a third policy, π_old.
 
-Each has a weight K, what minus the divergence adds to the m of `∇J = E_old[m ∇log π]`, and a loss D, whose expected
-gradient is that of the divergence. Both are exact for one token, and for a whole response where the ratios are of the
-whole response. π_old and π_ref are constants; the symbols are those of `terms`. docs/objectives.md shows the first two
-lines of each weight and the first of each loss.
+Each has a weight K and a loss D. K is the contribution of minus the divergence to the m of `∇J = E_old[m ∇log π]`; D's
+expected gradient is that of the divergence. Both are exact for one token, and for a whole response if the ratios are
+those of the whole response. π_old and π_ref are constants; the symbols are those of `terms`. docs/objectives.md shows
+the first two lines of each weight and the first of each loss.
 
 Source: Zhang 2025, arXiv:2505.17508, Props 3.2, 3.6, E.1, E.3. Differs: the sampler and the reference may be two
-policies; where they are one, q = 1 and these are the paper's.
+policies; if they are one, q = 1 and these are the paper's.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,10 +26,10 @@ def forward_weight(log_ratio: Tensor, log_reference: Tensor) -> Tensor:
     K of KL(π_ref ‖ π).
 
     Args:
-        log_ratio: log w, nats, one entry a token or a response. Constant, here and below.
+        log_ratio: log w, nats, one entry per token or response. Constant, here and below.
         log_reference: log q, nats, of the same entries. Constant.
     Returns:
-        One number an entry.
+        One number per entry.
     """
     return bounded_exp(log_reference).expand_as(log_ratio)
 
@@ -72,9 +72,9 @@ def forward_loss(terms: Terms) -> Tensor:
     Its expectation is KL(π_ref ‖ π) up to a constant.
 
     Args:
-        terms: of tokens or of whole responses; `log_policy` and `log_ratio` are differentiable.
+        terms: terms of tokens or of whole responses; `log_policy` and `log_ratio` are differentiable.
     Returns:
-        D, nats, one number an entry.
+        D, nats, one number per entry.
     """
     return -bounded_exp(terms.log_reference) * terms.log_policy
 
@@ -112,18 +112,17 @@ def no_loss(terms: Terms) -> Tensor:
 
 
 def to_go_weight(divergence: Divergence, log_ratio: Tensor, terms: Terms, *, per_ratio: bool = False) -> Tensor:
-    """K of the divergence of the whole response, of which a token answers for the part from itself on.
+    """Returns K of the whole response's divergence, with each token credited with the part from itself on.
 
     forward: Q; reverse: −w (S + 1); unnormalized_forward: −(w − Q); unnormalized_reverse: −w S. S is the sum of log r
-    from the token on, Q the product of q up to it. On policy the expected gradient is exactly that of the divergence
-    of whole responses, with less variance than the response's own weight has: a token is not charged for what stood
-    before it.
+    from the token on, Q the product of q up to it. On policy the expected gradient is exactly that of the divergence of
+    whole responses, with less variance than the response's own weight: a token is not charged for the tokens before it.
 
     Args:
-        log_ratio: log w of each token, perhaps held.
-        per_ratio: K/w, for a ratio as it is.
+        log_ratio: log w of each token, perhaps clamped.
+        per_ratio: whether to return K/w, for an unclamped ratio.
     Returns:
-        One number a token. Constant.
+        One number per token. Constant.
     Source: FRPO, arXiv:2601.10201.
     """
     so_far = terms.log_reference_so_far
@@ -145,8 +144,9 @@ def to_go_weight(divergence: Divergence, log_ratio: Tensor, terms: Terms, *, per
 
 
 def to_go_loss(divergence: Divergence, terms: Terms) -> Tensor:
-    """Loss whose gradient is minus that of `to_go_weight`, token by token: −SG(K) log π, as K is no value of a
-    divergence."""
+    """Returns a loss whose gradient is minus that of `to_go_weight`, token by token: −SG(K) log π, since K is not a
+    value of
+        a divergence."""
     return -to_go_weight(divergence, terms.log_ratio, terms) * terms.log_policy
 
 

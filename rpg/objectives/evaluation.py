@@ -1,4 +1,4 @@
-"""One evaluation of an objective on a batch of tokens: the losses, and all that is shown of them while training."""
+"""Evaluates an objective on a batch of tokens: the losses, and all values of them that training shows."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -16,23 +16,25 @@ from specs.schema.schedule import constant
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveEvaluation:
-    """An objective's values for each token, all [batch, time]. All but the losses are constant, and 0 or False where
-    `response_mask` is 0."""
+    """The values of an objective for each token, all [batch, time]. All except the losses are constant, and 0 or False
+    at positions with
+        `response_mask` 0."""
 
     losses: Tensor
-    """Losses of the tokens, as `token_losses` gives them."""
+    """Losses of the tokens, as `token_losses` returns them."""
     weight: Tensor
     """m, the factor of ∇log π in minus the gradient of the sum of the losses."""
     ratio: Tensor
-    """π/π_old of what the objective takes it over: the token, the response, or its geometric mean."""
+    """π/π_old of the objective's unit: the token, the response, or the response's geometric mean."""
     clipped_low: Tensor
-    """bool, where the lower margin of the clip acts; at most one side acts on a token."""
+    """Whether the lower margin of the clip acts, bool; at most one side acts on a token."""
     clipped_high: Tensor
-    """bool, where the upper margin acts."""
+    """Whether the upper margin acts, bool."""
     clipped_dual: Tensor
-    """bool, where the bound for negative advantages acts."""
+    """Whether the bound for negative advantages acts, bool."""
     kl_reverse: Tensor
-    """Nats, ≥ 0; its mean over tokens estimates KL(π ‖ π_ref) without bias, states drawn by the sampler."""
+    """Estimate of KL(π ‖ π_ref) at each token, nats, ≥ 0; its mean over tokens is unbiased, with the sampler's
+    states."""
     kl_forward: Tensor
     """Estimate of KL(π_ref ‖ π) at each token, nats."""
     kl_behaviour: Tensor
@@ -40,18 +42,18 @@ class ObjectiveEvaluation:
 
     @property
     def clipped(self) -> Tensor:
-        """bool, where any side of the clip acts."""
+        """Returns whether any side of the clip acts, bool."""
         return self.clipped_low | self.clipped_high | self.clipped_dual
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """All but the losses, by name."""
+        """Returns all values except the losses, by name."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "losses"}
 
 
 def evaluate_objective(objective: Objective, batch: TokenBatch) -> ObjectiveEvaluation:
-    """The losses of a batch, differentiable where its logprobs are, and what can be seen of them.
+    """Returns the losses of a batch, differentiable if its logprobs are, and their diagnostics.
 
-    The weight is the gradient by `logprobs` of these very losses, which stay differentiable: it goes no further back.
+    The weight is the gradient of these losses by `logprobs`, and stops there; the losses stay differentiable.
     """
     differentiable = batch.logprobs.requires_grad
     leaf = batch.logprobs if differentiable else batch.logprobs.detach().requires_grad_()
@@ -88,27 +90,28 @@ def token_losses(
     rollout_logprobs: Tensor | None = None,
     rewards: Tensor | None = None,
 ) -> Tensor:
-    """The loss of each token, to be minimised; not masked, not averaged: see aggregate.py.
+    """Returns the loss of each token, to minimise; not masked, not averaged: see aggregate.py.
 
     Args:
-        objective: from a spec, or from `specs.parse_objective`; where schedules change it over training, what
-            `specs.schema.schedule.at_step` makes of it.
+        objective: from a spec, or from `specs.parse_objective`. If schedules change it over training, pass the result
+            of
+        `specs.schema.schedule.at_step`.
         logprobs: [batch, time], log π(y_t | x, y_<t) under the policy being trained, nats. The only differentiable
             input.
-        old_logprobs: the same tokens under the policy that the step counts as its sampler, nats. Constant.
-        ref_logprobs: the same tokens under the reference policy, nats. Constant. `old_logprobs` where the sampler is
+        old_logprobs: the same tokens under the policy that counts as the step's sampler, nats. Constant.
+        ref_logprobs: the same tokens under the reference policy, nats. Constant. Pass `old_logprobs` if the sampler is
             the reference.
-        advantages: reward units. Constant. Where ratios are of whole responses, its mean over a response counts.
-        response_mask: 1 on tokens the policy sampled and we train on. What stands elsewhere, NaN included, changes
+        advantages: reward units. Constant. If ratios are those of whole responses, the mean over a response counts.
+        response_mask: 1 on tokens that the policy sampled and is trained on. Values elsewhere, NaN included, change
             nothing.
-        entropy, rollout_logprobs, rewards: H, log p_engine and R, [batch, time] or [batch, 1], where a formula reads
-            them. Constant.
+        entropy, rollout_logprobs, rewards: H, log p_engine and R, [batch, time] or [batch, 1], if a formula reads
+        them. Constant.
     Returns:
-        [batch, time], float32 or wider; the sum over the positions where `response_mask` is 1 is the loss of the
-        sequence. A ratio whose logarithm exceeds 60 nats is held there, so the loss and its gradient stay finite; a
+        [batch, time], float32 or wider; the sum over positions with `response_mask` 1 is the loss of the sequence. A
+        ratio whose logarithm exceeds 60 nats is clamped there, so the loss and its gradient stay finite; a
         differentiated ratio passes no gradient there. Small ratios underflow to 0.
     Raises:
-        ValueError: shapes that differ, a knob that is still a schedule, or an input missing that a formula reads.
+        ValueError: shapes differ, a parameter is still a schedule, or an input that a formula reads is missing.
     """
     batch = TokenBatch(
         logprobs, old_logprobs, ref_logprobs, advantages, response_mask, entropy, rollout_logprobs, rewards
@@ -117,7 +120,7 @@ def token_losses(
 
 
 def _losses(objective: Objective, batch: TokenBatch) -> tuple[Tensor, Clipped, Terms, Terms]:
-    """Parts of a prepared batch: the losses with the penalty, where the clip acts, and the terms of the objective's
+    """Returns for a prepared batch the losses with the penalty, the marks of the clip, and the terms of the objective's
     ratio and of single tokens."""
     tokens = token_terms(batch)
     terms = tokens if objective.ratio_over == "token" else TERMS[objective.ratio_over](batch)

@@ -1,6 +1,7 @@
-"""Objectives of a user's own: a package's, and the meaning of a formula that `specs/schema/formula.py` has read.
+"""Evaluates a user's own objectives: those of a package, and formulas that `specs/schema/formula.py` has parsed.
 
-A formula is compiled once for its numbers: what follows from them alone is computed then, and equal operations once.
+A formula is compiled once for its parameters: operations on numbers alone are computed then, equal operations only
+once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,15 +21,15 @@ from specs.schema.objective import FormulaObjective, PackagedObjective
 from specs.schema.schedule import constant
 
 Value = Tensor | float
-"""Values of the entries, or a number for all of them."""
+"""Values of the entries, or one number for all of them."""
 
 
 @equation.register
 def formula(objective: FormulaObjective, terms: Terms) -> tuple[Tensor, Clipped]:
     """weight: −SG(m) log π; loss: as it is written
 
-    Both are formulas of the spec. Where `clipped` holds, the mark is `low` for a ratio below 1, else `dual` where A ≤ 0
-    and `high` where A > 0.
+    Both are formulas of the spec. If `clipped` holds, the mark is `low` for a ratio below 1, else `dual` if A ≤ 0 and
+    `high` if A > 0.
     """
     compiled = program(objective)
     if objective.loss:
@@ -47,7 +48,7 @@ def packaged(objective: PackagedObjective, terms: Terms) -> tuple[Tensor, Clippe
 
 
 def _marks(acts: Tensor, terms: Terms) -> Clipped:
-    """Where the condition `clipped` holds, by side."""
+    """Returns the entries for which the condition `clipped` holds, by side."""
     if acts.dim() == 0:
         return nothing_clipped(terms.ratio)
     low = acts & (terms.ratio < 1)
@@ -57,7 +58,7 @@ def _marks(acts: Tensor, terms: Terms) -> Clipped:
 
 
 def program(objective: FormulaObjective) -> "Program":
-    """The compiled formulas of an objective, for its numbers."""
+    """Returns the compiled formulas of an objective, for its parameters."""
     numbers = tuple((name, constant(value)) for name, value in objective.parameters.items())
     texts = objective.weight or objective.loss, objective.clipped
     return _compiled(*texts, numbers, objective.level in ("sequence", "geometric_mean"))
@@ -65,19 +66,19 @@ def program(objective: FormulaObjective) -> "Program":
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation of a program, on results of steps before it."""
+    """An operation of a program, on results of earlier steps."""
 
     node: Node
     apply: Callable[..., Any]
     arguments: tuple[Any, ...]
-    """Each a place among the steps, or a number."""
+    """Arguments of the operation: each is a place among the steps, or a number."""
     of_terms: bool = False
-    """Whether it reads the terms: these are then its first argument."""
+    """Whether the operation reads the terms, which are then its first argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Place of a step in its program."""
+    """The place of a step in its program."""
 
     index: int
 
@@ -88,12 +89,12 @@ class Program:
 
     steps: list[Step] = field(default_factory=list)
     outcome: Any = 0.0
-    """Place of the weight's or loss's value, or a number."""
+    """Place of the value of the weight or loss, or a number."""
     clipped: Any = False
-    """Place of the condition's, or whether it holds everywhere."""
+    """Place of the condition's value, or whether it holds everywhere."""
 
     def values(self, terms: Terms) -> list[Any]:
-        """The result of each step."""
+        """Returns the result of each step."""
         results: list[Any] = []
         for step in self.steps:
             arguments = [results[each.index] if isinstance(each, _Place) else each for each in step.arguments]
@@ -101,7 +102,8 @@ class Program:
         return results
 
     def results(self, terms: Terms) -> tuple[Tensor, Tensor]:
-        """The weight or loss of each entry, and where the clip acts: of no dimension where it acts nowhere."""
+        """Returns the weight or loss of each entry, and the marks of the clip: a tensor without dimensions if it never
+        acts."""
         values, ratio = self.values(terms), terms.log_ratio
         outcome = values[self.outcome.index] if isinstance(self.outcome, _Place) else None
         clipped = values[self.clipped.index] if isinstance(self.clipped, _Place) else None
@@ -112,12 +114,12 @@ class Program:
         )
 
 
-@lru_cache(maxsize=256)  # a replay holds a hundred objectives beside each other
+@lru_cache(maxsize=256)  # a replay holds a hundred objectives at once
 def _compiled(text: str, clipped: str, numbers: tuple[tuple[str, float], ...], of_responses: bool) -> Program:
     made, known, places = Program(), dict(numbers), dict[Node, Any]()
 
     def place(node: Node) -> Any:
-        """Where the value of a node is found: its step, or the number itself."""
+        """Returns the place of a node's value: its step, or the number itself."""
         if node not in places:
             places[node] = number_or_step(node)
         return places[node]
@@ -184,7 +186,7 @@ _LOGARITHMS: Mapping[str, Callable[[Terms], Tensor]] = MappingProxyType(
         "p_engine": _log_engine,
     }
 )
-"""Symbol -> its logarithm, which is never that of an exponential."""
+"""Symbol -> its logarithm, which is never computed as the log of an exponential."""
 _SYMBOLS: Mapping[str, Callable[[Terms], Tensor]] = MappingProxyType(
     {
         "w": _ratio,
@@ -203,7 +205,7 @@ _SYMBOLS: Mapping[str, Callable[[Terms], Tensor]] = MappingProxyType(
 
 
 def _over_tokens(terms: Terms, values: Value) -> Tensor:
-    """Values of the tokens, 0 on padding."""
+    """Returns values of the tokens, 0 on padding."""
     return torch.where(terms.response_mask, values, torch.zeros_like(terms.log_ratio))
 
 
@@ -220,7 +222,7 @@ def _response_mean(terms: Terms, values: Value) -> Tensor:
 
 
 def _where(terms: Terms, condition: Tensor, one: Value, other: Value) -> Tensor:
-    if not isinstance(one, Tensor) and not isinstance(other, Tensor):  # torch would take float32
+    if not isinstance(one, Tensor) and not isinstance(other, Tensor):  # torch would use float32
         one = terms.log_ratio.new_full((), one)
     return torch.where(condition, one, other)
 
@@ -239,7 +241,7 @@ def _greatest(*values: Value) -> Value:
 
 
 def _paired(of_tensors: Callable[[Tensor, Tensor], Tensor], bound: str, one: Value, other: Value) -> Value:
-    """The lesser or greater of two, of which one may be a number."""
+    """Returns the lesser or greater of two values; one of them may be a number."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return of_tensors(one, other)
     if isinstance(other, Tensor):
@@ -264,7 +266,7 @@ def _any(*conditions: Any) -> Any:
 
 
 def _tensors(conditions: Sequence[Any]) -> list[Tensor]:
-    """The conditions, those that numbers decide on the device of the others."""
+    """Returns the conditions as tensors; constant ones are on the device of the others."""
     one = next(each for each in conditions if isinstance(each, Tensor))
     return [each if isinstance(each, Tensor) else one.new_full((), each) for each in conditions]
 

@@ -1,8 +1,8 @@
-"""Estimates of KL(pi || pi_ref) from one sampled token, log r = log pi/pi_ref, as the field uses them.
+"""The common estimates of KL(pi || pi_ref) from one sampled token, with log r = log pi/pi_ref.
 
-Each has a value and, as part of a loss, a gradient; the two are estimates of different things. "On policy" means pi
+Each has a value and, as part of a loss, a gradient; the two estimate different quantities. "On policy" means pi
 is the sampler; all claims are about one token given its prefix. A penalty on single tokens never credits a token with
-the divergence of what follows it, so none of these in the loss has the gradient of the divergence of whole responses.
+the divergence of later tokens, so none of these in the loss has the gradient of the divergence of whole responses.
 
 Source: Schulman 2020, http://joschu.net/blog/kl-approx.html.
 """
@@ -17,12 +17,12 @@ from rpg.objectives.terms import Terms, bounded_exp
 
 
 def k1(log_ref_ratio: Tensor) -> Tensor:
-    """log r. Value: unbiased on policy, of either sign.
+    """Returns log r. Value: unbiased on policy, of either sign.
 
     Args:
-        log_ref_ratio: log r, nats, one entry a token. Differentiable, here and in k2 and k3.
+        log_ref_ratio: log r, nats, one entry per token. Differentiable, here and in k2 and k3.
     Returns:
-        Nats, one number an entry.
+        Nats, one number per entry.
 
     Gradient in the loss: on policy 0 in expectation. Times the differentiable ratio w: exactly grad KL(pi || pi_ref),
     on and off policy. As a constant in the reward of the whole response: exactly the gradient of the whole response's
@@ -32,16 +32,16 @@ def k1(log_ref_ratio: Tensor) -> Tensor:
 
 
 def k2(log_ref_ratio: Tensor) -> Tensor:
-    """(log r)^2 / 2. Value: biased, never negative.
+    """Returns (log r)^2 / 2. Value: biased, never negative.
 
-    Gradient in the loss: on policy exactly grad KL(pi || pi_ref). Times the differentiable ratio: of nothing that has
-    a name.
+    Gradient in the loss: on policy exactly grad KL(pi || pi_ref). Times the differentiable ratio: the gradient of no
+    named divergence.
     """
     return log_ref_ratio.square() / 2
 
 
 def k3(log_ref_ratio: Tensor) -> Tensor:
-    """1/r - 1 + log r. Value: unbiased on policy, never negative.
+    """Returns 1/r - 1 + log r. Value: unbiased on policy, never negative.
 
     Gradient in the loss: on policy exactly grad KL(pi_ref || pi), the forward one. Times the differentiable ratio w:
     exactly grad KL(pi || pi_ref), on and off policy.
@@ -53,11 +53,11 @@ ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({"k1": k
 
 
 def reward_penalties(log_ref_ratio: Tensor, lengths: Tensor, *, estimator: str, credit: str) -> Tensor:
-    """Amount that a penalty takes off the reward that each token answers for, per unit of its coefficient.
+    """Returns the amount that a penalty subtracts from the reward credited to each token, per unit of its coefficient.
 
-    The sum of the estimates at the policy that sampled, over the whole response or from the token on. With k1 and on
-    policy its expected gradient is exactly that of the whole response's KL(pi || pi_ref), either way; off policy it
-    is not, since the divergence is the sampler's.
+    It is the sum of the estimates at the policy that sampled, over the whole response or from the token on. With k1, on
+    policy, both have exactly the expected gradient of the whole response's KL(pi || pi_ref); off policy they do not,
+    since the divergence is the sampler's.
 
     Args:
         log_ref_ratio: [tokens], log pi_old/pi_ref, nats, the responses laid end to end. Constant.
@@ -79,12 +79,12 @@ def reward_penalties(log_ref_ratio: Tensor, lengths: Tensor, *, estimator: str, 
 
 
 def penalty(terms: Terms, *, estimator: str, weighted: bool) -> Tensor:
-    """The penalty in the loss: k(r), or w k(r) where it is weighted.
+    """Returns the penalty in the loss: k(r), or w k(r) if `weighted`.
 
     Args:
-        terms: of tokens.
+        terms: terms of single tokens.
         estimator: k, which is k1, k2 or k3.
-        weighted: whether it is multiplied by the token's ratio, which is differentiated too.
+        weighted: whether to multiply by the token's ratio, which is differentiated too.
     Returns:
         [B, T], nats, per unit of its coefficient.
     """
@@ -93,16 +93,16 @@ def penalty(terms: Terms, *, estimator: str, weighted: bool) -> Tensor:
 
 
 def token_divergences(terms: Terms) -> dict[str, Tensor]:
-    """The unnormalized divergences of each token, which metrics show.
+    """Returns the unnormalized divergences of each token, for metrics.
 
     kl_reverse: w log r − w + q, of KL(π ‖ π_ref); kl_forward: w − q − q log r, of KL(π_ref ‖ π); kl_behaviour:
     w − 1 − log w, of KL(π_old ‖ π).
 
     Args:
-        terms: of tokens.
+        terms: terms of single tokens.
     Returns:
-        Name -> [B, T], nats, each ≥ 0. Their means over tokens that π_old sampled are unbiased, in the states that it
-        came to. Constant.
+        Name -> [B, T], nats, each ≥ 0. Their means over tokens that π_old sampled are unbiased, in the
+        states that it visited. Constant.
     """
     log_ratio, log_reference = terms.log_ratio.detach(), terms.log_reference
     ratio, reference, log_ref_ratio = terms.ratio, bounded_exp(log_reference), log_ratio - log_reference

@@ -1,4 +1,4 @@
-"""Which equation belongs to which class of the schema. Each registers itself where it is written."""
+"""Registry of equations by their class of the schema. Each equation registers itself where it is defined."""
 
 from functools import singledispatch
 
@@ -11,13 +11,14 @@ from specs.schema.objective import BaseObjective
 
 @singledispatch
 def equation(objective: BaseObjective, terms: Terms) -> tuple[Tensor, Clipped]:
-    """The loss of each token, and where the objective's clip acts; `@equation.register` names the class it is for.
+    """Returns the loss of each token and the marks of the objective's clip. `@equation.register` names an equation's
+    class.
 
-    A class takes the equation of the class that it inherits from, unless it has its own.
+    A class inherits the equation of its base class, unless it has its own.
 
     Args:
-        objective: knobs.
-        terms: of what the objective's `ratio_over` says.
+        objective: parameters.
+        terms: terms of the unit that the objective's `ratio_over` names.
     Returns:
         Losses to minimise [B, T], reward units, not masked, differentiable by `terms.logprobs`; and marks that
         broadcast to them. The first line of its docstring is the loss, as docs/objectives.md shows it.

@@ -32,7 +32,7 @@ from specs.schema.schedule import constant
 def regularized_policy_gradient(objective: RegularizedObjective, terms: Terms) -> tuple[Tensor, Clipped]:
     """reinforce: −SG(m) log π; differentiable: −w A + β D
 
-    The clip says what becomes of m, or of −w A. The tokens of a response sum to the loss of the response.
+    The clip changes m, or −w A. The losses of a response's tokens sum to the response's loss.
     """
     terms = replace(terms, to_go=True) if objective.level == "to_go" else terms
     if objective.estimator == "reinforce":
@@ -43,7 +43,7 @@ def regularized_policy_gradient(objective: RegularizedObjective, terms: Terms) -
 
 
 def _clipped_weight(objective: RegularizedObjective, terms: Terms) -> tuple[Tensor, Clipped]:
-    """m under the objective's clip."""
+    """Returns m under the objective's clip."""
     clip, divergence, kl_coef = objective.clip, objective.divergence, constant(objective.kl_coef)
     if clip.type == "none":
         weight = plain_weight(terms, divergence=divergence, kl_coef=kl_coef)
@@ -70,7 +70,7 @@ def _clipped_weight(objective: RegularizedObjective, terms: Terms) -> tuple[Tens
 
 
 def _clipped_loss(objective: RegularizedObjective, terms: Terms) -> tuple[Tensor, Clipped]:
-    """The differentiable loss of each entry under the objective's clip."""
+    """Returns the differentiable loss of each entry under the objective's clip."""
     clip, divergence, kl_coef = objective.clip, objective.divergence, constant(objective.kl_coef)
     match clip.type:
         case "none":
@@ -87,14 +87,14 @@ def _clipped_loss(objective: RegularizedObjective, terms: Terms) -> tuple[Tensor
 
 
 def plain_weight(terms: Terms, *, divergence: Divergence, kl_coef: float) -> Tensor:
-    """m = w A + β K(w), the weight of `∇J = E_old[m ∇log π]` without a clip.
+    """Returns m = w A + β K(w), the weight of `∇J = E_old[m ∇log π]` without a clip.
 
     Args:
-        terms: of tokens or of whole responses.
+        terms: terms of tokens or of whole responses.
         divergence: a key of `WEIGHTS`.
         kl_coef: β, the weight of the divergence, ≥ 0.
     Returns:
-        One number an entry, reward units. Constant.
+        One number per entry, reward units. Constant.
     Source: Zhang 2025, arXiv:2505.17508, Props F.1, F.3, F.4, F.5.
     """
     weight = _weight(terms, divergence, terms.log_ratio.detach())
@@ -102,23 +102,23 @@ def plain_weight(terms: Terms, *, divergence: Divergence, kl_coef: float) -> Ten
 
 
 def _weight(terms: Terms, divergence: Divergence, log_ratio: Tensor) -> Tensor:
-    """K at a ratio, of the level that the terms are of."""
+    """Returns K at a ratio, at the level of the terms."""
     if terms.to_go:
         return to_go_weight(divergence, log_ratio, terms)
     return WEIGHTS[divergence](log_ratio, terms.log_reference)
 
 
 def _divergence(terms: Terms, divergence: Divergence) -> Tensor:
-    """D, of the level that the terms are of."""
+    """Returns D, at the level of the terms."""
     return to_go_loss(divergence, terms) if terms.to_go else LOSSES[divergence](terms)
 
 
 def clamped_divergence_weight(
     terms: Terms, *, divergence: Divergence, kl_coef: float, low: float, high: float
 ) -> Tensor:
-    """β K(w̄), w̄ = w held in [1 − low, 1 + high].
+    """Returns β K(w̄), w̄ = w clamped to [1 − low, 1 + high].
 
-    Returns: the divergence's part of the weight at the clamped ratio, one number an entry. Constant.
+    Returns: the divergence's part of the weight at the clamped ratio, one number per entry. Constant.
     """
     clamped = torch.log(clamp_ratio(terms.ratio, low=low, high=high))
     return kl_coef * _weight(terms, divergence, clamped)
@@ -134,21 +134,21 @@ def rpg_style_clip(
     dual: float,
     keep_divergence: bool,
 ) -> tuple[Tensor, Clipped]:
-    """RPG-Style Clip: m = w A + β K(w̄) where the entry is active, 0 where it is not.
+    """Returns RPG-Style Clip's weight: m = w A + β K(w̄) for active entries, 0 for the others.
 
-    Active: A > 0 and w < 1 + high; or A ≤ 0 and 1 − low ≤ w < dual. w̄ is w held in [1 − low, 1 + high].
+    Active: A > 0 and w < 1 + high; or A ≤ 0 and 1 − low ≤ w < dual. w̄ is w clamped to [1 − low, 1 + high].
 
     Args:
-        terms: of tokens or of whole responses.
+        terms: terms of tokens or of whole responses.
         divergence: a key of `WEIGHTS`.    kl_coef: β, ≥ 0.
-        low, high: margins around ratio 1.    dual: bound on the ratio where A ≤ 0, above 1.
-        keep_divergence: an entry that is not active keeps β K(w̄).
+        low, high: margins around ratio 1.    dual: bound on the ratio if A ≤ 0, above 1.
+        keep_divergence: whether an entry that is not active keeps β K(w̄).
     Returns:
-        m, one number an entry, and where the clip acts. Constant.
+        m, one number per entry, and the marks of the clip. Constant.
     Gradient:
-        On policy exact in expectation. With β = 0 that of PPO's dual clip, entry by entry.
-    Source: Zhang 2025, arXiv:2505.17508, public code: the side is that of the raw advantage, the reward is weighed by
-    the ratio as it is and the divergence by the clamped one.
+        On policy exact in expectation. With β = 0 it is that of PPO's dual clip, entry by entry.
+    Source: Zhang 2025, arXiv:2505.17508, public code: the raw advantage decides the side; the unclamped ratio
+    weights the reward, the clamped ratio the divergence.
     """
     clipped = dual_clipped(terms.ratio, terms.advantages, low=low, high=high, dual=dual)
     divergence_part = clamped_divergence_weight(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high)
@@ -166,10 +166,10 @@ def algorithm_2_clip(
     dual: float,
     keep_divergence: bool,
 ) -> tuple[Tensor, Clipped]:
-    """The paper's Algorithm 2: m = w A + β K(w) where the entry is active, 0 where it is not.
+    """Returns the weight of the paper's Algorithm 2: m = w A + β K(w) for active entries, 0 for the others.
 
-    Active: m ≥ 0 and w < 1 + high; or m < 0 and 1 − low < w < dual. Here K is at the ratio as it is, and the side is
-    that of the whole weight.
+    Active: m ≥ 0 and w < 1 + high; or m < 0 and 1 − low < w < dual. Here K uses the unclamped ratio, and the whole
+    weight decides the side.
 
     Args and Returns: as `rpg_style_clip`; an entry that is not active keeps β K(w̄) with keep_divergence.
     Source: Zhang 2025, arXiv:2505.17508, Algorithm 2.
@@ -184,9 +184,9 @@ def algorithm_2_clip(
 def truncated_clip(
     terms: Terms, *, divergence: Divergence, kl_coef: float, low: float, high: float
 ) -> tuple[Tensor, Clipped]:
-    """Truncation: m = w̄ A + β K(w̄), w̄ = w held in [1 − low, 1 + high]; every entry counts.
+    """Returns the truncated weight: m = w̄ A + β K(w̄), w̄ = w clamped to [1 − low, 1 + high]; every entry counts.
 
-    Returns: m, one number an entry, and where the ratio was held. Constant.
+    Returns: m, one number per entry, and the entries whose ratio was clamped. Constant.
     Source: Zhang 2025, arXiv:2505.17508, Remark F.2.
     """
     clamped = clamp_ratio(terms.ratio, low=low, high=high)
@@ -199,16 +199,17 @@ def truncated_clip(
 def value_clip(
     terms: Terms, *, divergence: Divergence, kl_coef: float, low: float, high: float, dual: float
 ) -> tuple[Tensor, Clipped]:
-    """Eq. 4.1's clip of the value: m = Â min(w, 1 + high) where Â ≥ 0, Â w held in [1 − low, dual] where Â < 0.
+    """Returns eq. 4.1's weight, with the value clipped: m = Â min(w, 1 + high) if Â ≥ 0, Â clamp(w, 1 − low, dual) if Â
+    < 0.
 
-    Every entry counts: what is clipped is the value that weighs ∇log π, so that it keeps a gradient. Within the bounds
-    this is the m of `plain_weight`.
+    Every entry counts: the clip applies to the value that weights ∇log π, so every entry keeps a gradient. Within the
+    bounds this is the m of `plain_weight`.
 
-    Args: as `rpg_style_clip`; dual bounds the ratio where Â < 0.
-    Returns: m, one number an entry, and where the ratio was held. Constant.
+    Args: as in `rpg_style_clip`; dual bounds the ratio if Â < 0.
+    Returns: m, one number per entry, and the entries whose ratio was clamped. Constant.
     Gradient:
-        On policy exact in expectation, as no ratio is held there. The value is PPO's dual-clip surrogate of Â, whose
-        own gradient by the ratio is 0 where it is held.
+        On policy exact in expectation, as no ratio is clamped there. The value is PPO's dual-clip surrogate of Â; its
+        own gradient by the ratio is 0 for clamped ratios.
     Source: Zhang 2025, arXiv:2505.17508, eq. 4.1.
     """
     weight = plain_weight(terms, divergence=divergence, kl_coef=kl_coef)
@@ -220,15 +221,15 @@ def value_clip(
 
 
 def differentiable_loss(terms: Terms, *, divergence: Divergence, kl_coef: float) -> Tensor:
-    """−w A + β D, differentiated as it stands.
+    """Returns −w A + β D, which is differentiated directly.
 
     Args:
-        terms: of tokens or of whole responses.
+        terms: terms of tokens or of whole responses.
         divergence: a key of `LOSSES`.    kl_coef: β, ≥ 0.
     Returns:
-        One loss an entry, reward units.
-    Gradient:
-        −m ∇log π, entry by entry, with the m of `plain_weight`.
+        One loss per entry, reward units.
+            Gradient:
+            −m ∇log π, entry by entry, with the m of `plain_weight`.
     Source: Zhang 2025, arXiv:2505.17508, Props 3.2, 3.6, E.1, E.3.
     """
     return -bounded_exp(terms.log_ratio) * terms.advantages + kl_coef * _divergence(terms, divergence)
@@ -237,10 +238,10 @@ def differentiable_loss(terms: Terms, *, divergence: Divergence, kl_coef: float)
 def dual_clip_loss(
     terms: Terms, *, divergence: Divergence, kl_coef: float, low: float, high: float, dual: float
 ) -> tuple[Tensor, Clipped]:
-    """PPO's dual clip on −w A, and β D added unclipped.
+    """Returns PPO's dual clip on −w A, plus β D without a clip.
 
-    Args: as `rpg_style_clip`, the divergence a key of `LOSSES`.
-    Returns: one loss an entry, reward units, and where the clip acts.
+    Args: as in `rpg_style_clip`, with the divergence a key of `LOSSES`.
+    Returns: one loss per entry, reward units, and the marks of the clip.
     """
     reward = ppo_surrogate(bounded_exp(terms.log_ratio), terms.advantages, low=low, high=high, dual=dual)
     clipped = ppo_clipped(terms.ratio, terms.advantages, low=low, high=high, dual=dual)
@@ -250,12 +251,12 @@ def dual_clip_loss(
 def algorithm_1_loss(
     terms: Terms, *, divergence: Divergence, kl_coef: float, low: float, high: float, dual: float
 ) -> tuple[Tensor, Clipped]:
-    """The paper's Algorithm 1: PPO's dual clip on −w Â, where Â is the regularized advantage.
+    """Returns the loss of the paper's Algorithm 1: PPO's dual clip on −w Â, with the regularized advantage Â.
 
     Args and Returns: as `dual_clip_loss`; divergence reverse, unnormalized_reverse or none.
     Gradient:
-        Through both factors: an entry that is clipped keeps the part through Â. For one token it differs from −m ∇log π
-        by a multiple of w, whose expected gradient is 0: on policy it is exact in expectation, with another variance.
+        Through both factors: a clipped entry keeps the part through Â. For one token it differs from −m ∇log π by a
+        multiple of w, whose expected gradient is 0: on policy it is exact in expectation, with a different variance.
     Source: Zhang 2025, arXiv:2505.17508, Algorithm 1.
     """
     advantages = regularized_advantage(terms, divergence=divergence, kl_coef=kl_coef)
@@ -264,11 +265,11 @@ def algorithm_1_loss(
 
 
 def regularized_advantage(terms: Terms, *, divergence: Divergence, kl_coef: float) -> Tensor:
-    """Â = m/w = A + β K(w)/w: A − β log r (unnormalized_reverse), A − β (log r + 1) (reverse), A (none).
+    """Returns Â = m/w = A + β K(w)/w: A − β log r (unnormalized_reverse), A − β (log r + 1) (reverse), A (none).
 
-    K is homogeneous in w and q, so that K(w)/w is K at ratio 1 and at q/w = 1/r: nothing is divided by a ratio.
+    K is homogeneous in w and q, so K(w)/w is K at ratio 1 and at q/w = 1/r: no division by a ratio is needed.
 
-    Returns: one number an entry, reward units. Differentiable.
+    Returns: one number per entry, reward units. Differentiable.
     """
     if terms.to_go:
         return terms.advantages + kl_coef * to_go_weight(divergence, terms.log_ratio, terms, per_ratio=True)

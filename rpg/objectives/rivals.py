@@ -1,7 +1,7 @@
-"""The rivals' losses of the reward. Their penalty on the divergence, which all share, is in `kl`.
+"""Losses of the reward in rival objectives. Their penalty on the divergence, which all share, is in `kl`.
 
-Each one's expected gradient is that of the expected reward where the policy is the sampler, since there every ratio is
-1 and nothing is clipped. Off policy the clip biases it, and ratios of single tokens leave out how the state came about.
+The expected gradient of each is that of the expected reward if the policy is the sampler, since then every ratio is 1
+and nothing is clipped. Off policy the clip biases it, and ratios of single tokens ignore the distribution of states.
 """
 
 import torch
@@ -18,8 +18,8 @@ from specs.schema.schedule import constant
 def clipped_surrogate(objective: ClippedPublishedObjective, terms: Terms) -> tuple[Tensor, Clipped]:
     """−min(w A, w̄ A)
 
-    w̄ is w held in [1 − low, 1 + high]; where A < 0 the loss is at most −dual A. The ratio is the token's (PPO, GRPO,
-    DAPO, Dr.GRPO, REINFORCE++), the whole response's (RLOO, as TRL has it) or its geometric mean (GSPO).
+    w̄ is w clamped to [1 − low, 1 + high]; for A < 0 the loss is at most −dual A. The ratio is the token's (PPO, GRPO,
+    DAPO, Dr.GRPO, REINFORCE++), the whole response's (RLOO, as in TRL) or its geometric mean (GSPO).
 
     Source: Schulman 2017, arXiv:1707.06347, eq. 7; GSPO, Zheng 2025, arXiv:2507.18071, eq. 5.
     """
@@ -33,7 +33,7 @@ def clipped_surrogate(objective: ClippedPublishedObjective, terms: Terms) -> tup
 def capped_reinforce(objective: Cispo, terms: Terms) -> tuple[Tensor, Clipped]:
     """−SG(min(w, max_ratio)) A log π
 
-    A token over the bound keeps the bound's weight; the mark `high` says that it is over it.
+    A token above the bound keeps the bound's weight, and the mark `high`.
 
     Source: MiniMax 2025, arXiv:2506.13585, eq. 4. Differs: no bound below, as the paper trains it.
     """

@@ -15,41 +15,41 @@ from torch import Tensor
 from specs.schema.objective import RatioOver
 
 MAX_LOG_RATIO = 60.0
-"""Nats. exp(60) = 1.1e26 leaves room in float32 for a product with the log-ratio of a whole response and an advantage;
-beyond it a ratio is held there and passes no gradient."""
+"""Largest log-ratio, nats. exp(60) = 1.1e26 leaves room in float32 for a product with the log-ratio of a whole response
+and an advantage. Larger ratios are clamped and pass no gradient."""
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:
-    """exp, held at exp(MAX_LOG_RATIO) above it."""
+    """Returns exp(log_ratio), clamped to exp(MAX_LOG_RATIO)."""
     return torch.exp(log_ratio.clamp(max=MAX_LOG_RATIO))
 
 
 FOR_FORMULAS = ("entropy", "rollout_logprobs", "rewards")
-"""Inputs that formulas alone read."""
+"""Inputs that only formulas read."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Responses as an objective sees them: floats [batch, time], one entry a response token, padding anywhere.
+    """A batch of responses for an objective: floats [batch, time], one entry per response token, padding anywhere.
 
     Raises:
-        ValueError: a shape that is not [batch, time], or shapes that differ.
+        ValueError: a shape is not [batch, time], or shapes differ.
     """
 
     logprobs: Tensor
     """log π(y_t | x, y_<t) under the policy being trained, nats. The only differentiable input."""
     old_logprobs: Tensor
-    """Logprobs of the same tokens under the policy that the step counts as its sampler, nats. Constant."""
+    """Logprobs of the same tokens under the policy that counts as the step's sampler, nats. Constant."""
     ref_logprobs: Tensor
-    """Logprobs of the same tokens under the reference policy, nats. Constant. `old_logprobs` where the sampler is the
-    reference."""
+    """Logprobs of the same tokens under the reference policy, nats. Constant. Equal to `old_logprobs` if the sampler is
+        the reference."""
     advantages: Tensor
-    """Reward units. Constant."""
+    """Advantage of each token, reward units. Constant."""
     response_mask: Tensor
-    """1 on tokens that the policy sampled and is trained on. What stands elsewhere, NaN included, changes nothing."""
+    """1 on tokens that the policy sampled and is trained on. Values elsewhere, NaN included, change nothing."""
     entropy: Tensor | None = None
-    """Entropy of the policy being trained at each token, nats. Constant. This and the next two are needed where a
-    formula reads them; they may be [batch, 1]."""
+    """Entropy of the policy being trained at each token, nats. Constant. This and the next two are needed only if a
+        formula reads them; they may be [batch, 1]."""
     rollout_logprobs: Tensor | None = None
     """Logprobs of the same tokens by the engine that sampled them, nats. Constant."""
     rewards: Tensor | None = None
@@ -65,7 +65,7 @@ class TokenBatch:
             raise ValueError(f"all inputs must have one shape [batch, time]; given: {given}")
 
     def prepared(self) -> "TokenBatch":
-        """The batch in float32 or wider, all but `logprobs` constant, the mask bool and padding 0."""
+        """Returns the batch in float32 or wider, all except `logprobs` constant, the mask bool and padding 0."""
         mask = self.response_mask.detach() != 0
         dtype = torch.promote_types(self.logprobs.dtype, torch.float32)
 
@@ -85,49 +85,51 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class Terms:
-    """A prepared batch with its ratios. Entries are tokens, [B, T], or whole responses, [B, 1]."""
+    """The terms of the equations: a prepared batch with its ratios. Entries are tokens, [B, T], or whole responses, [B,
+    1]."""
 
     logprobs: Tensor
     """log π of each token, nats [B, T]; 0 on padding. Differentiable."""
     log_policy: Tensor
-    """log π of each entry: the token, the whole response, or its mean over the response's tokens. Differentiable."""
+    """log π of each entry: of the token, of the whole response, or the mean over the response's tokens.
+    Differentiable."""
     log_ratio: Tensor
     """log w of each entry. Differentiable."""
     log_reference: Tensor
     """log q of each entry. Constant."""
     advantages: Tensor
-    """A of each entry: of a response the mean over its tokens. Constant."""
+    """A of each entry; for a response, the mean over its tokens. Constant."""
     share: Tensor
-    """The part of its entry's loss that a token bears: 1, or one over the tokens of the response."""
+    """Share of its entry's loss that a token gets: 1, or one over the tokens of the response."""
     response_mask: Tensor
-    """Which tokens count, bool [B, T]."""
+    """Whether each token counts, bool [B, T]."""
     log_engine: Tensor | None = None
-    """Log-probability of each entry by the engine that sampled. Constant, as are the next two."""
+    """Log-probability of each entry under the engine that sampled. Constant, as are the next two."""
     entropy: Tensor | None = None
     """Entropy of the policy at each token, or its mean over the response's tokens."""
     rewards: Tensor | None = None
     """Reward of each entry's response."""
     to_go: bool = False
-    """Whether a token answers for the divergence of its response from itself on. Entries are tokens then."""
+    """Whether a token is credited with its response's divergence from itself on. Entries are then tokens."""
 
     @cached_property
     def log_ref_ratio_to_go(self) -> Tensor:
-        """Sum of log r from each token on. Constant."""
+        """Returns the sum of log r from each token on. Constant."""
         return self.log_ref_ratio.detach().flip(-1).cumsum(-1).flip(-1)
 
     @cached_property
     def log_reference_so_far(self) -> Tensor:
-        """Sum of log q up to each token, itself included. Constant."""
+        """Returns the sum of log q up to and including each token. Constant."""
         return self.log_reference.cumsum(-1)
 
     @cached_property
     def lengths(self) -> Tensor:
-        """Tokens of each response that count, at least 1. [B, 1]"""
+        """Number of tokens of each response that count, at least 1. [B, 1]"""
         return self.response_mask.sum(-1, keepdim=True).clamp(min=1)
 
     @cached_property
     def ratio(self) -> Tensor:
-        """w of each entry. Constant; where a loss goes through the ratio, it takes `bounded_exp(log_ratio)`."""
+        """w of each entry. Constant; a loss that differentiates the ratio uses `bounded_exp(log_ratio)`."""
         return bounded_exp(self.log_ratio.detach())
 
     @property
@@ -136,12 +138,13 @@ class Terms:
         return self.log_ratio - self.log_reference
 
     def per_token(self, losses: Tensor) -> Tensor:
-        """Losses of entries spread over their tokens, [B, T], so that a response's tokens sum to its loss."""
+        """Returns the losses of entries spread over their tokens, [B, T], so that a response's tokens sum to its
+        loss."""
         return (losses * self.share).expand_as(self.logprobs)
 
 
 def token_terms(batch: TokenBatch) -> Terms:
-    """Ratios of single tokens, of a prepared batch."""
+    """Returns the terms of a prepared batch with ratios of single tokens."""
     return Terms(
         logprobs=batch.logprobs,
         log_policy=batch.logprobs,
@@ -157,7 +160,7 @@ def token_terms(batch: TokenBatch) -> Terms:
 
 
 def sequence_terms(batch: TokenBatch) -> Terms:
-    """Ratios of whole responses, of a prepared batch: the sum of the log-ratios of a response's tokens."""
+    """Returns the terms of a prepared batch with ratios of whole responses: sums of their tokens' log-ratios."""
     share = 1 / batch.response_mask.sum(-1, keepdim=True).clamp(min=1).to(batch.logprobs.dtype)
     engine, entropy, rewards = batch.rollout_logprobs, batch.entropy, batch.rewards
     return Terms(
@@ -175,7 +178,8 @@ def sequence_terms(batch: TokenBatch) -> Terms:
 
 
 def geometric_mean_terms(batch: TokenBatch) -> Terms:
-    """The geometric mean of the ratios of a response's tokens; each token bears the whole of its response's loss."""
+    """Returns terms with the geometric mean of the ratios of a response's tokens; each token gets its response's whole
+    loss."""
     whole = sequence_terms(batch)
     return replace(
         whole,

@@ -1,4 +1,4 @@
-"""This process among the ranks of a launch: how they meet and speak, their devices, requests to stop.
+"""This process among the ranks of a launch: rendezvous, communication, devices, and requests to stop.
 
 Imports the ground floor (`specs.machine`), `messages` and the schema of execution.
 """

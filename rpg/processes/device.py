@@ -1,4 +1,4 @@
-"""Where a process computes, and with how many threads."""
+"""Chooses a process's device and its number of threads."""
 
 import torch
 
@@ -9,10 +9,10 @@ from specs.schema.execution import Resources
 
 
 def choose_device(resources: Resources) -> torch.device:
-    """The device that the spec asks for; with auto, a GPU where there is one.
+    """Returns the device that the spec asks for; with auto, a GPU if the machine has one.
 
     Raises:
-        SpecError: the spec asks for a GPU and there is none.
+        SpecError: the spec asks for a GPU, but the machine has none.
     """
     wanted = resources.device
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
@@ -25,12 +25,12 @@ def choose_device(resources: Resources) -> torch.device:
 
 
 def device_at_hand(resources: Resources) -> torch.device:
-    """The spec's device for work that a CPU does as well: where there is no GPU, the CPU."""
+    """Returns the spec's device for work that a CPU does equally well: the CPU if the machine has no GPU."""
     return choose_device(resources if resources.device == "cpu" else resources.model_copy(update={"device": "auto"}))
 
 
 def no_gpu(resources: Resources) -> Issue | None:
-    """The issue where the spec asks for a GPU and there is none."""
+    """Returns the issue that the spec asks for a GPU, but the machine has none."""
     if resources.device != "cuda" or torch.cuda.is_available():
         return None
     return Issue("there is no GPU here", path=("resources", "device"), given="cuda", allowed="auto, cpu")
@@ -40,7 +40,7 @@ def use_threads(resources: Resources, *, processes: int = 1) -> None:
     """Gives this process its share of the machine's cores, or as many threads as the spec or OMP_NUM_THREADS says.
 
     Args:
-        resources: the spec's.
-        processes: how many of this run compute on this machine at the same time.
+        resources: the spec's resources.
+        processes: number of this run's processes that compute on this machine at the same time.
     """
     torch.set_num_threads(own_threads(resources.threads, processes))

@@ -1,7 +1,7 @@
-"""Peak memory of this process on its GPU, without tensors whose memory an engine has given back while it sleeps.
+"""Measures this process's peak GPU memory, without tensors whose memory a sleeping engine has given back.
 
-torch counts such tensors as allocated: vLLM's allocator takes the memory from under them, and they stay. What is really
-in use is what torch counts less these, so the peak is taken between the moments at which they change.
+torch counts such tensors as allocated: vLLM's allocator unmaps their memory, but the tensors remain. The memory in use
+is torch's count minus these, so the peak is measured separately between the moments at which they change.
 """
 
 from collections.abc import Callable
@@ -11,30 +11,30 @@ import torch
 
 
 class PeakMemory:
-    """The most that was in use at once, bytes."""
+    """A tracker of the most memory in use at once, bytes."""
 
     def __init__(self, highest_allocated: Callable[[], int], forget: Callable[[], None]) -> None:
         """
         Args:
-            highest_allocated: the most that torch has counted since it was made to forget.
-            forget: makes what torch counts now the most.
+            highest_allocated: returns torch's highest count since the last `forget`.
+            forget: resets torch's highest count to the current one.
         """
         self._highest_allocated, self._forget = highest_allocated, forget
         self._unmapped = self._highest = 0
 
     def unmapped(self, num_bytes: int) -> None:
-        """From now on so many of the allocated bytes have no memory behind them. It is called when that has changed."""
+        """Sets how many of the allocated bytes have no memory behind them. Call it whenever that number has changed."""
         if num_bytes != self._unmapped:
             self._highest = self.highest()
             self._forget()
             self._unmapped = num_bytes
 
     def highest(self) -> int:
-        """The most so far."""
+        """Returns the peak so far."""
         return max(self._highest, self._highest_allocated() - self._unmapped)
 
 
 @cache
 def peak_of_gpu() -> PeakMemory:
-    """The peak on this process's GPU."""
+    """Returns the tracker of this process's GPU."""
     return PeakMemory(torch.cuda.max_memory_allocated, torch.cuda.reset_peak_memory_stats)

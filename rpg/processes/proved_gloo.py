@@ -1,9 +1,9 @@
-"""PyTorch's gloo, as a backend of its own name, whose ranks prove to each other that they have the launch's key.
+"""PyTorch's gloo as a separate backend, whose ranks prove to each other that they have the launch's key.
 
-Gloo takes whoever connects first and names a small number for the rank that it waits for. So all ranks of a group send
-each other a proof once they are connected: over the very connections that carry their tensors afterwards. Where one is
-not what was expected, a stranger sits there, and the group is made anew. A proof holds for one direction of one
-connection of one such attempt, and a rank connects to addresses of the launch's store alone: nobody can pass it on.
+Gloo accepts the first peer that connects and sends a small number as the expected rank. So all ranks of a group send
+each other a proof once they are connected, over the same connections that later carry their tensors. A wrong proof
+means that an outsider has connected, and the group is created again. A proof is valid for one direction of one
+connection of one attempt, and a rank connects only to addresses from the launch's store, so a proof cannot be relayed.
 """
 
 import hmac
@@ -20,12 +20,12 @@ from specs.machine.launch import launch_key
 
 BACKEND = "proved_gloo"
 _PROOF_SECONDS = 10.0
-"""How long a rank that is connected may take to prove itself."""
+"""Time limit for the proof of a connected rank."""
 _ATTEMPTS = 5
 
 
 class StrangerError(RuntimeError):
-    """Someone who is not of the launch took a rank's place, each time."""
+    """Error raised if outsiders took a rank's place in every attempt."""
 
 
 def _open(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroupGloo:
@@ -54,11 +54,11 @@ def _open(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGrou
 
 
 def _proved(group: Any, store: Store) -> bool:
-    """Whether every other rank at the other end of this one's connections has the launch's key.
+    """Returns whether every peer of this rank's connections has the launch's key.
 
     Args:
-        group: gloo's, whose type does not tell of all that it can do.
-        store: of this attempt to meet.
+        group: gloo's group; its type does not declare all its methods.
+        store: store of this attempt.
     """
     own, key = group.rank(), launch_key()
     if own == 0:
@@ -77,7 +77,7 @@ def _proved(group: Any, store: Store) -> bool:
         works += [group.recv([received[rank]], rank, 0) for rank in others]
         for work in works:
             work.wait(patience)
-    except RuntimeError:  # too late, or the connection has ended
+    except RuntimeError:  # too late, or the connection is closed
         return False
     return all(hmac.compare_digest(received[rank].numpy().tobytes(), proof(rank, own)) for rank in others)
 

@@ -1,6 +1,6 @@
-"""The data-parallel processes that a launcher starts: the number of this one, and the few collectives they need.
+"""The data-parallel processes that a launcher starts: this one's rank, and the few collectives that they need.
 
-What they send each other is tensors, or values that `rpg.messages` makes bytes of.
+They exchange tensors, or values that `rpg.messages` encodes as bytes.
 """
 
 import os
@@ -27,14 +27,14 @@ from specs.machine.standstill import show_work
 T = TypeVar("T")
 
 _PATIENCE = timedelta(days=1)
-"""How long a collective on the host waits for the other ranks, which may be sampling. A rank that ends, or loses its
-machine, is the launcher's to notice; that none of them works any more, see `specs.machine.standstill`."""
+"""Time limit of a collective on the host; the other ranks may be sampling. The launcher notices a rank that ends or
+loses its machine; `specs.machine.standstill` detects that no rank works any more."""
 _TOO_LATE = re.compile(r"Timed out waiting|timed out in|collective operation timeout")
-"""The words of gloo, and of NCCL, where a collective has waited too long."""
+"""Messages of gloo and NCCL after the timeout of a collective."""
 _SETTLE_SECONDS = 10.0
-"""How much later than another a rank may see that it waits in vain."""
+"""Largest difference between the times at which two ranks notice the same timeout."""
 _LONGEST = 2**34
-"""Bytes of a value that a rank sends."""
+"""Most bytes of a value that a rank sends."""
 
 
 def join(device_type: str) -> None:
@@ -46,7 +46,7 @@ def join(device_type: str) -> None:
     if dist.is_initialized():
         return
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        # NCCL may have to reach an engine on another machine.
+        # NCCL may need to reach an engine on another machine.
         os.environ.update(ON_LOOPBACK if not engines_elsewhere() else {"GLOO_SOCKET_IFNAME": "lo"})
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK=os.environ.get("LOCAL_RANK", "0"))
         join_in(dist.HashStore(), device_type)  # type: ignore[attr-defined]
@@ -55,7 +55,7 @@ def join(device_type: str) -> None:
 
 
 def join_in(store: Store, device_type: str) -> None:
-    """Joins the ranks that meet in a store, as the one that the environment says."""
+    """Joins the ranks that meet in a store, with the rank from the environment."""
     backend = f"cpu:{proved_gloo.BACKEND},cuda:nccl" if device_type == "cuda" else proved_gloo.BACKEND
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=size)
@@ -63,7 +63,7 @@ def join_in(store: Store, device_type: str) -> None:
 
 @contextmanager
 def joined(device_type: str) -> Iterator[None]:
-    """Within the block this process is one of those that a launcher has started; alone it joins no group."""
+    """Makes this process, within the block, one of those that a launcher has started; alone it joins no group."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
@@ -75,7 +75,7 @@ def joined(device_type: str) -> Iterator[None]:
 
 
 def leave() -> None:
-    """Leaves the group, so that torch has nothing to warn of at exit."""
+    """Leaves the group, so that torch prints no warning at exit."""
     if dist.is_initialized():
         dist.destroy_process_group()
         _host.clear()
@@ -83,27 +83,27 @@ def leave() -> None:
 
 
 def rank() -> int:
-    """The number of this process, from 0."""
+    """Returns the rank of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
-    """How many processes there are."""
+    """Returns the number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def local_rank() -> int:
-    """The number of this process among those on this machine, from 0, by what the launcher says."""
+    """Returns the rank of this process among those on this machine, from 0, as the launcher sets it."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def on_this_machine() -> int:
-    """How many of the processes compute on this machine, by what the launcher says; without one, all."""
+    """Returns how many of the processes compute on this machine, as the launcher sets it; without a launcher, all."""
     return int(os.environ.get("LOCAL_SIZE", str(world_size())))
 
 
 def total(values: Tensor) -> Tensor:
-    """Sum over the ranks, in place; on the host."""
+    """Sums over the ranks, in place; on the host."""
     if world_size() > 1:
         dist.all_reduce(values, group=_host_group())
         show_work()
@@ -111,7 +111,7 @@ def total(values: Tensor) -> Tensor:
 
 
 def largest(values: Tensor) -> Tensor:
-    """Elementwise maximum over the ranks, in place; on the host."""
+    """Computes the elementwise maximum over the ranks, in place; on the host."""
     if world_size() > 1:
         dist.all_reduce(values, op=dist.ReduceOp.MAX, group=_host_group())
         show_work()
@@ -119,10 +119,10 @@ def largest(values: Tensor) -> Tensor:
 
 
 def all_to_all(tensors: Sequence[Tensor]) -> Tensor:
-    """Sends the r-th tensor to rank r, and returns what the ranks sent to this one, end to end in their order.
+    """Sends the r-th tensor to rank r. Returns the tensors sent to this rank, concatenated in the order of the ranks.
 
     Args:
-        tensors: one for each rank, on the host, of one type and one dimension; of any length.
+        tensors: one for each rank, on the host, with one dimension, the same type, and any length.
     """
     if world_size() == 1:
         return tensors[0]
@@ -137,12 +137,12 @@ def all_to_all(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether the flag is set on any rank; the same answer on all of them."""
+    """Returns whether the flag is set on any rank; the same answer on all ranks."""
     return bool(largest(torch.tensor([int(flag)])).item())
 
 
 def gather(value: T) -> list[T]:
-    """The values of all ranks, in the order of the ranks, on every rank."""
+    """Returns the values of all ranks, in the order of the ranks, on every rank."""
     return _gather(value, _host_group)
 
 
@@ -161,10 +161,10 @@ def _gather(value: T, group: Callable[[], Any]) -> list[T]:
 
 
 class Channel:
-    """Collectives of a thread other than the main one, in a group of their own: the main thread's may run meanwhile."""
+    """A separate group for collectives of another thread, which may run at the same time as the main thread's."""
 
     def __init__(self) -> None:
-        """All ranks create it together, in their main threads."""
+        """Creates the group. All ranks do so together, in their main threads."""
         self._group = _patient_group() if world_size() > 1 else None
 
     def gather(self, value: T) -> list[T]:
@@ -179,12 +179,13 @@ def gather_made(
     gather: Callable[[Any], list[Any]] = gather,
     for_others: Callable[[T], T] = lambda made: made,
 ) -> list[T]:
-    """Results of all ranks, in their order. If one rank fails all do: else the others would wait for ever.
+    """Returns the results of all ranks, in their order. If one rank fails, all fail; otherwise the others would wait
+    for ever.
 
     Args:
-        what: is made, in a few words, for the error of the other ranks.
-        gather: `gather`, or that of a `Channel`.
-        for_others: what of it the other ranks get.
+        what: short description of the result, for the error on the other ranks.
+        gather: `gather`, or the method of a `Channel`.
+        for_others: returns the part of the result that the other ranks get.
     Raises:
         Exception: the error of this rank.
         RuntimeError: another rank failed; its error is in the message.
@@ -207,10 +208,9 @@ def gather_made(
 
 
 class Exchange:
-    """Several times `gather_made` in the course of a piece of work that every rank has its share of.
+    """A context for repeated `gather_made` calls during a task that is divided among the ranks.
 
-    As a context it surrounds that work: an error between two exchanges is told to the other ranks in place of the next,
-    and ends their work too.
+    An error between two exchanges is sent to the other ranks in place of the next result, and ends their work too.
     """
 
     def __init__(self, *, what: str, gather: Callable[[Any], list[Any]] = gather) -> None:
@@ -220,8 +220,8 @@ class Exchange:
         self._all_know = False
 
     def __call__(self, make: Callable[[], T], *, for_others: Callable[[T], T] = lambda made: made) -> list[T]:
-        """See `gather_made`. All ranks call it equally often."""
-        self._all_know = True  # of an error that is raised here
+        """See `gather_made`. All ranks call it the same number of times."""
+        self._all_know = True  # for an error that is raised here
         made = gather_made(make, what=self._what, gather=self._gather, for_others=for_others)
         self._all_know = False
         return made
@@ -237,14 +237,14 @@ class Exchange:
 
 
 def from_first(value: T) -> T:
-    """Rank 0's value on every rank."""
+    """Returns rank 0's value on every rank."""
     if world_size() == 1:
         return value
     return from_rank(0, value, _host_group())
 
 
 def from_rank(first: int, value: T, group: Any) -> T:
-    """The value of one of a group's ranks on all of them; the group carries tensors of the host."""
+    """Returns on all ranks of a group the value of one of them. The group must carry host tensors."""
     content = _bytes(value) if rank() == first else torch.empty(0, dtype=torch.uint8)
     length = torch.tensor([len(content)])
     dist.broadcast(length, src=first, group=group)
@@ -267,7 +267,7 @@ def _check_length(length: int) -> None:
 
 
 def wait_for_all() -> None:
-    """Returns once every rank has come here."""
+    """Returns once every rank has called it."""
     if world_size() > 1:
         total(torch.zeros(1))
 
@@ -276,14 +276,14 @@ _host: dict[str, Any] = {}
 
 
 def _host_group() -> Any:
-    """A gloo group, so that objects do not have to go through a GPU."""
+    """Returns a gloo group, so that objects need not go through a GPU."""
     if "group" not in _host:
         _host["group"] = _patient_group()
     return _host["group"]
 
 
 _patient: list[Any] = []
-"""Groups in which a rank waits as long as others work."""
+"""Groups in which a rank waits without a limit while others work."""
 
 
 def _patient_group() -> Any:
@@ -292,13 +292,13 @@ def _patient_group() -> Any:
 
 
 _limit = 0.0
-"""Seconds that `bound_waits` was given."""
+"""Limit in seconds that `bound_waits` set; 0 if none is set."""
 
 
 def bound_waits(seconds: float) -> None:
-    """Limits how long the learner's collectives wait for another rank, from now on. Its groups are there by now.
+    """Limits from now on how long the learner's collectives wait for another rank. Its groups must already exist.
 
-    This module's own wait without that limit: their ranks may be sampling.
+    This module's own groups wait without that limit: their ranks may be sampling.
     """
     global _limit
     _limit = seconds
@@ -310,12 +310,12 @@ def bound_waits(seconds: float) -> None:
 
 
 def absent_ranks(error: BaseException, directory: Path) -> str:
-    """Returns which ranks a collective waited for in vain, in a sentence; empty for any other error.
+    """Returns a sentence that names the ranks missing from a collective that timed out; empty for any other error.
 
-    Each rank whose wait was too long leaves a file; those that leave none have not arrived.
+    Each rank whose wait timed out creates a file; ranks without a file have not arrived.
 
     Args:
-        directory: for the files, on a file system that all ranks share; empty when the ranks start.
+        directory: directory of the files, on a file system that all ranks share; empty when the ranks start.
     """
     if world_size() == 1 or not _TOO_LATE.search(str(error)):
         return ""

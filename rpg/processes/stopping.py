@@ -1,4 +1,4 @@
-"""How a trainer stops: at the end of a step, when any of its ranks gets SIGTERM or a file asks for it."""
+"""Stops a trainer at the end of a step, when any of its ranks gets SIGTERM or a file requests it."""
 
 import signal
 from collections.abc import Iterator
@@ -10,7 +10,8 @@ from specs.machine.exit_cause import STOPPED
 
 
 class StopAfterStep:
-    """Listens to SIGTERM from its creation on. Outside of `between_steps_only` a signal ends the process at once."""
+    """A listener for SIGTERM, active from its creation. Outside `between_steps_only` a signal ends the process at
+    once."""
 
     def __init__(self) -> None:
         self._received = False
@@ -29,7 +30,7 @@ class StopAfterStep:
 
     @contextmanager
     def between_steps_only(self) -> Iterator[None]:
-        """Within the block a signal is only noted; the loop asks `agreed` after each step."""
+        """Only records a signal within the block; the loop calls `agreed` after each step."""
         self._held = True
         try:
             yield
@@ -37,12 +38,12 @@ class StopAfterStep:
             self._held = False
 
     def agreed(self, cancel: Path) -> bool:
-        """Whether the ranks stop now. All of them call it and get the same answer.
+        """Returns whether the ranks stop now. All ranks call it and get the same answer.
 
         Args:
-            cancel: a file that asks for it; removed once it is obeyed.
+            cancel: file that requests the stop; removed once the ranks obey it.
         """
-        from rpg.processes import ranks  # imports torch, which takes seconds: the handler must be there before that
+        from rpg.processes import ranks  # imports torch, which takes seconds: the handler must be installed before
 
         stop = ranks.any_rank(self._received or (ranks.rank() == 0 and cancel.exists()))
         if stop and ranks.rank() == 0:

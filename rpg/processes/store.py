@@ -1,13 +1,13 @@
-"""Where the processes of a launch leave each other what they must know to meet: one keeps it, the others ask over TCP.
+"""A key-value store for the rendezvous of a launch's processes: one process serves it, the others query it over TCP.
 
-PyTorch's own store over TCP takes orders from whoever connects, and listens at every address of a machine. This one
-listens at one address, and each message carries a proof that its sender has the launch's key:
+PyTorch's own TCP store obeys any client and listens at every address of a machine. This store listens at one address,
+and each message carries a proof that its sender has the launch's key:
 
-    -> nonce of the member    <- nonce of the keeper
+    -> nonce of the client    <- nonce of the server
     -> length, proof, [method, arguments]    <- length, proof, answer    ... JSON, bytes as base64
 
-A proof is the HMAC of a message, of its number and of its direction under a key of the connection, which follows from
-both nonces and the launch's key. So nobody without it can ask, answer, alter or repeat. Reading along is not prevented.
+A proof is the HMAC of a message, its number and its direction, under a key of the connection that is derived from both
+nonces and the launch's key. Without the launch's key, messages cannot be sent, altered or replayed. They can be read.
 """
 
 import base64
@@ -31,24 +31,24 @@ from torch.distributed.distributed_c10d import Store
 from specs.machine.launch import launch_key
 
 PATIENCE = timedelta(minutes=30)
-"""How long a process waits for the others, which may wait for GPUs."""
+"""Time limit of a process's wait for the others, which may be waiting for GPUs."""
 
 _NONCE_BYTES = 32
 _FRAME = struct.Struct(">I32s")
-"""Length of a message, and its proof."""
+"""Frame of a message: its length and its proof."""
 _LONGEST = 2**24
-"""Bytes of a message."""
+"""Most bytes of a message."""
 _LONGEST_UNPROVED = 2**16
-"""Bytes of the first message of a connection."""
+"""Most bytes of a connection's first message."""
 _PROOF_SECONDS = 10.0
-"""How long one who has connected may take to prove that it has the key."""
+"""Time limit for a new connection's proof that it has the key."""
 _MOST_UNPROVED = 128
-"""So many connections at once may be about to prove it; who comes beyond is sent away and comes again."""
+"""Most simultaneous connections without a proof. Further ones are closed; their clients retry."""
 _RETRY_SECONDS = 0.05
 
 
 class _StrangerError(Exception):
-    """Who is at the other end does not have the launch's key."""
+    """Error raised if the peer failed authentication: it does not have the launch's key."""
 
 
 class _Line:
@@ -73,7 +73,7 @@ class _Line:
         self._said += 1
 
     def receive(self) -> Any:
-        """Raises _StrangerError, and ConnectionError at the end of the connection."""
+        """Returns the next message. Raises _StrangerError, or ConnectionError at the end of the connection."""
         length, proof = _FRAME.unpack(self._take(_FRAME.size))
         if length > (_LONGEST if self._heard else _LONGEST_UNPROVED):
             raise _StrangerError
@@ -88,7 +88,7 @@ class _Line:
         self._connection.close()
 
     def __del__(self) -> None:
-        self.close()  # of a thread that has ended
+        self.close()  # connection of a thread that has ended
 
     def _proof(self, direction: bytes, number: int, content: bytes) -> bytes:
         return hmac.digest(self._key, direction + number.to_bytes(8, "big") + content, "sha256")
@@ -96,7 +96,7 @@ class _Line:
     def _take(self, count: int) -> bytes:
         content = bytearray()
         while len(content) < count:
-            # However slowly one talks who has not proved that it has the key.
+            # The limit holds however slowly an unproved peer sends.
             self._connection.settimeout(self._deadline and max(0.001, self._deadline - time.monotonic()))
             part = self._connection.recv(count - len(content))
             if not part:
@@ -106,13 +106,13 @@ class _Line:
 
 
 def keep_store(address: tuple[str, int], key: bytes) -> Store:
-    """The store, in the process that keeps it for the launch; it is served as long as the process lives.
+    """Returns the store in the process that serves it for the launch, for as long as that process lives.
 
     Args:
-        address: of this machine, and a free port of it.
-        key: the launch's.
-    Raises:
-        OSError: it cannot listen there.
+        address: address of this machine and a free port.
+        key: the launch's key.
+        Raises:
+            OSError: the address cannot be bound.
     """
     store = dist.HashStore()  # type: ignore[attr-defined]
     family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
@@ -136,7 +136,7 @@ def _serve(listener: socket.socket, store: Store, key: bytes) -> None:
 
 
 def _answer(connection: socket.socket, store: Store, key: bytes, unproved: threading.Semaphore) -> None:
-    """One member's questions, until it goes, or is none."""
+    """Answers one client's requests until it disconnects or fails authentication."""
     with connection, suppress(OSError, _StrangerError):
         try:
             line = _Line(connection, key, keeper=True)
@@ -149,7 +149,7 @@ def _answer(connection: socket.socket, store: Store, key: bytes, unproved: threa
 
 
 def _obeyed(store: Store, method: str, seconds: float, arguments: list[Any]) -> list[Any]:
-    """The answer to a question: its value, or why there is none."""
+    """Returns the answer to a request: its value, or why it failed."""
     try:
         return ["", _METHODS[method](store, timedelta(seconds=seconds), *arguments)]
     except DistStoreError as error:
@@ -180,19 +180,19 @@ _METHODS: dict[str, Any] = {
     "delete": lambda store, _, key: store.delete_key(key),
     "count": lambda store, _: store.num_keys(),
 }
-"""What a member may ask for; each takes the store, how long it may wait, and the arguments."""
+"""Requests of clients: name -> function of the store, the seconds that it may wait, and the arguments."""
 
 
 class MembersStore(Store):
-    """The store that another process of the launch keeps. Each thread asks over a connection of its own."""
+    """A client of the store that another process of the launch serves. Each thread uses its own connection."""
 
     def __init__(self, address: tuple[str, int], key: bytes, *, patience: timedelta) -> None:
-        """Raises DistNetworkError where none answers there in time that has the key.
+        """Connects. Raises DistNetworkError if no server with the key answers in time.
 
         Args:
-            address: at which it is kept.
-            key: the launch's.
-            patience: for the keeper, and for each question that has none of its own.
+            address: address of the server.
+            key: the launch's key.
+            patience: time limit for reaching the server, and for each request without its own limit.
         """
         super().__init__()
         self._address, self._key, self._patience = address, key, patience
@@ -237,10 +237,10 @@ class MembersStore(Store):
         return True
 
     def clone(self) -> Store:
-        """Itself: threads share no connection."""
+        """Returns the client itself: threads share no connection."""
         return self
 
-    # As PyTorch's own code calls them, from C++.
+    # Methods that PyTorch's own code calls, from C++.
     deleteKey = delete_key  # noqa: N815
     getNumKeys = num_keys  # noqa: N815
 
@@ -263,7 +263,7 @@ class MembersStore(Store):
         return value
 
     def _connected(self, patience: timedelta) -> _Line:
-        """A connection to the keeper, who may begin later than this process."""
+        """Returns a connection to the server, which may start later than this process."""
         deadline = time.monotonic() + patience.total_seconds()
         while True:
             connection: socket.socket | None = None
@@ -286,10 +286,10 @@ class MembersStore(Store):
 
 @cache
 def launch_store(*, keeps: bool) -> Store:
-    """The launch's store, at the address that the launcher has chosen.
+    """Returns the launch's store, at the address that the launcher has chosen.
 
     Args:
-        keeps: whether this process keeps it for the others.
+        keeps: whether this process serves the store for the others.
     """
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return keep_store(address, launch_key()) if keeps else MembersStore(address, launch_key(), patience=PATIENCE)

@@ -1,4 +1,4 @@
-"""Shows how far training is: one live line on a terminal, one line a step elsewhere, progress.json for programs."""
+"""Shows training's progress: one live line on a terminal, one line per step elsewhere, progress.json for programs."""
 
 import shutil
 import sys
@@ -11,10 +11,10 @@ from specs.metrics import progress_text
 
 
 class ProgressFile:
-    """Reports to stderr and to the run's directory."""
+    """A reporter of progress to stderr and to the run's directory."""
 
     def __init__(self, run: RunDirectory, fence: Fence, *, steps: int, speaks: bool) -> None:
-        """`speaks`: whether this rank reports anything; rank 0 does."""
+        """Starts the report. `speaks`: whether this rank reports anything; only rank 0 does."""
         self._run = run
         self._fence = fence
         self._steps = steps
@@ -24,20 +24,20 @@ class ProgressFile:
         self._evaluation = ""
 
     def say(self, message: str) -> None:
-        """Prints a line of its own."""
+        """Prints a separate line."""
         if self._speaks:
             print(f"train: {message}", file=sys.stderr, flush=True)
 
     def evaluated(self, step: int, means: Mapping[str, float]) -> None:
-        """Notes an evaluation for the reports of the steps from here on: accuracy on each set, by `mean@k on SET`."""
+        """Adds an evaluation to the reports of all later steps: accuracy on each set, by `mean@k on SET`."""
         figures = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
         self._evaluation = f"{figures} at step {step}"
 
     def step(self, step: int, metrics: Mapping[str, float], *, not_scored: str = "") -> None:
-        """Reports a step whose records are on disk. Raises SupersededError where the run was taken over.
+        """Reports a step whose records are on disk. Raises SupersededError if another trainer took over the run.
 
         Args:
-            not_scored: how many responses the reward failed on, and why; empty: on none.
+            not_scored: number of responses on which the reward failed, and why; empty if it failed on none.
         """
         if not self._speaks:
             return
@@ -64,7 +64,7 @@ class ProgressFile:
         )
 
     def line(self, step: int, metrics: Mapping[str, float]) -> str:
-        """The step in one line."""
+        """Returns a line about the step."""
         width = len(str(self._steps))
         clipped = "/".join(
             f"{100 * metrics[name]:.1f}" if name in metrics else "-"

@@ -1,6 +1,6 @@
-"""Provenance of a training process: its code, its packages, its machine and the variables that steer it.
+"""Records the provenance of a training process: its code, packages, machine and the variables that steer it.
 
-Written with each attempt of a run, since a run may go on elsewhere with something else.
+It is written with each attempt of a run, since a run may resume elsewhere with other code or packages.
 """
 
 import hashlib
@@ -20,25 +20,25 @@ from specs.secrets import HIDDEN, NAMES, hide, masked
 
 DISTRIBUTION = "rpg-experiments"
 STEERING = ("RPG_", "CUDA_", "CUBLAS_", "NCCL_", "NVIDIA_", "OMP_", "MKL_", "TORCH", "PYTORCH_", "DS_", "VLLM_")
-"""What the names of the recorded variables begin with."""
+"""Prefixes of the names of recorded variables."""
 _GIT_SECONDS = 20.0
 _FIELD = re.compile(r"^(Name|Version): *(.*\S)", re.MULTILINE)
 
 
 def provenance_of(experiment: Experiment) -> dict[str, Any]:
-    """Note of an attempt about itself: its process's provenance, and which rows the spec has it record."""
+    """Returns an attempt's note about itself: its process's provenance, and the rows that the spec makes it record."""
     return {**_process(), "record": experiment.record.model_dump(mode="json")}
 
 
 @cache
 def _process() -> dict[str, Any]:
-    """Code, packages, machine and variables of this process, looked up once.
+    """Returns code, packages, machine and variables of this process, determined once.
 
     Returns:
-        code: version; of a Git checkout also commit, and diff: SHA-256 of what is not committed, empty for nothing.
+        code: version; of a Git checkout also commit, and diff: SHA-256 of uncommitted changes, empty without changes.
         packages: name==version of every installed distribution, sorted; lock: SHA-256 of those lines.
-        machine: python, platform, cpu, cpus and, where there are any, gpu, gpus, cuda and driver.
-        environment: the variables whose names begin as `STEERING` says, secrets hidden.
+        machine: python, platform, cpu, cpus and, on a machine with GPUs, gpu, gpus, cuda and driver.
+        environment: the variables whose names have a prefix in `STEERING`, with secrets hidden.
     """
     packages = sorted({_name_and_version(package) for package in distributions()}, key=str.lower)
     return {
@@ -51,26 +51,26 @@ def _process() -> dict[str, Any]:
 
 
 def _name_and_version(package: Distribution) -> str:
-    """NAME==VERSION, from the head of the package's metadata: to parse the whole of each takes a good half second."""
+    """Returns NAME==VERSION from the head of the package's metadata: parsing all metadata takes over half a second."""
     text = package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
     head = dict(_FIELD.findall(text.partition("\n\n")[0]))
     return f"{head.get('Name') or package.name}=={head.get('Version') or package.version}"
 
 
 def steering_variables(environment: dict[str, str]) -> dict[str, str]:
-    """The variables that steer training, without secrets."""
+    """Returns the variables that steer training, without secrets."""
     chosen = {name: value for name, value in sorted(environment.items()) if name.startswith(STEERING)}
     secret = environment.get(NAMES, "").split(",")
     return {name: HIDDEN if name in secret else hide(value, environment) for name, value in masked(chosen).items()}
 
 
 def _code(root: Path) -> dict[str, str]:
-    """The product's version, and the state of the Git checkout that it runs from, if it does from one."""
+    """Returns the product's version and, if it runs from a Git checkout, the state of that checkout."""
     try:
         code = {"version": distribution(DISTRIBUTION).version}
     except PackageNotFoundError:
         code = {"version": ""}
-    # An environment may lie in a checkout of something else: only a file that Git follows counts.
+    # An environment may be inside another project's checkout: only a file that Git tracks counts.
     if _git(root, "ls-files", "--error-unmatch", "rpg/__init__.py") is None:
         return code
     commit, diff = _git(root, "rev-parse", "HEAD"), _git(root, "diff", "--no-ext-diff", "--no-textconv", "HEAD")
@@ -85,7 +85,7 @@ def _code(root: Path) -> dict[str, str]:
 
 
 def _git(root: Path, *arguments: str) -> bytes | None:
-    """Git's output; None where there is no Git, no checkout, or Git refuses."""
+    """Returns Git's output; None without Git, outside a checkout, or if Git refuses."""
     command = ["git", "-c", "core.fsmonitor=false", "-C", str(root), *arguments]
     try:
         return subprocess.run(command, capture_output=True, check=True, timeout=_GIT_SECONDS).stdout
@@ -111,7 +111,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    """The processor's model; where Linux does not say it, its architecture."""
+    """Returns the processor's model; if Linux does not report it, the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -121,7 +121,7 @@ def _cpu() -> str:
 
 
 def _driver() -> str:
-    """Version of NVIDIA's driver; empty where it is not known."""
+    """Returns the version of NVIDIA's driver; empty if unknown."""
     try:
         words = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").partition("\n")[0].split()
     except OSError:

@@ -1,4 +1,5 @@
-"""The rows of one step: metrics, responses, tokens. Columns straight from arrays; no object a token."""
+"""Writes the rows of one step: metrics, responses, tokens. Columns come directly from arrays, without objects per
+token."""
 
 import hashlib
 import json
@@ -18,7 +19,7 @@ from specs.records import MetricRow, RolloutRow, TokenRow, TurnRow
 
 
 def write_metrics(writer: SegmentWriter, step: int, metrics: Mapping[str, float]) -> None:
-    """One row a figure."""
+    """Writes one row per metric."""
     writer.columns(
         MetricRow,
         {"step": step, "name": list(metrics), "value": list(metrics.values()), "recorded_at": datetime.now(UTC)},
@@ -35,7 +36,8 @@ def write_rollouts(
     trained_version: int,
     reference_version: int,
 ) -> None:
-    """One row a response that this rank holds; `problems` are those of the run, `advantages` one a row."""
+    """Writes one row per response that this rank holds. `problems` are all those of the run; `advantages` has one per
+    row."""
     held, groups = rollouts.held, rollouts.group_ids[rollouts.held]
     asked = [problems[rollouts.problems[group]] for group in groups]
     scores = [rollouts.scores[response] for response in held]
@@ -64,7 +66,7 @@ def write_rollouts(
 
 
 def write_turns(writer: SegmentWriter, step: int, rollouts: StepRollouts) -> None:
-    """One row a turn of the responses that this rank holds."""
+    """Writes one row per turn of the responses that this rank holds."""
     turns = [
         (response, place, turn)
         for response, turns in zip(rollouts.held, rollouts.turns, strict=True)
@@ -94,10 +96,10 @@ def _terms(score: Score) -> str | None:
 
 
 def chosen_responses(run_id: str, step: int, count: int, share: float) -> np.ndarray:
-    """Which of a step's responses have their tokens recorded: bool. [count]
+    """Returns whether the tokens of each of a step's responses are recorded, bool. [count]
 
-    A share of them, rounded up: those whose digests of run, step and number are the least. So the choice is the same
-    whenever the step is trained again, and no random state has a part in it.
+    It chooses a share of the responses, rounded up: those with the smallest digests of run, step and number. So the
+    choice is the same whenever the step is trained again, and independent of random states.
     """
     chosen = np.ones(count, dtype=np.bool_)
     if share < 1:
@@ -109,19 +111,19 @@ def chosen_responses(run_id: str, step: int, count: int, share: float) -> np.nda
 def write_tokens(
     writer: SegmentWriter, step: int, rollouts: StepRollouts, ledger: Mapping[str, Tensor], chosen: np.ndarray
 ) -> None:
-    """One row a token of the chosen responses that this rank holds. What the ledger does not know becomes NULL, and of
-    a given token it knows nothing.
+    """Writes one row per token of the chosen responses that this rank holds. Values that are missing in the ledger,
+    such as
+        all values of given tokens, become NULL.
 
     Args:
-        ledger: columns of the token ledger. [M] each
-        chosen: of which responses: bool. [B]
+        ledger: columns of the token table. [M] each chosen: whether to write each response's tokens, bool. [B]
     """
     lengths, sampled = rollouts.held_lengths, rollouts.sampled
     rollout_ids = np.repeat(rollouts.held.astype(np.int32), lengths)
     positions = np.arange(len(sampled)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
     def known(values: np.ndarray) -> np.ndarray:
-        """[M] values of the sampled tokens as [N], NaN at the given ones."""
+        """Returns [M] values of the sampled tokens as [N], with NaN at the given ones."""
         if len(values) == len(sampled):
             return values
         spread = np.full(len(sampled), np.nan, dtype=np.float32)

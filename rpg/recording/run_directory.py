@@ -1,4 +1,4 @@
-"""A run's directory as the trainer sees it: what it reads there, and where it writes."""
+"""A run's directory as the trainer sees it: the files that it reads and writes there."""
 
 import json
 from collections.abc import Mapping
@@ -19,57 +19,58 @@ Accuracies = Mapping[int, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """The layout under a run's directory."""
+    """The layout of a run's directory."""
 
     path: Path
 
     def spec(self) -> Experiment:
-        """The run's spec, resolved. SpecError where an installed package that it needs is missing."""
+        """Returns the run's resolved spec. Raises SpecError if a package that it needs is not installed."""
         return experiment_of(json.loads((self.path / "spec.json").read_bytes()), {})
 
     def inputs(self) -> dict[str, Any]:
-        """run_id, fingerprint, where the staged data and the base model are; where they are given, also
-        until: a step to pause at; evaluation: fingerprint of the evaluate stage, without which training evaluates
-        nothing; sharing: keys of the spec by which learner and sampler share a GPU, as the plan chose them; lease:
-        number of the lease under which this trainer works. A later holder of the run replaces them."""
+        """Returns run_id, fingerprint, and the directories of staged data and base model.
+
+        Optional: until: a step at which to pause; evaluation: fingerprint of the evaluate stage, without which training
+        evaluates nothing; sharing: keys of the spec by which learner and sampler share a GPU, as the plan chose them;
+        lease: number of the lease under which this trainer works. A later holder of the run replaces them."""
         return dict(json.loads((self.path / "inputs.json").read_bytes()))
 
     @property
     def checkpoints(self) -> Path:
-        """Full states to go on from."""
+        """Directory of full states from which training can resume."""
         return self.path / "checkpoints"
 
     @property
     def weights(self) -> Path:
-        """Exported policies."""
+        """Directory of exported policies."""
         return self.path / "weights"
 
     @property
     def cancel(self) -> Path:
-        """A file that asks the trainer to stop after the step under way; whoever starts the trainer clears it."""
+        """File that asks the trainer to stop after the current step. The process that starts the trainer removes it."""
         return self.path / "cancel"
 
     @property
     def guards(self) -> Path:
-        """The roll-backs of the run's guards, once there is one."""
+        """File of the roll-backs by the run's guards; it exists after the first one."""
         return self.path / "guards.json"
 
     @property
     def manifest(self) -> Path:
-        """Written last, when training is done."""
+        """File that is written last, when training is done."""
         return self.path / "train.json"
 
     def trained(self, fingerprint: str) -> bool:
-        """Whether training with this fingerprint is done."""
+        """Returns whether training with this fingerprint is done."""
         return self.manifest.exists() and json.loads(self.manifest.read_bytes())["fingerprint"] == fingerprint
 
     def new_attempt(self, resumed_from_step: int, fence: Fence, **provenance: Any) -> int:
-        """Notes that a trainer starts, before it writes any row. Returns its number, from 1, which no other has.
+        """Records that a trainer starts, before it writes any row. Returns its unique number, from 1.
 
         Args:
-            provenance: plain data on what the trainer works with and what it records.
+            provenance: plain data about the trainer's environment and the rows that it records.
         Raises:
-            SupersededError: the run was taken over.
+            SupersededError: another trainer took over the run.
         """
         attempts = self.path / "attempts"
         attempts.mkdir(exist_ok=True)
@@ -77,12 +78,12 @@ class RunDirectory:
             fence.check()
             number = 1 + max((int(file.stem) for file in numbered(attempts)), default=0)
             record = {"attempt": number, "resumed_from_step": resumed_from_step, "started_at": now("microseconds")}
-            with suppress(FileExistsError):  # else a trainer that was taken over, or has taken over, was first
+            with suppress(FileExistsError):  # otherwise another trainer, superseded or superseding, was first
                 create_json(attempts / f"{number:04}.json", record | {"lease": fence.number} | provenance)
                 return number
 
     def evaluated(self) -> Accuracies:
-        """Evaluations that training has made, rows on disk, as the present evaluate stage would make them."""
+        """Returns training's evaluations whose rows are on disk and that match the current evaluate stage."""
         noted = read_json(self.path / "evaluated.json")
         return accuracies_in(noted) if noted and noted["evaluation"] == self.inputs().get("evaluation") else {}
 
@@ -95,8 +96,9 @@ class RunDirectory:
         write_json(self.path / "evaluated.json", record)
 
     def exported(self) -> dict[int, int]:
-        """The steps whose exported weights count, and the attempt that exported each: not those of steps that a later
-        attempt goes through again."""
+        """Returns the steps whose exported weights count, with the attempt that exported each. Steps that a later
+        attempt
+                repeats do not count."""
         noted = {int(step): attempt for step, attempt in read_json(self.path / "exported.json").items()}
         files = numbered(self.path / "attempts")
         origins = {int(file.stem): read_json(file).get("resumed_from_step", 0) for file in files}
@@ -107,7 +109,7 @@ class RunDirectory:
         return {step: attempt for step, attempt in noted.items() if not is_gone_through_again(step, attempt)}
 
     def note_exported(self, step: int, attempt: int) -> None:
-        """Adds to exported.json that the weights after a step are whole, and which attempt they are of."""
+        """Records in exported.json that the weights after a step are complete, and the attempt that exported them."""
         path = self.path / "exported.json"
         write_json(path, read_json(path) | {str(step): attempt})
 
@@ -119,12 +121,12 @@ class RunDirectory:
 
 
 def accuracies_in(noted: Mapping[str, Any]) -> Accuracies:
-    """Accuracies in an evaluated.json."""
+    """Returns the accuracies in an evaluated.json."""
     return {int(step): measured for step, measured in noted.get("accuracies", {}).items()}
 
 
 def best_step(accuracies: Accuracies, dataset: str) -> int:
-    """The step that was most accurate on a set, of equal ones the latest; 0 where none was measured there.
+    """Returns the step with the best accuracy on a set, the latest among equals; 0 if none was measured on it.
 
     Example:
         >>> best_step({20: {"aime": 0.3}, 40: {"aime": 0.3}, 60: {"aime": 0.1}}, "aime")

@@ -1,4 +1,5 @@
-"""Writes a run's rows as Parquet segments: whole files, durable before they have a name, never changed afterwards."""
+"""Writes a run's rows as Parquet segments: whole files, durable before they get their name, and never changed
+afterwards."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -31,7 +32,7 @@ _NAMES = {row: table for table, row in TABLES.items()}
 
 
 def schema_of(row: type) -> pa.Schema:
-    """The Arrow schema of a row class of specs/records.py."""
+    """Returns the Arrow schema of a row class of specs/records.py."""
     return pa.schema([_field(name, hint) for name, hint in get_type_hints(row).items()])
 
 
@@ -42,14 +43,14 @@ def _field(name: str, hint: Any) -> pa.Field:
 
 
 class SegmentWriter:
-    """Collects rows and writes them as `segments/<table>/` under the names of `SegmentName`.
+    """A writer that collects rows and writes them to `segments/<table>/` under the names of `SegmentName`.
 
-    Every row gets the run's id and the attempt. A table has at most one segment a flush; nothing is on disk before.
-    Of large tables each rank writes a share, an empty one too: their rows count once the shares of all are on disk.
+    Every row gets the run's id and the attempt. A table has at most one segment per flush; nothing is on disk before a
+    flush. Each rank writes its share of large tables, even an empty one: their rows count once all shares are on disk.
     """
 
     def __init__(self, run_dir: Path, run_id: str, attempt: int, *, rank: int = 0, ranks: int = 1) -> None:
-        """`rank`: the number of this one among the `ranks` that write large tables."""
+        """`rank`: number of this rank among the `ranks` that write large tables."""
         self.run_id = run_id
         self.attempt = attempt
         self._root = run_dir / "segments"
@@ -76,7 +77,7 @@ class SegmentWriter:
         self._add(table, pa.Table.from_arrays(arrays, schema=schema), np.atleast_1d(columns["step"]).tolist())
 
     def rows(self, rows: Iterable[Any]) -> None:
-        """Adds rows of one class, as they are."""
+        """Adds rows of one class."""
         listed = list(rows)
         if listed:
             table = _NAMES[type(listed[0])]
@@ -85,12 +86,13 @@ class SegmentWriter:
             self._add(table, pa.Table.from_pydict(columns, schema=schema), columns["step"])
 
     def event(self, step: int, kind: str, message: str) -> None:
-        """Adds a row that says what happened to the run; a secret in the message is left out."""
+        """Adds a row about an event of the run. Secrets in the message are removed."""
         now = datetime.now(UTC)
         self.columns(EventRow, {"step": [step], "kind": kind, "message": hide(message), "recorded_at": now})
 
     def flush(self) -> None:
-        """Writes and syncs what was added since the last flush; the tables side by side, since syncing is waiting."""
+        """Writes and syncs the rows added since the last flush, the tables in parallel, since syncing is mostly
+        waiting."""
         list(self._threads.map(self._write, self._pending))
         self._pending.clear()
         self._steps.clear()
@@ -118,7 +120,7 @@ def _array(value: Any, kind: pa.DataType, length: int) -> pa.Array:
 
 
 def _publish(directory: Path, name: SegmentName, rows: pa.Table) -> None:
-    """Writes a segment aside, and gives it its name with the digest of its content."""
+    """Writes a segment to a temporary file, then renames it to its name with the digest of its content."""
     with explained(directory / str(name)):
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.glob(f"{str(name).removesuffix('.parquet')}*")):

@@ -1,6 +1,6 @@
-"""Recorded rollouts under another objective: what its losses and gradient weights would have been.
+"""Replays recorded rollouts under another objective: computes the losses and gradient weights that it would have had.
 
-`step` takes one step's loss again, `tally` sums it up, `comparison` sets two objectives side by side: without a model,
-on advantages, batches, objectives and `metrics`. `gradient` differentiates the same loss by the parameters of a
-checkpoint, with the learner's logprobs. Nothing samples, and nothing of the training loop imports it.
+`step` recomputes one step's loss, `tally` sums it up, and `comparison` compares two objectives; they need no model,
+only advantages, batches, objectives and `metrics`. `gradient` differentiates the same loss by the parameters of a
+checkpoint, with the learner's logprobs. Nothing here samples, and the training loop does not import it.
 """

@@ -1,4 +1,5 @@
-"""Two objectives on the same recorded tokens: how far their gradients agree, and on which tokens they do not."""
+"""Compares two objectives on the same recorded tokens: how well their gradients agree, and on which tokens they
+differ."""
 
 import heapq
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from rpg.replay.step import RecordedStep, ReplayedStep
 
 @dataclass(slots=True)
 class GradientComparison:
-    """Sums over tokens and steps of two objectives' gradients: that of the recorded objective, that of another."""
+    """The sums over tokens and steps that compare the gradients of the recorded objective and of another one."""
 
     dot: float = 0.0
     recorded_squared: float = 0.0
@@ -33,9 +34,10 @@ class GradientComparison:
         self.activated += float(((first == 0) & (second != 0)).sum())
 
     def metrics(self) -> dict[str, float | None]:
-        """Comparison of the two vectors of gradient weights, one entry a token, correction and aggregation included:
+        """Returns a comparison of both vectors of gradient weights, one entry per token, correction and aggregation
+        included:
 
-        cosine: of the angle between them; None where one of them is 0. length: the other's over the recorded one's.
+        cosine: cosine of the angle between them; None if one of them is 0. length: the other's over the recorded one's.
         flipped, zeroed, activated: the share of the tokens whose weight changes sign, becomes 0, or was 0.
         """
         product = (self.recorded_squared * self.other_squared) ** 0.5
@@ -51,7 +53,7 @@ class GradientComparison:
 
 @dataclass(slots=True)
 class LargestDifferences:
-    """The tokens on which two objectives differ most, where each one's gradient of a step is scaled to length 1."""
+    """The tokens on which two objectives differ most, after scaling the gradient of each on a step to length 1."""
 
     most: int = 10
     _heap: list[tuple[float, int, dict[str, Any]]] = field(default_factory=list)
@@ -88,7 +90,7 @@ class LargestDifferences:
                 heapq.heappop(self._heap)
 
     def tokens(self) -> list[dict[str, Any]]:
-        """Furthest apart first."""
+        """Returns the tokens, largest difference first."""
         return [token for _, _, token in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
 
 

@@ -1,4 +1,4 @@
-"""The gradient of an objective by the parameters, on a recorded step, at the weights of a checkpoint."""
+"""Computes an objective's gradient by the parameters, on a recorded step, at the weights of a checkpoint."""
 
 import math
 from dataclasses import dataclass, replace
@@ -29,11 +29,11 @@ class KeptPolicy:
 
     @classmethod
     def load(cls, base: Path, checkpoint: Path | None, experiment: Experiment, device: torch.device) -> "KeptPolicy":
-        """Loads the base model and lays a checkpoint's trained weights over it.
+        """Loads the base model and replaces its weights by a checkpoint's trained ones.
 
         Args:
             base: a transformers model directory.
-            checkpoint: its directory; None: the base model itself, with which the first step started.
+            checkpoint: directory of the checkpoint; None uses the base model itself, with which the first step started.
         """
         training = experiment.training.model_copy(update={"zero_stage": 0, "kernels": "torch"})
         torch.manual_seed(experiment.seeds[0])  # as training does before it draws new adapters
@@ -47,12 +47,12 @@ class KeptPolicy:
         return cls(policy, device, packs)
 
     def minibatches(self, recorded: RecordedStep, experiment: Experiment) -> list[Minibatch]:
-        """The step's minibatches in passes of `training.microbatch_tokens`."""
+        """Returns the step's minibatches in passes of `training.microbatch_tokens`."""
         plan = plan_step(recorded.rollouts, experiment.training, packed=self.packs)
         return cut(recorded.rollouts, plan, self.device)
 
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
-        """Logprobs and entropies of a pass's sampled tokens, nats, like `Learner.logprobs`. [n] each"""
+        """Returns logprobs and entropies of a pass's sampled tokens, nats, like `Learner.logprobs`. [n] each"""
         packing = Packing(batch.packed, self.device) if batch.packed else None
         logprobs, entropies = self.policy(batch.input_ids, batch.sources, batch.targets, packing=packing)
         return logprobs, entropies
@@ -63,32 +63,33 @@ class ParameterGradient:
     """The gradient of a step's loss by the trained parameters."""
 
     parts: list[Tensor]
-    """One tensor a parameter, of its shape, float32."""
+    """One tensor per parameter, in its shape, float32."""
     loss: float
-    """The mean over the step's updates, all taken at these weights."""
+    """Mean loss over the step's updates, all computed at these weights."""
     logprob_change: float
     """Largest difference between the policy's logprob of a token and the recorded `old_logprob`, nats."""
 
     def dot(self, other: "ParameterGradient") -> float:
-        """The scalar product, summed in float64."""
+        """Returns the scalar product, summed in float64."""
         pairs = zip(self.parts, other.parts, strict=True)
         return math.fsum(float((one.double() * two.double()).sum()) for one, two in pairs)
 
     @property
     def norm(self) -> float:
-        """Its length."""
+        """Returns the length of the gradient."""
         return math.sqrt(self.dot(self))
 
 
 def parameter_gradient(kept: KeptPolicy, recorded: RecordedStep, experiment: Experiment) -> ParameterGradient:
-    """Differentiates the mean of the updates' losses of a step, in microbatches, no gradient of one update clipped.
+    """Differentiates the mean of the losses of a step's updates, in microbatches, without clipping any update's
+    gradient.
 
-    Logprobs are the policy's; those of the old and the reference policy, rewards and rollouts are on record. With an
-    entropy bonus its gradient is part of the result.
+    The policy's logprobs are computed; those of the old and the reference policy, rewards and rollouts come from the
+    records. The result includes the gradient of an entropy bonus.
 
     Args:
-        recorded: with its prompts and given tokens.
-        experiment: as it is at this step, see `Experiment.at_step`.
+        recorded: the step, with its prompts and given tokens.
+        experiment: the experiment at this step, see `Experiment.at_step`.
     """
     parameters = [parameter for parameter in kept.policy.parameters() if parameter.requires_grad]
     sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
@@ -112,5 +113,5 @@ def parameter_gradient(kept: KeptPolicy, recorded: RecordedStep, experiment: Exp
 
 
 def _gradients(loss: Tensor, parameters: list[torch.nn.Parameter]) -> tuple[Tensor, ...]:
-    """0 where the loss does not depend on a parameter."""
+    """Returns the gradients; 0 for parameters on which the loss does not depend."""
     return torch.autograd.grad(loss, parameters, materialize_grads=True, allow_unused=True)

@@ -1,12 +1,12 @@
-"""One recorded step under an objective: its loss and its gradient weights, without a model and without sampling.
+"""Computes a recorded step's loss and gradient weights under an objective, without a model and without sampling.
 
-What a gradient follows from is on record: of each token the logprobs of the policy at its last update, of the policy
-that sampled and of the reference, and the entropy; of each response the reward, its group and whether it was cut. The
-objective that was trained with gives back the recorded ratios, clips and losses; another one says what it would have
-done with the same rollouts. It is a first step taken elsewhere, no second run: later steps would have sampled other
+The records hold all inputs of a gradient. For each token: the entropy, and the logprobs of the policy at the token's
+last update, of the policy that sampled and of the reference. For each response: the reward, its group and whether it
+was cut. The training objective reproduces the recorded ratios, clips and losses; another one shows what it would have
+done with the same rollouts. That is one alternative step, not a second run: later steps would have sampled other
 responses.
 
-Of the entropy bonus the value alone is on record: its gradient follows from the whole distribution of each token.
+Only the value of the entropy bonus is recorded: its gradient needs the whole distribution of each token.
 """
 
 from collections.abc import Mapping
@@ -25,45 +25,47 @@ from rpg.objectives import TokenBatch
 from specs.schema.experiment import Experiment
 
 PASS_TOKENS = 2**18
-"""Tokens, padding included, that are worked on at once; some hundred bytes each."""
+"""Tokens, padding included, that are processed at once; they take some hundred bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """One step as recorded: B responses, of which the policy sampled M tokens."""
+    """A recorded step: B responses, of which the policy sampled M tokens."""
 
     step: int
     rollouts: StepRollouts
-    """For the losses alone prompts and given tokens may be left out, since no loss depends on them."""
+    """Rollouts of the step. Prompts and given tokens may be left out if only losses are needed: no loss depends on
+    them."""
     positions: npt.NDArray[np.int64]
-    """Where each sampled token stands in its response, given tokens counted. [M]"""
+    """Position of each sampled token in its response, given tokens included. [M]"""
     ledger: dict[str, Tensor]
-    """Columns of the token ledger, NaN where a token was not trained on. [M] each"""
+    """Columns of the token table, NaN for tokens that were not trained on. [M] each"""
     advantages: npt.NDArray[np.float64]
     """Advantage of each response. [B]"""
 
     @property
     def trained(self) -> Tensor:
-        """Which tokens were trained on, so that all of their logprobs are recorded: bool. [M]"""
+        """Whether each token was trained on, so that all its logprobs are recorded, bool. [M]"""
         return _trained(self.ledger)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedStep:
-    """An objective's values for a recorded step's tokens. [M] each, 0 or False where a token was not trained on."""
+    """The values of an objective for a recorded step's tokens. [M] each, 0 or False for tokens that were not trained
+    on."""
 
     trained: Tensor
     """Whether the token was trained on."""
     advantages: Tensor
-    """Advantage of each token, also of those that were not trained on."""
+    """Advantage of each token, including those that were not trained on."""
     losses: Tensor
-    """Loss of each token, corrected and with its bonus, before the aggregation."""
+    """Loss of each token with correction and bonus, before the aggregation."""
     weight: Tensor
     """m: minus the derivative of the objective's token losses by log π."""
     correction: Tensor
-    """What `rollout.correction` multiplies a token's loss by."""
+    """Factor of `rollout.correction` on a token's loss."""
     share: Tensor
-    """What the aggregation multiplies a token's loss by."""
+    """Factor of the aggregation on a token's loss."""
     gradient: Tensor
     """m times the correction and the share; without the bonus."""
     bonus: Tensor
@@ -73,7 +75,7 @@ class ReplayedStep:
     penalty_weight: Tensor
     """The divergence's part of the weight."""
     ratio: Tensor
-    """This and what follows: as in `ObjectiveEvaluation`."""
+    """This and all later fields: as in `ObjectiveEvaluation`."""
     clipped: Tensor
     clipped_low: Tensor
     clipped_high: Tensor
@@ -89,14 +91,14 @@ def _trained(columns: Mapping[str, Tensor]) -> Tensor:
 
 
 def replay_step(recorded: RecordedStep, experiment: Experiment) -> ReplayedStep:
-    """A recorded step under an experiment's objective, advantage, correction, minibatches and aggregation.
+    """Returns a recorded step under an experiment's objective, advantage, correction, minibatches and aggregation.
 
-    Ratios, weights and clips are taken in float32, as in training.
+    Ratios, weights and clips are computed in float32, as in training.
 
     Args:
-        experiment: as it is at this step, see `Experiment.at_step`.
+        experiment: the experiment at this step, see `Experiment.at_step`.
     Raises:
-        ValueError: as `token_advantages`.
+        ValueError: as in `token_advantages`.
     """
     trained, advantages = recorded.trained, replayed_advantages(recorded, experiment)
     columns = {
@@ -117,12 +119,13 @@ def replay_step(recorded: RecordedStep, experiment: Experiment) -> ReplayedStep:
 
 
 def recorded_tokens(recorded: RecordedStep, batch: Microbatch, advantages: Tensor) -> tuple[TokenBatch, Tensor]:
-    """A pass's tokens with their logprobs on record [b, T], and the recorded entropies [n], on the pass's device.
+    """Returns a pass's tokens with their recorded logprobs [b, T], and the recorded entropies [n], on the pass's
+    device.
 
     Tokens that were not trained on are masked.
 
     Args:
-        advantages: of every token of the step. [M]
+        advantages: advantage of every token of the step. [M]
     """
     places = batch.tokens.cpu()
     columns = {
@@ -142,7 +145,7 @@ def recorded_tokens(recorded: RecordedStep, batch: Microbatch, advantages: Tenso
 def _replayed(
     experiment: Experiment, minibatch: Minibatch, batch: Microbatch, tokens: TokenBatch, entropies: Tensor
 ) -> dict[str, Tensor]:
-    """The fields of `ReplayedStep` that follow from a pass, [b, T] each."""
+    """Returns the fields of `ReplayedStep` that depend on a pass, [b, T] each."""
     tokens.logprobs.requires_grad_()
     result = pass_loss(experiment, minibatch, batch, tokens, entropies)
     reward_alone = experiment.objective.with_kl_coef(0.0)
@@ -163,12 +166,13 @@ def _replayed(
 
 
 def replayed_advantages(recorded: RecordedStep, experiment: Experiment) -> Tensor:
-    """Advantage of every token from the recorded rewards; a token that was not trained on has no penalty on record.
-    [M]"""
+    """Returns the advantage of every token from the recorded rewards. [M]
+
+    Tokens that were not trained on have no recorded penalty."""
     old_logprobs, ref_logprobs = (recorded.ledger[name].nan_to_num(0.0) for name in ("old_logprobs", "ref_logprobs"))
     return step_advantages(experiment, recorded.rollouts, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
 
 
 def response_advantages(recorded: RecordedStep, replayed: ReplayedStep) -> Tensor:
-    """Advantage of every response, as the table `rollouts` has it. [B]"""
+    """Returns the advantage of every response, as in the table `rollouts`. [B]"""
     return response_means(replayed.advantages, torch.from_numpy(recorded.rollouts.num_sampled))

@@ -1,4 +1,4 @@
-"""The metrics of an objective over many recorded tokens, from sums that add up over steps."""
+"""Computes an objective's metrics over many recorded tokens, from sums that add up over steps."""
 
 from dataclasses import dataclass, field, fields
 
@@ -6,19 +6,19 @@ from rpg.metrics import TOKEN_MEANS, token_metrics
 from rpg.replay.step import ReplayedStep
 
 _AVERAGED = tuple(field.name for field in fields(ReplayedStep) if field.name in TOKEN_MEANS.values())
-"""The fields of `ReplayedStep` whose means are metrics."""
+"""Fields of `ReplayedStep` whose means are metrics."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums of one objective over tokens and steps, which add up exactly."""
+    """The sums of an objective over tokens and steps, which add up exactly."""
 
     updates: int = 0
     sums: dict[str, float] = field(default_factory=dict)
     largest_ratio: float = 0.0
 
     def add(self, replayed: ReplayedStep, updates: int) -> None:
-        """Adds a step of so many updates."""
+        """Adds a step that made this number of updates."""
         self.updates += updates
         tokens = replayed.trained
         wide = {
@@ -38,21 +38,22 @@ class Tally:
             self.largest_ratio = max(self.largest_ratio, float(wide["ratio"].max()))
 
     def merge(self, other: "Tally") -> None:
-        """Adds what another has summed up."""
+        """Adds the sums of another tally."""
         self.updates += other.updates
         self.largest_ratio = max(self.largest_ratio, other.largest_ratio)
         for name, value in other.sums.items():
             self._add(name, value)
 
     def metrics(self) -> dict[str, float]:
-        """Values by the names of the metrics that a run records; and beside these:
+        """Returns values under the names of the metrics that a run records, and in addition:
 
-        loss/divergence, loss/entropy: the divergence's and the entropy bonus's part of the loss. weight/mean: of the
-        gradient weights m of the tokens, before the correction and the aggregation. weight/size: the mean of |m|.
+        loss/divergence, loss/entropy: the divergence's and the entropy bonus's part of the loss. weight/mean: the mean
+            of the tokens' gradient weights m, before the correction and the aggregation. weight/size: the mean of |m|.
         weight/active: the share of the tokens whose m is not 0. weight/ess: the share of the tokens that |m| is spread
-        over, (Σ|m|)² / (tokens · Σm²). weight/divergence: the size of the divergence's part of m beside the whole of m.
+        over, (Σ|m|)² / (tokens · Σm²). weight/divergence: the size of the divergence's part of m relative to the whole
+        of m.
 
-        Empty where no token was trained on.
+        Empty if no token was trained on.
         """
         sums, tokens = self.sums, self.sums.get("tokens", 0.0)
         if not tokens:

@@ -1,8 +1,8 @@
-"""The record of a run in training: rows, checkpoints and exported weights, in an order in which a crash leaves no gap
-and no double.
+"""Records a run in training: rows, checkpoints and exported weights, in an order that survives crashes without gaps or
+duplicates.
 
-Rows of a step are on disk, those of all ranks, before a checkpoint of that step gets its name, so a run that goes on
-from a checkpoint has every row up to it; rows after it belong to an attempt that the new one supersedes. Responses and
-tokens are written by the rank that holds them. A kill between two ranks leaves no half step: what one rank wrote counts
-once all have written.
+The rows of a step from all ranks are on disk before a checkpoint of that step gets its name. So a run that resumes from
+a checkpoint has every row up to it; later rows belong to an attempt that the new one supersedes. The rank that holds a
+response writes its row and its tokens. A kill between two ranks leaves no half step: the rows of one rank count once
+all ranks have written.
 """

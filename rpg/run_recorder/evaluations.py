@@ -1,4 +1,4 @@
-"""The steps whose policy was evaluated while the run trained."""
+"""Tracks the steps whose policy was evaluated during training."""
 
 from collections.abc import Mapping
 
@@ -9,10 +9,10 @@ from rpg.recording.run_directory import Accuracies, RunDirectory
 
 
 class EvaluatedSteps:
-    """Accuracies, or scores of graded rewards, by step and evaluation set: here, on disk, and told to the checkpoints,
-    so that the best is kept.
+    """The accuracies, or scores of graded rewards, by step and evaluation set. They are kept in memory and on disk, and
+        passed to the checkpoints, so that the best one is kept.
 
-    Rank 0 has the accuracies; the other ranks have the steps alone.
+    Rank 0 has the accuracies; the other ranks have only the steps.
     """
 
     def __init__(self, run: RunDirectory, checkpoints: Checkpoints) -> None:
@@ -20,27 +20,27 @@ class EvaluatedSteps:
         self._checkpoints = checkpoints
         self._first = ranks.rank() == 0
         self._noted: Accuracies = {}
-        """The part of `accuracies` that is on disk."""
+        """Part of `accuracies` that is on disk."""
         self.accuracies: dict[int, Mapping[str, float]] = {}
 
     def __contains__(self, step: int) -> bool:
-        """Whether the policy of the step was evaluated, in this attempt or before."""
+        """Returns whether the policy of the step was evaluated, in this attempt or before."""
         return step in self.accuracies
 
     def add(self, step: int, accuracies: Mapping[str, float]) -> None:
-        """Takes an evaluation into account, whose rows are not yet on disk."""
+        """Adds an evaluation whose rows are not yet on disk."""
         self.accuracies[step] = accuracies
         self._rate_checkpoints()
 
     def recall(self, up_to: int) -> None:
-        """Takes from disk which steps were evaluated, without those after `up_to`, whose rows no longer count."""
+        """Reads the evaluated steps from disk, without those after `up_to`, whose rows no longer count."""
         self._noted = ranks.from_first(self._run.evaluated() if self._first else {})
         self.accuracies = {step: measured for step, measured in self._noted.items() if step <= up_to}
         self._rate_checkpoints()
         self.note()
 
     def note(self) -> None:
-        """Notes on disk the steps whose evaluations are among the rows there."""
+        """Writes to disk the steps whose evaluations are among the rows there."""
         if self._first and self.accuracies != self._noted:
             self._run.note_evaluated(self.accuracies)
         self._noted = dict(self.accuracies)

@@ -1,4 +1,4 @@
-"""RunRecorder: a step's rows, evaluations, weights and checkpoints, in the order that the room describes."""
+"""RunRecorder: writes a step's rows, evaluations, weights and checkpoints, in the order that the package describes."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,10 +36,10 @@ _PACKAGES = ("torch", "transformers", "deepspeed", "numpy", "pyarrow")
 
 
 def open_writer(run: RunDirectory, resumed_from_step: int, fence: Fence, spec: Experiment) -> SegmentWriter:
-    """Begins an attempt, and gives this rank what it writes the attempt's rows with. All ranks call it.
+    """Begins an attempt and returns this rank's writer of the attempt's rows. All ranks call it.
 
     Raises:
-        SupersededError: the run was taken over.
+        SupersededError: another trainer took over the run.
     """
     attempt = ranks.from_first(
         run.new_attempt(resumed_from_step, fence, **provenance_of(spec)) if ranks.rank() == 0 else 0
@@ -49,9 +49,10 @@ def open_writer(run: RunDirectory, resumed_from_step: int, fence: Fence, spec: E
 
 
 class RunRecorder:
-    """All ranks make the same calls; each writes the rows of its responses, rank 0 all others, and rank 0 publishes.
+    """The recorder of a run. All ranks make the same calls; each writes the rows of its responses, rank 0 all other
+    rows.
 
-    Everything that is published raises SupersededError where the run was taken over by another trainer.
+    Rank 0 publishes. Publishing raises SupersededError if another trainer took over the run.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class RunRecorder:
         """Records the responses that this rank holds and their tokens, as far as the spec's `record` says.
 
         Args:
-            advantage: the mean of each. [b]
+            advantage: mean advantage of each response. [b]
         """
         record = self._components.spec.record
         if record.rollouts == "all":
@@ -117,12 +118,14 @@ class RunRecorder:
             self.event(step, "reward_failed", failed)
 
     def evaluation(self, step: int, answered: list[list[Answered]]) -> dict[str, float]:
-        """Records the present policy's answers to the evaluation problems, written with the step's other rows, and
-        exports its weights if it is the best so far and the spec keeps that one.
+        """Records the current policy's answers to the evaluation problems, which are written with the step's other
+        rows.
+
+        Exports the policy's weights if it is the best so far and the spec keeps the best.
 
         Returns:
-            The accuracy on each set, by `mean@k on SET`, of a graded reward the score, on rank 0; nothing on the
-            others.
+            On rank 0 the accuracy on each set, by `mean@k on SET`, or the score for a graded reward; empty on the other
+            ranks.
         """
         measured = {each["dataset"]: next(iter(each["metrics"].items())) for each in self._measured(step, answered)}
         self._evaluated.add(step, {dataset: figures["value"] for dataset, (_, figures) in measured.items()})
@@ -133,7 +136,8 @@ class RunRecorder:
         return {f"{metric} on {dataset}": figures["value"] for dataset, (metric, figures) in measured.items()}
 
     def _measured(self, step: int, answered: list[list[Answered]]) -> list[dict[str, Any]]:
-        """The summary of an evaluation, whose rows are now with the writer; empty on ranks but the first."""
+        """Returns the summary of an evaluation and passes its rows to the writer; empty on all ranks except the
+        first."""
         if not self._first:
             return []
         inputs, writer = self._components.run.inputs(), self._writer
@@ -142,15 +146,15 @@ class RunRecorder:
         return recorder.record(step, answered)
 
     def has_evaluated(self, step: int) -> bool:
-        """Whether the policy of the step was evaluated, in this attempt or before."""
+        """Returns whether the policy of the step was evaluated, in this attempt or before."""
         return step in self._evaluated
 
     def recall_evaluations(self, up_to: int) -> None:
-        """Takes from disk which steps were evaluated, without those after `up_to`, whose rows no longer count."""
+        """Reads the evaluated steps from disk, without those after `up_to`, whose rows no longer count."""
         self._evaluated.recall(up_to)
 
     def flush(self) -> None:
-        """Puts the rows so far on disk, then notes the steps whose evaluations are among them. All ranks call it.
+        """Writes the rows so far to disk, then records the steps whose evaluations are among them. All ranks call it.
 
         Raises:
             DiskError: the rows of a rank could not be written.
@@ -166,7 +170,7 @@ class RunRecorder:
         self._evaluated.note()
 
     def save(self, state: TrainingState, *, stopping: bool) -> None:
-        """Exports weights and copies the state where that is due; `finish_step` then has the copy written."""
+        """Exports weights and copies the state if that is due; `finish_step` then has the copy written."""
         training = self._components.spec.training
         last = state.step == training.steps
         if self._weights.due_at(state.step):
@@ -181,7 +185,7 @@ class RunRecorder:
             self.event(state.step, "finished" if last else "stopped", "" if last else "asked to, after this step")
 
     def finish_step(self, state: TrainingState, metrics: dict[str, float]) -> None:
-        """Puts the step's rows on disk, then has the copied state written; waits only for the run's last.
+        """Writes the step's rows to disk, then has the copied state written. Waits only for the run's last state.
 
         Raises:
             DiskError: the rows, this state or an earlier one could not be written.
@@ -200,15 +204,15 @@ class RunRecorder:
         self._source.forget(max(self._checkpoints.published(), default=0))
 
     def roll_back(self, state: TrainingState, *, up_to: int) -> int:
-        """Sets a run back to its newest undamaged checkpoint of a step up to `up_to`. All ranks call it between steps.
+        """Resets a run to its newest undamaged checkpoint of a step up to `up_to`. All ranks call it between steps.
 
-        Parts and state are then as they were at that step. A new attempt begins, which supersedes the rows of later
-        steps, and later checkpoints are deleted, so that no later start goes on from them.
+        Components and state are then as they were at that step. A new attempt begins, which supersedes the rows of
+        later steps, and later checkpoints are deleted, so that no later start resumes from them.
 
         Returns:
-            The step of the checkpoint; 0 where there is none, in which case nothing is changed.
+            The step of the checkpoint; 0 if there is none, in which case nothing changes.
         Raises:
-            DiskError: a checkpoint that was still being written could not be.
+            DiskError: a checkpoint in progress could not be written.
         """
         self._checkpoints.wait()
         step = self._checkpoints.latest(up_to=up_to)
@@ -224,10 +228,10 @@ class RunRecorder:
         return step
 
     def finish(self, state: TrainingState, fingerprint: str) -> None:
-        """Writes the objective's certificate, and train.json, which says that training is done. All ranks call it."""
+        """Writes the objective's certificate, and train.json, which marks training as done. All ranks call it."""
         run = self._components.run
         if not ranks.from_first(self._weights.of(state.step).is_dir()):
-            self._export(state.step)  # lost or damaged since an earlier attempt wrote it with the last checkpoint
+            self._export(state.step)  # lost or damaged after an earlier attempt wrote it with the last checkpoint
         self.flush()
         self._drop_superseded_weights()
         if not self._first:
@@ -248,7 +252,7 @@ class RunRecorder:
         write_json(run.manifest, record)
 
     def close(self) -> None:
-        """Writes the rows that an unfinished step left; on this rank, whether the others still answer or not."""
+        """Writes the rows of an unfinished step on this rank, whether or not the other ranks still answer."""
         self._checkpoints.close()
         self._fence.check()
         self._writer.flush()
@@ -259,7 +263,7 @@ class RunRecorder:
         self._note_saved(step, self._weights.of(step), "weights", size)
 
     def _drop_superseded_weights(self) -> None:
-        """Deletes weights that are the best no more, once a checkpoint stands for that."""
+        """Deletes weights that are no longer the best, once a checkpoint records that."""
         if self._first:
             saved = max(self._checkpoints.published(), default=0)
             self._weights.drop_superseded(self._evaluated.accuracies, saved=saved)

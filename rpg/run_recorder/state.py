@@ -1,4 +1,4 @@
-"""The whole state of training, copied and taken back: counters, random generators, and what each component has."""
+"""Copies and restores the whole state of training: counters, random generators, and the state of each component."""
 
 import json
 import random
@@ -19,22 +19,23 @@ _RANDOM = "random"
 
 @dataclass
 class TrainingState:
-    """Counters of a run; the rest of its state lies with the parts that it belongs to."""
+    """The counters of a run; the rest of its state is in the components."""
 
     step: int = 0
-    """Steps begun; between two steps, steps done."""
+    """Number of steps begun; between two steps, of steps done."""
     updates: int = 0
-    """Optimizer updates done, those that were skipped included."""
+    """Number of optimizer updates, including skipped ones."""
     skipped_in_a_row: int = 0
-    """How many of the last updates were skipped since their gradients were not finite."""
+    """Number of consecutive last updates that were skipped because their gradients were not finite."""
     policy_version: int = 0
     """Number of times that the sampler has loaded weights."""
 
     def copy(self, components: TrainerComponents, source: RolloutSource) -> StateCopy:
-        """The whole state of training, copied to host memory. All ranks call; each gets the part that it writes.
+        """Returns the whole state of training, copied to host memory. All ranks call it; each gets the part that it
+        writes.
 
-        That is: weights and optimizer (in pieces), the reference's weights and schedule, the random states, the data
-        cursor, the rollouts sampled but not yet trained on and the counters, from which the learning rate follows.
+        The state is: weights and optimizer (in pieces), the reference's weights and schedule, the random states, the
+        data cursor, the rollouts sampled but not yet trained on, and the counters, which determine the learning rate.
         """
         copied = StateCopy()
         components.learner.save(copied)
@@ -51,9 +52,9 @@ class TrainingState:
         return copied
 
     def load(self, components: TrainerComponents, source: RolloutSource, directory: Path) -> None:
-        """Restores what a `copy` wrote, and gives the sampler the policy. All ranks call it.
+        """Restores a written `copy` and gives the sampler the policy. All ranks call it.
 
-        In the middle of a run too: nothing remains of the state that the parts had.
+        It also works in the middle of a run: it replaces the components' whole state.
         """
         record = json.loads((directory / _COUNTERS).read_bytes())
         components.learner.load(directory)
@@ -70,7 +71,7 @@ class TrainingState:
 
 
 def random_states() -> dict[str, Any]:
-    """The states of this process's random generators (Python, NumPy, torch), as plain values and tensors."""
+    """Returns the states of this process's random generators (Python, NumPy, torch), as plain values and tensors."""
     name, keys, *rest = np.random.get_state(legacy=True)
     states: dict[str, Any] = {
         "python": random.getstate(),

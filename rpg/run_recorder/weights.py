@@ -1,4 +1,4 @@
-"""The policy's weights after some steps, exported as directories that transformers reads."""
+"""Exports the policy's weights after some steps, as directories that transformers reads."""
 
 import shutil
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from specs.machine.files import files_under, publish_directory
 
 
 class ExportedWeights:
-    """Weights of the steps that the spec names, and of the best step if the spec keeps that one."""
+    """The exported weights of the steps that the spec names, and of the best step if the spec keeps it."""
 
     def __init__(self, components: TrainerComponents, fence: Fence) -> None:
         self._components = components
@@ -21,23 +21,23 @@ class ExportedWeights:
         self._fence = fence
         keep_best = self._training.checkpoint.keep_best
         self.best_on = keep_best.accuracy_on if keep_best else ""
-        """The evaluation set that the best checkpoint is chosen on; empty where accuracy does not choose."""
+        """Evaluation set whose accuracy selects the best checkpoint; empty if accuracy does not select it."""
 
     def of(self, step: int) -> Path:
-        """The directory of the weights after a step, whether they are there or not."""
+        """Returns the directory of the weights after a step, whether or not it exists."""
         return self._directory / f"step-{step:06}"
 
     def by_step(self) -> dict[int, Path]:
-        """The directories that are there."""
+        """Returns the existing directories by step."""
         return {int(path.name.removeprefix("step-")): path for path in sorted(self._directory.glob("step-*"))}
 
     def due_at(self, step: int) -> bool:
-        """Whether the weights after a step are exported, however good they are."""
+        """Returns whether the weights after a step are exported regardless of their accuracy."""
         every = self._training.export_every_steps
         return step == self._training.steps or (every > 0 and step % every == 0)
 
     def best_step(self, evaluated: Mapping[int, Mapping[str, float]], *, up_to: int) -> int:
-        """The most accurate of the steps whose weights are there, or, of `up_to` itself, can be exported; on rank 0."""
+        """Returns the most accurate step whose weights exist, or, for `up_to` itself, can be exported; on rank 0."""
         candidates = {
             step: measured
             for step, measured in evaluated.items()
@@ -46,10 +46,10 @@ class ExportedWeights:
         return best_step(candidates, self.best_on)
 
     def export(self, step: int, *, attempt: int) -> int:
-        """Writes the present policy's weights as those after a step. All ranks call it.
+        """Writes the current policy's weights as those after a step. All ranks call it.
 
         Returns:
-            Bytes of the directory; 0 on ranks but the first.
+            Bytes of the directory; 0 on all ranks except the first.
         """
         final, first = self.of(step), ranks.rank() == 0
         aside = final.with_name(f".{self._fence.number}-{final.name}.partial")
@@ -65,10 +65,11 @@ class ExportedWeights:
         return sum(file.stat().st_size for file in files_under(final))
 
     def drop_superseded(self, evaluated: Mapping[int, Mapping[str, float]], *, saved: int) -> None:
-        """Deletes weights that were exported as the best and are it no more; on rank 0.
+        """Deletes weights that were exported as the best but no longer are; on rank 0.
 
         Args:
-            saved: step of the newest checkpoint: a run that goes on from an earlier one finds its best as it was.
+            saved: step of the newest checkpoint; a run that resumes from an earlier one must still find its best
+                weights.
         """
         if not self.best_on:
             return

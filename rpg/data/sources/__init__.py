@@ -1,4 +1,4 @@
-"""Our data sources: each module is one, called what a spec calls it, with the options it takes and how it is read.
+"""Built-in data sources, one per module under its name in the spec: its options and how to read it.
 
-Checking a spec imports them: what takes long to import is imported in `read`.
+Checking a spec imports them, so slow imports belong in `read`.
 """

@@ -21,7 +21,7 @@ class CsvSource(TableSource):
     """Character between two values."""
 
     def read(self) -> Iterator[SourceProblem]:
-        """See Source; empty lines are passed over."""
+        """See Source; skips empty lines."""
         file = existing_file(self.path)
         with file.open(encoding="utf-8-sig", newline="") as lines:
             rows = csv.reader(lines_of(lines), delimiter=self.delimiter, strict=True)

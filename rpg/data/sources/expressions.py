@@ -1,4 +1,4 @@
-"""Functions to be found from two of their values, with tests by which a program for them is scored."""
+"""Generates functions to be found from two of their values, with tests that score a program."""
 
 import random
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from specs.errors import Issue
 from specs.schema.data import Source
 
 _SHOWN, _HIDDEN = (1, 2), (0, 5, 10)
-"""Where the function's value is shown, and where it is only tested."""
+"""Arguments at which the function's value is shown, and those at which it is only tested."""
 
 
 class ExpressionsSource(Source):
     """Linear functions of n, each to be found from its values at 1 and 2: `1:7 2:10 =` asks for `3*n+4`, or for any
-    other expression with these values. For `reward: {type: code}`; what it tests beside them is not shown."""
+    other expression with these values. For `reward: {type: code}`, whose further test values are not shown."""
 
     generated: ClassVar[bool] = True
 

@@ -33,7 +33,7 @@ class HubSource(TableSource):
             yield self.problem(row, name, f"{name}, row {number}")
 
     def peek(self, count: int) -> Iterator[SourceProblem]:
-        """See Source; none of a dataset that may have to be downloaded."""
+        """See Source; returns no problems of a dataset that may need a download."""
         if not os.path.isdir(self.path):
             return
         name = self.name or self.path.rstrip("/").split("/")[-1]
@@ -48,12 +48,12 @@ class HubSource(TableSource):
 
         try:
             CachedDatasetModuleFactory(self.path).get_module()
-        except (FileNotFoundError, AssertionError):  # not downloaded, or no id of the Hub
+        except (FileNotFoundError, AssertionError):  # not downloaded, or not an id of the Hub
             return False
         return True
 
     def _load(self, *, streaming: bool = False) -> Any:
-        """The dataset, or its rows as they are read from its files."""
+        """Returns the dataset, or its rows as they are read from its files."""
         import datasets
 
         _check_files(self.path)
@@ -94,7 +94,7 @@ class HubSource(TableSource):
         """Returns the dataset of a directory that `save_to_disk` of `datasets` has written.
 
         Raises:
-            SpecError: it has no such split, or cannot be read.
+            SpecError: the dataset lacks the split or cannot be read.
         """
         import datasets
 
@@ -102,7 +102,7 @@ class HubSource(TableSource):
             saved = datasets.load_from_disk(self.path)
         except MemoryError:
             raise
-        except Exception as error:  # a damaged file is reported by classes of three libraries
+        except Exception as error:  # three libraries report a damaged file with their own classes
             message = f"the saved dataset cannot be read: {(str(error).splitlines() or [type(error).__name__])[0]}"
             hint = "save it again with save_to_disk, or write it with to_parquet and use `source: parquet`"
             raise SpecError(Issue(message, path=("path",), given=self.path, hint=hint)) from None
@@ -127,7 +127,7 @@ def _is_saved(directory: str) -> bool:
 
 
 def _check_files(directory: str) -> None:
-    """Raises SpecError if a Parquet file of a directory holds more than a file of its size may."""
+    """Raises SpecError if a Parquet file of a directory unpacks to more than its size allows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""Problems from a file with one JSON object a line."""
+"""Problems from a file with one JSON object per line."""
 
 import gzip
 import zlib
@@ -17,13 +17,13 @@ _GZIP = b"\x1f\x8b"
 
 
 class JsonlSource(TableSource):
-    """A file with one JSON object a line; gzip may have packed it."""
+    """A file with one JSON object per line, plain or compressed with gzip."""
 
     path: str = names_path("file", min_length=1)
     """File, relative to the spec file."""
 
     def read(self) -> Iterator[SourceProblem]:
-        """See Source; empty lines are passed over."""
+        """See Source; skips empty lines."""
         file = existing_file(self.path)
         with _opened(file) as lines:
             for number, line in enumerate(_lines(lines, file), 1):
@@ -40,7 +40,7 @@ class JsonlSource(TableSource):
 
 
 def _opened(file: Path) -> IO[bytes]:
-    """Returns a file's bytes, unpacked if gzip has packed them."""
+    """Returns a file's bytes, decompressed if it is a gzip file."""
     with file.open("rb") as raw:
         packed = raw.read(len(_GZIP)) == _GZIP
     return cast("IO[bytes]", gzip.open(file)) if packed else file.open("rb")

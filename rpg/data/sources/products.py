@@ -1,4 +1,4 @@
-"""Products that a small model cannot work out, with demonstrations of which some hand them to a calculator."""
+"""Generates products that a small model cannot compute, with demonstrations, some of which use a calculator."""
 
 import random
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from specs.schema.data import Source
 
 
 class ProductsSource(Source):
-    """Products of two whole numbers, `37*48=`. The warm-up learns from demonstrations: some say the product at once,
-    the others call a tool for it first. For `rollout: {rollouter: {type: tools, tools: [calculator]}}`."""
+    """Products of two whole numbers, `37*48=`. The warm-up learns from demonstrations: some give the product directly,
+    the others call a tool first. For `rollout: {rollouter: {type: tools, tools: [calculator]}}`."""
 
     generated: ClassVar[bool] = True
 
@@ -24,9 +24,9 @@ class ProductsSource(Source):
     digits: int = Field(2, ge=1, le=6)
     """Digits of each factor."""
     called: float = Field(0.25, ge=0, le=1)
-    """Share of the demonstrations that call."""
+    """Share of the demonstrations that call the tool."""
     demonstration: str = "<calculator>{question}</calculator><result>{answer}</result>{answer}"
-    """Text of a demonstration that calls, as the rollouter's format writes call and answer."""
+    """Text of a demonstration that calls the tool, in the rollouter's format of call and answer."""
 
     def read(self) -> Iterator[SourceProblem]:
         """See Source."""

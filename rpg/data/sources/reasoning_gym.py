@@ -22,7 +22,7 @@ class ReasoningGymSource(Source):
     task: str
     """A task of reasoning-gym, e.g. chain_sum."""
     config: dict[str, ConfigValue] = Field(default_factory=dict)
-    """That task's settings, e.g. {min_terms: 2, max_terms: 2}."""
+    """Settings of the task, e.g. {min_terms: 2, max_terms: 2}."""
     size: int = Field(ge=1)
     """Problems to generate, before deduplication."""
     seed: int = Field(0, ge=0)
@@ -49,7 +49,7 @@ class ReasoningGymSource(Source):
             yield SourceProblem(entry["question"], str(answer), name, fields=entry["metadata"], metadata=origin)
 
     def shared_with(self, other: Source) -> Issue | None:
-        """See Source: the same task with seeds closer than a set is long."""
+        """See Source: true for the same task with seeds closer together than a set is long."""
         if not isinstance(other, ReasoningGymSource) or (self.task, self.config) != (other.task, other.config):
             return None
         if not -self.size < self.seed - other.seed < other.size:

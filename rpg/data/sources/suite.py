@@ -1,4 +1,4 @@
-"""Published evaluation sets by name: where each lies on the Hub, its split and its columns."""
+"""Published evaluation sets by name, with their place on the Hub, split and columns."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -47,17 +47,19 @@ class SuiteSource(Source):
     """A published evaluation set by its name; docs/own-data.md has the protocols of their published scores."""
 
     name: Literal["aime24", "aime25", "amc23", "minerva", "olympiadbench", "math500"]
-    """Which set; it is called so in evaluations and tables too."""
+    """Name of the set, also in evaluations and tables."""
     instruction: Literal["none", "answer_line", "boxed"] = "none"
-    """What the question is put into, before data.prompt: the sentences of DAPO-Math's, AIME's and AMC's files, which
-    ask for a line with Answer: (what math_dapo reads), or a request for a boxed answer (what math_verify reads)."""
+    """Instruction around the question, before data.prompt: the sentences of DAPO-Math's, AIME's and AMC's files, which
+    ask
+        for a line with Answer: (which math_dapo reads), or a request for a boxed answer (which math_verify reads)."""
     path: str = names_path("path or id", "")
-    """A directory with a copy, or another dataset of the same columns; empty: the set's own on the Hub."""
+    """A directory with a copy, or another dataset with the same columns. Empty uses the set's own dataset on the
+    Hub."""
     revision: str = "main"
     """Branch, tag or commit on the Hub."""
 
     def identity(self) -> dict[str, Any]:
-        """See Spec; with the dataset that the name stands for."""
+        """See Spec; includes the dataset that the name stands for."""
         known = SUITES[self.name]
         dataset = {"path": self.path or known.path, "split": known.split, "columns": known.columns.identity()}
         return super().identity() | dataset
@@ -67,7 +69,7 @@ class SuiteSource(Source):
         return map(self._asked, self._dataset().read())
 
     def peek(self, count: int) -> Iterator[SourceProblem]:
-        """See Source; none of a dataset that may have to be downloaded."""
+        """See Source; returns no problems of a dataset that may need a download."""
         return map(self._asked, self._dataset().peek(count))
 
     def is_here(self) -> bool:
@@ -87,5 +89,5 @@ class SuiteSource(Source):
 
     def _asked(self, problem: SourceProblem) -> SourceProblem:
         if not isinstance(problem.prompt, str):
-            return problem  # messages have their instruction
+            return problem  # messages contain their instruction
         return replace(problem, prompt=_INSTRUCTIONS[self.instruction].format(problem.prompt))
