@@ -186,7 +186,7 @@ spec.yaml:78: evaluation.datasets.0: no such evaluation set
         """\
 spec.yaml:13: matrix.product[objective.kl_coeff]: unknown field
     13 | matrix: {product: {objective.kl_coeff: [1e-2, 1e-1]}}
-  allowed: aggregation, clip, divergence, estimator, kl_coef, kl_estimator, kl_in, kl_weighted, level, max_ratio, type
+  allowed: aggregation, claim, clip, clipped, divergence, estimator, kl_coef, kl_estimator, kl_in, kl_weighted, level, loss, max_ratio, parameters, type, weight
   hint: did you mean `kl_coef`?
 1 error; nothing was run
 """,
@@ -698,8 +698,8 @@ DOUBTS = {
         """\
 spec.yaml:63: objective.clip: these read like bounds, and they are margins around ratio 1
     63 |   clip: {type: dual, low: 0.8, high: 1.28}
-  given: low 0.8, high 1.28: the clip acts outside [0.2, 2.28]
-  hint: for the bounds [0.8, 1.28] write low: 0.2, high: 0.28
+  given: low 0.8, high 1.28: the clip acts outside [0.2, 2.28]; for the bounds [0.8, 1.28] write low: 0.2, high: 0.28
+  hint: write margins: low 0.2 holds the ratio at or above 0.8
 1 warning
 """,
     ),

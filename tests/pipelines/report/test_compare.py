@@ -254,7 +254,7 @@ def test_a_run_whose_spec_the_schema_does_not_take_is_refused_by_its_name_and_le
     spec = change_spec(home, "sums-wide-s2", {"evaluation": {"confidense": 0.5}})
     monkeypatch.setenv("RPG_HOME", str(home.root))
     place = "runs/sums-wide-s2/spec.json: evaluation.confidense: unknown field"
-    for command in (["show"], ["compare"], ["report"], ["export", "out"]):
+    for command in (["show"], ["compare"], ["report"], ["export", str(tmp_path / "out")]):
         verb, *rest = command
         refused = CliRunner().invoke(app, [verb, "sums-wide-s2", *rest])
         assert isinstance(refused.exception, SpecError), refused.output

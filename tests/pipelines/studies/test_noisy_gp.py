@@ -13,7 +13,6 @@ from pipelines.studies import confirmation, noisy_gp, proposals
 from pipelines.studies.answers.answer import answer
 from pipelines.studies.answers.report import write_study_report
 from pipelines.studies.answers.results import Goal, best_trial, read_study
-from pipelines.studies.ledger import TrialLedger
 from pipelines.studies.samplers.surrogate import Observations, Surrogate, spread_out
 from pipelines.studies.trials import Score, Trial, Work
 from specs.study_document import StudyDocument
@@ -228,23 +227,6 @@ def test_what_the_model_expects_stays_within_what_the_goal_can_be(
 )
 def test_each_goal_says_what_its_values_can_be(goal: Goal, values: tuple[float, ...], shown: tuple[float, ...]) -> None:
     assert tuple(map(goal.possible, values)) == shown
-
-
-def test_a_study_of_the_version_before_goes_on_with_tpe_where_its_file_names_no_sampler(
-    monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path
-) -> None:
-    outcome = measured(widest_is_best)
-    fresh = search(monkeypatch, study_document(tmp_path / "new", name="fresh"), home, outcome)
-    known = search(monkeypatch, study_document(tmp_path / "tpe", name="known", sampler={"type": "tpe"}), home, outcome)
-    assert [trial["params"] for trial in fresh] != [trial["params"] for trial in known]
-
-    # What that version wrote: trials by tpe, and no note of what `auto` is.
-    older = study_document(tmp_path / "old", name="older", sampler={"type": "tpe"}, trials=5)
-    monkeypatch.setattr(TrialLedger, "note_sampler", lambda *_: None)
-    search(monkeypatch, older, home, outcome)
-    monkeypatch.undo()
-    gone_on = search(monkeypatch, study_document(tmp_path / "old", name="older"), home, outcome)
-    assert [trial["params"] for trial in gone_on] == [trial["params"] for trial in known]
 
 
 def test_auto_takes_tpe_for_very_many_parameters(tmp_path: Path) -> None:

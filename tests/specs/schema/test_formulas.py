@@ -169,9 +169,7 @@ trials: 8
 """
 
 
-@pytest.mark.parametrize(
-    "sampler", ["{type: auto, seed: 0}", "{type: population, seed: 0, members: 4, exploit_every: 20}"]
-)
+@pytest.mark.parametrize("sampler", ["{type: auto, seed: 0}", "{type: noisy_gp, seed: 0}"])
 def test_a_study_searches_the_numbers_of_a_formula(sampler: str, tmp_path: Path) -> None:
     file, gallery = tmp_path / "study.yaml", tmp_path / "spec.yaml"
     quickstart = ROOT / "specs/experiments/quickstart.yaml"

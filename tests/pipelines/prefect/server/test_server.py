@@ -32,14 +32,13 @@ from pipelines.prefect.server.api import (
     is_healthy,
     renew_passwords,
     running_services,
-    services_file,
     wait_until_healthy,
 )
 from pipelines.prefect.server.client import prefect_client
 from pipelines.prefect.server.credentials import make_passwords, own_string, password
 from pipelines.prefect.server.settings import sqlite_file
 from pipelines.prefect.services.backends import Postgres, Redis, _let_in
-from pipelines.prefect.services.stack import _cancel_runs, down, next_port
+from pipelines.prefect.services.stack import _cancel_runs, next_port
 from pipelines.prefect.services.supervisord import Program, Supervisor
 from pipelines.processes.reap import ProcessRecord, reap
 from pipelines.processes.supervisor import start
@@ -183,23 +182,6 @@ def test_services_whose_server_is_gone_are_not_running(tmp_path):
     assert running_services(home) is None
     Services("http://127.0.0.1:9/api", ProcessRecord(2**22 - 1, 2**22 - 1, "boot:1", "supervisord"), 9).write(home)
     assert running_services(home) is None
-
-
-def test_down_ends_what_a_version_without_supervisord_has_left_up(tmp_path):
-    home = Home(tmp_path)
-    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
-    server, worker = (subprocess.Popen(sleeping, start_new_session=True) for _ in range(2))
-    try:
-        records = {"server": asdict(ProcessRecord.of(server.pid)), "worker": asdict(ProcessRecord.of(worker.pid))}
-        write_json(services_file(home), {"url": "http://127.0.0.1:9/api", **records, "studies": None})
-        assert down(home)
-        assert not psutil.pid_exists(server.pid)
-        assert not psutil.pid_exists(worker.pid)
-        assert not down(home)
-    finally:
-        for process in (server, worker):
-            process.kill()
-            process.wait()
 
 
 def test_a_command_starts_its_own_server_where_the_one_that_is_up_does_not_answer(tmp_path):
