@@ -186,7 +186,8 @@ spec.yaml:78: evaluation.datasets.0: no such evaluation set
         """\
 spec.yaml:13: matrix.product[objective.kl_coeff]: unknown field
     13 | matrix: {product: {objective.kl_coeff: [1e-2, 1e-1]}}
-  allowed: aggregation, claim, clip, clipped, divergence, estimator, kl_coef, kl_estimator, kl_in, kl_weighted, level, loss, max_ratio, parameters, type, weight
+  allowed: aggregation, claim, clip, clipped, divergence, estimator, kl_coef, \
+kl_estimator, kl_in, kl_weighted, level, loss, max_ratio, parameters, type, weight
   hint: did you mean `kl_coef`?
 1 error; nothing was run
 """,
