@@ -72,7 +72,7 @@ class UpdateMetrics:
         self._routings: list[Tensor] = []
         """The same sums for each update that was made."""
         self.num_skipped = 0
-        """Updates that were not made."""
+        """Number of updates that were skipped."""
 
     @property
     def loss(self) -> float:
@@ -265,7 +265,7 @@ class PassCounts:
     responses: int
     """Response tokens that go through the output head."""
     pairs: float
-    """Pairs of tokens that see each other in attention."""
+    """Number of pairs of tokens that see each other in attention."""
 
     @classmethod
     def of_passes(cls, passes: Iterable[Microbatch]) -> "PassCounts":

@@ -100,7 +100,7 @@ class Teacher:
 
 
 class _Lent:
-    """A reference whose weights the learner's module holds for a pass."""
+    """Base of references whose weights the learner's module holds for a pass."""
 
     packs = True
     """True: the learner's passes compute it."""

@@ -9,15 +9,15 @@ Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Departures from
 - Groups without signal (all rewards equal) stay in the batch and in every denominator. With `rollout.dynamic_sampling`
   other groups replace them, as in the paper, which also discards the surplus groups of larger batches.
 - The learner computes `old_logprobs`, in the same microbatches that train, so the first update's ratios are exactly 1.
-The sampler's own logprobs affect the loss only if the spec asks for a correction. With
-  `rollout.trust_logprobs` they are the `old_logprobs` of all minibatches except the first.
+  The sampler's own logprobs affect the loss only if the spec asks for a correction. With `rollout.trust_logprobs` they
+  are the `old_logprobs` of all minibatches except the first.
 - With `rollout.max_staleness` an earlier policy samples a batch while training uses other batches. The batch's
   `old_logprobs` are the sampler's own, so the denominator of every ratio is the policy that sampled, in the first
   update too.
 - With `training.skip_zero_advantage` responses without a gradient are not computed, but stay in every denominator.
 - With a schedule in `objective` the loss changes from step to step; all updates of a step use the same objective.
 - Minibatches follow the order of the prompts; there is no further shuffling. The public code reorders responses to
-balance the ranks, so one group's responses may be in several minibatches.
+  balance the ranks, so one group's responses may be in several minibatches.
 - A gradient that is not finite ends the run. With `training.on_not_finite: skip` its update is skipped, as in the
   public code, which skips without limit.
 - Dropout is off: the ratio compares two passes over the same tokens.

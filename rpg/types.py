@@ -89,7 +89,7 @@ class Sampling:
 class Turn:
     """A part of a response: tokens that the policy sampled, or tokens from its environment, such as a tool's result or
     a
-        user's message. Sampled tokens are what the engine drew, never re-encoded text."""
+        user's message. Sampled tokens are the engine's own, never re-encoded text."""
 
     token_ids: tuple[int, ...]
     """Tokens of the turn, at least one. A sampled turn includes its end token, if it has one."""
@@ -108,7 +108,7 @@ class Turn:
     """Reward of this sampled turn alone, reward units, in addition to the reward of the whole response; None if it has
     none."""
     restart: bool = False
-    """Whether these given tokens are the whole context of what follows: from here on the policy sees nothing before
+    """Whether these given tokens are the whole context of all later turns: from here on the policy sees nothing before
     them,
         not even the prompt."""
 

@@ -27,7 +27,7 @@ class StepRollouts:
         Its tokens and text are on a single rank: that rank holds the response.
 
     Of the N tokens of the b responses held here, laid end to end, the policy sampled M; its environment gave the
-    others. Given tokens are context. Every array about token probabilities (logprobs, advantages, the token ledger)
+    others. Given tokens are context. Every array about token probabilities (logprobs, advantages, the token table)
     covers only the M sampled tokens, also laid end to end, so nothing can train on a given token.
     """
 
@@ -480,7 +480,7 @@ class _Parts:
 
 
 def _parts(step: StepRollouts, index: Integers) -> _Parts:
-    """The parts of the responses of these indices in the step."""
+    """Returns the parts of the responses with these indices in the step."""
     groups, numbers = step.group_ids[index], np.arange(len(index))
     if not step.restarts:
         return _Parts(numbers, groups, np.zeros_like(numbers), step.lengths[index], step.prompt_lengths[index])

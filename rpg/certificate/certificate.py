@@ -84,7 +84,7 @@ class Certificate:
         return asdict(self)
 
     def finding(self, policy: str, reference: str) -> GradientFinding:
-        """The gradient in one situation."""
+        """Returns the finding in one situation."""
         return next(entry for entry in self.findings if (entry.policy, entry.reference) == (policy, reference))
 
 

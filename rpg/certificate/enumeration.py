@@ -57,7 +57,8 @@ class _Response:
     chance: float = 1.0
 
     def context(self, position: int) -> tuple[int, ...]:
-        """Returns what the policy sees before a token: from the last new context on, else from the prompt, encoded as
+        """Returns the tokens that the policy sees before a token: from the last new context on, else from the prompt,
+        encoded as
         -1."""
         for place in reversed(range(position)):
             if not self.sampled[place] and self.tokens[place]:

@@ -98,7 +98,7 @@ class Policy(nn.Module):
         return logprobs, logits.float().abs().max() * torch.finfo(logits.dtype).eps
 
     def choose_experts(self) -> None:
-        """Lets the routers choose for themselves from the next pass on, whoever runs it: a sampler may share them."""
+        """Lets the routers choose for themselves from the next pass on, even a sampler's: it may share them."""
         if self.routers:
             self.routers.give(None)
 

@@ -33,8 +33,8 @@ class ObjectiveEvaluation:
     clipped_dual: Tensor
     """Whether the bound for negative advantages acts, bool."""
     kl_reverse: Tensor
-    """Estimate of KL(π ‖ π_ref) at each token, nats, ≥ 0; its mean over tokens is unbiased, with the sampler's
-    states."""
+    """Estimate of KL(π ‖ π_ref) at each token, nats, ≥ 0; its mean over tokens is unbiased, in the states that the
+    sampler visits."""
     kl_forward: Tensor
     """Estimate of KL(π_ref ‖ π) at each token, nats."""
     kl_behaviour: Tensor

@@ -116,7 +116,8 @@ def write_tokens(
         all values of given tokens, become NULL.
 
     Args:
-        ledger: columns of the token table. [M] each chosen: whether to write each response's tokens, bool. [B]
+        ledger: columns of the token table. [M] each
+        chosen: whether to write each response's tokens, bool. [B]
     """
     lengths, sampled = rollouts.held_lengths, rollouts.sampled
     rollout_ids = np.repeat(rollouts.held.astype(np.int32), lengths)
