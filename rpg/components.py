@@ -98,7 +98,7 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
 
     Raises:
         SpecError: the spec does not fit the data, the model or the number of ranks, or this machine is not allowed to
-        score.
+            score.
     """
     if issues := refusals(spec):  # checked before minutes of loading
         raise SpecError(*issues)

@@ -144,7 +144,7 @@ def token_metrics(sums: Mapping[str, float], tokens: float) -> dict[str, float]:
 
     Args:
         sums: sums of per-token tensors under their names, and of their squares under NAME_squared. A mean whose sum is
-        missing is left out.
+            missing is left out.
     """
     return {
         **{metric: sums[name] / tokens for metric, name in TOKEN_MEANS.items() if name in sums},
@@ -220,8 +220,7 @@ def _turn_metrics(step: StepRollouts) -> dict[str, float]:
 
 def _term_means(scores: Sequence[Score], of_set: str = "") -> dict[str, float]:
     """Returns the mean of each term of a weighted reward over the responses that could be scored. The rewards of
-    different
-        sets may have different terms."""
+    different sets may have different terms."""
     names = sorted({name for score in scores for name in score.terms})
     values = {name: [score.terms[name] for score in scores if name in score.terms] for name in names}
     return {f"reward/{name}/mean{of_set}": sum(each) / len(each) for name, each in values.items()}
@@ -229,8 +228,7 @@ def _term_means(scores: Sequence[Score], of_set: str = "") -> dict[str, float]:
 
 def _means_by_set(step: StepRollouts, rewards: NDArray[np.float64], problems: Sequence[Problem]) -> dict[str, float]:
     """Returns the means of the rewards and of their terms for each training set, over the responses to its problems;
-    empty
-        for a single set."""
+    empty for a single set."""
     if len({problem.dataset for problem in problems}) <= 1:
         return {}
     sets = np.array([problems[index].dataset for index in step.problems])[step.group_ids]

@@ -174,8 +174,7 @@ class Trainer:
 
     def score(self, rollouts: StepRollouts) -> ScoredStep:
         """Deals the responses to the ranks and minibatches that train on them, and computes every token's old and
-        reference
-                logprob and its advantage."""
+        reference logprob and its advantage."""
         learner = self.components.learner
         signal = self.signal(rollouts) if self.skips_zero_advantage else None
         plan = plan_step(
@@ -397,7 +396,7 @@ class Trainer:
 
         Raises:
             DivergedError, GuardStoppedError or RollBackRequested: the spec does not skip such updates, or too many
-            consecutive updates, or all updates of the run so far, were skipped.
+                consecutive updates, or all updates of the run so far, were skipped.
         """
         self.state.skipped_in_a_row += 1
         skipped = self.state.skipped_in_a_row
@@ -445,8 +444,7 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Makes the sampler, which is idle and holds the policy, answer the evaluation sets. Training is unaffected:
-        the
-                answers use their own seeds."""
+        the answers use their own seeds."""
         means = self.recorder.evaluation(self.state.step, self.components.evaluate())
         self.progress.evaluated(self.state.step, means)
 
@@ -489,8 +487,7 @@ class Trainer:
 
     def move_reference(self, kl_reverse: float | None) -> None:
         """Moves the reference to the current policy if its schedule says so. `kl_reverse`: the step's metric, None if
-        it
-                has none."""
+        it has none."""
         if self.components.schedule.after_step(kl_reverse, updates=self.updates_per_step) and self.components.reference:
             self.components.reference.move(ema_decay=self.components.schedule.ema_decay)
             version = self.components.schedule.version

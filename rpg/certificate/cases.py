@@ -118,9 +118,8 @@ class Cases:
 
 
 def draw_cases(*, turns: bool, engine: bool = False) -> Iterator[Case]:
-    """Yields a case for every size, seed and situation. The policies differ by a few tenths of a nat per token, so
-    that a
-        clip sometimes acts. `engine`: whether an engine that differs from the sampler draws the responses."""
+    """Yields a case for every size, seed and situation. The policies differ by a few tenths of a nat per token, so that
+    a clip sometimes acts. `engine`: whether an engine that differs from the sampler draws the responses."""
     for seed in SEEDS:
         for vocabulary, length in SIZES_OF_TURNS if turns else SIZES:
             generator = torch.Generator().manual_seed(1000 * seed + 10 * vocabulary + length)

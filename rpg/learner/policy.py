@@ -57,10 +57,9 @@ class Policy(nn.Module):
             temperature: overrides the policy's own.
             packing: the sequences of a packed row; None if the rows are padded.
             experts: experts of each of the flattened input ids; None lets the routers choose. [b * L, layers, experts
-            per token]
+                per token]
             own_logits: for a check: return logprobs from the model's own logits without noise, and instead of the
-                entropies the
-            rounding error of the largest logit, nats. []
+                entropies the rounding error of the largest logit, nats. []
         """
         if own_logits:
             return self._own_logprobs(input_ids, sources, targets)
