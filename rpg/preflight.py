@@ -1,4 +1,4 @@
-"""Checks what a spec names before anything runs: the first rows of the data, the model, the lengths of prompts.
+"""Checks a spec's data and model before anything runs: the first rows, the model, the lengths of prompts.
 
 A stage would report the same errors in the same words, minutes later. Nothing is written and nothing is downloaded.
 """
