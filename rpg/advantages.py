@@ -56,9 +56,8 @@ def normalized_sum(terms: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
 
     Args:
         terms: [terms, responses], each in its own units; all responses of the step, over all ranks. NaN marks a
-            response
-        that could not be scored: it gets the value of its group that is worst for the sum, or 0 if no response
-        of the group could be scored.
+            response that could not be scored: it gets the value of its group that is worst for the sum, or 0 if no
+            response of the group could be scored.
         weights: [terms, responses]; the same throughout a group.
         group_ids: [responses], as in `advantages`.
     Returns:
@@ -113,7 +112,7 @@ def token_advantages(
 
     Args:
         rewards: [responses], reward units; of all responses of the step, over all ranks. Or [responses, turns]: the
-        return from each turn on, see `turn_returns`.
+            return from each turn on, see `turn_returns`.
         group_ids: [responses]; responses to one prompt share it.
         lengths: [responses], sampled tokens of each.
         held: indices of the responses that this rank holds; each is held by one rank. If omitted, all.

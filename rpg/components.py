@@ -98,9 +98,9 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
 
     Raises:
         SpecError: the spec does not fit the data, the model or the number of ranks, or this machine is not allowed to
-        score.
+            score.
     """
-    if issues := refusals(spec):  # before minutes of loading
+    if issues := refusals(spec):  # checked before minutes of loading
         raise SpecError(*issues)
     seed = spec.seeds[0]
     _seed_everything(seed)

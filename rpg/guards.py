@@ -25,7 +25,7 @@ class RollBack:
     guard: int
     """Index of the guard that requested it."""
     at_step: int
-    """The step after which the guard fired."""
+    """Step after which the guard fired."""
     to_step: int
     """The step of the checkpoint from which training resumed."""
     learning_rate_factor: float

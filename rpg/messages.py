@@ -38,8 +38,7 @@ def encoded(value: Any) -> bytes:
 
     Args:
         value: built from None, bool, int, float, str, bytes, Path, list, tuple, dict, numpy arrays and scalars,
-            tensors,
-        and dataclasses marked as a `message`.
+            tensors, and dataclasses marked as a `message`.
     Raises:
         TypeError: the value holds an object of another type.
     """

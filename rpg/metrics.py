@@ -70,9 +70,9 @@ class UpdateMetrics:
         """Sums over the passes of the current update: counts and probabilities of a mixture's experts. [2, layers,
         experts]"""
         self._routings: list[Tensor] = []
-        """The same sums for each update that was made."""
+        """Those sums, separately for each update that was made."""
         self.num_skipped = 0
-        """Updates that were not made."""
+        """Number of updates that were skipped."""
 
     @property
     def loss(self) -> float:
@@ -144,7 +144,7 @@ def token_metrics(sums: Mapping[str, float], tokens: float) -> dict[str, float]:
 
     Args:
         sums: sums of per-token tensors under their names, and of their squares under NAME_squared. A mean whose sum is
-        missing is left out.
+            missing is left out.
     """
     return {
         **{metric: sums[name] / tokens for metric, name in TOKEN_MEANS.items() if name in sums},
@@ -220,8 +220,7 @@ def _turn_metrics(step: StepRollouts) -> dict[str, float]:
 
 def _term_means(scores: Sequence[Score], of_set: str = "") -> dict[str, float]:
     """Returns the mean of each term of a weighted reward over the responses that could be scored. The rewards of
-    different
-        sets may have different terms."""
+    different sets may have different terms."""
     names = sorted({name for score in scores for name in score.terms})
     values = {name: [score.terms[name] for score in scores if name in score.terms] for name in names}
     return {f"reward/{name}/mean{of_set}": sum(each) / len(each) for name, each in values.items()}
@@ -229,8 +228,7 @@ def _term_means(scores: Sequence[Score], of_set: str = "") -> dict[str, float]:
 
 def _means_by_set(step: StepRollouts, rewards: NDArray[np.float64], problems: Sequence[Problem]) -> dict[str, float]:
     """Returns the means of the rewards and of their terms for each training set, over the responses to its problems;
-    empty
-        for a single set."""
+    empty for a single set."""
     if len({problem.dataset for problem in problems}) <= 1:
         return {}
     sets = np.array([problems[index].dataset for index in step.problems])[step.group_ids]
@@ -265,7 +263,7 @@ class PassCounts:
     responses: int
     """Response tokens that go through the output head."""
     pairs: float
-    """Pairs of tokens that see each other in attention."""
+    """Number of pairs of tokens that see each other in attention."""
 
     @classmethod
     def of_passes(cls, passes: Iterable[Microbatch]) -> "PassCounts":

@@ -1,4 +1,4 @@
-"""Checks what a spec names before anything runs: the first rows of the data, the model, the lengths of prompts.
+"""Checks a spec's data and model before anything runs: the first rows, the model, the lengths of prompts.
 
 A stage would report the same errors in the same words, minutes later. Nothing is written and nothing is downloaded.
 """
@@ -50,8 +50,7 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
 
     Args:
         model: whether to check the model itself too, which loads torch. The tokenizer is always read, for the lengths
-            of
-        prompts.
+            of prompts.
     """
     findings, sets = Findings(), dict[str, list[list[StagedProblem]]]()
     for split in SPLITS:
@@ -103,8 +102,7 @@ def _overlap(data: Data) -> list[Issue]:
 
 def _not_here(data: Data, models: Mapping[Path, tuple[PretrainedModel | ScratchModel, NamedModel]]) -> list[Issue]:
     """Returns data and models that are missing here and cannot be downloaded: HF_HUB_OFFLINE forbids it, the Hub does
-    not
-        answer, or the name is that of a directory."""
+    not answer, or the name is that of a directory."""
     missing, issues = list[tuple[str, Path, str]](), list[Issue]()
     for path, (model, found) in models.items():
         if not isinstance(model, PretrainedModel) or found.directory is not None:

@@ -100,7 +100,7 @@ class Teacher:
 
 
 class _Lent:
-    """A reference whose weights the learner's module holds for a pass."""
+    """Base of references whose weights the learner's module holds for a pass."""
 
     packs = True
     """True: the learner's passes compute it."""
@@ -148,8 +148,7 @@ class Snapshot(_Lent):
 
         Args:
             averages: whether moves have a decay. If so, the snapshot is kept in float32: bfloat16 rounds away changes
-                of less
-            than 2^-9 of a weight, and an average would not move.
+                of less than 2^-9 of a weight, and an average would not move.
         """
         self._module = module
         self._weights = {

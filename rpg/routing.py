@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Routing:
     """Sums over the sampled tokens of a pass. Each token is counted at the position that predicts it, so the sums do
-    not
-        depend on how a step is cut into passes."""
+    not depend on how a step is cut into passes."""
 
     counts: Tensor
     """Number of tokens routed to each expert. [layers, experts], float32"""
@@ -100,7 +99,7 @@ def check_balancing(training: Training, model: "PreTrainedModel") -> None:
 
     Raises:
         SpecError: transformers balances its experts by no loss or by another loss (tested on a few tokens), or ranks
-        share sequences.
+            share sequences.
     """
     weight = balancing_weight(training, model.config)
     path, given = ("training", "router_aux_loss_coef"), f"{weight:g} for {model.config.model_type}"
@@ -163,13 +162,12 @@ def pop_choices(taken: list[Tensor]) -> "np.ndarray[Any, np.dtype[np.int16]]":
 
 class ReplayedRouters:
     """The routers of a model, with the experts of each token prescribed on demand. The weights of the prescribed
-    experts
-        come from the router's own probabilities, so the router is trained as usual."""
+    experts come from the router's own probabilities, so the router is trained as usual."""
 
     def __init__(self, model: nn.Module) -> None:
         self.given: list[Tensor] | None = None
         """Experts of each token of this pass, and of its recomputation, for each router. None means that the routers
-                choose. [tokens, experts per token] each"""
+        choose. [tokens, experts per token] each"""
         self._routers = routers_of(model)
         names = [name for name, module in model.named_modules() if module in self._routers]
         self._numbers = [int(next(filter(str.isdigit, name.split(".")), "0")) for name in names]
@@ -183,7 +181,7 @@ class ReplayedRouters:
 
         Args:
             experts: for each router, or for each layer as vLLM reports them; any integer type. None lets the routers
-            choose. [tokens, routers or layers, experts per token]
+                choose. [tokens, routers or layers, experts per token]
         Raises:
             RuntimeError: the experts are those of other layers than the model's.
         """

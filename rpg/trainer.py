@@ -9,15 +9,15 @@ Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Departures from
 - Groups without signal (all rewards equal) stay in the batch and in every denominator. With `rollout.dynamic_sampling`
   other groups replace them, as in the paper, which also discards the surplus groups of larger batches.
 - The learner computes `old_logprobs`, in the same microbatches that train, so the first update's ratios are exactly 1.
-The sampler's own logprobs affect the loss only if the spec asks for a correction. With
-  `rollout.trust_logprobs` they are the `old_logprobs` of all minibatches except the first.
+  The sampler's own logprobs affect the loss only if the spec asks for a correction. With `rollout.trust_logprobs` they
+  are the `old_logprobs` of all minibatches except the first.
 - With `rollout.max_staleness` an earlier policy samples a batch while training uses other batches. The batch's
   `old_logprobs` are the sampler's own, so the denominator of every ratio is the policy that sampled, in the first
   update too.
 - With `training.skip_zero_advantage` responses without a gradient are not computed, but stay in every denominator.
 - With a schedule in `objective` the loss changes from step to step; all updates of a step use the same objective.
 - Minibatches follow the order of the prompts; there is no further shuffling. The public code reorders responses to
-balance the ranks, so one group's responses may be in several minibatches.
+  balance the ranks, so one group's responses may be in several minibatches.
 - A gradient that is not finite ends the run. With `training.on_not_finite: skip` its update is skipped, as in the
   public code, which skips without limit.
 - Dropout is off: the ratio compares two passes over the same tokens.
@@ -174,8 +174,7 @@ class Trainer:
 
     def score(self, rollouts: StepRollouts) -> ScoredStep:
         """Deals the responses to the ranks and minibatches that train on them, and computes every token's old and
-        reference
-                logprob and its advantage."""
+        reference logprob and its advantage."""
         learner = self.components.learner
         signal = self.signal(rollouts) if self.skips_zero_advantage else None
         plan = plan_step(
@@ -397,7 +396,7 @@ class Trainer:
 
         Raises:
             DivergedError, GuardStoppedError or RollBackRequested: the spec does not skip such updates, or too many
-            consecutive updates, or all updates of the run so far, were skipped.
+                consecutive updates, or all updates of the run so far, were skipped.
         """
         self.state.skipped_in_a_row += 1
         skipped = self.state.skipped_in_a_row
@@ -445,8 +444,7 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Makes the sampler, which is idle and holds the policy, answer the evaluation sets. Training is unaffected:
-        the
-                answers use their own seeds."""
+        the answers use their own seeds."""
         means = self.recorder.evaluation(self.state.step, self.components.evaluate())
         self.progress.evaluated(self.state.step, means)
 
@@ -489,8 +487,7 @@ class Trainer:
 
     def move_reference(self, kl_reverse: float | None) -> None:
         """Moves the reference to the current policy if its schedule says so. `kl_reverse`: the step's metric, None if
-        it
-                has none."""
+        it has none."""
         if self.components.schedule.after_step(kl_reverse, updates=self.updates_per_step) and self.components.reference:
             self.components.reference.move(ema_decay=self.components.schedule.ema_decay)
             version = self.components.schedule.version

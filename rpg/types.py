@@ -42,13 +42,11 @@ class Problem:
     """Keys of `metadata` that `public` keeps."""
     prefill: str = ""
     """Beginning of each reply that the template itself writes, such as `<think>`; empty if it writes none. Scorers see
-    it
-        before the response."""
+    it before the response."""
 
     def public(self) -> "Problem":
         """Returns the problem for processes that the policy can reach: without the gold answer, and with only those
-        parts
-                of `metadata` that are named in `shown` or are tests that the prompt shows."""
+        parts of `metadata` that are named in `shown` or are tests that the prompt shows."""
         kept = {name: self.metadata[name] for name in self.shown if name in self.metadata}
         tests = self.metadata.get("tests")
         if isinstance(tests, dict) and "hidden" in tests:
@@ -88,15 +86,14 @@ class Sampling:
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A part of a response: tokens that the policy sampled, or tokens from its environment, such as a tool's result or
-    a
-        user's message. Sampled tokens are what the engine drew, never re-encoded text."""
+    a user's message. Sampled tokens are the engine's own, never re-encoded text."""
 
     token_ids: tuple[int, ...]
     """Tokens of the turn, at least one. A sampled turn includes its end token, if it has one."""
     logprobs: tuple[float, ...] | None = None
     """Logprob of each sampled token under the distribution it was drawn from, nats: tempered, cut to top_k and the
     nucleus, and renormalised. They differ from the learner's wherever a cut removed tokens. None if the
-        tokens were given."""
+    tokens were given."""
     tool: str = ""
     """Name of the tool that gave the tokens; empty if no tool did."""
     error: str = ""
@@ -108,9 +105,8 @@ class Turn:
     """Reward of this sampled turn alone, reward units, in addition to the reward of the whole response; None if it has
     none."""
     restart: bool = False
-    """Whether these given tokens are the whole context of what follows: from here on the policy sees nothing before
-    them,
-        not even the prompt."""
+    """Whether these given tokens are the whole context of all later turns: from here on the policy sees nothing before
+    them, not even the prompt."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for a turn without tokens, without a logprob for each sampled token, or for a sampled
@@ -137,12 +133,12 @@ class Rollout:
     """Turns of the response, at least one of them sampled."""
     finish_reason: FinishReason
     """stop: the response ended by itself (end token, stop text, or its environment's decision); length: it was cut at
-        max_response_length."""
+    max_response_length."""
     answer: str | None = None
     """Text to score, if the environment sets one; None means the text of the last sampled turn."""
     experts: "npt.NDArray[np.integer[Any]] | None" = field(default=None, compare=False)
     """Experts to which the engine routed each token of prompt and response except the last. None if not requested.
-        [prompt + response - 1, layers, experts per token]"""
+    [prompt + response - 1, layers, experts per token]"""
 
     def __post_init__(self) -> None:
         """Raises ValueError if no turn was sampled."""
@@ -216,7 +212,7 @@ class TurnCounts:
     """Reward of each turn of the policy; empty if the environment rewards no turn."""
     contexts: tuple[tuple[int, int], ...] = ()
     """Restarts in order: the position of each in the response's tokens and the length of the context given there. Empty
-        if the prompt is the context of the whole response."""
+    if the prompt is the context of the whole response."""
 
 
 @message

@@ -140,7 +140,7 @@ def look_at(model: Model, *, build: bool) -> NamedModel:
 
     Args:
         build: whether to build a model from scratch, to test that it computes. With more than SMALL parameters only its
-        layers are built.
+            layers are built.
     Raises:
         SpecError: `make` would refuse it.
     """

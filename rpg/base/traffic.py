@@ -51,8 +51,7 @@ class Work:
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """The work of a model's forward and backward pass per token, in bfloat16. It excludes attention over pairs of
-    tokens and
-        recomputation in layers."""
+    tokens and recomputation in layers."""
 
     forward: Work
     backward: Work
@@ -125,8 +124,7 @@ def traffic_of(settings: Mapping[str, Any], *, tokens: int = TOKENS) -> Traffic:
 
 def _all_layers(model: "PreTrainedModel", tokens: int) -> tuple[Work, Work]:
     """Runs a forward and a backward pass. Of many identical layers it runs two; the second's work counts for all
-    further
-        layers."""
+    further layers."""
     from torch import nn
 
     name, layers = next(
@@ -231,8 +229,8 @@ def counting() -> Iterator[_Counter]:
 
 def _one_kernel(outputs: int, inputs: tuple["Tensor", ...], *, keeps: bool = True) -> tuple["Tensor", ...]:
     """Stands for a fused kernel: results are like the first inputs, and each tensor is read or written once. The
-    backward
-        pass reads the results' gradients, and the inputs again if it `keeps` them, and writes the inputs' gradients."""
+    backward pass reads the results' gradients, and the inputs again if it `keeps` them, and writes the inputs'
+    gradients."""
     import torch
 
     class OneKernel(torch.autograd.Function):

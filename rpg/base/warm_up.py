@@ -164,8 +164,7 @@ def _update(
 
 def _loss(model: "PreTrainedModel", batch: Sequence[Example], device: torch.device) -> Tensor:
     """Returns the sum of the answers' cross-entropies, nats. Padding is on the right, where causal attention never sees
-    it, so
-        no mask is needed."""
+    it, so no mask is needed."""
     width = max(len(prompt) + len(answer) for prompt, answer in batch)
     ids = torch.zeros(len(batch), width, dtype=torch.long)
     targets = torch.full((len(batch), width), _IGNORED)

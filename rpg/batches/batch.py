@@ -24,10 +24,10 @@ Experts = npt.NDArray[np.int16]
 @dataclass(frozen=True)
 class StepRollouts:
     """A step's B responses in the order of its prompts. Every rank knows the length, reward and group of each response.
-        Its tokens and text are on a single rank: that rank holds the response.
+    Its tokens and text are on a single rank: that rank holds the response.
 
     Of the N tokens of the b responses held here, laid end to end, the policy sampled M; its environment gave the
-    others. Given tokens are context. Every array about token probabilities (logprobs, advantages, the token ledger)
+    others. Given tokens are context. Every array about token probabilities (logprobs, advantages, the token table)
     covers only the M sampled tokens, also laid end to end, so nothing can train on a given token.
     """
 
@@ -60,8 +60,7 @@ class StepRollouts:
     """Counts of the turns of each response; empty if the environment gives no turn. [B]"""
     experts: Experts | None = None
     """Experts of each token of prompt and response of the responses held here, end to end; the values of a last token
-    are
-        meaningless. None means that the learner's routers choose. [tokens, layers, experts per token]"""
+    are meaningless. None means that the learner's routers choose. [tokens, layers, experts per token]"""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Metrics of how the batch was sampled."""
 
@@ -291,8 +290,7 @@ def select(step: StepRollouts, groups: Sequence[int]) -> StepRollouts:
 
 def keep(step: StepRollouts, places: Integers) -> StepRollouts:
     """Returns the batch with only some of the responses that this rank holds. `places`: their positions among those
-    held,
-        in the new order."""
+    held, in the new order."""
     tokens = _places(step.held_lengths, places)
     return replace(
         step,
@@ -325,13 +323,11 @@ class Microbatch:
 
     input_ids: Tensor
     """Prompts and responses. Padded on the right, which causal attention never sees: [b, L]. Packed into one row, each
-    prompt
-        followed by its responses: [1, L]. A part of a response with another context follows that context like a
-        separate response, so there may be more rows than responses."""
+    prompt followed by its responses: [1, L]. A part of a response with another context follows that context like a
+    separate response, so there may be more rows than responses."""
     packed: tuple[tuple[int, ...], ...]
     """Layout of a packed row: for each prompt its length and those of its responses, see Packing. Empty if each
-    response has
-        its own rows."""
+    response has its own rows."""
     sources: Tensor
     """Positions in the flattened input ids whose hidden state predicts a sampled token, row by row. [n]"""
     host_sources: Tensor
@@ -354,12 +350,11 @@ class Microbatch:
     """Whether the pass counts. If not, its only token is not part of the step and has weight 0, see Rows."""
     experts: Tensor | None = None
     """Experts to which each of the flattened input ids is routed, on the host. None lets the routers choose. [b * L,
-        layers, experts per token]"""
+    layers, experts per token]"""
 
     def look_up(self, values: Tensor) -> Tensor:
         """Returns this pass's values out of the [M] values of all sampled tokens held here, on its device; 0 if the
-        pass
-                does not count. Does not wait for the device if the values are already there. [n]"""
+        pass does not count. Does not wait for the device if the values are already there. [n]"""
         values = values.to(self.tokens.device)
         return values[self.tokens] if self.counts else values.new_zeros(len(self.tokens))
 
@@ -432,8 +427,7 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
 
 def _experts_of_ids(step: StepRollouts, held: Integers, parts: "_Parts", layout: "_Layout") -> Experts:
     """Returns the experts of the input ids of a pass; padding gets those of the first token. A prompt gets them from
-    the first
-        response after it. No response may have its own context here."""
+    the first response after it. No response may have its own context here."""
     assert step.experts is not None
     ends = np.cumsum(step.held_sequence_lengths)[held]
     experts = np.repeat(step.experts[:1], layout.size, axis=0)
@@ -480,7 +474,7 @@ class _Parts:
 
 
 def _parts(step: StepRollouts, index: Integers) -> _Parts:
-    """The parts of the responses of these indices in the step."""
+    """Returns the parts of the responses with these indices in the step."""
     groups, numbers = step.group_ids[index], np.arange(len(index))
     if not step.restarts:
         return _Parts(numbers, groups, np.zeros_like(numbers), step.lengths[index], step.prompt_lengths[index])

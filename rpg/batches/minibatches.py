@@ -58,7 +58,7 @@ class Minibatch:
     """Computed tokens plus given tokens and prompt tokens, the prompt counted once per response even if shared."""
     expert_counts: Tensor | None = None
     """Tokens of all ranks that the policy routes to each expert before the step's updates; None if the load is not
-        balanced. [layers, experts]"""
+    balanced. [layers, experts]"""
 
     @property
     def largest_pass(self) -> int:
@@ -82,8 +82,7 @@ def plan_step(
     Args:
         packed: whether a pass is one row without padding, see Learner.packs.
         signal: whether each response has a nonzero advantage. Responses without one count, but are in no pass. A
-            minibatch
-        without any signal computes its shortest response, so that it has metrics. [B]
+            minibatch without any signal computes its shortest response, so that it has metrics. [B]
         attention: cost of attention, used to give the ranks equal work, see `Learner.attention_share`.
     """
     parts = np.array_split(np.arange(len(rollouts.lengths)), training.minibatches)

@@ -33,8 +33,7 @@ class Rows:
     @property
     def counts(self) -> bool:
         """Whether the pass has responses. A rank with fewer passes than another runs empty ones, since all ranks must
-        take
-                part in each collective call."""
+        take part in each collective call."""
         return bool(self.rollouts)
 
 
@@ -58,8 +57,7 @@ def plan_padded(
 
     Args:
         lengths: tokens of the longest row of each of the step's responses: prompt and response, unless a part of the
-            response
-        has another context. [B]
+            response has another context. [B]
         rollouts: the minibatch, as indices into `lengths`.
         max_tokens: bound on rows x longest row. A longer response gets its own pass.
         attention: the work of n tokens is n + attention n^2, see `Learner.attention_share`.
@@ -95,8 +93,7 @@ def plan_packed(
         groups: group of each response; a group has one prompt. [B]
         rollouts: the minibatch, as indices into these arrays.
         max_tokens: bound on the tokens of a row; PROMPT_COPIES times that bounds its tokens counted with one prompt per
-            response.
-        A response that is longer with its prompt gets its own pass.
+            response. A response that is longer with its prompt gets its own pass.
         attention: as in `plan_padded`; a response attends to its prompt as well.
     """
 
@@ -121,8 +118,7 @@ def plan_packed(
 
 def _work(tokens: int, attention: float, *, behind: int = 0) -> float:
     """Returns the work of a piece of a sequence that attends to the `behind` tokens before it. The unit is the cost of
-    a token
-        without attention."""
+    a token without attention."""
     return tokens + attention * tokens * (tokens + 2 * behind)
 
 

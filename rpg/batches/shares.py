@@ -3,7 +3,8 @@
 A response is sampled on the rank that got its prompt. Minibatches follow the order of the prompts, and each is dealt to
 all ranks in equal parts of its tokens. If each rank trained on the responses that it sampled, the other ranks would be
 idle during a minibatch of one rank's prompts. So a response's tokens and text go to the rank that trains on it, and
-nowhere else. That rank also has its token ledger and writes its rows. A response on which no rank trains stays.
+nowhere else. That rank also has its part of the token table and writes its rows. A response on which no rank trains
+stays.
 """
 
 from collections.abc import Sequence

@@ -44,8 +44,7 @@ def step_advantages(
 
 def trained_rewards(experiment: Experiment, rollouts: StepRollouts) -> Tensor:
     """Returns the rewards of all responses as `advantage.rewards` defines them [B], or with `advantage.credit: turn`
-    the
-        return from each turn on [B, turns]. A penalty on length is added unchanged.
+    the return from each turn on [B, turns]. A penalty on length is added unchanged.
 
     If each term is normalised, rewards of turns are a term of weight 1.
     """

@@ -34,7 +34,7 @@ class Case:
     engine: Tensor
     """Policy that draws the responses: the sampler, or the sampler as a separate engine computes it."""
     situation: int
-    """Index into SITUATIONS."""
+    """Index of the case's situation in SITUATIONS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Cases:
     prefixes: Tensor
     """Row of the prefix before each token, in the table of all cases. [responses, length]"""
     tokens: Tensor
-    """[responses, length]."""
+    """Tokens of each response. [responses, length]"""
     again: Tensor
     """Repeated prefixes after new contexts: a response and two of its positions with the same prefix. [pairs, 3]"""
     policy: Tensor
@@ -70,7 +70,7 @@ class Cases:
     case_of_prefix: Tensor
     """Index of each prefix's case. [prefixes]"""
     case_of_response: Tensor
-    """[responses]."""
+    """Index of each response's case. [responses]"""
     situation: Tensor
     """Index of each case's situation in SITUATIONS. [cases]"""
     exact: dict[tuple[str, str], Tensor]
@@ -118,9 +118,8 @@ class Cases:
 
 
 def draw_cases(*, turns: bool, engine: bool = False) -> Iterator[Case]:
-    """Yields a case for every size, seed and situation. The policies differ by a few tenths of a nat per token, so
-    that a
-        clip sometimes acts. `engine`: whether an engine that differs from the sampler draws the responses."""
+    """Yields a case for every size, seed and situation. The policies differ by a few tenths of a nat per token, so that
+    a clip sometimes acts. `engine`: whether an engine that differs from the sampler draws the responses."""
     for seed in SEEDS:
         for vocabulary, length in SIZES_OF_TURNS if turns else SIZES:
             generator = torch.Generator().manual_seed(1000 * seed + 10 * vocabulary + length)

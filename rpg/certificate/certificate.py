@@ -68,23 +68,21 @@ class Certificate:
     num_cases: int
     turns: Turns
     """one: a response is a single turn. outcome, turn: a response has several turns, each with a reward, and given
-    tokens
-        between them; `Advantage.credit` says which rewards a turn is credited with."""
+    tokens between them; `Advantage.credit` says which rewards a turn is credited with."""
     length_cosine: float
     """Effect of the aggregation on the on-policy gradient: the smallest cosine to the exact one if it divides by each
-        response's own length (sequence_mean); 1 for the others, which only scale it."""
+    response's own length (sequence_mean); 1 for the others, which only scale it."""
     findings: tuple[GradientFinding, ...]
     not_covered: dict[str, Any] = field(default_factory=dict)
     """Keys of the spec that may make its gradient differ from the certified one -> their values. Empty if there are
-    none, or
-        if the certificate covers an objective alone."""
+    none, or if the certificate covers an objective alone."""
 
     def as_json(self) -> dict[str, Any]:
         """Returns the certificate as plain data."""
         return asdict(self)
 
     def finding(self, policy: str, reference: str) -> GradientFinding:
-        """The gradient in one situation."""
+        """Returns the finding in one situation."""
         return next(entry for entry in self.findings if (entry.policy, entry.reference) == (policy, reference))
 
 

@@ -35,8 +35,7 @@ class World:
 
     def logprobs(self, table: Tensor) -> Tensor:
         """Returns log pi(y_t | y_<t) under the policy with this table of logits [prefixes, vocabulary]; 0 on padding
-        and on
-                given tokens. [responses, length]"""
+        and on given tokens. [responses, length]"""
         chosen = torch.log_softmax(table, -1)[self.prefixes, self.tokens]
         return torch.where(self.response_mask, chosen, 0.0)
 
@@ -57,8 +56,8 @@ class _Response:
     chance: float = 1.0
 
     def context(self, position: int) -> tuple[int, ...]:
-        """Returns what the policy sees before a token: from the last new context on, else from the prompt, encoded as
-        -1."""
+        """Returns the tokens that the policy sees before a token: from the last new context on, else from the prompt,
+        encoded as -1."""
         for place in reversed(range(position)):
             if not self.sampled[place] and self.tokens[place]:
                 return self.tokens[place:position]
@@ -85,8 +84,7 @@ def enumerate_world(vocabulary: int, length: int, generator: torch.Generator, *,
 
     Args:
         turns: whether token 1 ends a turn if a given token and one more still fit. The environment then gives 0 or the
-            last
-        token: a given 0 ends nothing, and the last token is a new context.
+            last token: a given 0 ends nothing, and the last token is a new context.
     """
     responses = list(_grown(_Response(), vocabulary, length, generator if turns else None))
     rows: dict[tuple[int, ...], int] = {}  # of contexts

@@ -1,5 +1,4 @@
-"""Checkpoints: copied to memory, written to a temporary directory during training, published by a rename, verified on
-use.
+"""Writes checkpoints to a temporary directory during training, publishes them by a rename, and verifies them on use.
 
 On each rank a thread writes the rank's copy, with digests. Once all ranks are done, the thread of rank 0 lists the
 files and gives the directory its name. A kill at any moment leaves a whole checkpoint or none of that name.
@@ -29,7 +28,8 @@ class Checkpoints:
     """The checkpoints of a run. All ranks make the same calls; rank 0 publishes, verifies and deletes."""
 
     def __init__(self, directory: Path, retention: Retention, fence: Fence) -> None:
-        """`fence`: the run's fence. A trainer that lost the run publishes and deletes nothing."""
+        """Opens a run's checkpoints. `fence`: the run's fence; a trainer that lost the run publishes and deletes
+        nothing."""
         self._directory = directory
         self._retention = retention
         self._fence = fence

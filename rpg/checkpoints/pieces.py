@@ -101,7 +101,7 @@ class PieceFiles:
     """The pieces that any number of ranks wrote under one stem."""
 
     def __init__(self, directory: Path, stem: str) -> None:
-        """Opens the files. Raises FileNotFoundError if there are none."""
+        """Opens the files. Raises FileNotFoundError if no rank wrote any."""
         paths = sorted(directory.glob(f"{stem}-rank*.safetensors"))
         if not paths:
             raise FileNotFoundError(f"{directory} holds no {stem}")
@@ -117,7 +117,7 @@ class PieceFiles:
                 self._index.setdefault(name, []).append((int(start), values.get_shape()[0], values))
 
     def names(self) -> list[str]:
-        """Names of the whole tensors, sorted."""
+        """Returns the names of the whole tensors, sorted."""
         return sorted(self._index)
 
     def fill(self, piece: Piece) -> None:

@@ -16,8 +16,7 @@ from specs.schema.fields import nearest
 
 class Columns(Spec):
     """Names of the columns that hold each part of a problem; dots reach into structs. The defaults are the DAPO and
-    verl
-        schema."""
+    verl schema."""
 
     prompt: str = "prompt"
     """Column of the prompt: a list of chat messages ({role, content}) or plain text."""
@@ -29,13 +28,12 @@ class Columns(Spec):
     """Column that names the problem's origin. Empty uses the set's own name."""
     user: str = addition("")
     """Column of a list of texts: the user's reply after each turn of the policy, for `rollouter: {type: conversation}`.
-        Empty if there is none."""
+    Empty if there is none."""
     keep: tuple[str, ...] = addition(())
     """Further columns that are passed to a reward of type python, and to a template as {metadata.NAME}."""
     shown: tuple[str, ...] = addition(())
     """Further columns that are passed to an agent's program as `metadata`, and to a reward of type python. The policy
-    may
-        see them: do not name a column that reveals the answer."""
+    may see them: do not name a column that reveals the answer."""
 
 
 class TableSource(Source):
@@ -45,8 +43,7 @@ class TableSource(Source):
     """Columns that hold each part of a problem."""
     cluster: str = addition("")
     """Column of an evaluation set that names the passage, theme or template that a problem shares with others.
-    Intervals
-        then account for new clusters, not only for new problems. Empty treats every problem as independent."""
+    Intervals then account for new clusters, not only for new problems. Empty treats every problem as independent."""
     tests: test_cases.Format = addition("none")
     """Format of the tests with which `reward: {type: code}` scores programs, named after sets that use it
     ([which](own-data.md#programs-and-their-tests)). The answer's column may then be missing."""

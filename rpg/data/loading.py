@@ -88,8 +88,7 @@ def rendered(prompts: list[str], tokenizer: Any, data: Data, tools: Tools = ()) 
 
     Raises:
         SpecError: the prompts are messages and the tokenizer accepts none, its template fails on them, or it does not
-            show
-        tools that must be shown.
+            show tools that must be shown.
     """
     if not isinstance(data.prompt, ChatPrompt):
         if tools:

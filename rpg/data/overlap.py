@@ -33,7 +33,7 @@ _DROPPED = re.compile(
     re.DOTALL,
 )
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\d_]+|\d+(?:\.\d+)?|(?<=[\d)])!|[-+*/=<>|%]")
-"""A character of a script without spaces, a word, a number, a factorial, an operator."""
+"""Pattern of a word, a number, a factorial, an operator, or a character of a script without spaces."""
 
 
 def words_of(text: str) -> Words:

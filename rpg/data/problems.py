@@ -25,7 +25,7 @@ class SourceProblem:
     cluster: str = ""
     """Name of the cluster of related problems in its set; empty if it belongs to no cluster."""
     shown: tuple[str, ...] = ()
-    """Keys of `metadata` that are also passed to an agent's program, where the policy may see them."""
+    """Keys of `metadata` that are also passed to an agent's program, in which the policy may see them."""
     where: str = field(default="", compare=False)
     """Place of the row, for messages: `train.jsonl, line 3`. Empty if it is not from a table."""
 

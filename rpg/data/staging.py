@@ -148,7 +148,8 @@ def _check_names(sets: list[StagedSet]) -> None:
 
 
 def _separate(train: list[StagedSet], evaluation: list[StagedSet], *, drop: bool) -> None:
-    """Drops training problems that are evaluation problems if `drop`, else raises SpecError for them."""
+    """Removes training problems that are evaluation problems. Raises SpecError for them unless `drop`, or if none is
+    left."""
     held_out = _HeldOut(evaluation)
     errors: list[Issue] = []
     for each in train:

@@ -44,8 +44,7 @@ class TestCases:
     """Code that runs before the program, for tests of kind assert."""
     grader: Literal["apps", "livecodebench"] = "apps"
     """Grader that compares outputs. That of APPS, which TACO and later sets use, accepts close numbers and, in place of
-    a
-        value, a list that holds it."""
+    a value, a list that holds it."""
 
     def as_data(self) -> dict[str, Any]:
         """Returns the form in which the tests are stored with the problem."""

@@ -24,7 +24,8 @@ class KeptAnswers:
 
     @classmethod
     def of(cls, policy: MeasuredPolicy, stage: Path) -> "KeptAnswers":
-        """`stage`: directory of the evaluate stage; its fingerprint covers everything except the weights."""
+        """Returns a policy's stored answers. `stage`: directory of the evaluate stage; its fingerprint covers
+        everything except the weights."""
         weights = hashlib.sha256(json.dumps(dict(policy.digests), sort_keys=True).encode()).hexdigest()
         return cls(stage / f"step-{policy.step:06}-{weights[:16]}")
 

@@ -27,7 +27,7 @@ class EvaluationMeasure:
     """The value of a metric on a set, with its interval."""
 
     metric: str
-    """mean@k, pass@k, maj@k or score@k."""
+    """Name of the metric: mean@k, pass@k, maj@k or score@k."""
     value: float
     ci_low: float
     ci_high: float

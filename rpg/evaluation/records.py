@@ -46,8 +46,7 @@ class Recorder:
     """See EvaluationRow."""
     worst: Callable[[str], float | None] = lambda _: None
     """Returns the least value of a set's reward, by the set's path in the spec; None if the reward is not graded or has
-    no
-        bound."""
+    no bound."""
 
     def record(self, step: int, answered: Sequence[list[Answered]]) -> list[dict[str, Any]]:
         """Records one policy's answers, a list per problem, and returns its part of the summary, set by set."""

@@ -37,7 +37,7 @@ def evaluate(
         run_id: id of the run.
         fingerprint: fingerprint of this stage; every row carries it.
         kept: a directory in that of the run for the answers so far, which the next attempt reuses; deleted at the end.
-        With None the next attempt starts from scratch.
+            With None the next attempt starts from scratch.
     Raises:
         SpecError: see `evaluation_inputs`.
     """

@@ -42,8 +42,7 @@ class Learner:
             weights_dir: a transformers model directory.
             temperature: divisor of the logits in all logprobs.
             lends_weights: whether another policy's weights will be inserted for a pass (ReferencePolicy). At ZeRO 3 no
-                parameter may
-            then stay gathered between passes.
+                parameter may then stay gathered between passes.
         Raises:
             SpecError: the spec's kernels cannot be used, or ranks cannot share this model's sequences.
         """
@@ -115,8 +114,7 @@ class Learner:
     @property
     def routing(self) -> Routing | None:
         """Routing of the last pass's sampled tokens; None if the model's routers do not expose their choice, or if
-        ranks
-                share its sequences."""
+        ranks share its sequences."""
         return self.policy.routing if self._training.sequence_parallel_size == 1 else None
 
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:

@@ -96,8 +96,8 @@ def use_liger(model: PreTrainedModel, *, keeps_products: bool) -> None:
 
     Args:
         keeps_products: whether recomputation keeps the results of products, see `rpg.learner.recomputation`. Liger's
-        rotation overwrites its input queries and keys. Without a norm before it, these are such results and would
-        be rotated twice, so the rotation stays PyTorch's.
+            rotation overwrites its input queries and keys. Without a norm before it, these are such results and would
+            be rotated twice, so the rotation stays PyTorch's.
     """
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 

@@ -243,7 +243,7 @@ def _slope(
     log_p: Tensor, targets: Tensor, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, entropy: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradient by logits / temperature [chunk, vocabulary] and a factor for each row [chunk]. Overwrites
-        `log_p`.
+    `log_p`.
 
     d logprob / d z_j = [j = target] - p_j and d entropy / d z_j = -p_j (log p_j + entropy).
     """

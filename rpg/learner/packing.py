@@ -49,8 +49,7 @@ class Packing:
 
     Args:
         families: for each prompt in the row its length, then the lengths of the responses that follow and continue it.
-            A
-        sequence of another kind is a prompt without responses.
+            A sequence of another kind is a prompt without responses.
     """
 
     def __init__(self, families: tuple[tuple[int, ...], ...], device: torch.device) -> None:
@@ -256,8 +255,7 @@ def _flash(
 
 def newer_flash(major: int) -> str:
     """Returns the name of a newer flash attention that is installed and runs on GPUs of a major compute capability;
-    empty if
-        there is none."""
+    empty if there is none."""
     fitting = (name for name, (module, majors) in NEWER_FLASH.items() if major in majors and is_installed(module))
     return next(fitting, "")
 
@@ -265,8 +263,7 @@ def newer_flash(major: int) -> str:
 @cache
 def use_newer_flash(device: torch.device) -> None:
     """Makes PyTorch compute attention, that over sequences of unequal length included, by FlashAttention 3 or 4 (Shah
-    2024,
-        arXiv:2407.08608), if one is installed and correct."""
+    2024, arXiv:2407.08608), if one is installed and correct."""
     if device.type == "cuda" and (name := newer_flash(torch.cuda.get_device_capability(device)[0])):
         activate_if_right(name, device, torch.bfloat16)
 

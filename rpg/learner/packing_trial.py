@@ -26,8 +26,7 @@ class PackingTrial:
 
     difference: float
     """Mean difference of the responses' logprobs over their standard deviation, on the rank with the largest value.
-    Infinite
-        if the model's attention does not know packed rows or returns NaN."""
+    Infinite if the model's attention does not know packed rows or returns NaN."""
     tolerance: float
 
     @property

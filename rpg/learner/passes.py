@@ -93,8 +93,7 @@ class Passes:
         experts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See `Policy.forward`. If ranks share their rows, a packed row belongs to their group; without `host_sources`,
-        the
-                sources on the host, it waits for the device."""
+        the sources on the host, it waits for the device."""
         if self._sequence_group and packing:
             on_host = sources.cpu() if host_sources is None else host_sources
             return self._sequence_group.logprobs(

@@ -57,10 +57,9 @@ class Policy(nn.Module):
             temperature: overrides the policy's own.
             packing: the sequences of a packed row; None if the rows are padded.
             experts: experts of each of the flattened input ids; None lets the routers choose. [b * L, layers, experts
-            per token]
+                per token]
             own_logits: for a check: return logprobs from the model's own logits without noise, and instead of the
-                entropies the
-            rounding error of the largest logit, nats. []
+                entropies the rounding error of the largest logit, nats. []
         """
         if own_logits:
             return self._own_logprobs(input_ids, sources, targets)
@@ -98,7 +97,7 @@ class Policy(nn.Module):
         return logprobs, logits.float().abs().max() * torch.finfo(logits.dtype).eps
 
     def choose_experts(self) -> None:
-        """Lets the routers choose for themselves from the next pass on, whoever runs it: a sampler may share them."""
+        """Lets the routers choose for themselves from the next pass on, even a sampler's: it may share them."""
         if self.routers:
             self.routers.give(None)
 

@@ -178,8 +178,7 @@ def _attend_with_some_heads(
     _module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: None, *, packing: Packing, **settings: Any
 ) -> tuple[Tensor, None]:
     """Returns attention over the whole row, for use within the exchange. [1, heads / parts, L, dim] -> [1, L, heads /
-    parts,
-        dim]"""
+    parts, dim]"""
     return Packing.attend(packing, query, key, value, settings["scaling"], settings["sliding_window"]), None
 
 

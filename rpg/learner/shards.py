@@ -180,9 +180,8 @@ def _partitions(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
 
 
 def _shards(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
-    """Yields the stepped tensors of ZeRO 3: a group's shards end to end; each parameter is cut into one shard per
-    rank,
-        the last ones padded."""
+    """Yields the stepped tensors of ZeRO 3: a group's shards end to end; each parameter is cut into one shard per rank,
+    the last ones padded."""
     for flat, parameters in zip(optimizer.fp32_partitioned_groups_flat, optimizer.fp16_groups, strict=True):
         spans, offset = [], 0
         for parameter in parameters:

@@ -24,7 +24,7 @@ def aggregate(
 
     Args:
         losses: [batch, time], from `token_losses`.
-        response_mask: [batch, time], 1 where a token counts. A response without any counts as a loss of 0.
+        response_mask: [batch, time], 1 on tokens that count. A response without any counts as a loss of 0.
         num_tokens: response tokens of the whole update, over all microbatches and ranks.
         num_sequences: responses of the whole update, over all microbatches and ranks.
         max_response_length: tokens; only fixed_length uses it.

@@ -145,8 +145,7 @@ def to_go_weight(divergence: Divergence, log_ratio: Tensor, terms: Terms, *, per
 
 def to_go_loss(divergence: Divergence, terms: Terms) -> Tensor:
     """Returns a loss whose gradient is minus that of `to_go_weight`, token by token: −SG(K) log π, since K is not a
-    value of
-        a divergence."""
+    value of a divergence."""
     return -to_go_weight(divergence, terms.log_ratio, terms) * terms.log_policy
 
 

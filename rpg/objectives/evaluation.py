@@ -17,8 +17,7 @@ from specs.schema.schedule import constant
 @dataclass(frozen=True, slots=True)
 class ObjectiveEvaluation:
     """The values of an objective for each token, all [batch, time]. All except the losses are constant, and 0 or False
-    at positions with
-        `response_mask` 0."""
+    at positions with `response_mask` 0."""
 
     losses: Tensor
     """Losses of the tokens, as `token_losses` returns them."""
@@ -33,8 +32,8 @@ class ObjectiveEvaluation:
     clipped_dual: Tensor
     """Whether the bound for negative advantages acts, bool."""
     kl_reverse: Tensor
-    """Estimate of KL(π ‖ π_ref) at each token, nats, ≥ 0; its mean over tokens is unbiased, with the sampler's
-    states."""
+    """Estimate of KL(π ‖ π_ref) at each token, nats, ≥ 0; its mean over tokens is unbiased, in the states that the
+    sampler visits."""
     kl_forward: Tensor
     """Estimate of KL(π_ref ‖ π) at each token, nats."""
     kl_behaviour: Tensor
@@ -94,8 +93,7 @@ def token_losses(
 
     Args:
         objective: from a spec, or from `specs.parse_objective`. If schedules change it over training, pass the result
-            of
-        `specs.schema.schedule.at_step`.
+            of `specs.schema.schedule.at_step`.
         logprobs: [batch, time], log π(y_t | x, y_<t) under the policy being trained, nats. The only differentiable
             input.
         old_logprobs: the same tokens under the policy that counts as the step's sampler, nats. Constant.
@@ -105,7 +103,7 @@ def token_losses(
         response_mask: 1 on tokens that the policy sampled and is trained on. Values elsewhere, NaN included, change
             nothing.
         entropy, rollout_logprobs, rewards: H, log p_engine and R, [batch, time] or [batch, 1], if a formula reads
-        them. Constant.
+            them. Constant.
     Returns:
         [batch, time], float32 or wider; the sum over positions with `response_mask` 1 is the loss of the sequence. A
         ratio whose logarithm exceeds 60 nats is clamped there, so the loss and its gradient stay finite; a

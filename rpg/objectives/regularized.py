@@ -228,8 +228,8 @@ def differentiable_loss(terms: Terms, *, divergence: Divergence, kl_coef: float)
         divergence: a key of `LOSSES`.    kl_coef: β, ≥ 0.
     Returns:
         One loss per entry, reward units.
-            Gradient:
-            −m ∇log π, entry by entry, with the m of `plain_weight`.
+    Gradient:
+        −m ∇log π, entry by entry, with the m of `plain_weight`.
     Source: Zhang 2025, arXiv:2505.17508, Props 3.2, 3.6, E.1, E.3.
     """
     return -bounded_exp(terms.log_ratio) * terms.advantages + kl_coef * _divergence(terms, divergence)

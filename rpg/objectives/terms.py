@@ -42,14 +42,14 @@ class TokenBatch:
     """Logprobs of the same tokens under the policy that counts as the step's sampler, nats. Constant."""
     ref_logprobs: Tensor
     """Logprobs of the same tokens under the reference policy, nats. Constant. Equal to `old_logprobs` if the sampler is
-        the reference."""
+    the reference."""
     advantages: Tensor
     """Advantage of each token, reward units. Constant."""
     response_mask: Tensor
     """1 on tokens that the policy sampled and is trained on. Values elsewhere, NaN included, change nothing."""
     entropy: Tensor | None = None
     """Entropy of the policy being trained at each token, nats. Constant. This and the next two are needed only if a
-        formula reads them; they may be [batch, 1]."""
+    formula reads them; they may be [batch, 1]."""
     rollout_logprobs: Tensor | None = None
     """Logprobs of the same tokens by the engine that sampled them, nats. Constant."""
     rewards: Tensor | None = None

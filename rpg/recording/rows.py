@@ -112,11 +112,11 @@ def write_tokens(
     writer: SegmentWriter, step: int, rollouts: StepRollouts, ledger: Mapping[str, Tensor], chosen: np.ndarray
 ) -> None:
     """Writes one row per token of the chosen responses that this rank holds. Values that are missing in the ledger,
-    such as
-        all values of given tokens, become NULL.
+    such as all values of given tokens, become NULL.
 
     Args:
-        ledger: columns of the token table. [M] each chosen: whether to write each response's tokens, bool. [B]
+        ledger: columns of the token table. [M] each
+        chosen: whether to write each response's tokens, bool. [B]
     """
     lengths, sampled = rollouts.held_lengths, rollouts.sampled
     rollout_ids = np.repeat(rollouts.held.astype(np.int32), lengths)

@@ -97,8 +97,7 @@ class RunDirectory:
 
     def exported(self) -> dict[int, int]:
         """Returns the steps whose exported weights count, with the attempt that exported each. Steps that a later
-        attempt
-                repeats do not count."""
+        attempt repeats do not count."""
         noted = {int(step): attempt for step, attempt in read_json(self.path / "exported.json").items()}
         files = numbered(self.path / "attempts")
         origins = {int(file.stem): read_json(file).get("resumed_from_step", 0) for file in files}

@@ -50,7 +50,7 @@ class SegmentWriter:
     """
 
     def __init__(self, run_dir: Path, run_id: str, attempt: int, *, rank: int = 0, ranks: int = 1) -> None:
-        """`rank`: number of this rank among the `ranks` that write large tables."""
+        """Opens a run's segments. `rank`: number of this rank among the `ranks` that write large tables."""
         self.run_id = run_id
         self.attempt = attempt
         self._root = run_dir / "segments"

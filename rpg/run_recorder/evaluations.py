@@ -10,7 +10,7 @@ from rpg.recording.run_directory import Accuracies, RunDirectory
 
 class EvaluatedSteps:
     """The accuracies, or scores of graded rewards, by step and evaluation set. They are kept in memory and on disk, and
-        passed to the checkpoints, so that the best one is kept.
+    passed to the checkpoints, so that the best one is kept.
 
     Rank 0 has the accuracies; the other ranks have only the steps.
     """

@@ -50,8 +50,7 @@ class SuiteSource(Source):
     """Name of the set, also in evaluations and tables."""
     instruction: Literal["none", "answer_line", "boxed"] = "none"
     """Instruction around the question, before data.prompt: the sentences of DAPO-Math's, AIME's and AMC's files, which
-    ask
-        for a line with Answer: (which math_dapo reads), or a request for a boxed answer (which math_verify reads)."""
+    ask for a line with Answer: (which math_dapo reads), or a request for a boxed answer (which math_verify reads)."""
     path: str = names_path("path or id", "")
     """A directory with a copy, or another dataset with the same columns. Empty uses the set's own dataset on the
     Hub."""
