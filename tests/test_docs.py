@@ -100,12 +100,14 @@ def test_no_reason_to_run_nothing_is_left_over() -> None:
     assert set(NOT_RUN) == {block.not_run for block in blocks()} - {""}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("block", blocks("sql"), ids=str)
 def test_queries_have_an_answer(block: Block, recorded: Path) -> None:
     with Store.open(recorded / ".rpg") as store:
         assert store.query(named(block.text)).rows or "Empty where" in block.text
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("block", [block for block in blocks("sql") if "from turns" in block.text], ids=str)
 def test_queries_of_turns_have_an_answer_where_there_are_turns(block: Block, tmp_path: Path) -> None:
     home = Home(tmp_path)
@@ -133,6 +135,7 @@ def test_the_cookbook_asks_every_table(table: str) -> None:
     assert any(re.search(rf"(from|join) {table}\b", block.text) for block in blocks("sql"))
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("modules_forgotten")
 @pytest.mark.parametrize("page", sorted({block.page for block in blocks("sh")}), ids=lambda path: path.name)
 def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,6 +242,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert "WARNING" not in build_site(tmp_path)
 
 
+@pytest.mark.more
 def test_the_reference_pages_are_current() -> None:
     command = [sys.executable, "tools/write_reference.py", "--check"]
     this_checkout = os.environ | {"PYTHONPATH": str(ROOT)}  # the environment may belong to another one
@@ -266,6 +270,7 @@ def test_the_readmes_slips_are_named_as_it_shows(tmp_path: Path, monkeypatch: py
     assert render(refused.value.issues) == shown[1].rstrip()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("page", sorted({block.page for block in blocks("python")}), ids=lambda path: path.name)
 def test_python_in_the_docs_runs(page: Path, tmp_path: Path, recorded: Path) -> None:
     """Blocks of one page run one after another, beside the recorded home; `>>>` examples are compared too."""
@@ -330,6 +335,7 @@ def texts_in_the_sources() -> list[str]:
     ]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("message", re.findall(r"^### `(.*)`$", TROUBLE, re.MULTILINE))
 def test_quoted_messages_are_those_of_the_sources(message: str, texts_in_the_sources: list[str]) -> None:
     pattern = re.compile(".*".join(re.escape(part.strip()) for part in message.split("…")))

@@ -46,6 +46,7 @@ def test_every_spec_loads_and_says_what_it_answers(file):
     assert {warning.message for warning in document.warnings} <= published
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_spec_is_planned(file, tmp_path):
     document = load_any(file)

@@ -65,6 +65,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return run
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("known", ANSWERS, ids=lambda known: " ".join(known["question"][:2])[:60])
 def test_it_answers_as_it_answered_the_version_that_wrote_it(unpacked: Path, ask: Ask, known: dict[str, Any]) -> None:
     assert_still_true(answer(ask, unpacked, known["question"]), known["answer"])
@@ -106,6 +107,7 @@ def test_what_is_done_has_the_fingerprints_that_it_was_written_with(
     assert runs[0]["run_id"] == FINISHED
 
 
+@pytest.mark.more
 def test_its_record_is_whole_and_its_database_is_made_again_the_same(moved: Lab, ask: Ask) -> None:
     place = moved.root.parent
     assert all(line.startswith("experiments.duckdb: of schema version ") for line in check(moved.root))
@@ -116,6 +118,7 @@ def test_its_record_is_whole_and_its_database_is_made_again_the_same(moved: Lab,
             assert_still_true(answer(ask, place, known["question"]), known["answer"])
 
 
+@pytest.mark.more
 def test_migrating_reads_the_footer_of_each_segment_and_the_rows_of_small_tables_and_then_nothing(
     moved: Lab, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +149,7 @@ def test_migrating_reads_the_footer_of_each_segment_and_the_rows_of_small_tables
     assert (inspect.cache_info().misses, tables) == (0, [])
 
 
+@pytest.mark.more
 def test_its_runs_experiments_and_studies_are_reported_on(moved: Lab, ask: Ask) -> None:
     place = moved.root.parent
     pages = {
@@ -169,6 +173,7 @@ def figures(page: Path) -> set[str]:
     return found
 
 
+@pytest.mark.more
 def test_running_it_again_runs_nothing_where_its_results_are_accepted(moved: Lab) -> None:
     before = {run_id: moved.state(run_id) for run_id in moved.run_ids()}
     flow_runs = prefect_rows(moved, "SELECT count(*) FROM flow_run")
@@ -181,6 +186,7 @@ def test_running_it_again_runs_nothing_where_its_results_are_accepted(moved: Lab
     assert prefect_rows(moved, "SELECT count(*) FROM flow_run") == flow_runs, "what is done needs no server"
 
 
+@pytest.mark.more
 def test_what_is_half_done_does_not_go_on_by_code_that_gives_other_results(moved: Lab) -> None:
     resumed = moved.rpg("resume", STOPPED)
     assert (resumed.code, resumed.out) == (2, "")

@@ -143,6 +143,7 @@ def test_what_fetches_a_kernel_is_refused_where_it_could_be_fetched(
     assert bool(pretrained.settings_with_code(directory)) != bool(computed_here)
 
 
+@pytest.mark.more
 def test_transformers_fetches_no_kernel_by_itself() -> None:
     """Mamba's scans, experts and norms, whichever of our modules is imported first."""
     code = (

@@ -81,6 +81,7 @@ def metrics(run: Path) -> dict[str, list[float]]:
     return by_name
 
 
+@pytest.mark.more
 def test_schedules_of_one_value_train_the_weights_of_the_plain_numbers_bit_for_bit(runs: Path) -> None:
     assert same(weights(runs / "plain"), weights(runs / "points"))
     assert not same(weights(runs / "plain"), weights(runs / "ramps"))
@@ -199,6 +200,7 @@ SCHEDULED_OBJECTIVES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("values", SCHEDULED_OBJECTIVES, ids=lambda values: f"{values['type']}-{values['clip']['low']}")
 def test_the_certificate_holds_at_any_step(values: dict[str, Any]) -> None:
     objective = parse_objective(values)

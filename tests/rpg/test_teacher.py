@@ -110,6 +110,7 @@ def test_with_a_model_of_another_kind_as_reference_the_expected_gradient_is_exac
         assert float((one - other).abs().max()) < 1e-10 * size
 
 
+@pytest.mark.more
 def test_each_token_has_the_teachers_own_logprob(inputs: Path, distilled: Path) -> None:
     teacher = AutoModelForCausalLM.from_pretrained(inputs / "teacher")
     teacher.eval()
@@ -136,6 +137,7 @@ def test_the_student_nears_the_teacher_without_a_reward_and_both_divergences_are
     assert {row["advantage"] for row in rows(distilled, "rollouts")} == {0.0}
 
 
+@pytest.mark.more
 def test_a_distillation_that_pauses_goes_on_as_if_it_had_not_and_saves_no_teacher(
     inputs: Path, distilled: Path, tmp_path: Path
 ) -> None:
@@ -147,6 +149,7 @@ def test_a_distillation_that_pauses_goes_on_as_if_it_had_not_and_saves_no_teache
     assert not [path for path in run_dir.rglob("*reference*") if path.is_file()]
 
 
+@pytest.mark.more
 def test_ranks_that_hold_shards_of_the_teacher_find_the_logprobs_of_one_that_holds_it_whole(
     inputs: Path, distilled: Path, tmp_path: Path
 ) -> None:

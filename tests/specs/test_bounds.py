@@ -143,6 +143,7 @@ ANSWERS = {
 }
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("case", ANSWERS)
 def test_a_file_of_any_content_is_answered_soon(case):
     make, said = ANSWERS[case]

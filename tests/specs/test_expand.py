@@ -159,6 +159,7 @@ def test_a_clash_between_fields_is_told_at_the_value_that_brings_it():
     )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("matrix", "said"),
     [

@@ -36,6 +36,7 @@ def test_a_time_is_refused_as_the_measure_of_the_best_checkpoint():
     assert "allowed: " + ", ".join(GUARDABLE) in said
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", GUARDABLE)
 def test_a_guard_at_a_bound_that_no_value_passes_is_warned_of(name: str):
     metric = BY_NAME[name]

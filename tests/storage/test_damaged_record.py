@@ -62,6 +62,7 @@ def looked_at(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return looked
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "table",
     [
@@ -95,6 +96,7 @@ def test_a_segment_that_is_gone_is_named_and_stops_nothing_else(home: Path, tabl
         assert store.query(f"from {table}").warnings == ()
 
 
+@pytest.mark.more
 def test_a_segment_that_was_truncated_in_place_stops_no_query_of_others_and_no_ingest(home: Path) -> None:
     (path, *_) = sorted((home / "runs/a-0/segments/tokens").glob("*.parquet"))
     before = path.parent.stat().st_mtime_ns
@@ -110,6 +112,7 @@ def test_a_segment_that_was_truncated_in_place_stops_no_query_of_others_and_no_i
     assert Store.open(home).query(STEPS).rows == [("a-0", 2)]
 
 
+@pytest.mark.more
 def test_a_pipe_named_like_a_segment_keeps_nobody_waiting(home: Path) -> None:
     pipe = home / "runs/a-0/segments/tokens/a0001-s000009-000009-0123456789abcdef.parquet"
     os.mkfifo(pipe)
@@ -134,6 +137,7 @@ def test_a_pipe_in_the_place_of_a_document_or_the_index_keeps_nobody_waiting(hom
     assert any(line.startswith("runs/a-0/state.json: ") for line in check(home))
 
 
+@pytest.mark.more
 def test_an_index_that_is_a_directory_is_made_again_and_the_directory_kept(home: Path) -> None:
     expected = everything(home)
     database_path(home).unlink()
@@ -149,6 +153,7 @@ def test_an_index_that_is_a_directory_is_made_again_and_the_directory_kept(home:
     assert [path.name for path in home.glob("experiments.duckdb.*.directory/*")] == ["mine"]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_a_flipped_bit_of_the_index_changes_no_answer_or_is_named(home: Path, seed: int) -> None:
     expected, draws = everything(home), random.Random(seed)
@@ -165,6 +170,7 @@ def test_a_flipped_bit_of_the_index_changes_no_answer_or_is_named(home: Path, se
     assert check(home) == []
 
 
+@pytest.mark.more
 def test_a_flipped_bit_that_only_the_provenance_has_is_named(home: Path) -> None:
     whole = database_path(home).read_bytes()
     place = whole.index(b"a.yaml")
@@ -175,6 +181,7 @@ def test_a_flipped_bit_that_only_the_provenance_has_is_named(home: Path) -> None
     ingest(home)
 
 
+@pytest.mark.more
 def test_a_run_that_crashed_is_looked_at_once_and_again_when_it_is_taken_up(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +261,7 @@ def test_an_evaluation_that_was_gone_and_is_restored_counts_again(home: Path) ->
     assert after.warnings == ()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", [b"\xff", b"a*", b"a[-]0"])
 def test_a_run_whose_name_is_none_is_passed_over_and_named(home: Path, name: bytes) -> None:
     os.mkdir(bytes(home / "runs") + b"/" + name)
@@ -270,6 +278,7 @@ def test_a_run_whose_name_is_none_is_passed_over_and_named(home: Path, name: byt
     line.encode()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", [b"\xff.parquet", b"*.parquet"])
 def test_an_evaluation_file_whose_name_is_none_is_passed_over_and_named(home: Path, name: bytes) -> None:
     (file, *_) = sorted(home.glob("runs/a-0/evaluate/*/segments/evaluations/*.parquet"))
@@ -293,6 +302,7 @@ def test_a_directory_in_the_place_of_a_document_leaves_no_file_open(home: Path) 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.more
 def test_a_run_whose_directory_is_gone_is_named_by_whoever_lists_it(home: Path) -> None:
     there = sorted(path.name for path in (home / "runs").iterdir())
     version = {"version": 1, "recipes": [], "runs": ["lost-1"], "looks": []}
@@ -320,6 +330,7 @@ def test_a_lease_that_says_in_words_whether_it_only_settles_was_to_execute_the_r
     assert (lease.number, lease.settles) == (7, False)
 
 
+@pytest.mark.more
 def test_documents_of_another_shape_are_named_by_queries_and_by_check(home: Path) -> None:
     state = json.loads((home / "runs/a-0/state.json").read_text())
     write_json(home / "runs/a-0/state.json", state | {"stages": [1, 2]})
@@ -340,6 +351,7 @@ def test_documents_of_another_shape_are_named_by_queries_and_by_check(home: Path
         ingest(home)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("bad", ["no JSON", "[" * 1000, "", '{"judge": 1}', "[1, null]", '"text"'])
 def test_a_text_of_a_row_that_is_no_verdict_breaks_no_view_and_is_named(tmp_path: Path, bad: str) -> None:
     good = json.dumps([{"judge": "m", "vote": 0, "text": "5", "score": 0.5}])

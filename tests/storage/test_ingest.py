@@ -58,6 +58,7 @@ def test_each_segment_is_loaded_once(tmp_path: Path) -> None:
     assert seen(tmp_path) == [(step, 0.5) for step in range(1, 7)]
 
 
+@pytest.mark.more
 def test_a_resumed_attempt_supersedes_what_was_recorded_after_its_checkpoint(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path, "a-1")
     run.start(1)
@@ -74,6 +75,7 @@ def test_a_resumed_attempt_supersedes_what_was_recorded_after_its_checkpoint(tmp
     assert seen(tmp_path) == []
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_that_count_are_those_of_the_definition(tmp_path: Path, seed: int) -> None:
     draws = random.Random(seed)
@@ -148,6 +150,7 @@ def test_an_attempt_that_began_after_the_run_was_taken_over_from_it_counts_for_n
     assert seen(tmp_path, rewards) == [(step, 1, 0.5) for step in range(1, 9)]
 
 
+@pytest.mark.more
 def test_another_run_s_attempts_supersede_nothing(tmp_path: Path) -> None:
     for name in ("a-1", "a-2"):
         run = RecordedRun(tmp_path, name)
@@ -158,6 +161,7 @@ def test_another_run_s_attempts_supersede_nothing(tmp_path: Path) -> None:
     assert seen(tmp_path, counts) == [("a-1", 6), ("a-2", 2)]
 
 
+@pytest.mark.more
 def test_more_runs_than_are_read_at_once_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.ingest._UNITS_AT_ONCE", 1)
     for name in ("a-1", "b-1", "c-1"):
@@ -168,6 +172,7 @@ def test_more_runs_than_are_read_at_once_are_all_there(tmp_path: Path, monkeypat
     assert seen(tmp_path, "select count(reward_last) from run_summary") == [(3,)]
 
 
+@pytest.mark.more
 def test_a_disk_that_takes_no_merged_file_costs_no_row_and_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,6 +249,7 @@ def test_damage_between_whole_footers_is_found_when_it_is_read(tmp_path: Path, p
     assert f"tokens/{broken.name}: damaged" in result.warnings[0]
 
 
+@pytest.mark.more
 def test_foreign_files_are_skipped(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path, "a-1")
     run.start(1)
@@ -268,6 +274,7 @@ def test_foreign_files_are_skipped(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("table", ["metrics", "tokens"])
 def test_a_segment_of_an_older_schema_has_nulls_in_the_columns_that_came_later(tmp_path: Path, table: str) -> None:
     run = RecordedRun(tmp_path, "a-1")
@@ -298,6 +305,7 @@ def test_a_database_of_another_version_is_made_again(tmp_path: Path) -> None:
     assert Store.open(tmp_path).query(STEPS).warnings == ()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("content", [b"", b"not a database", b"\x00" * 5000])
 def test_a_database_that_is_none_is_made_again(tmp_path: Path, content: bytes) -> None:
     run = RecordedRun(tmp_path, "a-1")
@@ -320,6 +328,7 @@ def test_what_a_killed_ingest_left_does_not_matter(tmp_path: Path) -> None:
     assert not working_path(tmp_path).exists()
 
 
+@pytest.mark.more
 def test_a_run_that_was_removed_is_forgotten_and_one_made_again_is_read_anew(tmp_path: Path) -> None:
     for name in ("a-1", "a-2"):
         run = RecordedRun(tmp_path, name)
@@ -338,6 +347,7 @@ def test_a_run_that_was_removed_is_forgotten_and_one_made_again_is_read_anew(tmp
     assert check(tmp_path) == []
 
 
+@pytest.mark.more
 def test_a_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path, "a-1")
     run.start(1)
@@ -360,6 +370,7 @@ def test_files_being_written_aside_are_not_there_yet(tmp_path: Path) -> None:
     assert check(tmp_path) == []
 
 
+@pytest.mark.more
 def test_the_file_alone_answers_other_programs(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path, "it's-1", seed=3)
     run.start(1)
@@ -379,6 +390,7 @@ def test_the_file_alone_answers_other_programs(tmp_path: Path) -> None:
     assert list(frame["reward"]) == [0.5, 0.5, 0.5, 0.5, 0.7]
 
 
+@pytest.mark.more
 def test_runs_that_have_ended_and_are_as_they_were_are_not_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,6 +428,7 @@ def age(*directories: Path) -> None:
         os.utime(directory, (hour_ago, hour_ago))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("view", ["metrics", "rollouts", "tokens", "evaluation_samples", "learning_curves"])
 def test_a_query_of_one_run_opens_that_run_s_files_alone(tmp_path: Path, view: str) -> None:
     for number in range(4):
@@ -430,6 +443,7 @@ def test_a_query_of_one_run_opens_that_run_s_files_alone(tmp_path: Path, view: s
     assert re.findall(r"Scanning Files: (\S+)", plan) == ["1/4"]
 
 
+@pytest.mark.more
 def test_a_run_without_documents_is_still_read(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path, "a-1")
     run.start(1)
@@ -448,6 +462,7 @@ def test_an_unreadable_attempt_is_reported(tmp_path: Path) -> None:
     assert "does not say which step it resumed from" in check(tmp_path)[0]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("table", ["metrics", "tokens", "events"])
 def test_a_segment_that_claims_more_rows_than_its_size_holds_is_skipped(tmp_path: Path, table: str) -> None:
     run = RecordedRun(tmp_path, "a-1")
@@ -461,6 +476,7 @@ def test_a_segment_that_claims_more_rows_than_its_size_holds_is_skipped(tmp_path
     assert found in check(tmp_path)[0]
 
 
+@pytest.mark.more
 def test_the_list_of_a_compacted_segment_does_not_unfold_without_bound() -> None:
     with pytest.raises(ValueError, match="Invalid control character"):
         read_merged(zlib.compress(b'["' + bytes(200 << 20) + b'"]'))

@@ -39,6 +39,7 @@ def test_the_rewards_of_a_run_are_read_before_and_after_ingesting(home: Path) ->
         assert store.query(REWARDS).rows == expected
 
 
+@pytest.mark.more
 def test_all_queries_of_an_open_store_see_one_moment(home: Path) -> None:
     run = RecordedRun(home, "sums-1")
     with Store.open(home) as store, Store.open(home) as later:
@@ -98,6 +99,7 @@ def test_every_token_joins_its_rollout(home: Path) -> None:
     assert {row[2:] for row in rows} == {(3, 3, -1.5)}
 
 
+@pytest.mark.more
 def test_every_table_has_the_columns_of_its_record(home: Path) -> None:
     hidden, of_evaluations = {"attempt", "fingerprint"}, {"turns": ["dataset", "problem_id", "sample"]}
     for name in TABLES:

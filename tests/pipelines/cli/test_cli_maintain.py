@@ -190,6 +190,7 @@ def test_rm_frees_the_disk_though_it_takes_no_new_index(call: Call, home: Path) 
     assert json.loads(call("sql", "select count(*) as n from metrics", "--format", "json")[1]) == [{"n": 0}]
 
 
+@pytest.mark.more
 def test_rm_deletes_a_run_with_its_rows_when_told_and_gc_then_frees_what_it_alone_used(call: Call, home: Path) -> None:
     run = "sums-s0-aaaa1111"
     other = RecordedRun(home, "sums-s1-bbbb2222", seed=1)
@@ -223,6 +224,7 @@ def test_rm_deletes_a_run_with_its_rows_when_told_and_gc_then_frees_what_it_alon
     assert not (home / ".removed").exists()
 
 
+@pytest.mark.more
 def test_rm_names_the_evaluations_that_measured_the_weights_and_they_stay(call: Call, home: Path) -> None:
     weights = home / "runs" / "sums-s0-aaaa1111" / "weights" / "step-000003"
     measured = RecordedRun(home, "models-cccc3333", experiment="models")
@@ -238,6 +240,7 @@ def test_rm_names_the_evaluations_that_measured_the_weights_and_they_stay(call: 
     assert "measured" not in call("rm", "models-cccc3333")[2]
 
 
+@pytest.mark.more
 def test_rm_of_a_version_leaves_the_others(call: Call, home: Path) -> None:
     runs = ["sums-s0-aaaa1111", RecordedRun(home, "sums-s1-bbbb2222", seed=1).run_id]
     versions = [{"version": number, "recipes": [str(number)], "runs": [run]} for number, run in enumerate(runs, 1)]
@@ -260,6 +263,7 @@ def test_a_version_has_its_runs_in_the_order_of_the_file_that_was_run_last() -> 
     assert with_runs([version], ["1", "2"], ["two", "of another seed"])[0].runs == ("one", "two", "of another seed")
 
 
+@pytest.mark.more
 def test_two_removals_of_the_same_and_one_that_was_killed_do_no_harm(home: Path) -> None:
     run = "sums-s0-aaaa1111"
     write_json(home / "experiments" / "sums" / "experiment.json", {"name": "sums", "runs": [run], "current": [run]})
@@ -310,6 +314,7 @@ def test_what_is_in_use_is_not_deleted(call: Call, home: Path) -> None:
     assert {path.name for path in (home / "runs").iterdir()} == {trial, run.run_id}
 
 
+@pytest.mark.more
 def test_runs_show_what_they_take_on_the_disk(call: Call, home: Path) -> None:
     small = RecordedRun(home, "small-s0-dddd4444")
     (small.path / "weights").mkdir()

@@ -326,6 +326,7 @@ def test_limits_are_told_with_the_option_that_changes_them(call: Call) -> None:
     assert "write it as 4GiB" in call("sql", "select 1", "--memory", "much")[2]
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("signals_arrive")
 def test_ctrl_c_stops_a_heavy_query_at_once(home: Path) -> None:
     command = [sys.executable, "-c", MAIN, "sql", ENDLESS]
@@ -343,6 +344,7 @@ def test_ctrl_c_stops_a_heavy_query_at_once(home: Path) -> None:
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("signals_arrive")
 def test_watch_asks_again_until_ctrl_c(home: Path) -> None:
     command = [sys.executable, "-c", MAIN, "sql", "select max(step) as s from metrics", "--watch", "--every", "0.1"]
@@ -375,6 +377,7 @@ def test_a_long_table_says_what_it_leaves_out(call: Call) -> None:
     assert err == "500 more rows are not shown; `--format csv` or `-o FILE` gives all\n"
 
 
+@pytest.mark.more
 def test_statements_from_a_pipe_go_up_to_the_semicolon(home: Path) -> None:
     script = "select 1 as a,\n 2 as b;\n.tables\n.schema runs\nselect count(*) as n\nfrom runs"
     done = _process(["sql", "--format", "csv"], home, script)
@@ -385,6 +388,7 @@ def test_statements_from_a_pipe_go_up_to_the_semicolon(home: Path) -> None:
     assert _process(["sql"], home, "select 1;\nfrom nowhere;\nselect 2;").returncode == 2
 
 
+@pytest.mark.more
 def test_the_prompt_answers_explains_and_remembers(home: Path) -> None:
     main_end, other_end = pty.openpty()
     with subprocess.Popen(
@@ -468,6 +472,7 @@ def test_a_run_is_shown_on_one_screen_with_what_to_ask_next(call: Call, home: Pa
     assert re.findall(r"^  (rpg \w+)", out, re.MULTILINE) == ["rpg logs", "rpg resume", "rpg show"]
 
 
+@pytest.mark.more
 def test_responses_of_a_run_are_shown_turn_by_turn(call: Call, home: Path) -> None:
     turns = [
         {"text": "[37*48]", "sampled": True},
@@ -504,6 +509,7 @@ step 9, response 0   reward 1   advantage +0.5   8 tokens   stop
     assert call("show", "sums-s0", "--step", "4")[0] == 2
 
 
+@pytest.mark.more
 def test_responses_of_an_evaluation_are_shown_turn_by_turn(call: Call, home: Path) -> None:
     turns = [
         {"text": "[37*48]", "sampled": True},
@@ -557,6 +563,7 @@ def test_a_run_shows_where_its_values_come_from(call: Call, home: Path) -> None:
     }
 
 
+@pytest.mark.more
 def test_a_run_shows_its_certificate(call: Call, home: Path) -> None:
     assert json.loads(call("show", "aaaa", "--json")[1])["certificate"] == {}
     assert "Certificate" not in call("show", "aaaa", "--all")[1]

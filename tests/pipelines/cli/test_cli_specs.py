@@ -307,6 +307,7 @@ def test_where_a_directory_above_has_the_home_it_is_named(
     assert "there is no home" not in call("runs")[2]
 
 
+@pytest.mark.more
 def test_a_look_at_what_was_looked_at_before_is_spared_and_one_at_other_problems_asks_nothing_of_the_model(
     rpg, tmp_path, monkeypatch
 ):

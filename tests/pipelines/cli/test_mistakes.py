@@ -604,6 +604,7 @@ def rpg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return call
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_named_before_anything_runs(rpg: Call, mistake: str) -> None:
     files, arguments, said = MISTAKES[mistake]

@@ -101,6 +101,7 @@ def read_back(file: Path, kinds: list[str]) -> list[str]:
         ]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("suffix", ["csv", "json", "parquet", "table"])
 @pytest.mark.parametrize("are_written_by_duckdb", [True, False])
 def test_a_value_is_what_it_was_when_it_is_read_back(
@@ -141,6 +142,7 @@ def test_every_type_is_tried() -> None:
     assert known - tried <= {"NULL", '"NULL"', "TYPE", "INVALID", "ANY", "SQLNULL"}, known - tried
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", ["DATE", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE"])
 @pytest.mark.parametrize("value", ["infinity", "-infinity"])
 def test_an_infinite_time_is_no_day_of_the_calendar(

@@ -63,6 +63,7 @@ def cells(text: str, kind: Format | TableFormat) -> list[list[str]]:
             raise ValueError(kind)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("verb", RESULTS)
 @pytest.mark.parametrize("kind", TableFormat)
 def test_a_table_of_results_says_the_same_in_every_form(
@@ -82,6 +83,7 @@ def test_a_table_of_results_says_the_same_in_every_form(
         assert [[cell.strip() for cell in row] for row in cells(told, kind)] == of_csv
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", Format)
 def test_rows_of_sql_say_the_same_in_every_form(
     verbs: dict[str, tuple[str, ...]], call: Call, kind: Format, tmp_path: Path
@@ -107,6 +109,7 @@ FORMULAS = ("=1+1", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\uff1d1", "-1.5
 PLAIN = ("-1.5", "+3", "-.5e-3", "a=1", "", "1e5")
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("verbs")
 @pytest.mark.parametrize("to_file", [False, True])
 def test_safe_csv_quotes_what_a_spreadsheet_would_compute_and_leaves_numbers(
@@ -127,6 +130,7 @@ def test_safe_csv_quotes_what_a_spreadsheet_would_compute_and_leaves_numbers(
     assert told("--safe-csv") == [["'=a", "v"], *map(list, zip((*safe, *PLAIN), numbers, strict=True))]
 
 
+@pytest.mark.more
 def test_safe_csv_goes_with_every_verb_that_writes_csv(verbs: dict[str, tuple[str, ...]], call: Call) -> None:
     for verb in verbs.values():
         code, told, error = call(*verb, "--format", "csv", "--safe-csv")
@@ -147,6 +151,7 @@ def test_figures_have_no_formula_in_their_csv(tmp_path: Path) -> None:
     assert list(csv.reader(io.StringIO(file.read_text())))[:2] == [["line", "'=x", "value"], ["'@label", "0.0", "-1.0"]]
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("verbs")
 @pytest.mark.parametrize("text", ["<img src=x onerror=alert(1)>", "a|b", "a\nb", "&lt;b&gt;", "<!--", "a\\|b"])
 def test_a_markdown_cell_holds_no_html_and_stays_one_cell(call: Call, text: str) -> None:

@@ -69,6 +69,7 @@ def rows(home: Path, table: str) -> list[tuple[Any, ...]]:
         return record.sql(f"SELECT {columns} FROM {table} WHERE run_id = ? ORDER BY ALL", [RUN]).rows
 
 
+@pytest.mark.more
 def test_a_run_is_in_another_home_what_it_was_in_its_own(
     origin: Path, exported: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ def test_an_export_says_in_words_what_it_is(exported: Path) -> None:
     assert (exported / "spec.yaml").read_text() in read
 
 
+@pytest.mark.more
 def test_what_is_here_already_stays_as_it_is(origin: Path, exported: Path, tmp_path: Path, call: Call) -> None:
     said = f"{RUN} is here already, the same run: nothing to do\n"
     assert call(origin, "import", str(exported)) == (0, f"{RUN}\n", said)
@@ -129,6 +131,7 @@ def test_a_damaged_export_leaves_the_home_as_it_was(exported: Path, tmp_path: Pa
     assert not (tmp_path / "home" / "runs").exists()
 
 
+@pytest.mark.more
 def test_an_experiment_comes_with_its_runs_and_is_one_version(
     origin: Path, experiment: Path, tmp_path: Path, call: Call
 ) -> None:

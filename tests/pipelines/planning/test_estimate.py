@@ -210,6 +210,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("recomputes", ["false", "true", "selective"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model_type", SHAPES)
@@ -582,6 +583,7 @@ def test_this_machines_smallest_gpu_is_what_a_local_run_is_held_against(
     device.smallest_gpu.cache_clear()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("file", [*SHIPPED, README], ids=lambda file: file.stem)
 def test_what_is_shipped_fits_by_the_estimate(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "smallest_gpu", lambda: None)

@@ -135,6 +135,7 @@ def test_a_fork_ends_with_its_server_and_the_next_one_has_another(tmp_path):
     assert is_fork(said(child(tmp_path / "next", SAYS, "alone")))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("ends", ["killed", "of itself"])
 def test_server_and_forks_end_with_their_command(tmp_path, ends):
     program = (

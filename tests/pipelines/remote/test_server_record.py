@@ -77,6 +77,7 @@ def rows(home: Home, query: str) -> list[Any]:
         return list(store.query(query).rows)
 
 
+@pytest.mark.more
 def test_a_mirror_answers_as_the_home_does_and_only_who_made_it_may_look(served, mirror: Mirror) -> None:
     home, _ = served
     mirror.pull(TABLES)
@@ -86,6 +87,7 @@ def test_a_mirror_answers_as_the_home_does_and_only_who_made_it_may_look(served,
     assert mirror.home.root.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.more
 def test_rows_that_come_to_a_mirror_later_are_seen_there(served, mirror: Mirror) -> None:
     home, _ = served
     mirror.pull(SMALL - {"metrics"})
@@ -174,6 +176,7 @@ def answering(answer: Any) -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("unit", "path"),
     [
@@ -203,6 +206,7 @@ def test_a_record_that_does_not_answer_is_named(tmp_path: Path) -> None:
     source.close()
 
 
+@pytest.mark.more
 def test_a_password_is_asked_for_and_sent(served) -> None:
     home, _ = served
     web = serve(home, PREFECT_SERVER_API_AUTH_STRING="team:secret")
@@ -258,6 +262,7 @@ def test_a_listing_knows_whether_anything_of_a_unit_has_changed() -> None:
     assert one == Listing.from_json("runs/a", json.loads(json.dumps(one.to_json())))
 
 
+@pytest.mark.more
 def test_a_server_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     lab = Lab(tmp_path / "home", tmp_path / "tiny.yaml")
@@ -275,6 +280,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.stop()
 
 
+@pytest.mark.more
 def test_a_record_behind_a_password_is_read_and_a_run_that_was_cancelled_before_it_began_is_listed(
     served, guarded: Server, call: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch
 ) -> None:
@@ -394,6 +400,7 @@ def assert_seen_alike(lab: Lab, looking: Lab, api: str, run_ids: list[str]) -> N
     assert not looking.root.exists()
 
 
+@pytest.mark.more
 def test_whether_a_record_is_there_is_not_waited_for_as_long_as_for_the_record() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

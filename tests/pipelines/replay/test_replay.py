@@ -118,6 +118,7 @@ def test_so_does_one_with_nothing_beside_it(tmp_path: Path) -> None:
     assert found["left_out"] == []
 
 
+@pytest.mark.more
 def test_each_step_is_replayed_with_the_values_that_its_schedules_had_then(tmp_path: Path) -> None:
     ramps = {
         "kl_coef": {"schedule": [[1, 0.02], [3, 0.5]], "between": "linear"},
@@ -423,6 +424,7 @@ def test_the_command_prints_tables_and_json(home: Home, monkeypatch: pytest.Monk
     assert wrong.exit_code == 2
 
 
+@pytest.mark.more
 def test_the_command_prints_a_table_of_many_and_writes_a_page(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

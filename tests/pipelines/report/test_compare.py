@@ -28,6 +28,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     return home
 
 
+@pytest.mark.more
 def test_an_experiments_cells_are_groups_of_seeds(home: Home) -> None:
     comparison = compare(home, ["sums"])
     assert [group.label for group in comparison.groups] == ["clip.high 0.1", "clip.high 0.28"]
@@ -40,6 +41,7 @@ def test_an_experiments_cells_are_groups_of_seeds(home: Home) -> None:
     assert reward[1].against_first.value == pytest.approx(reward[1].value.value - reward[0].value.value)
 
 
+@pytest.mark.more
 def test_a_metric_that_is_everywhere_the_same_shows_no_difference(home: Home) -> None:
     rates = [measure for measure in compare(home, ["sums"]).measures if measure.metric == "learning_rate"]
     assert [measure.against_first for measure in rates] == [None, None]
@@ -53,6 +55,7 @@ def record_metrics(home: Home, run_id: str, **values: float) -> None:
     writer.flush()
 
 
+@pytest.mark.more
 def test_groups_without_a_signal_are_told_with_what_to_change_instead_of_that_no_cell_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +84,7 @@ def test_groups_without_a_signal_are_told_with_what_to_change_instead_of_that_no
     assert "differ measurably" not in page
 
 
+@pytest.mark.more
 def test_a_baseline_over_the_batch_learns_from_groups_of_equal_rewards(tmp_path: Path) -> None:
     home = Home(tmp_path)
     run_id = record_run(home, "sums-s0")
@@ -90,6 +94,7 @@ def test_a_baseline_over_the_batch_learns_from_groups_of_equal_rewards(tmp_path:
     assert compare(home, [run_id]).notes == ()
 
 
+@pytest.mark.more
 def test_runs_that_are_missing_are_counted_and_states_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Home(tmp_path)
     runs = [
@@ -108,6 +113,7 @@ def test_runs_that_are_missing_are_counted_and_states_compared(tmp_path: Path, m
     assert "incomplete" not in write_experiment_report(home, "sums").read_text()
 
 
+@pytest.mark.more
 def test_from_fewer_than_four_seeds_a_metric_shows_the_seeds_and_from_more_no_interval_leaves_its_range(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +138,7 @@ def test_single_runs_are_compared_by_problem_and_have_no_seed_interval(home: Hom
     assert all(measure.value.low != measure.value.low for measure in comparison.measures)
 
 
+@pytest.mark.more
 def test_a_comparison_fits_on_one_screen_and_all_of_it_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +184,7 @@ def test_brackets_in_values_are_shown_as_they_are(tmp_path: Path, monkeypatch: p
         assert kind in shown.stdout
 
 
+@pytest.mark.more
 def test_one_seed_a_group_marks_no_difference_and_says_that_it_cannot_tell(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +205,7 @@ def test_one_seed_a_group_marks_no_difference_and_says_that_it_cannot_tell(
     assert "On two-terms at step 60: clip.high 0.28 is best: " in several
 
 
+@pytest.mark.more
 def test_pass_and_majority_have_the_intervals_of_their_scores_by_seed_and_problem(home: Home) -> None:
     comparison = compare(home, ["sums"])
     measures = [f"{name}@{k}" for name in ("pass", "maj") for k in (2, 4, 8)]
@@ -271,6 +280,7 @@ def test_a_run_whose_spec_the_schema_does_not_take_is_refused_by_its_name_and_le
     assert CliRunner().invoke(app, ["show", "sums-wide-s2"]).exit_code == 0
 
 
+@pytest.mark.more
 def test_the_level_of_the_spec_is_that_of_every_interval(tmp_path: Path) -> None:
     widths = {}
     for level in (0.5, 0.95):
@@ -303,6 +313,7 @@ def test_an_unknown_name_is_a_users_error(home: Home) -> None:
         compare(home, ["nothing"])
 
 
+@pytest.mark.more
 def test_the_verbs_print_tables_json_and_where_the_page_lies(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPG_HOME", str(home.root))
     shown = CliRunner().invoke(app, ["compare", "sums"]).stdout
@@ -317,6 +328,7 @@ def test_the_verbs_print_tables_json_and_where_the_page_lies(home: Home, monkeyp
     assert "is best" in Path(page).read_text()
 
 
+@pytest.mark.more
 def test_groups_that_were_evaluated_at_other_steps_are_shown_to_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +342,7 @@ def test_groups_that_were_evaluated_at_other_steps_are_shown_to_be(
     assert "evaluated at step" not in CliRunner().invoke(app, ["compare", "whole", "whole-s0"]).stdout
 
 
+@pytest.mark.more
 def test_the_accuracies_that_others_report_stand_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, labels = Home(tmp_path), {}
     theirs = {"RPG": [[0.4458, 0.4531]], "DAPO": [[0.4063, 0.4479]]}

@@ -41,6 +41,7 @@ def found(home: Home, run_id: str) -> list[Finding]:
         return diagnose(store, load_run(home, run_id))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("curves", "kind", "step", "sentence", "key"),
     [
@@ -138,6 +139,7 @@ def bare_run(home: Home) -> str:
     return run_id
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "curves",
     [
@@ -189,6 +191,7 @@ def test_a_reward_that_fails_is_told_first_with_its_last_reason(home: Home) -> N
     )
 
 
+@pytest.mark.more
 def test_the_page_and_show_say_the_diagnosis_and_an_experiments_page_for_whom_it_holds(
     home: Home, call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +223,7 @@ def test_show_says_a_remedy_that_its_answer_has_once(
     assert shown.count("A larger training.group_size or rollout.temperature lets responses differ.") == 1
 
 
+@pytest.mark.more
 def test_healthy_runs_have_no_diagnosis(home: Home, tmp_path: Path) -> None:
     assert [found(home, run_id) for run_id in record_two_cells(home)] == [[]] * 6
     unpack(tmp_path / "earlier")

@@ -63,6 +63,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     return home
 
 
+@pytest.mark.more
 def test_a_process_of_its_own_writes_a_runs_page(home: Home) -> None:
     command = [sys.executable, "-m", "pipelines.report", "sums-wide-s1"]
     subprocess.run(command, env=os.environ | {"RPG_HOME": str(home.root)}, check=True, timeout=240)
@@ -603,6 +604,7 @@ def test_recorded_text_ends_no_script_of_a_chart() -> None:
     assert chart_of(shown, text)["datasets"]["lines"][0]["line"] == text
 
 
+@pytest.mark.more
 def test_figures_that_are_too_large_to_reckon_with_break_no_report(tmp_path: Path) -> None:
     home = Home(tmp_path)
     run_ids = record_two_cells(home)

@@ -72,6 +72,7 @@ def test_more_steps_go_on_from_the_last_checkpoint_of_fewer(
     assert training(spec, home, more)[0] == "RUN"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("first", "second", "step"),
     [
@@ -147,6 +148,7 @@ def test_the_most_accurate_checkpoint_is_taken_too(spec: Path, home: Home) -> No
     assert taken == {"checkpoints": ["step-000002", "step-000004"], "weights": ["step-000002"]}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("override", ["training.steps=5", "name=other"])
 def test_what_is_taken_is_the_runs_own_and_outlives_the_other_one(
     spec: Path, home: Home, train: Callable[..., RunPlan], override: str

@@ -132,6 +132,7 @@ def test_places_and_params_are_one_another(tmp_path: Path) -> None:
         assert {path: pytest.approx(value) for path, value in params.items()} == again
 
 
+@pytest.mark.more
 def test_a_study_of_ten_thousand_trials_proposes_within_two_seconds(tmp_path: Path) -> None:
     document = study_document(tmp_path / "specs", trials=20_000)
     trials = along(10_000, luck=0.5)
@@ -150,6 +151,7 @@ def test_of_very_many_observations_the_best_and_an_even_sample_are_kept() -> Non
     assert kept.min() == 0
 
 
+@pytest.mark.more
 def test_what_the_model_says_of_trials_is_in_the_record_and_in_sql(
     monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path
 ) -> None:
@@ -168,6 +170,7 @@ def test_what_the_model_says_of_trials_is_in_the_record_and_in_sql(
     assert f"The chance that no trial is better is {100 * best.chance:.0f} %." in answer(home, record).sentence
 
 
+@pytest.mark.more
 def test_each_trial_that_the_model_chose_says_what_it_was_expected_to_tell(
     monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def shown(record: dict[str, Any]) -> list[tuple[int, str, float, dict[str, Any]]
     return [(trial["number"], trial["state"], trial["value"], trial["params"]) for trial in record["trials"]]
 
 
+@pytest.mark.more
 def test_a_study_runs_its_trials_and_keeps_them_in_sql(home: Home, tmp_path: Path) -> None:
     document = load_study_document(write_study(tmp_path / "specs"))
     record = run_study(document, home, Evaluator(home))
@@ -99,6 +100,7 @@ def test_a_trials_value_is_the_mean_over_seeds_with_its_interval(home: Home, tmp
     assert trial["value_low"] < trial["value"] < trial["value_high"]
 
 
+@pytest.mark.more
 def test_a_finished_study_runs_nothing_more_until_more_trials_are_wanted(home: Home, tmp_path: Path) -> None:
     path = write_study(tmp_path / "specs", ("trials: 8", "trials: 2"))
     first = run_study(load_study_document(path), home, Evaluator(home))
@@ -122,6 +124,7 @@ def test_equal_trials_share_their_runs(home: Home, tmp_path: Path) -> None:
     assert len(evaluator.trained) == 4  # two values x two seeds
 
 
+@pytest.mark.more
 def test_a_killed_study_proposes_what_an_uninterrupted_one_would(home: Home, tmp_path: Path) -> None:
     path = write_study(tmp_path / "specs")
     whole = run_study(load_study_document(path), home, Evaluator(home))
@@ -152,6 +155,7 @@ def kill_midway(path: Path, root: Path, seconds: float) -> None:
         process.wait(10)
 
 
+@pytest.mark.more
 def test_half_a_line_at_the_journals_end_is_dropped(home: Home, tmp_path: Path) -> None:
     path = write_study(tmp_path / "specs", ("trials: 8", "trials: 2"))
     first = run_study(load_study_document(path), home, Evaluator(home))
@@ -162,6 +166,7 @@ def test_half_a_line_at_the_journals_end_is_dropped(home: Home, tmp_path: Path) 
     assert len(again["trials"]) == 3
 
 
+@pytest.mark.more
 def test_an_interrupted_trial_goes_on_under_its_number(home: Home, tmp_path: Path) -> None:
     document = load_study_document(write_study(tmp_path / "specs", ("trials: 8", "trials: 2")))
 
@@ -178,6 +183,7 @@ def test_an_interrupted_trial_goes_on_under_its_number(home: Home, tmp_path: Pat
     assert record["trials"][0]["params"] == left["trials"][0]["params"]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("on_failure", "told"), [("record", ["failed", "finished"]), ("stop", ["failed"])])
 def test_a_failed_trial_is_recorded_with_its_reason(
     home: Home, tmp_path: Path, on_failure: str, told: list[str]
@@ -209,6 +215,7 @@ def test_the_mean_of_fewer_samples_is_the_mean_of_all(home: Home, tmp_path: Path
     assert 0 < trial["value"] < 1
 
 
+@pytest.mark.more
 def test_a_users_mistake_that_all_trials_share_ends_the_study(home: Home, tmp_path: Path) -> None:
     document = load_study_document(write_study(tmp_path / "specs"))
 
@@ -258,6 +265,7 @@ def test_a_changed_study_is_refused_with_its_line(home: Home, tmp_path: Path, ol
     assert "another name" in text
 
 
+@pytest.mark.more
 def test_a_wider_numeric_range_goes_on(home: Home, tmp_path: Path) -> None:
     run_study(load_study_document(write_study(tmp_path / "specs", ("trials: 8", "trials: 2"))), home, Evaluator(home))
     wider = write_study(tmp_path / "specs", ("[0.05, 0.5]", "[0.01, 0.6]"), ("trials: 8", "trials: 3"))
@@ -282,6 +290,7 @@ def test_another_experiment_or_baseline_under_the_same_study_is_refused(
         run_study(load_study_document(path), home, Evaluator(home))
 
 
+@pytest.mark.more
 def test_a_study_goes_on_when_its_work_is_to_run_elsewhere_or_otherwise(home: Home, tmp_path: Path) -> None:
     path = write_study(tmp_path / "specs", ("trials: 8", "trials: 1"))
     run_study(load_study_document(path), home, Evaluator(home))
@@ -291,6 +300,7 @@ def test_a_study_goes_on_when_its_work_is_to_run_elsewhere_or_otherwise(home: Ho
     assert len(run_study(again, home, Evaluator(home))["trials"]) == 2
 
 
+@pytest.mark.more
 def test_a_constraint_that_no_trial_was_measured_by_is_refused(home: Home, tmp_path: Path) -> None:
     path = write_study(tmp_path / "specs", ("trials: 8", "trials: 1"))
     run_study(load_study_document(path), home, Evaluator(home))
@@ -300,6 +310,7 @@ def test_a_constraint_that_no_trial_was_measured_by_is_refused(home: Home, tmp_p
         run_study(load_study_document(path), home, Evaluator(home))
 
 
+@pytest.mark.more
 def test_a_unit_of_the_confirmation_has_its_mean_where_trials_are_judged_cautiously(home: Home, tmp_path: Path) -> None:
     goal = ("metric: mean@8", "metric: mean@8, over_seeds: lower_bound")
     confirm = (

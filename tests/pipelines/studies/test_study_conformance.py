@@ -69,6 +69,7 @@ def params_of(trials: list[Mapping[str, Any]]) -> list[Any]:
     return [trial["params"] for trial in trials]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_every_proposal_is_in_the_space_and_has_what_its_conditions_say(
     monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path, sampler: str
@@ -88,6 +89,7 @@ def test_every_proposal_is_in_the_space_and_has_what_its_conditions_say(
         assert len({DUAL in trial["params"] for trial in trials}) == 2, "both sides of the condition are tried"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("sampler", [sampler for sampler in SAMPLERS if sampler != "nsga2"])
 def test_a_study_that_grows_bit_by_bit_proposes_what_a_whole_one_does_and_nothing_twice(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sampler: str
@@ -156,6 +158,7 @@ def test_qmc_spreads_more_evenly_than_chance_and_meets_no_point_twice_when_a_ran
     assert len({params[HIGH] for params in drawn}) == 16
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("sampler", [sampler for sampler in SAMPLERS if sampler != "grid"])
 def test_a_range_that_was_moved_is_searched_as_it_is_now(
     monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path, sampler: str
@@ -190,6 +193,7 @@ def with_seed(study: Study, seed: int) -> Study:
     return study.model_copy(update={"sampler": study.sampler.model_copy(update={"seed": seed})})
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("goals", [1, 2])
 def test_what_validation_accepts_runs_with_each_number_of_goals(
@@ -265,6 +269,7 @@ def share_that_diverges(study: Study, *, seen: bool) -> float:
     return sum(trial.state == "failed" for trial in trials[10:]) / 30
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("sampler", ["tpe", "noisy_gp"])
 def test_a_model_keeps_away_from_where_trials_diverge(tmp_path: Path, sampler: str) -> None:
     """Told as failed, as Optuna has it, diverged trials are unseen and their region stays the best guess."""
@@ -336,6 +341,7 @@ def test_a_run_is_learnt_from_by_the_names_of_its_cases_and_the_values_inside_th
     assert moving.params == {LOW: 0.1, "reference": "average"}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("pruner", PRUNERS, ids=lambda pruner: f"{pruner['type']}-{pruner.get('eta', '')}")
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
 def test_every_pruner_ends_with_a_finished_trial_and_says_why_the_others_ended(
@@ -355,6 +361,7 @@ def test_every_pruner_ends_with_a_finished_trial_and_says_why_the_others_ended(
         assert max(best["rungs"].values(), key=lambda rung: rung["value"])["value"] > 0
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("pruner", PRUNERS[1:4], ids=lambda pruner: f"{pruner['type']}-{pruner.get('eta', '')}")
 def test_trials_that_diverge_on_the_way_keep_no_other_from_its_end(
     monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path, pruner: dict[str, Any]
@@ -383,6 +390,7 @@ class Killed(BaseException):
     """The process ends here."""
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "fields",
     [

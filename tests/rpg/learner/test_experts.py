@@ -59,6 +59,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("case", [f"{case}x1" for case in ALONE[1:]] + [f"{case}x2" for case in TOGETHER])
 def test_five_balanced_updates_of_experts_are_those_of_plain_pytorch(results: Path, case: str) -> None:
     made, by_hand = np.load(results / f"{case}.npz"), np.load(results / "plainx1.npz")
@@ -161,6 +162,7 @@ def test_no_architecture_of_transformers_keeps_experts_in_a_list() -> None:
     assert lists == []
 
 
+@pytest.mark.more
 def test_a_run_of_experts_records_their_load_and_exports_what_transformers_reads(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -293,6 +295,7 @@ def test_each_token_of_a_pass_has_the_experts_that_the_sampler_sent_it_to(packed
         assert torch.equal(told[made.sources].long(), ids[made.sources]), "those that a logprob follows from"
 
 
+@pytest.mark.more
 def test_replayed_logprobs_are_nearer_to_the_samplers() -> None:
     """In bfloat16 the sampler's steps and the learner's passes round otherwise, so that some tokens go elsewhere."""
     shape = {"hidden_size": 64, "num_hidden_layers": 8, "num_experts": 32, "moe_intermediate_size": 32, "head_dim": 32}
@@ -317,6 +320,7 @@ def test_replayed_logprobs_are_nearer_to_the_samplers() -> None:
     assert replayed.max() < 0.5 * chosen.max()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("recomputes", "zero_stage"), [("selective", 0), pytest.param(False, 3, marks=pytest.mark.long)]
 )
@@ -336,6 +340,7 @@ def test_a_run_that_replays_the_choice_its_learner_makes_too_has_the_same_weight
     assert all(torch.allclose(plain[name], replayed[name], atol=1e-6) for name in plain)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("zero_stage", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_ranks_hand_the_experts_of_a_response_over_with_its_tokens(tmp_path: Path, zero_stage: int) -> None:
     """Two ranks that replay have the weights of one that does not: in float32 all choose alike."""
@@ -364,6 +369,7 @@ runpy.run_module("rpg.train", run_name="__main__", alter_sys=True)
 """`rpg.train` whose sampler tells of each token the experts after those that it was sent to."""
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("replays", [pytest.param(False, marks=pytest.mark.long), True])
 def test_the_learner_goes_by_what_the_sampler_tells_and_the_reference_by_its_own_choice(
     tmp_path: Path, replays: bool

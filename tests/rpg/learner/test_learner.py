@@ -57,6 +57,7 @@ def worst(results: Path, case: str, other: str) -> float:
     return max(float(np.linalg.norm(one[name] - two[name]) / np.linalg.norm(two[name])) for name in one)
 
 
+@pytest.mark.more
 def test_the_updates_move_every_tensor(results: Path) -> None:
     import safetensors.numpy
 

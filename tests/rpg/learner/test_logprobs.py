@@ -210,6 +210,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         token_logprobs(hidden, weight[:, :4], targets)
 
 
+@pytest.mark.more
 def test_the_kernel_of_the_head_computes_what_pytorch_does() -> None:
     """In float32, with and without remainders of vocabulary and chunk; Triton's interpreter executes it, on a CPU."""
     command = [sys.executable, "-m", "tests.rpg.head_kernel_worker"]

@@ -24,6 +24,7 @@ def test_logits_that_are_scaled_or_capped_are_refused(name: str) -> None:
         check_logits(tiny_config(name))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["bert", "modernbert-decoder", "roberta"])
 def test_a_layer_before_the_head_is_refused(name: str) -> None:
     with pytest.raises(SpecError, match=r"its logits go through .*gelu"):
@@ -64,6 +65,7 @@ def test_noise_that_nothing_switches_off_is_refused_when_the_policy_is_opened() 
         prove_policy(policy, policy.model.config, CPU)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("name", "noise"),
     [

@@ -153,6 +153,7 @@ ranks.leave()
 """
 
 
+@pytest.mark.more
 def test_ranks_that_find_different_things_agree_to_pad() -> None:
     first, second = (start([sys.executable, "-c", ONE_RANK_ROUNDS_MORE], environment) for environment in group_of(2))
     assert finish(first, second).splitlines()[-1] == "False", "rank 0 alone would have packed"

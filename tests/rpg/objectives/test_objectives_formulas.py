@@ -24,6 +24,7 @@ def losses_and_gradient(objective: Objective, values: dict[str, Tensor]) -> tupl
     return losses.detach(), gradient
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("item", EVERYTHING, ids=lambda item: json.dumps(item.model_dump(mode="json"))[:90])
 def test_every_built_in_objective_is_a_formula_too(item: Objective) -> None:
     item = item.with_kl_coef(0.3) if item.needs_reference else item

@@ -107,6 +107,7 @@ def test_only_logprobs_receives_a_gradient(item: Objective) -> None:
     assert all(tensor.grad is None for tensor in inputs.values())
 
 
+@pytest.mark.more
 @each_objective
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sign", [-1, 1])
@@ -119,6 +120,7 @@ def test_log_ratios_of_fifty_nats_stay_finite(item: Objective, dtype: torch.dtyp
         assert all(torch.isfinite(values).all() for values in diagnostics(item, **spoilt).values())
 
 
+@pytest.mark.more
 @each_objective
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_fifty_nats_at_every_token_of_a_long_response_stay_finite(item: Objective, sign: int) -> None:

@@ -101,6 +101,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("values", "trainer", "settings"), PAIRS, ids=[str(pair[0]) for pair in PAIRS])
 def test_loss_and_gradient_agree_with_trl(

@@ -499,6 +499,7 @@ def run_beside(form: Form) -> bool:
     return next(plan.beside for problem, plan in _EXAMINERS._plans.items() if problem.tests == tuple(form[2]))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ON_VALUES)
 def test_tests_on_values_run_without_the_program_and_give_what_they_give_beside_it(name: str, scorer: Scorer) -> None:
     assert shares(scorer, ON_VALUES[name]) == [value for _, value in ON_VALUES[name][3]]

@@ -329,6 +329,7 @@ def test_values_are_the_same_where_their_parts_are() -> None:
     assert not same_value("1.0", 1.0)
 
 
+@pytest.mark.more
 @pytest.mark.needs("bubblewrap")
 def test_pass_at_k_of_programs_is_counted_as_that_of_answers(inputs: Path, tmp_path: Path) -> None:
     """A policy of digits and = writes programs, of which some are none. A program that prints nothing passes."""

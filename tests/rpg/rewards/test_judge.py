@@ -123,6 +123,7 @@ def test_votes_are_averaged_and_one_that_is_garbage_is_left_out() -> None:
     assert [each["vote"] for each in said(score)] == [0, 1, 2]
 
 
+@pytest.mark.more
 def test_a_limit_of_the_rate_and_an_outage_are_waited_out(tmp_path: Path) -> None:
     states = iter([(429, {"Retry-After": "0"}, "slow down"), (503, {}, "away"), (200, {}, "<html>"), (500, {}, "")])
 

@@ -32,6 +32,7 @@ def test_what_nobody_can_parse_is_the_programs_wrong_answer(text: str, tests: di
     assert score == Score(0.0, False, score.extracted)
 
 
+@pytest.mark.more
 @pytest.mark.needs("bubblewrap")
 @pytest.mark.parametrize("tests", [CALL, STDIN, ASSERT], ids=lambda tests: tests["kind"])
 @pytest.mark.parametrize("text", ["b'[' + b'[],' * 5_592_000 + b'0]'", "b'1\\n' * 8_388_000", "b'1 ' * 8_388_000"])

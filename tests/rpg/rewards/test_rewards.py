@@ -112,6 +112,7 @@ def test_math_dapo_rewrites_as_its_published_patterns_do(pieces: list[str]) -> N
     assert math_dapo.rewritten(text) == expected
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("piece", [*PIECES, "=", " ", "\\text{}", "\\boxed{\\boxed{", "\\text{\n", "$\n"])
 def test_math_dapo_takes_a_time_that_grows_with_the_length_of_the_answer(piece: str) -> None:
     def seconds(length: int) -> float:

@@ -100,6 +100,7 @@ def test_a_reward_that_strips_no_thoughts_keeps_its_identity() -> None:
 FAR = " Here follows a longer sentence without a word that joins the numbers to one set. "
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("kind", "response", "answer"),
     [

@@ -67,6 +67,7 @@ def worthless(entry: Any) -> Iterator[str]:
             yield " ".join([filler] * count)
 
 
+@pytest.mark.more
 @pytest.mark.filterwarnings("ignore")  # the tasks' libraries warn
 @pytest.mark.parametrize("task", sorted(factory.DATASETS.keys() - REFUSED.keys()))
 def test_no_worthless_answer_gets_the_full_mark_and_none_is_a_failure_of_the_reward(task: str) -> None:

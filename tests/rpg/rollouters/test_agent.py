@@ -404,6 +404,7 @@ def test_a_command_that_fails_says_why(chat: Any) -> None:
         work(Agent(type="agent", program=program), chat)
 
 
+@pytest.mark.more
 def test_a_program_that_takes_too_long_ends_with_its_response(chat: Any) -> None:
     is_over = threading.Event()
 

@@ -241,6 +241,7 @@ server.run("stdio")
 """
 
 
+@pytest.mark.more
 def test_tools_of_a_server_are_called_by_their_own_names(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(SERVER)
     server = {"type": "mcp", "command": [sys.executable, str(tmp_path / "server.py")]}

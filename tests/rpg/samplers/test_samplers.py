@@ -77,6 +77,7 @@ def test_every_engine_that_a_spec_may_name_is_opened_by_its_module_and_tried_her
     assert set(engines) <= {getattr(tried, "values", (tried,))[0] for tried in ENGINES}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("engine", ENGINES_OF_MANY, indirect=True)
 @pytest.mark.parametrize(
     "drawn",
@@ -121,6 +122,7 @@ def chi_square_p(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...
     return float(scipy.stats.chisquare(observed, wanted, sum_check=False).pvalue)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "drawn",
     [sampling(), sampling(temperature=0.7), sampling(temperature=1.2, top_p=0.9), sampling(top_k=4, top_p=0.9)],
@@ -428,5 +430,6 @@ def test_prompts_that_cannot_be_answered_are_named(
         engine.generate(prompts, group_size=1, sampling=sampling(), seeds=seeds)
 
 
+@pytest.mark.more
 def test_no_prompts_give_no_groups(engine: Sampler) -> None:
     assert engine.generate([], group_size=4, sampling=sampling(), seeds=[]) == []

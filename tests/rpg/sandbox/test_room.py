@@ -227,6 +227,7 @@ def keepers() -> set[psutil.Process]:
     return found
 
 
+@pytest.mark.more
 def test_a_seal_that_dies_is_replaced_and_the_program_runs_again() -> None:
     others = keepers()
     with Sandbox(Limits(seconds=10.0), at_once=1) as sandbox, ThreadPoolExecutor(1) as thread:

@@ -36,6 +36,7 @@ def found(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
         shutil.rmtree(directory)
 
 
+@pytest.mark.more
 def test_a_program_reaches_nothing_of_the_machine(found: dict[str, Any]) -> None:
     assert found["evidence"] == {
         "environment": ["HOME", "LANG", "OMP_NUM_THREADS", "PATH", "TMPDIR"],

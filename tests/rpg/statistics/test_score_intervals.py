@@ -19,6 +19,7 @@ KINDS: dict[str, tuple[Draw, float]] = {
 }
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("problems", [30, 100])
 @pytest.mark.parametrize("seeds", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)

@@ -176,6 +176,7 @@ def shares_named(
     return [(float(named), float(false)) for named, false in counts / pages]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("fewer", "more", "gap"),
     [

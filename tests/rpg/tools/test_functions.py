@@ -122,6 +122,7 @@ def test_a_tool_may_be_written_by_its_name_or_with_its_options() -> None:
     assert "rollouter" not in GOOD
 
 
+@pytest.mark.more
 def test_a_call_that_is_left_at_its_limit_is_ended_with_all_that_it_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

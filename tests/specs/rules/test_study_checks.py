@@ -242,6 +242,7 @@ def test_samplers_that_take_several_goals(sampler):
     load_study_document(write(STUDY + GOALS + f"sampler: {{type: {sampler}}}\n" + TRIALS))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

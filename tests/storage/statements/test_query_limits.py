@@ -57,6 +57,7 @@ def test_the_time_limit_is_of_all_batches_together(home: Path) -> None:
             pass
 
 
+@pytest.mark.more
 def test_a_call_that_does_not_stop_is_left_alone_and_the_store_goes_on(home: Path) -> None:
     with Store.open(home, Limits(seconds=0.2)) as store:
         began = time.monotonic()
@@ -107,6 +108,7 @@ def test_a_stream_holds_no_more_than_a_batch(home: Path) -> None:
         assert sum(len(rows) for rows in answer.rows()) == 200_000
 
 
+@pytest.mark.more
 def test_what_does_not_fit_goes_to_a_directory_that_is_removed(home: Path, scratch: Path) -> None:
     with Store.open(home, Limits(memory_bytes=40_000_000)) as store:
         with store.stream("select range, hash(range) as h from range(4000000) order by h") as answer:
@@ -130,6 +132,7 @@ with Store.open(Path(sys.argv[1]), Limits(memory_bytes=40_000_000)) as store:
 """
 
 
+@pytest.mark.more
 def test_what_a_killed_query_had_put_on_disk_is_removed_by_the_next_one(home: Path, scratch: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(home)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as query:

@@ -124,6 +124,7 @@ AROUND = [
 ]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("write", WRITES)
 def test_nothing_but_reading_runs_in_any_wrapping(store: Store, write: str) -> None:
     state = store.root / "runs" / "sums-1" / "state.json"
@@ -203,6 +204,7 @@ PLACES = [
 EVERYWHERE = ["'SEGMENT'", "read_text('SECRET')", "query('from read_text(''SECRET'')')"]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("file", "place"), [*product(EVERYWHERE, PLACES), *product(FILES, ["from {}", "explain analyze select * from {}"])]
 )
@@ -267,6 +269,7 @@ def test_duckdb_itself_refuses_files_outside_the_record_settings_and_extensions(
         confined(home).execute(statement.format(home=home)).fetchall()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "statement",
     [

@@ -113,6 +113,7 @@ def _ended(tmp_path: Path, program: str, *, stands_still: float, most: float) ->
         process.wait()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "program",
     [
@@ -124,6 +125,7 @@ def test_an_engines_start_that_goes_on_is_not_ended_by_the_clock(tmp_path: Path,
     assert _ended(tmp_path, program, stands_still=3, most=300) == 0
 
 
+@pytest.mark.more
 def test_computing_goes_on_where_the_children_that_computed_more_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +135,7 @@ def test_computing_goes_on_where_the_children_that_computed_more_have_ended(
     assert _ended(tmp_path, "time.sleep(4)", stands_still=1, most=300) == 0
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("program", "most", "message"),
     [

@@ -149,6 +149,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             server.stop()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "record",
     [
@@ -242,6 +243,7 @@ def test_a_run_that_is_taken_over_while_it_is_ended_is_asked_to_stop(site: Site,
     assert site.kind(flow_run_id) == "CANCELLED"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("record", ["submitted", "dead"])
 def test_a_flow_that_starts_while_it_is_cancelled_executes_nothing(site: Site, record: str, monkeypatch) -> None:
     """Its worker has it already and starts it all the same; one that is cancelled the server lets be running again."""
@@ -297,6 +299,7 @@ class Meanwhile:
         return called
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("record", ["given back", "dead"])
 @pytest.mark.parametrize("call", ["read_flow_run", "read_task_runs"])
 def test_a_run_that_is_cancelled_while_a_worker_gives_it_back_to_the_queue_stays_so(
@@ -395,6 +398,7 @@ def test_a_flow_run_that_is_cancelled_just_before_it_is_scheduled_again_is_not(s
     assert site.kind(flow_run_id) == "CANCELLING"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_flow_run_that_is_given_back_although_it_was_to_be_cancelled_is_cancelled(
     site: Site, is_known: bool, tmp_path: Path, monkeypatch
@@ -452,6 +456,7 @@ def test_a_run_whose_own_server_does_not_answer_keeps_no_other_from_being_cancel
     assert (site.status(last), site.kind(flow_run_id)) == ("cancelled", "CANCELLED")
 
 
+@pytest.mark.more
 def test_runs_of_a_server_are_cancelled_by_whoever_may_enter(
     site: Site, call: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch
 ) -> None:

@@ -117,6 +117,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         server.stop()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("status", "state"), [("finished", "COMPLETED"), ("failed", "FAILED"), ("cancelled", "CANCELLED")]
 )
@@ -560,6 +561,7 @@ def test_a_stopped_flow_that_makes_no_sense_does_not_keep_others_from_being_sett
             note.unlink()
 
 
+@pytest.mark.more
 def test_workers_of_one_host_have_names_of_their_own_and_one_that_is_started_again_has_its_old_one() -> None:
     pool = f"pool-{os.getpid()}"
     host = socket.gethostname()

@@ -145,6 +145,7 @@ def a_command(mark: Path) -> dict[str, Any]:
     return {"name": "attack", "job_variables": {"command": f"touch {mark}"}, "state": {"type": "SCHEDULED"}}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "uid",
     [
@@ -257,6 +258,7 @@ def page_of_another_origin(script: str) -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.more
 @pytest.mark.needs("chromium")
 def test_a_page_of_another_origin_neither_reads_nor_starts_anything(up: Up, tmp_path: Path) -> None:
     from playwright.sync_api import sync_playwright
@@ -288,6 +290,7 @@ def test_a_page_of_another_origin_neither_reads_nor_starts_anything(up: Up, tmp_
     assert not (tmp_path / "mark").exists()
 
 
+@pytest.mark.more
 @pytest.mark.needs("chromium")
 def test_the_dashboard_is_entered_with_what_its_file_holds_and_shows_what_it_asks_for(up: Up) -> None:
     from playwright.sync_api import sync_playwright
@@ -304,6 +307,7 @@ def test_the_dashboard_is_entered_with_what_its_file_holds_and_shows_what_it_ask
     assert refused == []
 
 
+@pytest.mark.more
 def test_the_worker_runs_no_command_but_ours_whoever_asks(up: Up, tmp_path: Path) -> None:
     ours, (first, second, third, fourth) = up.deployment(), (tmp_path / name for name in "abcd")
     create = f"/deployments/{ours['id']}/create_flow_run"
@@ -364,6 +368,7 @@ def test_what_listens_of_rpg_report_is_what_the_page_says(lab: Lab) -> None:
     assert rows("`rpg report --serve`", listeners(lab, "report")) == rows_on_page("`rpg report --serve`")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("forks", [pytest.param("0", marks=pytest.mark.long), "1"])
 def test_the_api_of_a_command_has_the_password_too_and_no_stage_gets_it(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, forks: str
@@ -400,6 +405,7 @@ def statuses(up: Up, shown: str) -> tuple[int, int]:
     return api, studies
 
 
+@pytest.mark.more
 def test_a_reader_reads_and_submits_nothing_and_sees_what_waits(
     up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ from specs.machine.files import read_json, write_json
 from specs.machine.liveness import is_alive
 
 
+@pytest.mark.more
 def test_an_embedded_server_answers_and_is_gone_afterwards(tmp_path):
     server = EmbeddedServer(Home(tmp_path))
     server.start()
@@ -103,6 +104,7 @@ def test_a_server_that_dies_while_starting_is_an_error_with_the_end_of_its_log(t
         wait_until_healthy("http://127.0.0.1:9/api", process, log)
 
 
+@pytest.mark.more
 def test_an_error_quotes_the_log_of_this_start_alone(tmp_path):
     home = Home(tmp_path)
     home.logs.mkdir()
@@ -381,6 +383,7 @@ def test_new_passwords_are_for_the_homes_processes_too_unless_a_server_is_up(tmp
     assert password(home, "own") != former["own"]
 
 
+@pytest.mark.more
 def test_new_passwords_take_effect_where_what_is_up_does_not_answer(tmp_path):
     lab = Lab(tmp_path / "home", tmp_path / "none.yaml")
     make_passwords(lab.home)

@@ -84,6 +84,7 @@ def test_a_database_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
         assert database.execute("SELECT name FROM flow_run").fetchall() == [("mine",)]
 
 
+@pytest.mark.more
 def test_a_template_of_the_installed_prefect_has_the_schema_that_its_migrations_make(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     environment["PREFECT_API_DATABASE_CONNECTION_URL"] = f"sqlite+aiosqlite:///{tmp_path}/made.db"

@@ -172,6 +172,7 @@ def test_trials_that_were_pruned_get_no_star(home: Home, monkeypatch: pytest.Mon
     assert [outcome.against_first for outcome in compare(home, ["clips"]).outcomes][2] is None
 
 
+@pytest.mark.more
 def test_the_headline_names_the_one_that_is_worse_and_the_table_marks_the_same(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,6 +304,7 @@ def test_without_an_evaluation_the_headline_says_so() -> None:
     assert outcomes_of([]) == []
 
 
+@pytest.mark.more
 def test_each_number_of_seeds_at_which_rpg_run_answers_is_on_record_and_counts_as_a_look(
     home: Home, tmp_path: Path
 ) -> None:
@@ -342,6 +344,7 @@ def three_seeds(home: Home) -> Home:
     return home
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("verb", [["report"], ["compare"]])
 def test_who_is_shown_an_answer_has_looked(three_seeds: Home, verb: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPG_HOME", str(three_seeds.root))
@@ -362,6 +365,7 @@ def test_a_page_in_a_browser_and_the_page_that_flow_runs_renew_are_looks(three_s
     assert looks_of(three_seeds, "sums") == (3,)
 
 
+@pytest.mark.more
 def test_an_answer_while_seeds_are_open_is_a_look_that_a_later_one_pays_for(three_seeds: Home) -> None:
     path = three_seeds.run("sums-0.28-s2") / "state.json"
     ended = path.read_text()
@@ -389,6 +393,7 @@ def test_a_home_that_cannot_be_written_is_read_all_the_same(three_seeds: Home, m
     assert looks_of(three_seeds, "sums") == ()
 
 
+@pytest.mark.more
 def test_problems_that_share_a_passage_make_every_interval_of_a_page_wider(home: Home) -> None:
     cells(home, {0.1: 0.5, 0.28: 0.6})
     clustered = Home(home.root.parent / "clustered")
@@ -410,6 +415,7 @@ def test_problems_that_share_a_passage_make_every_interval_of_a_page_wider(home:
     assert all(wide > narrow for narrow, wide in zip(*widths, strict=True))
 
 
+@pytest.mark.more
 def test_an_accuracy_by_which_its_checkpoint_was_chosen_is_labelled_wherever_it_is_shown(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,6 +449,7 @@ def test_a_model_that_was_chosen_on_a_set_is_shown_there_and_not_compared(home: 
     assert "is not compared (chosen on these problems: biased upward)." in found.text
 
 
+@pytest.mark.more
 def test_further_seeds_of_one_cell_are_a_further_look(three_seeds: Home) -> None:
     for high, to in ((0.1, 0.5), (0.28, 0.6)):
         record_run(three_seeds, f"sums-{high}-s3", seed=3, values={"objective.clip.high": high}, after=to)
@@ -467,6 +474,7 @@ def test_further_seeds_of_one_cell_are_a_further_look(three_seeds: Home) -> None
     assert "Third look (earlier at 3 and 3 to 4 seeds)" in texts[2]
 
 
+@pytest.mark.more
 def test_the_level_that_a_page_prints_for_brackets_is_the_level_used(home: Home) -> None:
     cells(home, {0.1: 0.5, 0.28: 0.52}, seeds=4)
     path = home.experiment("sums") / "experiment.json"

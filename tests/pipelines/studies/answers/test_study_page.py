@@ -55,6 +55,7 @@ def sentence_of(home: Home, data: dict[str, Any]) -> str:
     return answer(home, StudyRecord.of(data)).sentence
 
 
+@pytest.mark.more
 def test_the_name_of_a_study_means_the_study_and_its_trials_wherever_a_name_is_asked_for(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def test_the_name_of_a_study_means_the_study_and_its_trials_wherever_a_name_is_a
     assert {run["run_id"] for run in listed} == {*trials, "confirm-0-s100", "confirm-2-s100"}
 
 
+@pytest.mark.more
 def test_the_results_of_a_study_are_a_table_for_a_paper(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPG_HOME", str(home.root))
 
@@ -122,6 +124,7 @@ def test_nothing_is_said_before_a_trial_has_finished_or_where_none_keeps_the_con
     assert sentence_of(home, study([trial(0, 0.5, feasible=False)])) == none_keeps
 
 
+@pytest.mark.more
 def test_a_confirmed_winner_is_claimed_with_its_interval(home: Home) -> None:
     arms = confirmed_arm(home, 0, 0.5), confirmed_arm(home, 2, 0.75), confirmed_arm(home, 3, 0.52)
     data = study(SEARCH, confirmation=confirmation(*arms))
@@ -138,6 +141,7 @@ def test_a_confirmed_winner_is_claimed_with_its_interval(home: Home) -> None:
     assert "100, 101, 102, 103, 104" in text
 
 
+@pytest.mark.more
 def test_equal_arms_end_with_no_difference(home: Home) -> None:
     arms = confirmed_arm(home, 0, 0.6), confirmed_arm(home, 2, 0.6)
     text = page_of(home, study(SEARCH, confirmation=confirmation(*arms)))
@@ -239,6 +243,7 @@ def test_of_a_training_metric_nothing_is_claimed_where_seeds_failed(home: Home) 
     assert best.trial == 3
 
 
+@pytest.mark.more
 def test_a_candidate_that_breaks_a_constraint_on_fresh_seeds_is_neither_best_nor_confirmed(home: Home) -> None:
     arms = confirmed_arm(home, 0, 0.5), confirmed_arm(home, 2, 0.75), confirmed_arm(home, 3, 0.52)
     for arm_of, divergence in zip(arms, (0.01, 0.3, 0.02), strict=True):
@@ -344,6 +349,7 @@ def noise(number_of_trials: int, seed: int, effect: float = 0.0) -> StudyRecord:
     return StudyRecord.of(study(trials))
 
 
+@pytest.mark.more
 def test_of_pure_noise_no_importance_is_shown() -> None:
     false_alarms = [any(item.above_chance for item in importances(noise(30, seed))) for seed in range(40)]
     assert sum(false_alarms) <= 5  # 2 expected; 6 or more of 40 at 5 % has a chance of 1.4 %
@@ -455,6 +461,7 @@ def many(number_of_trials: int) -> dict[str, Any]:
     return study(trials)
 
 
+@pytest.mark.more
 def test_a_page_of_many_trials_shows_those_that_matter_and_says_so(home: Home) -> None:
     data = many(2000)
     shown = shown_trials(StudyRecord.of(data))
@@ -475,6 +482,7 @@ def test_ten_thousand_trials_are_reported_within_twenty_seconds(home: Home) -> N
     assert page.stat().st_size < 6_000_000
 
 
+@pytest.mark.more
 def test_an_arm_of_which_all_fresh_seeds_failed_has_an_interval_that_covers(home: Home) -> None:
     whole, broken = confirmed_arm(home, 0, 0.5), confirmed_arm(home, 2, 0.7)
     lose(broken, 5)

@@ -92,6 +92,7 @@ def test_a_packed_file_of_lines_is_read(tmp_path: Path) -> None:
     assert wrong(source="jsonl", path=str(file)).message.startswith("sums.jsonl.gz cannot be unpacked")
 
 
+@pytest.mark.more
 def test_a_packed_file_that_unfolds_too_far_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "bomb.jsonl.gz"
     file.write_bytes(gzip.compress(b"\n" * 9_000_000))

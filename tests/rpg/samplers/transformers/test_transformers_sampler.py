@@ -39,6 +39,7 @@ def one_at_a_time(model: PreTrainedModel, prompt: list[int], seed: int, member: 
     return response
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("architecture", [qwen3, llama, gpt2])
 @pytest.mark.parametrize("drawn", [sampling(90), sampling(30, temperature=0.8, top_p=0.9)], ids=str)
 def test_a_batch_draws_what_each_response_alone_would(
@@ -77,6 +78,7 @@ def test_on_gpus_attention_sees_few_numbers_of_keys_and_draws_the_same(
         assert rollout.rollout_logprobs == pytest.approx(other.rollout_logprobs, abs=1e-5)
 
 
+@pytest.mark.more
 def test_a_cache_that_grows_loses_nothing() -> None:
     model = qwen3(vocabulary=80)
 
