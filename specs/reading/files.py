@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from numbers import Integral, Real
-from shlex import quote
 from typing import Any, get_origin
 
 from pydantic import BaseModel
@@ -175,8 +174,6 @@ def _not_found(path: str, named_at: Position | None) -> Issue:
     folder = os.path.dirname(path) or "."
     if os.path.islink(path):
         return _at(at, "a link to a file that is not there", given=os.readlink(path))
-    if "=" in path and not path.endswith(_YAML) and not named_at:
-        return _at(at, "no such file", hint=f"to override a field write `--set {quote(path)}`")
     try:
         stems = {os.path.splitext(name)[0]: name for name in os.listdir(folder) if name.endswith(_YAML)}
     except OSError:

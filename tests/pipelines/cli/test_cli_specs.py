@@ -4,12 +4,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 import specs
-from pipelines.cli import main
+from pipelines.cli import main, verbs, words
 from pipelines.cli.verbs.resume import _document_of_all
 from pipelines.home.home import Home
 from pipelines.jobs.preflight import _note_of_look
@@ -209,7 +210,44 @@ def test_a_command_that_is_named_next_can_be_given_to_a_shell(rpg):
     assert rpg("init", "my specs")[1].endswith("\nnext: cd 'my specs' && rpg run experiment.yaml\n")
     study = rpg("study", "run", "my specs/experiment.yaml")
     assert "hint: `rpg run 'my specs/experiment.yaml'`\n" in study[2]
-    assert "hint: to override a field write `--set 'seeds=[0, 1]'`\n" in rpg("validate", "seeds=[0, 1]")[2]
+
+
+@pytest.mark.parametrize("typed", ["{0} seeds=[0,1]", "seeds=[0,1] {0}", "--set training.steps=5 {0} seeds=[0,1]"])
+def test_a_setting_needs_no_set(rpg, typed):
+    assert rpg("init", ".")[0] == 0
+    said = rpg("validate", "--json", *typed.format("experiment.yaml").split())
+    assert (said[0], json.loads(said[1])[0]["seeds"]) == (0, [0, 1])
+
+
+def test_a_word_with_an_equals_sign_is_a_file_if_it_ends_like_one_or_is_there(rpg):
+    assert rpg("validate", "lr=1.yaml")[2] == "lr=1.yaml: no such file\n1 error; nothing was run\n"
+    assert rpg("init", ".")[0] == 0
+    Path("lr=1").write_text(Path("experiment.yaml").read_text())
+    assert rpg("validate", "lr=1")[1].startswith("lr=1: experiment starter: ")
+
+
+@pytest.mark.parametrize("word", ["ls", "list", "status"])
+def test_runs_have_the_names_that_others_give_the_verb(rpg, word):
+    assert rpg(word, "--json") == rpg("runs", "--json")
+
+
+def test_help_and_version_are_verbs_too(rpg):
+    assert rpg("version") == rpg("--version")
+    assert rpg("help") == rpg("--help")
+    assert rpg("help", "study", "run") == rpg("study", "run", "--help")
+
+
+@pytest.mark.parametrize(("word", "verb"), [("train", "run"), ("sweep", "study run"), ("stop", "cancel")])
+def test_a_verb_of_other_tools_names_ours(rpg, word, verb):
+    code, _, said = rpg(word, "experiment.yaml")
+    assert code == 2
+    assert f"No such command '{word}'. Did you mean 'rpg {verb}'?" in said
+
+
+def test_each_verb_that_is_named_for_another_exists():
+    groups = {*chain(*verbs.PANELS.values())}
+    assert {name.partition(" ")[0] for name in (*words.ALSO.values(), *words._MEANT.values())} <= groups
+    assert not {*words.ALSO, *words._MEANT} & groups
 
 
 def test_init_where_nothing_can_be_written(rpg):
