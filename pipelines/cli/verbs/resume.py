@@ -31,7 +31,7 @@ def resume(
     """
     from pipelines.cli.execute import execute
     from pipelines.home.home import Home
-    from pipelines.home.runs import find_run, find_runs
+    from pipelines.home.runs import find_run, find_runs, status_of
     from pipelines.prefect.flows.cancel import frozen_document
 
     home = Home.from_environment()
@@ -40,7 +40,10 @@ def resume(
         return
     run_ids = find_runs(home, name)
     if len(run_ids) == 1:
-        execute(frozen_document(home, run_ids[0], experiment=name), run_ids[0])
+        document = frozen_document(home, run_ids[0], experiment=name)
+        if status_of(home, run_ids[0]) == "finished":
+            _tell_finished(run_ids[0], document)
+        execute(document, run_ids[0])
     else:
         _resume_experiment(home, name, run_ids)
 
@@ -60,7 +63,10 @@ def _resume_experiment(home: Home, name: str, run_ids: list[str]) -> None:
         return
     code = 0
     for run_id, status in statuses.items():
-        if status in ("finished", "running"):
+        if status == "finished":
+            _tell_finished(run_id, frozen_document(home, run_id, experiment=name))
+            continue
+        if status == "running":
             print(f"{run_id} is {status}", file=sys.stderr)
             continue
         try:
@@ -71,6 +77,17 @@ def _resume_experiment(home: Home, name: str, run_ids: list[str]) -> None:
                 break
     if code:
         raise typer.Exit(code)
+
+
+def _tell_finished(run_id: str, document: Document) -> None:
+    """Reports on stderr that nothing of the run is left, and how to train more steps."""
+    import sys
+
+    from pipelines.cli.answer import more_steps
+
+    more = more_steps(document) if document.experiment.trains else None
+    hint = f"\n  hint: {more[1]}: `{more[0]}`" if more else ""
+    print(f"{run_id} is finished{hint}", file=sys.stderr)
 
 
 def _document_of_all(home: Home, name: str, run_ids: list[str]) -> Document | None:
