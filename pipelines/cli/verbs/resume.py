@@ -29,6 +29,8 @@ def resume(
     With --prove it changes nothing: steps of the run are trained again from a checkpoint in a copy, and their metrics,
     rollouts, tokens and state compared with what was recorded. Exits 1 where any bit differs, times and memory aside.
     """
+    import sys
+
     from pipelines.cli.execute import execute
     from pipelines.home.home import Home
     from pipelines.home.runs import find_run, find_runs, status_of
@@ -40,10 +42,10 @@ def resume(
         return
     run_ids = find_runs(home, name)
     if len(run_ids) == 1:
-        document = frozen_document(home, run_ids[0], experiment=name)
         if status_of(home, run_ids[0]) == "finished":
-            _tell_finished(run_ids[0], document)
-        execute(document, run_ids[0])
+            print(f"{run_ids[0]} is finished", file=sys.stderr)
+            _propose_more_steps(home, name, run_ids[0])
+        execute(frozen_document(home, run_ids[0], experiment=name), run_ids[0])
     else:
         _resume_experiment(home, name, run_ids)
 
@@ -63,10 +65,7 @@ def _resume_experiment(home: Home, name: str, run_ids: list[str]) -> None:
         return
     code = 0
     for run_id, status in statuses.items():
-        if status == "finished":
-            _tell_finished(run_id, frozen_document(home, run_id, experiment=name))
-            continue
-        if status == "running":
+        if status in ("finished", "running"):
             print(f"{run_id} is {status}", file=sys.stderr)
             continue
         try:
@@ -75,19 +74,25 @@ def _resume_experiment(home: Home, name: str, run_ids: list[str]) -> None:
             code = ended.exit_code
             if code == 130:
                 break
+    if {*statuses.values()} == {"finished"}:
+        _propose_more_steps(home, name, run_ids[0])
     if code:
         raise typer.Exit(code)
 
 
-def _tell_finished(run_id: str, document: Document) -> None:
-    """Reports on stderr that nothing of the run is left, and how to train more steps."""
+def _propose_more_steps(home: Home, name: str, run_id: str) -> None:
+    """Prints on stderr how to train more steps than a finished run has; nothing if its spec is not on record."""
     import sys
+    from contextlib import suppress
 
     from pipelines.cli.answer import more_steps
+    from pipelines.prefect.flows.cancel import frozen_document
+    from specs.errors import SpecError
 
-    more = more_steps(document) if document.experiment.trains else None
-    hint = f"\n  hint: {more[1]}: `{more[0]}`" if more else ""
-    print(f"{run_id} is finished{hint}", file=sys.stderr)
+    with suppress(SpecError):
+        document = frozen_document(home, run_id, experiment=name)
+        if document.experiment.trains and (more := more_steps(document)):
+            print(f"  hint: {more[1]}: `{more[0]}`", file=sys.stderr)
 
 
 def _document_of_all(home: Home, name: str, run_ids: list[str]) -> Document | None:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,13 +10,13 @@ from live import SPEC
 from places import ROOT
 
 from pipelines.cli.answer import more_steps, next_lines
-from pipelines.cli.verbs.resume import _tell_finished
 from pipelines.home.home import Home
 from pipelines.home.state import RunState
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.prefect.flows.experiment import Outcomes, RunOutcome, execute_plan, next_run, wait_for_another
 from pipelines.processes.stop import Stop
 from pipelines.running.progress import Silent
+from pipelines.running.run import register_experiment, register_runs
 from specs.document import Document
 from specs.loader import load_document, load_evaluation
 from specs.machine.lease import Lease, acquire
@@ -136,13 +136,19 @@ def test_more_steps_are_not_proposed_if_the_matrix_says_how_many(home: Home) -> 
     assert not any("training.steps=12" in line for line in next_lines(document, [RunOutcome(runs[0], "finished")]))
 
 
-def test_a_finished_run_says_how_to_train_more_steps(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    document, (run,) = planned(home)
-    _tell_finished(run.run_id, document)
-    assert capsys.readouterr().err == (
-        f"{run.run_id} is finished\n"
-        "  hint: more steps, on from step 6: `rpg run 'my spec.yaml' --set training.steps=12`\n"
-    )
+def test_resuming_finished_runs_says_how_to_train_more_steps(
+    home: Home, call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    document, runs = planned(home, "seeds=[0, 1]")
+    register_experiment(home, document, tuple(runs))
+    register_runs(home, document, runs, durable=False)
+    for run in runs:
+        with executed(home, run) as lease:
+            RunState(home, run.run_id, lease.fence).update(status="finished")
+    told = "".join(f"{run.run_id} is finished\n" for run in runs)
+    hint = "more steps, on from step 6: `rpg run 'my spec.yaml' --set 'seeds=[0, 1]' --set training.steps=12`"
+    assert call("resume", "tiny") == (0, "", f"{told}  hint: {hint}\n")
 
 
 def test_a_comparison_is_proposed_of_settings_and_not_of_seeds(home: Home) -> None:
