@@ -155,6 +155,23 @@ def test_init_writes_a_spec_about_ones_own_file_and_model(rpg, name, text):
     assert Path("own/experiment.yaml").read_text().startswith("# yaml-language-server: $schema=experiment.schema.json")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "options"),
+    [
+        ("pandas.csv", ",question,answer\n0,1 + 1,2\n1,2 + 2,4\n", ()),
+        ("excel.csv", "\ufeffquestion;answer\n1 + 1, please;2\n2 + 2;4\n", ()),
+        ("trailing.csv", "question,answer,\n1 + 1,2,\n2 + 2,4,\n", ()),
+        ("trailing-values.csv", "question,answer\n1 + 1,2,\n2 + 2,4,\n", ()),
+        ("sums.tsv", "question\tanswer\n1 + 1\t2\n2 + 2\t4\n", ()),
+        ("mine.csv", "frage;loesung\n1 + 1;2\n2 + 2;4\n", ("--prompt", "frage", "--answer", "loesung")),
+    ],
+)
+def test_init_reads_csv_as_pandas_and_spreadsheets_write_it(rpg, name, text, options):
+    Path(name).write_text(text)
+    assert rpg("init", "own", "--data", name, *options)[::2] == (0, "")
+    assert rpg("validate", "--deep", "own/experiment.yaml")[::2] == (0, "")
+
+
 def test_init_writes_a_spec_whose_model_is_made_on_the_spot_and_whose_reward_is_a_file(rpg):
     Path("sums.csv").write_text("question,answer\n" + "".join(f"{n} + 1,{n + 1}\n" for n in range(120)))
     Path("reward.py").write_text("def grade(response, answer):\n    return float(response == answer)\n")
@@ -175,12 +192,24 @@ def test_init_writes_a_spec_whose_model_is_made_on_the_spot_and_whose_reward_is_
     [
         (
             ("--data", "odd.csv", "--model", "m"),
-            "odd.csv: no column is known to hold the prompts\n  given: a, b\n"
-            "  hint: rename the column with the prompts to `prompt`, or write `columns: {prompt: ...}` into the spec by"
-            " hand\n",
+            "odd.csv: no column is known to hold the prompts\n  given: a, b\n  hint: say which: `--prompt COLUMN`\n",
+        ),
+        (
+            ("--data", "odd.csv", "--prompt", "c"),
+            "odd.csv: --prompt: no such column\n  given: c    allowed: a, b\n",
+        ),
+        (
+            (
+                "--data",
+                "rows.csv",
+            ),
+            "rows.csv: rows.csv, line 3: 3 values for 2 columns\n",
         ),
         (("--data", "none.csv", "--model", "m"), "none.csv: no such file\n"),
-        (("--data", "odd.txt", "--model", "m"), "odd.txt: is of no known kind\n  allowed: .jsonl, .csv, .parquet\n"),
+        (
+            ("--data", "odd.txt", "--model", "m"),
+            "odd.txt: is of no known kind\n  allowed: .jsonl, .csv, .tsv, .parquet\n",
+        ),
         (
             ("--data", "bad.jsonl", "--model", "m"),
             "bad.jsonl: cannot be read as jsonl: not JSON: Expecting value at character 1\n",
@@ -196,6 +225,7 @@ def test_init_writes_a_spec_whose_model_is_made_on_the_spot_and_whose_reward_is_
 )
 def test_init_says_what_it_cannot_make_of_a_file(rpg, arguments, told):
     Path("odd.csv").write_text("a,b\n1,2\n")
+    Path("rows.csv").write_text("question,answer\n1,2\n1,2,3\n")
     Path("good.csv").write_text("question,answer\n1,2\n")
     Path("two.py").write_text("def one(): ...\ndef other(): ...\n")
     Path("odd.txt").write_text("a\n")
