@@ -91,8 +91,8 @@ def own_spec(data: Path, model: str, reward: str, directory: Path, *, prompt: st
     """The text of a spec that lies in `directory`.
 
     Args:
-        prompt: the column with the prompts; empty: told by its name.
-        answer: the column with the answers; empty: told by its name.
+        prompt: the column with the prompts; empty: found by its usual name.
+        answer: the column with the answers; empty: found by its usual name.
         model: a directory or a Hub id; empty: a small one that is made on the spot.
         reward: a reward's name, or a Python file with one.
     Raises:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, get_args, get_origin
 
@@ -18,6 +18,7 @@ from specs.schema.fields import (
     SIGNS,
     choose,
     describe,
+    elsewhere,
     is_anothers,
     is_model,
     kind_of,
@@ -137,7 +138,11 @@ class Place:
         kind = error["type"]
         if kind == "extra_forbidden":
             allowed = names([self.owner])
-            hint = _known_inside(error["input"], self._root) or nearest(str(self.path[-1]), allowed, root=self._root)
+            hint = (
+                _known_inside(error["input"], self._root, is_anothers)
+                or nearest(str(self.path[-1]), allowed, root=self._root)
+                or _known_inside(error["input"], self._root, lambda key: bool(elsewhere(key, self._root)))
+            )
             return Issue("unknown field", self.path, allowed=", ".join(allowed), hint=hint)
         if kind == "missing":
             return Issue("missing", self.path, allowed=describe(self.annotation, self.field), hint=self._meaning())
@@ -219,14 +224,14 @@ def _allowed_name(given: str, field: FieldInfo | None) -> str:
     return slug if pattern and re.fullmatch(pattern, slug) else ""
 
 
-def _known_inside(section: Any, root: Any) -> str:
-    """Returns what the keys of another framework's section are here; empty if none is known."""
+def _known_inside(section: Any, root: Any, is_known: Callable[[str], bool]) -> str:
+    """Returns what the keys of an unknown section are here, of those that are known; empty if there are none."""
     hints: dict[str, str] = {}
     sections = [section]
     for inside in sections:
         for key, value in inside.items() if isinstance(inside, dict) else ():
             sections.append(value)
-            if is_anothers(key) and (hint := nearest(key, (), root=root)):
+            if is_known(key) and (hint := nearest(key, (), root=root)):
                 hints[key] = f"{key}: {hint}"
     return "; ".join(list(hints.values())[:4])
 

@@ -247,6 +247,13 @@ def test_a_setting_out_of_range_is_told_as_a_setting():
         ("reward:", "matrix: {product: {kl_coef: [0, 1]}}\nreward:", "here it is `objective.kl_coef`"),
         ("reward:", "train: {seed: 1}\nreward:", "seed: here it is `seeds`"),
         ("reward:", "trainer: {save_freq: 5}\nreward:", "save_freq: here it is `training.checkpoint.every_steps`"),
+        ("reward:", "orchestrator: {group_size: 8}\nreward:", "group_size: here it is `training.group_size`"),
+        ("reward:", "trainig: {steps: 4}\nreward:", "did you mean `training`?"),
+        (
+            "reward:",
+            "batch_size: 128\nreward:",
+            "a step has `training.prompts_per_step` x `training.group_size` responses",
+        ),
         ("  minibatches: 2\n", "  seq_len: 9\n", "two limits, in tokens: `data.max_prompt_length` and "),
         ("reward:", "rollouts: {temperature: 2}\nreward:", "did you mean `rollout`?"),
     ],

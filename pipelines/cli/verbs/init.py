@@ -21,10 +21,16 @@ def init(
         typer.Option(metavar="FILE", help="Problems, .jsonl, .csv, .tsv or .parquet: the spec names its columns."),
     ] = None,
     prompt: Annotated[
-        str, typer.Option(metavar="COLUMN", help="With --data: the column with the prompts, if its name does not tell.")
+        str,
+        typer.Option(
+            metavar="COLUMN", help="With --data: the column with the prompts, if its name is not a usual one."
+        ),
     ] = "",
     answer: Annotated[
-        str, typer.Option(metavar="COLUMN", help="With --data: the column with the answers, if its name does not tell.")
+        str,
+        typer.Option(
+            metavar="COLUMN", help="With --data: the column with the answers, if its name is not a usual one."
+        ),
     ] = "",
     model: Annotated[
         str,

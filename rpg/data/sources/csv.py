@@ -17,7 +17,7 @@ from specs.schema.base import names_path
 DELIMITERS = (",", ";", "\t", "|")
 """Characters that spreadsheets and pandas put between values."""
 _LOOKED_AT = 50
-"""Lines by which a file's delimiter is told."""
+"""Lines by which a delimiter is detected."""
 
 
 class CsvSource(TableSource):
@@ -49,7 +49,7 @@ def rows_of(file: Path, delimiter: str) -> Iterator[tuple[int, dict[str, str]]]:
                 raise _bad(f"{file.name}: its first line must name the columns, each once", ", ".join(header))
             if len(header) == 1 and (other := delimiter_of(file, delimiter)) != delimiter:
                 message, hint = (
-                    f"{file.name}: its values are not parted by {delimiter!r}",
+                    f"{file.name}: its values are not separated by {delimiter!r}",
                     f"write `delimiter: {json.dumps(other)}`",
                 )
                 raise _bad(message, header[0][:80], hint, "delimiter")
