@@ -16,6 +16,7 @@ from specs.document import Document
 from specs.errors import Issue, RpgError, SpecError, render
 from specs.loader import Kind, Spec, kind_of
 from specs.schema.experiment import Experiment
+from specs.schema.fields import nearest
 from specs.schema.study import Study
 from specs.study_document import StudyDocument
 
@@ -55,9 +56,23 @@ def load(
     return Job(jobs.load(spec, set or {}, Home.from_environment(), rewards), kind_of(spec))
 
 
+class _Told:
+    """A class whose unknown attributes are answered with those that it has."""
+
+    if not TYPE_CHECKING:  # to a type checker an unknown attribute is an error
+
+        def __getattr__(self, name: str) -> Any:
+            message = f"{type(self).__name__} has no attribute {name!r}"
+            if name.startswith("_"):  # asked for by Python, pandas and notebooks
+                raise AttributeError(message)
+            known = sorted(each for each in dir(self) if not each.startswith("_"))
+            hint = nearest(name, known)
+            raise AttributeError(f"{message}; there are: {', '.join(known)}{hint and f'; {hint}'}")
+
+
 @dataclass(frozen=True, repr=False)
-class Job:
-    """An experiment, a study or an evaluation that is ready to be planned and run."""
+class Job(_Told):
+    """An experiment, a study or an evaluation, ready to be planned and run."""
 
     document: Document | StudyDocument
     """The spec as read and checked."""
@@ -175,8 +190,8 @@ class Job:
 
 
 @dataclass(frozen=True, repr=False)
-class JobPlan:
-    """A plan: stages to run, finished stages, and the reasons. `print` shows it as `rpg plan` does."""
+class JobPlan(_Told):
+    """What would run, what is done, and why. `print` shows it as `rpg plan` does."""
 
     document: Document | StudyDocument
     plan: "Plan"
@@ -221,7 +236,7 @@ class JobRun:
     run_id: str
     name: str
     seed: int | None
-    """Seed of the run. None if nothing was trained."""
+    """None: nothing is trained, or it was not begun."""
     values: dict[str, Any]
     """Values of the matrix fields in this run; for a study's trial, its parameters."""
     status: str
@@ -231,8 +246,8 @@ class JobRun:
 
 
 @dataclass(frozen=True, repr=False)
-class Outcome:
-    """The results of a job, read from the record on first use."""
+class Outcome(_Told):
+    """What came of a job, read from the record when it is first asked for."""
 
     home: Home
     name: str
@@ -280,6 +295,49 @@ class Outcome:
         from pipelines.report.answer.rows import outcome_rows
 
         return pd.DataFrame(outcome_rows(outcomes_of(self._answered[1])))
+
+    def metrics(self, *names: str) -> "pd.DataFrame":
+        """The metrics of training as rows: run_id, seed, the matrix fields' values, step, name, value, recorded_at.
+
+        Args:
+            names: of the metrics; none: all.
+        Raises:
+            RpgError: a name is that of no metric that was recorded.
+        """
+        from storage import Store
+
+        query = """
+            SELECT run_id, step, name, value, recorded_at FROM metrics
+            WHERE list_contains(?, run_id) ORDER BY run_id, step, name
+        """
+        runs = {run.run_id: run for run in self.runs}
+        with Store.open(self.home.root) as store:
+            frame = store.query(query, [list(runs)]).df()
+        recorded = list(frame["name"].unique())
+        if unknown := [name for name in names if name not in recorded]:
+            hint = nearest(unknown[0], recorded)
+            raise RpgError(
+                f"no metric {unknown[0]!r} is recorded; there are: {', '.join(recorded)}{hint and f'; {hint}'}"
+            )
+        frame = frame[frame["name"].isin(names)] if names else frame
+        varied = dict.fromkeys(path for run in runs.values() for path in run.values)
+        of_run = {"seed": lambda run: run.seed} | {path: lambda run, path=path: run.values.get(path) for path in varied}
+        for place, (column, value) in enumerate(of_run.items(), start=1):
+            frame.insert(place, column, [value(runs[run_id]) for run_id in frame["run_id"]])
+        return frame.reset_index(drop=True)
+
+    def history(self, *names: str) -> "pd.DataFrame":
+        """The metrics of training, a row for each step of each run and a column for each metric.
+
+        Args:
+            names: of the metrics; none: all.
+        Raises:
+            RpgError: a name is that of no metric that was recorded.
+        """
+        frame = self.metrics(*names)
+        of_run = frame.drop(columns=["step", "name", "value", "recorded_at"]).drop_duplicates("run_id")
+        wide = frame.pivot(index=["run_id", "step"], columns="name", values="value").rename_axis(columns=None)
+        return of_run.merge(wide.reset_index(), on="run_id")
 
     def figure(self, name: str) -> "Chart":
         """Returns one figure by its name: `reward/mean`, `accuracy/held_out`; see `figures`."""
@@ -350,11 +408,11 @@ class Outcome:
     def _run(self, run_id: str, values: dict[str, Any] | None = None) -> JobRun:
         from pipelines.report.evidence import load_run
 
+        if not (self.home.run(run_id) / "run.json").is_file():
+            return JobRun(run_id, run_id, None, values or {}, "planned", "")
         run = load_run(self.home, run_id)
-        planned = not (run.path / "run.json").is_file()
         reason = str(run.read("state.json").get("reason") or "")
-        status = "planned" if planned else run.status
-        return JobRun(run_id, run.name, run.seed, run.values if values is None else values, status, reason)
+        return JobRun(run_id, run.name, run.seed, run.values if values is None else values, run.status, reason)
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.verdict.text}"

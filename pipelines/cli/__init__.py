@@ -15,11 +15,13 @@ from typing import Annotated
 import typer
 
 from pipelines.cli import verbs
+from pipelines.cli.words import Verbs
 from pipelines.terminal.streams import open_streams, shown_safely
 from specs.machine.collecting import collect_rarely
 
 app = typer.Typer(
     name="rpg",
+    cls=Verbs,
     help="Declarative experiments for Regularized Policy Gradient post-training of language models.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

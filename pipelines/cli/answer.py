@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pipelines.report.statistics import Interval
     from specs.loader import Document
 
+_SET = "--set "
 _LONGEST_COMMAND = 80
 """Characters of the longest command that still counts for the alignment."""
 
@@ -82,16 +83,13 @@ def _interval(interval: "Interval", sign: str = "") -> str:
     return f"{interval.value:{sign}.3f}{ends}"
 
 
-def next_lines(
-    document: "Document", outcomes: Sequence[RunOutcome], overrides: Sequence[str] = (), *, single: bool = False
-) -> list[str]:
-    """Returns three useful next commands, given the outcomes; quoted for any shell.
+def next_lines(document: "Document", outcomes: Sequence[RunOutcome], *, single: bool = False) -> list[str]:
+    """Three things worth typing now, in view of how it went; ready for any shell.
 
     Args:
-        overrides: the `--set` of this call, which commands with the same file need too.
-        single: the call was for one run of several.
+        single: one run of several was asked for.
     """
-    file = partial(_with_settings, _file(document), overrides)
+    file = partial(_with_settings, document)
     name = document.experiment.name
     finished = [outcome.run.run_id for outcome in outcomes if outcome.status == "finished"]
     commands: list[tuple[str, str]] = []
@@ -116,8 +114,12 @@ def next_lines(
     return ["", "next", *(f"  {command:<{width}}  {why}" for command, why in commands[:3])]
 
 
-def _with_settings(file: str, overrides: Sequence[str], setting: str = "") -> str:
-    """Returns the file's name with its `--set` options, one for each field: the last one, or the additional setting."""
+def _with_settings(document: "Document", setting: str = "") -> str:
+    """The file's name with the `--set` options that it was read with, one for each field: the last, or the further
+    one."""
+    files = dict.fromkeys(at.file for at in document.positions.values() if at.file)
+    file = next((each for each in files if not each.startswith(_SET)), "FILE")
+    overrides = [each.removeprefix(_SET) for each in files if each.startswith(_SET)]
     given = {each.partition("=")[0].strip(): each for each in overrides}
     if setting:
         field = setting.partition("=")[0]
@@ -134,11 +136,26 @@ def _after_training(
         yield f"rpg compare {name}", "the settings side by side, seeds pooled"
     elif len(finished) == 1 and len(document.experiment.seeds) == 1:
         yield f"rpg run {file('seeds=[0,1,2]')}", "narrower intervals: three seeds, pooled"
+    if finished and (more := more_steps(document)):
+        yield more
     if finished:
         query = f"select run, step, reward from learning_curves where {_are(finished)} order by all"
         yield f'rpg sql "{query}"', "the learning curves as rows"
         yield f"rpg show {finished[0]}", "one run whole"
     yield f"rpg plan {file('training.steps=...')}", "what another setting would run again"
+
+
+def more_steps(document: "Document") -> tuple[str, str] | None:
+    """Returns the command that trains twice as many steps, and from where; None if the matrix says how many."""
+    from pipelines.planning.plan import why_from_the_start
+
+    experiment = document.experiment
+    steps, matrix = experiment.training.steps, experiment.matrix
+    if matrix and "training.steps" in {*matrix.product, *matrix.zip}:
+        return None
+    why = why_from_the_start(experiment)
+    what = f"more steps, from the start: {why}" if why else f"more steps, on from step {steps}"
+    return f"rpg run {_with_settings(document, f'training.steps={2 * steps}')}", what
 
 
 def _are(run_ids: Sequence[str]) -> str:
@@ -163,8 +180,3 @@ def _after_measuring(
             f"rpg evaluate {file()}",
             "narrower intervals, once data.evaluation has more problems; greedy answers are one",
         )
-
-
-def _file(document: "Document") -> str:
-    files = [at.file for at in document.positions.values() if at.file and not at.file.startswith("--set")]
-    return files[0] if files else "FILE"

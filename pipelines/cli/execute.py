@@ -7,22 +7,17 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pipelines.home.home import Home
     from pipelines.prefect.flows.experiment import RunOutcome
     from specs.loader import Document
 
 
-def execute(
-    document: Document, only: str = "", *, parallel: str = "1", overrides: Sequence[str] = (), as_json: bool = False
-) -> None:
-    """Runs a document's runs, or one of them, and prints the answer. Exits 1 if a run failed, 130 if interrupted.
+def execute(document: Document, only: str = "", *, parallel: str = "1", as_json: bool = False) -> None:
+    """Runs a document's runs, or one of them, and prints the answer. Exits 1 where one failed, 130 if interrupted.
 
     Args:
         only: a run's id.
-        overrides: the `--set` with which the document was read, for the suggested next commands.
-        parallel: runs at a time; auto: as many as this machine's free slots allow.
+        parallel: how many runs at a time; auto: as many as this machine has free slots for.
         as_json: print the answer as JSON.
     """
     from pipelines.home.home import Home
@@ -30,14 +25,13 @@ def execute(
 
     home = Home.from_environment()
     outcomes = run_here(document, home, only, parallel=parallel, own_process=True)
-    _finish(document, outcomes, home, overrides, bool(only), as_json)
+    _finish(document, outcomes, home, bool(only), as_json)
 
 
 def _finish(
     document: Document,
     outcomes: tuple[RunOutcome, ...],
     home: Home,
-    overrides: Sequence[str],
     single: bool,
     as_json: bool,
 ) -> None:
@@ -55,7 +49,7 @@ def _finish(
         print_json(answer_data(document, outcomes, home))
     else:
         answer = answer_lines(document, home) if finished else []
-        for line in [*answer, *next_lines(document, outcomes, overrides, single=single)]:
+        for line in [*answer, *next_lines(document, outcomes, single=single)]:
             print(line)
     if any(outcome.interrupted for outcome in outcomes):
         raise typer.Exit(130)

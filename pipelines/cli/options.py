@@ -43,7 +43,8 @@ RunsName = Annotated[
     ),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Overrides a field of the spec.")
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Overrides a field of the spec; so does PATH=VALUE alone."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")]

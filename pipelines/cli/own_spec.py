@@ -1,11 +1,11 @@
 """A spec for a user's own problem file and model, for `rpg init --data`."""
 
 import ast
-import csv
 import json
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,13 @@ seeds: [0]                   # one run each; three or more before you believe a 
 data:
   train:
     - source: {source}
-      path: {path}
+      path: {path}{delimiter}
       columns: {{prompt: {prompt}, answer: {answer}}}{others}
   evaluation:                # the first {held_out} problems; they leave the training set
     - name: held_out
       limit: {held_out}
       source: {source}
-      path: {path}
+      path: {path}{delimiter}
       columns: {{prompt: {prompt}, answer: {answer}}}
   prompt: {asked}
   overlap: drop
@@ -87,11 +87,13 @@ warm_up:                     # supervised steps first: a model that never answer
 """
 
 
-def own_spec(data: Path, model: str, reward: str, directory: Path) -> str:
-    """Returns the text of a spec that lies in `directory`.
+def own_spec(data: Path, model: str, reward: str, directory: Path, *, prompt: str = "", answer: str = "") -> str:
+    """The text of a spec that lies in `directory`.
 
     Args:
-        model: a directory or a Hub id; an empty text creates a small model on the spot.
+        prompt: the column with the prompts; empty: found by its usual name.
+        answer: the column with the answers; empty: found by its usual name.
+        model: a directory or a Hub id; empty: a small one that is made on the spot.
         reward: a reward's name, or a Python file with one.
     Raises:
         SpecError: the file's column names are ambiguous, or there is no such reward or model directory.
@@ -105,9 +107,10 @@ def own_spec(data: Path, model: str, reward: str, directory: Path) -> str:
         reward = f"python, path: {json.dumps(_beside(Path(reward), directory))}{_function(Path(reward))}"
     elif reward not in known:
         raise SpecError(Issue("--reward: unknown reward", (), reward, ", ".join(known), nearest(reward, known)))
-    source, rows = _read(data)
+    source, delimiter, rows = _read(data)
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    prompt, answer = _column("prompt", _PROMPTS, columns, data), _column("answer", _ANSWERS, columns, data)
+    prompt = _column("prompt", _PROMPTS, columns, data, prompt)
+    answer = _column("answer", _ANSWERS, columns, data, answer)
     others = [name for name in columns if name not in (prompt, answer)]
     if not os.path.isdir(model) and (model.startswith((".", "/", "~")) or model.count("/") > 1):
         raise SpecError(Issue("--model: no such directory", (), model, "a directory, or a Hub id"))
@@ -124,6 +127,7 @@ def own_spec(data: Path, model: str, reward: str, directory: Path) -> str:
         model=model_section,
         source=source,
         path=json.dumps(_beside(data, directory)),
+        delimiter=f"\n      delimiter: {json.dumps(delimiter)}" if delimiter != "," else "",
         prompt=json.dumps(prompt),
         answer=json.dumps(answer),
         others=f"  # others: {', '.join(others)}" if others else "",
@@ -160,11 +164,13 @@ def _function(reward: Path) -> str:
     return f", function: {names[0]}"
 
 
-def _read(data: Path) -> tuple[str, list[dict[str, Any]]]:
-    """Returns the kind of source that reads the file, and its first rows, with dots for columns inside structs."""
+def _read(data: Path) -> tuple[str, str, list[dict[str, Any]]]:
+    """Kind of source that reads the file, its delimiter, and its first rows, columns inside structs with dots."""
     from rpg.data.columns import names
+    from rpg.data.sources.csv import delimiter_of, rows_of
 
-    kinds = {".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+    delimiter = ","
+    kinds = {".jsonl": "jsonl", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
     kind = kinds.get(data.suffix.lower(), "")
     if not kind:
         raise _wrong("is of no known kind", data, ", ".join(kinds))
@@ -172,8 +178,8 @@ def _read(data: Path) -> tuple[str, list[dict[str, Any]]]:
         raise _wrong("no such file", data)
     try:
         if kind == "csv":
-            with data.open(encoding="utf-8-sig", newline="") as lines:
-                rows: list[dict[str, Any]] = list(islice(csv.DictReader(lines_of(lines)), _READ))
+            delimiter = delimiter_of(data)
+            rows: list[dict[str, Any]] = [row for _, row in islice(rows_of(data, delimiter), _READ)]
         elif kind == "jsonl":
             with data.open(encoding="utf-8-sig") as lines:
                 rows = [parse_json(line) for line in islice(lines_of(lines), _READ) if line.strip()]
@@ -185,19 +191,29 @@ def _read(data: Path) -> tuple[str, list[dict[str, Any]]]:
                 require_parquet(size, table.metadata)
                 rows = next(table.iter_batches(_READ)).to_pylist()
         flat = [{name: row.get(name) for name in names(row)} for row in rows]
-    except (OSError, ValueError, MemoryError, RecursionError, AttributeError, csv.Error, StopIteration) as error:
+    except SpecError as error:
+        raise SpecError(*(replace(issue, path=(), file=str(data)) for issue in error.issues)) from None
+    except (OSError, ValueError, MemoryError, RecursionError, AttributeError, StopIteration) as error:
         raise _wrong(f"cannot be read as {kind}: {str(error)[:200]}", data) from None
     if not flat:
         raise _wrong("has no rows", data)
-    return kind, flat
+    return kind, delimiter, flat
 
 
-def _column(role: str, usual: Sequence[str], columns: Sequence[str], data: Path) -> str:
-    """Returns the column of the prompts or the answers, found by its usual names."""
+def _column(role: str, usual: Sequence[str], columns: Sequence[str], data: Path, given: str) -> str:
+    """The column that holds the prompts or the answers: the one given, else by the names that it usually has."""
+    from specs.schema.fields import nearest
+
+    if given:
+        if given in columns:
+            return given
+        raise SpecError(
+            Issue(f"--{role}: no such column", (), given, ", ".join(columns), nearest(given, columns), str(data))
+        )
     by_name = {column.lower(): column for column in columns}
     if found := next((by_name[name] for name in usual if name in by_name), ""):
         return found
-    hint = f"rename the column with the {role}s to `{role}`, or write `columns: {{{role}: ...}}` into the spec by hand"
+    hint = f"say which: `--{role} COLUMN`"
     raise SpecError(Issue(f"no column is known to hold the {role}s", (), ", ".join(columns), "", hint, str(data)))
 
 

@@ -400,17 +400,24 @@ def _steps(plan: dict[str, Any]) -> int:
     return int(plan["stages"]["train"]["identity"][_STEPS])
 
 
+def why_from_the_start(experiment: Experiment) -> str:
+    """Returns why no training of this spec goes on from the end of one with fewer steps; empty if it does."""
+    schedule = experiment.training.schedule.type
+    if schedule != "constant":
+        return f"at each step the rate of a {schedule} schedule depends on how many there are"
+    if experiment.rollout.max_staleness:
+        return "with rollout.max_staleness the next steps are sampled ahead, and the last ones had none"
+    return ""
+
+
 def _why_anew(experiment: Experiment, measured: dict[str, Any], evaluate: _StageIdentity) -> str:
     """Returns why training cannot resume from the end of a run with fewer steps; empty if it can.
 
     Args:
         measured: the evaluate stage in that run's recorded plan.
     """
-    schedule = experiment.training.schedule.type
-    if schedule != "constant":
-        return f"at each step the rate of a {schedule} schedule depends on how many there are"
-    if experiment.rollout.max_staleness:
-        return "with rollout.max_staleness the next steps are sampled ahead, and the last ones had none"
+    if why := why_from_the_start(experiment):
+        return why
     same = (measured["identity"], measured["inputs"]["data"]) == (evaluate.identity, evaluate.inputs["data"])
     if experiment.evaluation.every_steps and not same:
         return "what was evaluated on the way was evaluated otherwise"

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from numbers import Integral, Real
-from shlex import quote
 from typing import Any, get_origin
 
 from pydantic import BaseModel
@@ -19,7 +18,7 @@ from specs.reading.tree import assign, merge
 from specs.reading.yaml import YamlNode, parse_bytes, parse_text, too_large
 from specs.schema.base import PathKind, path_kind
 from specs.schema.experiment import Experiment
-from specs.schema.fields import below, is_model, no_such_item, sections_of, split, unknown, with_field
+from specs.schema.fields import below, elsewhere, is_model, no_such_item, sections_of, split, unknown, with_field
 from specs.schema.study import Study
 
 _YAML = (".yaml", ".yml")
@@ -175,8 +174,6 @@ def _not_found(path: str, named_at: Position | None) -> Issue:
     folder = os.path.dirname(path) or "."
     if os.path.islink(path):
         return _at(at, "a link to a file that is not there", given=os.readlink(path))
-    if "=" in path and not path.endswith(_YAML) and not named_at:
-        return _at(at, "no such file", hint=f"to override a field write `--set {quote(path)}`")
     try:
         stems = {os.path.splitext(name)[0]: name for name in os.listdir(folder) if name.endswith(_YAML)}
     except OSError:
@@ -247,12 +244,15 @@ _NOT_IN_EVALUATIONS = {
 
 
 def misplaced(issue: Issue, schema: type[BaseModel]) -> Issue:
-    """The issue, saying where the field belongs if that is what is wrong."""
+    """Returns the issue, with where the field belongs if that is what is wrong."""
     name = str(issue.path[0]) if len(issue.path) == 1 else ""
-    if issue.message != "unknown field" or name not in Experiment.model_fields:
+    if issue.message != "unknown field" or not name:
         return issue
-    if schema is ModelEvaluation:
+    if schema is ModelEvaluation and name in Experiment.model_fields:
         return replace(issue, hint=_NOT_IN_EVALUATIONS.get(name, "leave it out: an evaluation trains nothing"))
-    if schema is not Study:
+    is_experiments = name in Experiment.model_fields or not issue.hint
+    if schema is not Study or not is_experiments or not (places := elsewhere(name, Experiment)):
         return issue
-    return replace(issue, hint=f"a field of the study's experiment: write it under `overrides`, as overrides.{name}")
+    return replace(
+        issue, hint=f"a field of the study's experiment: write it under `overrides`, as overrides.{places[0]}"
+    )

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, get_args, get_origin
 
@@ -18,6 +18,8 @@ from specs.schema.fields import (
     SIGNS,
     choose,
     describe,
+    elsewhere,
+    is_anothers,
     is_model,
     kind_of,
     literal_of,
@@ -25,6 +27,7 @@ from specs.schema.fields import (
     names,
     nearest,
     number,
+    split,
     tag_of,
 )
 
@@ -55,10 +58,12 @@ def translate(errors: Sequence[ErrorDetails], schema: Any, data: Any) -> list[Is
     found = list(issues.values())
     # A key with a typo is one mistake, and not also a key that is missing.
     meant = {(*each.path[:-1], hinted[1]) for each in found if (hinted := _MEANT.fullmatch(each.hint))}
+    meant |= {split(place) for each in found for place in _ELSEWHERE.findall(each.hint)}
     return [each for each in found if each.message != "missing" or each.path not in meant]
 
 
 _MEANT = re.compile("did you mean `(.+)`[?]")
+_ELSEWHERE = re.compile("(?:here it is|or) `([^`]+)`")
 
 
 def _follows_from_another(error: ErrorDetails) -> bool:
@@ -72,6 +77,7 @@ class Place:
     """Where an error is: the path without the union tags that pydantic puts into it, and what the schema says there."""
 
     def __init__(self, schema: Any, loc: Sequence[str | int], data: Any) -> None:
+        self._root = schema
         self._data = data
         self.path: Path = ()
         self.in_plain_union = False
@@ -132,9 +138,12 @@ class Place:
         kind = error["type"]
         if kind == "extra_forbidden":
             allowed = names([self.owner])
-            return Issue(
-                "unknown field", self.path, allowed=", ".join(allowed), hint=nearest(str(self.path[-1]), allowed)
+            hint = (
+                _known_inside(error["input"], self._root, is_anothers)
+                or nearest(str(self.path[-1]), allowed, root=self._root)
+                or _known_inside(error["input"], self._root, lambda key: bool(elsewhere(key, self._root)))
             )
+            return Issue("unknown field", self.path, allowed=", ".join(allowed), hint=hint)
         if kind == "missing":
             return Issue("missing", self.path, allowed=describe(self.annotation, self.field), hint=self._meaning())
         if kind in ("union_tag_not_found", "union_tag_invalid"):
@@ -164,6 +173,8 @@ class Place:
             return ""
         if "${" in given:
             return "a spec has no variables: give the value by `--set`, or several in a `matrix`"
+        if slug := _allowed_name(given, self.field):
+            return f"write `{slug}`"
         if "," in given and any(get_origin(kind) in (list, tuple) for kind in members(self.annotation)):
             return f"a list stands in brackets: [{', '.join(part.strip() for part in given.split(','))}]"
         return ""
@@ -204,6 +215,25 @@ class Place:
             return Issue("missing", path, allowed=", ".join(allowed), hint=f"say which {name} it is")
         tag = str(error["ctx"]["tag"])
         return Issue(f"unknown {name}", path, show(tag), ", ".join(allowed), nearest(tag, allowed))
+
+
+def _allowed_name(given: str, field: FieldInfo | None) -> str:
+    """Returns the text in lower case with hyphens if the field's pattern takes that; else empty."""
+    pattern = next((rule.pattern for rule in field.metadata if getattr(rule, "pattern", None)), "") if field else ""
+    slug = re.sub("[^a-z0-9]+", "-", given.lower()).strip("-")[:63].rstrip("-")
+    return slug if pattern and re.fullmatch(pattern, slug) else ""
+
+
+def _known_inside(section: Any, root: Any, is_known: Callable[[str], bool]) -> str:
+    """Returns what the keys of an unknown section are here, of those that are known; empty if there are none."""
+    hints: dict[str, str] = {}
+    sections = [section]
+    for inside in sections:
+        for key, value in inside.items() if isinstance(inside, dict) else ():
+            sections.append(value)
+            if is_known(key) and (hint := nearest(key, (), root=root)):
+                hints[key] = f"{key}: {hint}"
+    return "; ".join(list(hints.values())[:4])
 
 
 def _item_of(data: Any, part: str | int) -> Any:

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from specs.errors import IssueError, Path
+from specs.errors import Issue, IssueError, Path
 from specs.extensions import find_variant, is_offered
 from specs.schema.base import Spec, execution
 from specs.schema.data import Data, Source
@@ -21,6 +21,14 @@ from specs.schema.reward import Reward
 from specs.schema.rollout import Rollout, TransformersRollout
 from specs.schema.schedule import at_step
 from specs.schema.training import Offload, Training
+
+
+def _listed(value: Any) -> Any:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    few = f"{value} runs are [{', '.join(map(str, range(value)))}], the seed {value} alone is [{value}]"
+    hint = few if 1 < value <= 10 else f"one run with this seed is [{value}], three runs are [0, 1, 2]"
+    raise IssueError(Issue("must be a list", (), str(value), "a list of whole numbers", hint))
 
 
 class Matrix(Spec):
@@ -46,7 +54,9 @@ class Experiment(Spec):
     """Lower-case letters, digits and hyphens."""
     question: str = ""
     """What the experiment answers, in a sentence."""
-    seeds: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...] = Field((0,), min_length=1)
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**32)], ...], BeforeValidator(_listed)] = Field(
+        (0,), min_length=1
+    )
     """One run each: the order of the prompts and the sampling."""
     matrix: Matrix | None = None
     """The fields that vary between runs."""

@@ -2,8 +2,9 @@
 
 import difflib
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -174,62 +175,147 @@ def says(data: Any, path: Path) -> bool:
     return True
 
 
-_OTHER_NAMES = {
-    **dict.fromkeys(("num_generations", "n_samples", "num_samples", "rollout_n", "samples_per_prompt"), "group_size"),
-    **dict.fromkeys(
-        ("max_completion_length", "max_new_tokens", "max_tokens", "generate_max_len"), "max_response_length"
-    ),
-    **dict.fromkeys(("beta", "kl_beta", "kl_loss_coef", "init_kl_coef", "kl_penalty"), "kl_coef"),
-    **dict.fromkeys(("epsilon", "epsilon_low", "clip_eps", "cliprange", "clip_low"), "low"),
-    **dict.fromkeys(("epsilon_high", "clip_higher", "clip_high"), "high"),
-    **dict.fromkeys(("lr", "actor_lr"), "learning_rate"),
-    **dict.fromkeys(("max_steps", "num_steps", "total_steps", "train_steps"), "steps"),
-    **dict.fromkeys(("train_batch_size", "per_device_train_batch_size", "rollout_batch_size"), "prompts_per_step"),
-    **dict.fromkeys(("loss_type", "loss_agg_mode"), "aggregation"),
-    **dict.fromkeys(("num_iterations", "ppo_epochs", "num_epochs"), "epochs"),
-    **dict.fromkeys(("reward_funcs", "reward_function", "rewards"), "reward"),
-    **dict.fromkeys(("gpu", "gpus"), "cuda"),
-    **{"urkl": "unnormalized_reverse", "ufkl": "unnormalized_forward", "rkl": "reverse", "fkl": "forward"},
+_OURS = {
+    "name": "run_name experiment_name exp_name",
+    "seeds": "seed random_seed",
+    "sinks": "report_to logger wandb project_name",
+    "model.path": "model_name_or_path model_name pretrained_model_name_or_path",
+    "data.train": "dataset_name train_dataset train_files",
+    "data.evaluation": "eval_dataset val_files test_files",
+    "data.prompt.system": "system_prompt",
+    "reward": "reward_funcs reward_function rewards custom_reward_function",
+    "rollout.engine": "use_vllm",
+    "rollout.placement": "vllm_mode",
+    "rollout.max_response_length": "max_completion_length max_new_tokens max_tokens max_completion_tokens "
+    "generate_max_len",
+    "rollout.memory_fraction": "gpu_memory_utilization vllm_gpu_memory_utilization",
+    "rollout.tensor_parallel_size": "tensor_model_parallel_size vllm_tensor_parallel_size",
+    "rollout.max_concurrent": "max_inflight_rollouts max_num_seqs",
+    "rollout.max_staleness": "max_async_level async_level max_off_policy_steps",
+    "rollout.correction": "vllm_importance_sampling_correction rollout_is",
+    "rollout.dynamic_sampling": "filter_groups",
+    "rollout.dynamic_sampling.oversampling": "oversampling_factor",
+    "objective.type": "adv_estimator",
+    "objective.kl_coef": "beta kl_beta kl_loss_coef init_kl_coef kl_penalty kl_tau",
+    "objective.kl_estimator": "kl_loss_type",
+    "objective.kl_in": "use_kl_in_reward use_kl_loss",
+    "objective.level": "importance_sampling_level",
+    "objective.aggregation": "loss_type loss_agg_mode",
+    "objective.clip.low": "epsilon epsilon_low clip_eps cliprange clip_low clip_ratio clip_ratio_low",
+    "objective.clip.high": "epsilon_high clip_higher clip_high clip_ratio_high",
+    "objective.clip.dual": "delta clip_ratio_c",
+    "advantage.scale": "scale_rewards norm_adv_by_std_in_grpo",
+    "reference.update": "sync_ref_model",
+    "reference.update.every_steps": "ref_model_sync_steps",
+    "training.steps": "max_steps num_steps total_steps train_steps total_training_steps",
+    "training.prompts_per_step": "train_batch_size per_device_train_batch_size rollout_batch_size",
+    "training.group_size": "num_generations n_samples num_samples rollout_n samples_per_prompt rollouts_per_example",
+    "training.epochs": "num_iterations ppo_epochs num_epochs",
+    "training.minibatches": "steps_per_generation",
+    "training.microbatch_tokens": "ppo_max_token_len_per_gpu use_dynamic_bsz",
+    "training.mask_truncated": "mask_truncated_completions",
+    "training.entropy_coef": "entropy_coeff",
+    "training.precision": "bf16 fp16 torch_dtype",
+    "training.attention": "attn_implementation",
+    "training.lora": "peft_config use_peft",
+    "training.lora.rank": "lora_r lora_rank",
+    "training.lora.alpha": "lora_alpha",
+    "training.lora.target_modules": "lora_target_modules",
+    "training.ranks": "n_gpus_per_node num_train_gpus",
+    "training.sequence_parallel_size": "ulysses_sequence_parallel_size",
+    "training.optimizer": "optim",
+    "training.optimizer.learning_rate": "lr actor_lr",
+    "training.optimizer.betas": "adam_beta1 adam_beta2 betas1 betas2",
+    "training.optimizer.epsilon": "adam_epsilon",
+    "training.optimizer.max_grad_norm": "grad_clip max_norm clip_grad",
+    "training.schedule.type": "lr_scheduler_type lr_scheduler",
+    "training.schedule.warmup_updates": "warmup_steps lr_warmup_steps",
+    "training.checkpoint.every_steps": "save_steps save_freq",
+    "evaluation.every_steps": "eval_steps test_freq",
+    "launcher.nodes": "nnodes num_nodes",
+    "cuda": "gpu gpus",
+    "unnormalized_reverse": "urkl",
+    "unnormalized_forward": "ufkl",
+    "reverse": "rkl",
+    "forward": "fkl",
 }
-"""What other frameworks and papers call a field or a value -> what it is called here."""
-_PLACES = {
-    "group_size": "training.group_size",
-    "max_response_length": "rollout.max_response_length",
-    "kl_coef": "objective.kl_coef",
-    "low": "objective.clip.low",
-    "high": "objective.clip.high",
-    "learning_rate": "training.optimizer.learning_rate",
-    "steps": "training.steps",
-    "prompts_per_step": "training.prompts_per_step",
-    "aggregation": "objective.aggregation",
-    "epochs": "training.epochs",
-    "reward": "reward",
-}
-"""Where a field stands that other frameworks have elsewhere."""
-_REMOVED = {
+"""Field's path, or value -> what TRL, verl, prime-rl and papers call it."""
+_OTHER_NAMES = {other: ours for ours, others in _OURS.items() for other in others.split()}
+_INSTEAD = {
     "ssh": "several machines are a Ray cluster: `ray start` on each, then launcher: {type: ray} (docs/clusters.md)",
     "population": "search the points of a schedule, objective.kl_coef.schedule.1.1: {float: [...]} (docs/studies.md)",
+    "ppo_mini_batch_size": "`training.minibatches` is the number of updates per step, not their size",
+    "ref_model_mixup_alpha": "`reference.update.ema_decay` is the share that is kept: 1 - alpha",
+    "seq_len": "two limits, in tokens: `data.max_prompt_length` and `rollout.max_response_length`",
+    "batch_size": "a step has `training.prompts_per_step` x `training.group_size` responses",
+    "warmup_ratio": "a number of updates: `training.schedule.warmup_updates`",
+    **dict.fromkeys(
+        ("gradient_accumulation_steps", "micro_batch_size", "ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu"),
+        "leave it out: microbatches are packed to `training.microbatch_tokens` tokens",
+    ),
+    **dict.fromkeys(
+        ("num_train_epochs", "total_epochs"), "`training.steps` counts batches of `training.prompts_per_step` prompts"
+    ),
+    **dict.fromkeys(("output_dir", "default_local_dir"), "leave it out: RPG_HOME names the directory of all runs"),
+    **dict.fromkeys(
+        ("resume_from_checkpoint", "resume_mode"), "leave it out: `rpg run` again resumes, as `rpg resume`"
+    ),
 }
-"""What earlier versions took -> what to write now."""
+"""What earlier versions or others take and no one field stands for -> what to write."""
 
 
-def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.6) -> str:
-    """A hint that names the closest of the allowed words, whatever its case, or what others or earlier versions call
-    so; empty where none is close.
+def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.6, *, root: Any = None) -> str:
+    """Returns a hint that names the closest of the allowed words, whatever its case, or what others or earlier versions
+    call so; empty if none is close.
 
-    >>> nearest("GRPO", ["ppo", "grpo"]), nearest("beta", ["kl_coef", "type"]), nearest("epsilon_high", ["steps"])
-    ('did you mean `grpo`?', 'did you mean `kl_coef`?', 'here it is `objective.clip.high`')
+    Args:
+        root: for a field, the schema of the whole file, in which the field may stand elsewhere.
+
+    >>> nearest("GRPO", ["ppo", "grpo"]), nearest("beta", ["kl_coef", "type"])
+    ('did you mean `grpo`?', 'did you mean `kl_coef`?')
     """
     known = {each.lower(): each for each in allowed}
-    if word in _REMOVED and word not in known:
-        return _REMOVED[word]
-    meant = _OTHER_NAMES.get(word.lower(), word.lower())
+    if word in _INSTEAD and word not in known:
+        return _INSTEAD[word]
+    meant = _OTHER_NAMES.get(word.lower(), "").rpartition(".")[2] or word.lower()
     if meant in known:
         return f"did you mean `{known[meant]}`?"
-    if meant in _PLACES and meant != word.lower():
-        return f"here it is `{_PLACES[meant]}`"
+    word = word.lower()
+    is_typo = any(each.startswith(word) or word.startswith(each) for each in known)
+    if not is_typo and (places := elsewhere(word, root)):
+        return f"here it is {' or '.join(f'`{place}`' for place in places)}"
     close = difflib.get_close_matches(meant, known, n=1, cutoff=cutoff)
     return f"did you mean `{known[close[0]]}`?" if close else ""
+
+
+def is_anothers(word: str) -> bool:
+    """Returns whether a word is a key of other frameworks or earlier versions."""
+    return word in _OTHER_NAMES or word in _INSTEAD
+
+
+def elsewhere(word: str, root: Any) -> list[str]:
+    """Returns the dotted paths at which a schema has the field that a word names, here or elsewhere; at most three."""
+    if not is_model(root):
+        return []
+    there, meant = _paths_by_name(root), _OTHER_NAMES.get(word, word)
+    targets = [path for path in _OURS if path.rpartition(".")[2] == meant]
+    main = meant if "." in meant or len(targets) != 1 else targets[0]
+    paths = there.get(main.rpartition(".")[2], [])
+    return [main] if main in paths else paths[:3]
+
+
+@cache
+def _paths_by_name(root: type[BaseModel]) -> dict[str, list[str]]:
+    """Returns name -> dotted paths of the fields of that name, those nearest to the root first; none inside lists."""
+    found = {".".join(path): path[-1] for path in sorted(_paths((root,), ()), key=len)}
+    return {name: [path for path, last in found.items() if last == name] for name in set(found.values())}
+
+
+def _paths(annotations: Iterable[Any], above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for section in filter(is_model, annotations):
+        for name, field in section.model_fields.items():
+            yield (*above, name)
+            yield from _paths(members(field.annotation), (*above, name))
 
 
 DOTTED_BELOW = (("matrix", "product"), ("matrix", "zip"), ("overrides",), ("parameters",))
@@ -260,9 +346,11 @@ def unknown(root: type[BaseModel], path: Path) -> Issue | None:
                 listed = any(get_origin(annotation) in (list, tuple) for annotation in here)
                 numbered = ".".join(map(str, (*path[:index], 0, *path[index:])))
                 return Issue("has no fields", path[:index], hint=f"items have numbers: `{numbered}`" if listed else "")
-            return Issue(
-                "unknown field", path[: index + 1], allowed=", ".join(allowed), hint=nearest(str(part), allowed)
-            )
+            hint = nearest(str(part), allowed, root=root)
+            last = str(path[-1])
+            if index + 1 < len(path) and (is_anothers(last) or not hint):
+                hint = nearest(last, (), root=root)
+            return Issue("unknown field", path[: index + 1], allowed=", ".join(allowed), hint=hint)
         here = under
     return None
 

@@ -1,14 +1,16 @@
 """Study: which fields of an experiment to search, over which ranges, for the best values of which measures."""
 
+import json
 from decimal import Decimal
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from specs.bounds import repeats
 from specs.errors import Issue, IssueError
 from specs.schema.base import Spec, execution, names_path
+from specs.schema.fields import nearest
 
 Bounds = tuple[float, float]
 NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
@@ -101,11 +103,59 @@ class Cases(Spec):
     """Search it only while other parameters have these values, as for float."""
 
 
+_FORMS = ("float", "int", "choice", "cases")
+
+
 def _kind(value: Any) -> str | None:
     if isinstance(value, dict):
-        return next((kind for kind in ("float", "int", "choice", "cases") if kind in value), None)
+        return next((kind for kind in _FORMS if kind in value), None)
     kinds = {FloatRange: "float", IntRange: "int", Choice: "choice", Cases: "cases"}
     return next((kind for model, kind in kinds.items() if isinstance(value, model)), None)
+
+
+_ENDS = (("low", "high"), ("min", "max"), ("lower", "upper"), ("from", "to"))
+_LISTS = ("choice", "choices", "values", "value", "categorical", "grid", "grid_search")
+_FIXED = "a parameter with one value belongs under overrides"
+_INTERVALS = ("uniform", "range", "bounds", "loguniform", "log_uniform", "int_uniform", "randint")
+
+
+def _of_a_form(value: Any) -> Any:
+    """Returns a range, whatever is wrong inside it; refuses what has no range's form, and shows the right one."""
+    ends = value.get(kind) if isinstance(value, dict) and (kind := _kind(value)) in ("float", "int") else None
+    if _kind(value) and not isinstance(ends, dict):
+        return value
+    forms = "{float: [low, high]}, {int: [low, high]}, {choice: [value, ...]}, {cases: {name: value}}"
+    raise IssueError(Issue("of no known form", (), _flow(value)[:80], forms, _in_right_form(ends or value)))
+
+
+def _in_right_form(value: Any) -> str:
+    """Returns the hint that writes a list or another framework's range as a study does; empty if it is neither."""
+    log = ", log: true" if "log" in str(value).lower() else ""
+    if isinstance(value, dict):
+        ends = next(([value[low], value[high]] for low, high in _ENDS if low in value and high in value), None)
+        listed, within = (
+            next((value[key] for key in keys if isinstance(value.get(key), list)), None)
+            for keys in (_LISTS, _INTERVALS)
+        )
+        if listed is not None:
+            return f"write {{choice: {_flow(listed)}}}"
+        if not (ends or within):
+            return next(filter(None, (nearest(str(key), _FORMS) for key in value)), "")
+        value = ends or within
+    if not isinstance(value, list):
+        return "" if value is None else _FIXED
+    if len(value) < 2:
+        return _FIXED
+    choice = f"{{choice: {_flow(value)}}}"
+    if len(value) > 2 or not all(isinstance(item, int | float) and not isinstance(item, bool) for item in value):
+        return f"write {choice}"
+    kind = "int" if all(isinstance(item, int) for item in value) else "float"
+    return f"write {{{kind}: {_flow(value)}{log}}} for what lies between, {choice} for these values alone"
+
+
+def _flow(value: Any) -> str:
+    """Returns a value as YAML on one line."""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 Range = Annotated[
@@ -114,6 +164,7 @@ Range = Annotated[
     | Annotated[Choice, Tag("choice")]
     | Annotated[Cases, Tag("cases")],
     Discriminator(_kind),
+    BeforeValidator(_of_a_form),
 ]
 
 

@@ -133,6 +133,49 @@ def test_an_outcome_has_verdict_runs_table_and_figures(root: Path, spec: dict[st
     assert [row["step"] for row in outcome.figure("reward/mean").rows()][:3] == [1.0, 2.0, 3.0]
 
 
+def test_an_outcome_gives_its_metrics_as_rows_and_as_columns(root: Path, spec: dict[str, Any]) -> None:
+    job = load(spec, set={"seeds": [0, 1], "matrix.product": {"objective.kl_coef": [0.0, 0.1]}})
+    runs = job.plan().plan.runs
+    for run in runs:
+        recorded = RecordedRun(root, run.run_id, seed=run.seed, experiment="tiny")
+        write_json(
+            recorded.path / "run.json", json.loads((recorded.path / "run.json").read_text()) | {"values": run.values}
+        )
+        recorded.start(1)
+        recorded.steps(1, 3, reward=0.2 + run.seed)
+    outcome = job.outcome()
+    rows = outcome.metrics("reward/mean")
+    assert list(rows) == ["run_id", "seed", "objective.kl_coef", "step", "name", "value", "recorded_at"]
+    assert len(rows) == 4 * 3
+    assert rows.groupby("seed")["value"].mean().tolist() == pytest.approx([0.2, 1.2])
+    wide = outcome.history()
+    assert list(wide)[:4] == ["run_id", "seed", "objective.kl_coef", "step"]
+    assert {"reward/mean", "entropy"} <= set(wide)
+    assert wide[wide["run_id"] == runs[1].run_id]["step"].tolist() == [1, 2, 3]
+    assert list(outcome.history("entropy")) == ["run_id", "seed", "objective.kl_coef", "step", "entropy"]
+    with pytest.raises(
+        RpgError, match=r"no metric 'reward/maen' is recorded; there are: .*; did you mean `reward/mean`\?"
+    ):
+        outcome.history("reward/maen")
+
+
+def test_an_outcome_that_has_nothing_yet_has_no_rows(spec: dict[str, Any]) -> None:
+    outcome = load(spec).outcome()
+    assert [run.status for run in outcome.runs] == ["planned"]
+    assert len(outcome.metrics()) == len(outcome.history()) == 0
+
+
+def test_an_unknown_attribute_is_answered_with_those_that_there_are(spec: dict[str, Any]) -> None:
+    job = load(spec)
+    with pytest.raises(AttributeError, match=r"Outcome has no attribute 'figur'; there are: figure, .*; did you mean"):
+        _ = job.outcome().figur  # type: ignore[attr-defined]
+    with pytest.raises(
+        AttributeError, match=r"Job has no attribute 'results'; there are: document, kind, name, outcome"
+    ):
+        _ = job.results  # type: ignore[attr-defined]
+    assert not hasattr(job.outcome(), "_repr_png_")
+
+
 def test_a_metric_that_never_changes_has_a_figure_too(root: Path, spec: dict[str, Any]) -> None:
     job = load(spec)
     (run,) = job.plan().plan.runs

@@ -1,10 +1,17 @@
 """Messages for each kind of mistake, word for word."""
 
+import re
+from pathlib import Path
+
 import pytest
 from spec_text import GOOD, changed, message, write
 
+import specs
 from specs.errors import SpecError
 from specs.loader import load_experiment, load_study
+from specs.schema import fields
+from specs.schema.experiment import Experiment
+from specs.schema.fields import nearest, split, unknown
 from specs.schema.training import Training
 
 
@@ -228,6 +235,70 @@ def test_a_setting_out_of_range_is_told_as_a_setting():
         "--set objective.clip.low=2: objective.clip.low: must be less than 1\n"
         "  given: 2    allowed: a number in (0, 1)\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("where", "line", "hint"),
+    [
+        ("training:\n  steps: 4\n", "steps: 4\ntraining:\n", "here it is `training.steps`"),
+        ("  minibatches: 2\n", "  temperature: 1.0\n", "here it is `rollout.temperature` or `evaluation.temperature`"),
+        ("  minibatches: 2\n", "  learning_rate: 1e-5\n", "here it is `training.optimizer.learning_rate`"),
+        ("reward:", "clip: {low: 0.1}\nreward:", "here it is `objective.clip`"),
+        ("reward:", "matrix: {product: {kl_coef: [0, 1]}}\nreward:", "here it is `objective.kl_coef`"),
+        ("reward:", "train: {seed: 1}\nreward:", "seed: here it is `seeds`"),
+        ("reward:", "trainer: {save_freq: 5}\nreward:", "save_freq: here it is `training.checkpoint.every_steps`"),
+        ("reward:", "orchestrator: {group_size: 8}\nreward:", "group_size: here it is `training.group_size`"),
+        ("reward:", "trainig: {steps: 4}\nreward:", "did you mean `training`?"),
+        (
+            "reward:",
+            "batch_size: 128\nreward:",
+            "a step has `training.prompts_per_step` x `training.group_size` responses",
+        ),
+        ("  minibatches: 2\n", "  seq_len: 9\n", "two limits, in tokens: `data.max_prompt_length` and "),
+        ("reward:", "rollouts: {temperature: 2}\nreward:", "did you mean `rollout`?"),
+    ],
+)
+def test_a_known_field_at_the_wrong_level_gets_its_path(where, line, hint):
+    said = message(changed(where, line))
+    assert f"  hint: {hint}" in said
+    assert said.endswith("1 error; nothing was run")
+
+
+def test_settings_have_the_hints_of_keys():
+    said = message(GOOD, "steps=3", "trainer.total_training_steps=3", "trainig.steps=3")
+    hints = [line.partition("hint: ")[2] for line in said.splitlines() if "hint: " in line]
+    assert hints == ["here it is `training.steps`"] * 2 + ["did you mean `training`?"]
+
+
+def test_what_others_call_a_field_leads_to_a_field():
+    paths = [path for path in fields._OURS if path in Experiment.model_fields or "." in path]
+    assert len(paths) > 50
+    assert [path for path in paths if unknown(Experiment, split(path))] == []
+
+
+def test_the_names_of_the_page_on_other_frameworks_are_known():
+    page = (Path(specs.__file__).parent.parent / "docs" / "coming-from.md").read_text("utf-8")
+    tables = [
+        page.partition("From TRL")[2].partition("| TRL logs")[0],
+        page.partition("From verl")[2].partition("A com")[0],
+    ]
+    rows = [line.split(" | ")[0] for line in "".join(tables).splitlines() if line.startswith("| `")]
+    theirs = [name.rpartition(".")[2] for row in rows for name in re.findall("`([a-z_.]+)`", row)]
+    here = {"grpo", "dr_grpo", "dapo", "n", "val_before_train", "overlong_buffer", "use_bias_correction_kl"}
+    assert len(theirs) > 40
+    assert [name for name in theirs if name not in here and not nearest(name, (), root=Experiment)] == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "hint"),
+    [
+        ("name: small", "name: small\nseeds: 2", "2 runs are [0, 1], the seed 2 alone is [2]"),
+        ("name: small", "name: small\nseeds: 42", "one run with this seed is [42], three runs are [0, 1, 2]"),
+        ("name: small", "name: My Small_Run", "write `my-small-run`"),
+    ],
+)
+def test_a_value_in_the_wrong_form_gets_the_right_one(old, new, hint):
+    assert f"  hint: {hint}\n1 error; nothing was run" in message(changed(old, new))
 
 
 def test_files_that_extend_each_other():

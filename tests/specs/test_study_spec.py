@@ -60,6 +60,33 @@ def test_a_frozen_study_comes_back_the_same():
     assert load_study("spec.yaml") == document.study
 
 
+@pytest.mark.parametrize(
+    ("written", "hint"),
+    [
+        ("[0.1, 0.3]", "write {float: [0.1, 0.3]} for what lies between, {choice: [0.1, 0.3]} for these values alone"),
+        ("{min: 1, max: 3}", "write {int: [1, 3]} for what lies between, {choice: [1, 3]} for these values alone"),
+        ("{float: {low: 0.1, high: 0.3}}", "write {float: [0.1, 0.3]} for what lies between, "),
+        ("{distribution: log_uniform_values, min: 0.01, max: 0.3}", "write {float: [0.01, 0.3], log: true} for "),
+        ("{loguniform: [0.01, 0.3]}", "write {float: [0.01, 0.3], log: true} for what lies between, "),
+        ("{values: [0.1, 0.2, 0.3]}", "write {choice: [0.1, 0.2, 0.3]}\n"),
+        ("[a, b]", 'write {choice: ["a", "b"]}\n'),
+        ("0.2", "a parameter with one value belongs under overrides\n"),
+        ("{flaot: [0.1, 0.3]}", "did you mean `float`?\n"),
+    ],
+)
+def test_a_range_in_the_wrong_form_gets_the_right_one(written, hint):
+    said = message(changed("{float: [0.05, 0.4]}", written))
+    assert said.startswith("spec.yaml:5: parameters[objective.clip.low]: of no known form\n")
+    assert f"  hint: {hint}" in said
+
+
+def test_a_field_of_the_experiment_in_a_study_gets_its_path():
+    assert message(changed("trials: 8", "trials: 8\nlr: 1e-5")).splitlines()[-2] == (
+        "  hint: a field of the study's experiment: write it under `overrides`, as "
+        "overrides.training.optimizer.learning_rate"
+    )
+
+
 def test_a_range_whose_end_cannot_be_is_told_at_the_parameter():
     assert message(changed("[0.05, 0.4]", "[0.05, 1.4]")).startswith(
         "spec.yaml:5: parameters[objective.clip.low]: must be less than 1\n"

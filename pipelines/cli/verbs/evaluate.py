@@ -26,6 +26,5 @@ def evaluate(
     from pipelines.planning.weights import weights_in
     from specs.loader import load_evaluation
 
-    given = tuple(overrides or ())
-    document = load_evaluation(file, given, weights_of=weights_in(Home.from_environment()))
-    execute(document, parallel=parallel, overrides=given, as_json=as_json)
+    document = load_evaluation(file, tuple(overrides or ()), weights_of=weights_in(Home.from_environment()))
+    execute(document, parallel=parallel, as_json=as_json)

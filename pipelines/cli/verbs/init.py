@@ -18,8 +18,20 @@ def init(
     directory: Annotated[Path, typer.Argument(help="Where to write.")] = Path(),
     data: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Problems, .jsonl, .csv or .parquet: the spec names its columns."),
+        typer.Option(metavar="FILE", help="Problems, .jsonl, .csv, .tsv or .parquet: the spec names its columns."),
     ] = None,
+    prompt: Annotated[
+        str,
+        typer.Option(
+            metavar="COLUMN", help="With --data: the column with the prompts, if its name is not a usual one."
+        ),
+    ] = "",
+    answer: Annotated[
+        str,
+        typer.Option(
+            metavar="COLUMN", help="With --data: the column with the answers, if its name is not a usual one."
+        ),
+    ] = "",
     model: Annotated[
         str,
         typer.Option(
@@ -41,12 +53,13 @@ def init(
     from specs.errors import Issue, SpecError
     from specs.json_schema import json_schema
 
-    if (model or reward) and not data:
-        raise typer.BadParameter("--model and --reward are of a spec about one's own file: name it with --data")
+    if (model or reward or prompt or answer) and not data:
+        options = "--prompt, --answer, --model and --reward"
+        raise typer.BadParameter(f"{options} are of a spec about one's own file: name it with --data")
     if data:
         from pipelines.cli.own_spec import own_spec
 
-        text = own_spec(data, model, reward or "exact_match", directory)
+        text = own_spec(data, model, reward or "exact_match", directory, prompt=prompt, answer=answer)
     else:
         starter = Path(specs.__file__).parent / "experiments" / "starter.yaml"
         _, _, text = starter.read_text(encoding="utf-8").partition("\n")

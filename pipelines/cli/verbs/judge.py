@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from pipelines.cli.options import AsJson, Overrides, SpecFile
+from pipelines.cli.words import Verbs
 
 if TYPE_CHECKING:
     from rpg.rewards.functions.judge import Judge
     from specs.document import Document
 
-group = typer.Typer(help="Judges, and how far they can be trusted.", no_args_is_help=True)
+group = typer.Typer(cls=Verbs, help="Judges, and how far they can be trusted.", no_args_is_help=True)
 
 
 @group.callback()

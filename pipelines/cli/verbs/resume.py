@@ -29,9 +29,11 @@ def resume(
     With --prove it changes nothing: a copy of the run trains some steps again from a checkpoint, and their metrics,
     rollouts, tokens and state are compared with the record. Exits 1 if any bit differs, except in times and memory.
     """
+    import sys
+
     from pipelines.cli.execute import execute
     from pipelines.home.home import Home
-    from pipelines.home.runs import find_run, find_runs
+    from pipelines.home.runs import find_run, find_runs, status_of
     from pipelines.prefect.flows.cancel import frozen_document
 
     home = Home.from_environment()
@@ -40,6 +42,9 @@ def resume(
         return
     run_ids = find_runs(home, name)
     if len(run_ids) == 1:
+        if status_of(home, run_ids[0]) == "finished":
+            print(f"{run_ids[0]} is finished", file=sys.stderr)
+            _propose_more_steps(home, name, run_ids[0])
         execute(frozen_document(home, run_ids[0], experiment=name), run_ids[0])
     else:
         _resume_experiment(home, name, run_ids)
@@ -69,8 +74,25 @@ def _resume_experiment(home: Home, name: str, run_ids: list[str]) -> None:
             code = ended.exit_code
             if code == 130:
                 break
+    if {*statuses.values()} == {"finished"}:
+        _propose_more_steps(home, name, run_ids[0])
     if code:
         raise typer.Exit(code)
+
+
+def _propose_more_steps(home: Home, name: str, run_id: str) -> None:
+    """Prints on stderr how to train more steps than a finished run has; nothing if its spec is not on record."""
+    import sys
+    from contextlib import suppress
+
+    from pipelines.cli.answer import more_steps
+    from pipelines.prefect.flows.cancel import frozen_document
+    from specs.errors import SpecError
+
+    with suppress(SpecError):
+        document = frozen_document(home, run_id, experiment=name)
+        if document.experiment.trains and (more := more_steps(document)):
+            print(f"  hint: {more[1]}: `{more[0]}`", file=sys.stderr)
 
 
 def _document_of_all(home: Home, name: str, run_ids: list[str]) -> Document | None:

@@ -48,4 +48,4 @@ def run(
     if fresh or accept_code:
         made_anew = _STAGES[_STAGES.index(stage or _STAGES[0]) :] if fresh else ()
         document = replace(document, reuse=Reuse(accept_code, made_anew, time.time_ns() if fresh else 0))
-    execute(document, parallel=parallel, overrides=tuple(overrides or ()))
+    execute(document, parallel=parallel)

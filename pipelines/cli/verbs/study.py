@@ -8,6 +8,7 @@ import typer
 
 from pipelines.cli.options import AsJson, Output, Overrides, Pool, Profile, SafeCsv, StudyFile
 from pipelines.cli.output import TableFormat
+from pipelines.cli.words import Verbs
 
 if TYPE_CHECKING:
     from pipelines.home.home import Home
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 Name = Annotated[str, typer.Argument(metavar="FILE-or-NAME", help="The study's file, or its name.")]
 
-group = typer.Typer(help="Hyperparameter studies: every trial is an experiment.", no_args_is_help=True)
+group = typer.Typer(cls=Verbs, help="Hyperparameter studies: every trial is an experiment.", no_args_is_help=True)
 
 
 @group.command()

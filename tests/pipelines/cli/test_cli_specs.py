@@ -4,12 +4,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 import specs
-from pipelines.cli import main
+from pipelines.cli import main, verbs, words
 from pipelines.cli.verbs.resume import _document_of_all
 from pipelines.home.home import Home
 from pipelines.jobs.preflight import _note_of_look
@@ -154,6 +155,23 @@ def test_init_writes_a_spec_about_ones_own_file_and_model(rpg, name, text):
     assert Path("own/experiment.yaml").read_text().startswith("# yaml-language-server: $schema=experiment.schema.json")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "options"),
+    [
+        ("pandas.csv", ",question,answer\n0,1 + 1,2\n1,2 + 2,4\n", ()),
+        ("excel.csv", "\ufeffquestion;answer\n1 + 1, please;2\n2 + 2;4\n", ()),
+        ("trailing.csv", "question,answer,\n1 + 1,2,\n2 + 2,4,\n", ()),
+        ("trailing-values.csv", "question,answer\n1 + 1,2,\n2 + 2,4,\n", ()),
+        ("sums.tsv", "question\tanswer\n1 + 1\t2\n2 + 2\t4\n", ()),
+        ("mine.csv", "frage;loesung\n1 + 1;2\n2 + 2;4\n", ("--prompt", "frage", "--answer", "loesung")),
+    ],
+)
+def test_init_reads_csv_as_pandas_and_spreadsheets_write_it(rpg, name, text, options):
+    Path(name).write_text(text)
+    assert rpg("init", "own", "--data", name, *options)[::2] == (0, "")
+    assert rpg("validate", "--deep", "own/experiment.yaml")[::2] == (0, "")
+
+
 def test_init_writes_a_spec_whose_model_is_made_on_the_spot_and_whose_reward_is_a_file(rpg):
     Path("sums.csv").write_text("question,answer\n" + "".join(f"{n} + 1,{n + 1}\n" for n in range(120)))
     Path("reward.py").write_text("def grade(response, answer):\n    return float(response == answer)\n")
@@ -174,12 +192,24 @@ def test_init_writes_a_spec_whose_model_is_made_on_the_spot_and_whose_reward_is_
     [
         (
             ("--data", "odd.csv", "--model", "m"),
-            "odd.csv: no column is known to hold the prompts\n  given: a, b\n"
-            "  hint: rename the column with the prompts to `prompt`, or write `columns: {prompt: ...}` into the spec by"
-            " hand\n",
+            "odd.csv: no column is known to hold the prompts\n  given: a, b\n  hint: say which: `--prompt COLUMN`\n",
+        ),
+        (
+            ("--data", "odd.csv", "--prompt", "c"),
+            "odd.csv: --prompt: no such column\n  given: c    allowed: a, b\n",
+        ),
+        (
+            (
+                "--data",
+                "rows.csv",
+            ),
+            "rows.csv: rows.csv, line 3: 3 values for 2 columns\n",
         ),
         (("--data", "none.csv", "--model", "m"), "none.csv: no such file\n"),
-        (("--data", "odd.txt", "--model", "m"), "odd.txt: is of no known kind\n  allowed: .jsonl, .csv, .parquet\n"),
+        (
+            ("--data", "odd.txt", "--model", "m"),
+            "odd.txt: is of no known kind\n  allowed: .jsonl, .csv, .tsv, .parquet\n",
+        ),
         (
             ("--data", "bad.jsonl", "--model", "m"),
             "bad.jsonl: cannot be read as jsonl: not JSON: Expecting value at character 1\n",
@@ -195,6 +225,7 @@ def test_init_writes_a_spec_whose_model_is_made_on_the_spot_and_whose_reward_is_
 )
 def test_init_says_what_it_cannot_make_of_a_file(rpg, arguments, told):
     Path("odd.csv").write_text("a,b\n1,2\n")
+    Path("rows.csv").write_text("question,answer\n1,2\n1,2,3\n")
     Path("good.csv").write_text("question,answer\n1,2\n")
     Path("two.py").write_text("def one(): ...\ndef other(): ...\n")
     Path("odd.txt").write_text("a\n")
@@ -209,7 +240,44 @@ def test_a_command_that_is_named_next_can_be_given_to_a_shell(rpg):
     assert rpg("init", "my specs")[1].endswith("\nnext: cd 'my specs' && rpg run experiment.yaml\n")
     study = rpg("study", "run", "my specs/experiment.yaml")
     assert "hint: `rpg run 'my specs/experiment.yaml'`\n" in study[2]
-    assert "hint: to override a field write `--set 'seeds=[0, 1]'`\n" in rpg("validate", "seeds=[0, 1]")[2]
+
+
+@pytest.mark.parametrize("typed", ["{0} seeds=[0,1]", "seeds=[0,1] {0}", "--set training.steps=5 {0} seeds=[0,1]"])
+def test_a_setting_needs_no_set(rpg, typed):
+    assert rpg("init", ".")[0] == 0
+    said = rpg("validate", "--json", *typed.format("experiment.yaml").split())
+    assert (said[0], json.loads(said[1])[0]["seeds"]) == (0, [0, 1])
+
+
+def test_a_word_with_an_equals_sign_is_a_file_if_it_ends_like_one_or_is_there(rpg):
+    assert rpg("validate", "lr=1.yaml")[2] == "lr=1.yaml: no such file\n1 error; nothing was run\n"
+    assert rpg("init", ".")[0] == 0
+    Path("lr=1").write_text(Path("experiment.yaml").read_text())
+    assert rpg("validate", "lr=1")[1].startswith("lr=1: experiment starter: ")
+
+
+@pytest.mark.parametrize("word", ["ls", "list", "status"])
+def test_runs_have_the_names_that_others_give_the_verb(rpg, word):
+    assert rpg(word, "--json") == rpg("runs", "--json")
+
+
+def test_help_and_version_are_verbs_too(rpg):
+    assert rpg("version") == rpg("--version")
+    assert rpg("help") == rpg("--help")
+    assert rpg("help", "study", "run") == rpg("study", "run", "--help")
+
+
+@pytest.mark.parametrize(("word", "verb"), [("train", "run"), ("sweep", "study run"), ("stop", "cancel")])
+def test_a_verb_of_other_tools_names_ours(rpg, word, verb):
+    code, _, said = rpg(word, "experiment.yaml")
+    assert code == 2
+    assert f"No such command '{word}'. Did you mean 'rpg {verb}'?" in said
+
+
+def test_each_verb_that_is_named_for_another_exists():
+    groups = {*chain(*verbs.PANELS.values())}
+    assert {name.partition(" ")[0] for name in (*words.ALSO.values(), *words._MEANT.values())} <= groups
+    assert not {*words.ALSO, *words._MEANT} & groups
 
 
 def test_init_where_nothing_can_be_written(rpg):

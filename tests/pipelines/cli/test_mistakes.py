@@ -297,15 +297,6 @@ spec.yaml:56: YAML 1.2 has no merge key `<<`
 1 error; nothing was run
 """,
     ),
-    "a setting as Hydra takes it": (
-        {},
-        "validate training.steps=3",
-        """\
-training.steps=3: no such file
-  hint: to override a field write `--set training.steps=3`
-1 error; nothing was run
-""",
-    ),
     "the directory of a spec": (
         {"mine/experiment.yaml": STARTER},
         "run mine",

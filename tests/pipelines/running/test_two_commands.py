@@ -2,20 +2,21 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from live import SPEC
 from places import ROOT
 
-from pipelines.cli.answer import next_lines
+from pipelines.cli.answer import more_steps, next_lines
 from pipelines.home.home import Home
 from pipelines.home.state import RunState
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.prefect.flows.experiment import Outcomes, RunOutcome, execute_plan, next_run, wait_for_another
 from pipelines.processes.stop import Stop
 from pipelines.running.progress import Silent
+from pipelines.running.run import register_experiment, register_runs
 from specs.document import Document
 from specs.loader import load_document, load_evaluation
 from specs.machine.lease import Lease, acquire
@@ -94,8 +95,8 @@ def test_a_run_that_nobody_executes_is_not_waited_for(home: Home) -> None:
 
 def test_what_is_proposed_next_repeats_the_settings_in_any_shells_quotes(home: Home) -> None:
     settings = ("training.steps=3", "matrix.product.objective.kl_coef=[0, 1]")
-    document, runs = planned(home, "training.steps=3")
-    lines = next_lines(document, [RunOutcome(runs[0], "finished")], settings)
+    document, runs = planned(home, *settings)
+    lines = next_lines(document, [RunOutcome(runs[0], "finished")])
     given = "'my spec.yaml' --set training.steps=3 --set 'matrix.product.objective.kl_coef=[0, 1]'"
     assert lines[2].startswith(f"  rpg run {given} --set 'seeds=[0,1,2]'  ")
 
@@ -109,9 +110,45 @@ def test_what_is_proposed_next_repeats_the_settings_in_any_shells_quotes(home: H
     ],
 )
 def test_what_is_proposed_next_sets_each_field_once(home: Home, settings: tuple[str, ...], given: str) -> None:
-    document, runs = planned(home, "training.steps=3")
-    lines = next_lines(document, [RunOutcome(runs[0], "finished")], settings)
+    document, runs = planned(home, *settings)
+    lines = next_lines(document, [RunOutcome(runs[0], "finished")])
     assert lines[2].startswith(f"  rpg run 'my spec.yaml' {given}--set 'seeds=[0,1,2]'  ")
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("training.epochs=1", "more steps, on from step 6"),
+        ("training.schedule.type=cosine", "more steps, from the start: at each step the rate of a cosine schedule "),
+    ],
+)
+def test_more_steps_are_proposed_after_training_with_where_they_begin(home: Home, setting: str, why: str) -> None:
+    document, runs = planned(home, setting)
+    assert f"  rpg run 'my spec.yaml' --set {setting} --set training.steps=12  {why}" in "\n".join(
+        next_lines(document, [RunOutcome(runs[0], "finished")])
+    )
+    assert "training.steps=12" not in "".join(next_lines(document, [RunOutcome(runs[0], "failed")]))
+
+
+def test_more_steps_are_not_proposed_if_the_matrix_says_how_many(home: Home) -> None:
+    document, runs = planned(home, "matrix.product={training.steps: [2, 4]}")
+    assert more_steps(document) is None
+    assert not any("training.steps=12" in line for line in next_lines(document, [RunOutcome(runs[0], "finished")]))
+
+
+def test_resuming_finished_runs_says_how_to_train_more_steps(
+    home: Home, call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    document, runs = planned(home, "seeds=[0, 1]")
+    register_experiment(home, document, tuple(runs))
+    register_runs(home, document, runs, durable=False)
+    for run in runs:
+        with executed(home, run) as lease:
+            RunState(home, run.run_id, lease.fence).update(status="finished")
+    told = "".join(f"{run.run_id} is finished\n" for run in runs)
+    hint = "more steps, on from step 6: `rpg run 'my spec.yaml' --set 'seeds=[0, 1]' --set training.steps=12`"
+    assert call("resume", "tiny") == (0, "", f"{told}  hint: {hint}\n")
 
 
 def test_a_comparison_is_proposed_of_settings_and_not_of_seeds(home: Home) -> None:
@@ -119,7 +156,7 @@ def test_a_comparison_is_proposed_of_settings_and_not_of_seeds(home: Home) -> No
         document, runs = planned(home, override)
         lines = next_lines(document, [RunOutcome(run, "finished") for run in runs])
         assert any(line.startswith("  rpg compare tiny  ") for line in lines) == proposed, lines
-        assert not any("rpg run " in line for line in lines)
+        assert not any("seeds=[0,1,2]" in line for line in lines)
 
 
 def test_a_matrix_is_run_seed_by_seed_over_all_cells(home: Home) -> None:
@@ -141,7 +178,7 @@ def test_after_an_interrupted_matrix_the_experiments_command_is_next_and_after_a
     document, runs = planned(home, "matrix.product={objective.kl_coef: [0, 1]}")
     outcomes = [RunOutcome(runs[0], "finished"), RunOutcome(runs[1], "cancelled", interrupted=True)]
     lines = next_lines(document, outcomes)
-    assert lines[2].startswith("  rpg run 'my spec.yaml'  ")
+    assert lines[2].startswith("  rpg run 'my spec.yaml' --set 'matrix.product={objective.kl_coef: [0, 1]}'  ")
     assert not any("rpg resume" in line for line in lines)
     assert f"  rpg resume {runs[1].run_id}  " in next_lines(document, outcomes[1:], single=True)[2]
     document, (run,) = planned(home)

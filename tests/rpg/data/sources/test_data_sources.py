@@ -344,8 +344,36 @@ def test_csv_names_its_columns_in_the_first_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        ",prompt,answer\n0,1,2\n",
+        "prompt,answer,\n1,2,\n",
+        "prompt,answer\n1,2,\n",
+        "\ufeff,prompt,answer,\n0,1,2,\n",
+    ],
+)
+def test_csv_leaves_an_index_and_a_trailing_separator_out(tmp_path: Path, text: str) -> None:
+    (problem,) = read(source="csv", path=str(csv_file(tmp_path / "sums.csv", text)), columns={"answer": "answer"})
+    assert (problem.prompt, problem.answer) == ("1", "2")
+
+
+@pytest.mark.parametrize("other", [";", "\t", "|"])
+def test_another_delimiter_of_csv_is_named(tmp_path: Path, other: str) -> None:
+    file = csv_file(tmp_path / "sums.csv", f"prompt{other}answer\n1, please{other}2\n")
+    issue = wrong(source="csv", path=str(file), columns={"answer": "answer"})
+    assert (issue.path, issue.hint) == (("delimiter",), f"write `delimiter: {json.dumps(other)}`")
+
+
+def test_a_file_of_one_column_has_any_delimiter(tmp_path: Path) -> None:
+    file = csv_file(tmp_path / "sums.csv", "prompt\n1\n")
+    columns = {"prompt": "prompt", "answer": "prompt"}
+    assert [each.prompt for each in read(source="csv", path=str(file), delimiter=";", columns=columns)] == ["1"]
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
+        (",\n1,2\n", "bad.csv: its first line must name the columns, each once"),
         ("a,b\n1,2,3\n", "bad.csv, line 2: 3 values for 2 columns"),
         ("a,a\n1,2\n", "bad.csv: its first line must name the columns, each once"),
         ('a,b\n1,"2\n', "bad.csv, line 2: not CSV: unexpected end of data"),
