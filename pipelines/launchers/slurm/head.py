@@ -26,6 +26,8 @@ _ASK_SECONDS = 5.0
 """Between two questions to Slurm's controller."""
 _LATE_SECONDS = 30.0
 """How long a shared file system may take to show what an ended job has written."""
+_SETTINGS_OF_LAUNCHER = ("nodes", "interface", "environment", "restarts", "srun_options", "srun_python")
+"""Keys of the launcher's section that the job needs."""
 
 
 class SlurmHead:
@@ -87,7 +89,7 @@ class SlurmHead:
         settings = {
             "stage": self._stage,
             "ranks": self._spec.training.ranks,
-            **{name: getattr(self._launcher, name) for name in ("nodes", "interface", "environment", "restarts")},
+            **{name: getattr(self._launcher, name) for name in _SETTINGS_OF_LAUNCHER},
             "engines": self._launcher.engines_of_nodes(self._spec.samplers),
             "gpus_per_engine": self._spec.rollout.gpus_per_sampler,
             **{name: getattr(self._spec.resources, name) for name in ("device", "threads")},

@@ -60,8 +60,9 @@ class Job:
             environment[ENGINES_ELSEWHERE] = "1"
         if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):
             command.append(f"--cpus-per-task={cpus}")
-        node = [sys.executable, "-P", "-u", "-m", "pipelines.launchers.slurm.node", str(self._run_dir), self._stretch]
-        command += ["--kill-on-bad-exit=1", *node]
+        python = self._settings["srun_python"] or sys.executable
+        node = [python, "-P", "-u", "-m", "pipelines.launchers.slurm.node", str(self._run_dir), self._stretch]
+        command += ["--kill-on-bad-exit=1", *self._settings["srun_options"], *node]
         self._srun = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
         self._wait()
         code, lost = self._meaning()

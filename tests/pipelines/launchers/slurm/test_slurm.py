@@ -48,8 +48,15 @@ def job_of(run: Path) -> str:
 def test_a_job_on_two_nodes_finishes_and_every_node_has_its_log(
     cluster: SlurmCluster, inputs: Path, tmp_path: Path
 ) -> None:
-    run = two_nodes(inputs, tmp_path / "run", steps=2, environment={"NCCL_DEBUG": "WARN"})
+    inside = tmp_path / "in-container"  # stands for `apptainer exec IMAGE python "$@"`
+    inside.write_text(
+        f"""#!/bin/sh\necho "$SLURM_JOB_ID" > {tmp_path}/in-$SLURMD_NODENAME\nexec {sys.executable} "$@"\n"""
+    )
+    inside.chmod(0o755)
+    of_srun = {"srun_options": ["--mpi=none"], "srun_python": str(inside)}
+    run = two_nodes(inputs, tmp_path / "run", steps=2, environment={"NCCL_DEBUG": "WARN"}, **of_srun)
     output = finish(head(run))
+    assert {path.name for path in tmp_path.glob("in-rpg*")} == {"in-rpg1", "in-rpg2"}
     assert "job 1 is submitted" in output
     logs = {path.name: path.read_text() for path in (run / "logs").iterdir()}
     assert "step 2/2" in logs["train-0-rpg1.log"]
