@@ -12,7 +12,16 @@ from pathlib import Path
 
 from pipelines.launchers import LaunchedStage, job_file, launched_stage
 from pipelines.launchers.slurm.job_files import JobFiles
-from pipelines.launchers.slurm.queue import ALIVE, JOB_MODULE, batch_log, job_state, sbatch, slurm, submitted_job
+from pipelines.launchers.slurm.queue import (
+    ALIVE,
+    JOB_MODULE,
+    batch_log,
+    excluded_nodes,
+    job_state,
+    sbatch,
+    slurm,
+    submitted_job,
+)
 from pipelines.processes.supervisor import log_size, log_tail
 from specs.machine.exit_cause import STOPPED
 from specs.machine.files import now, read_json, write_json
@@ -116,6 +125,8 @@ class SlurmHead:
                 asked_at, before, state = time.monotonic(), state, job_state(job)
                 if state != before:
                     _say(f"job {job}: {state}")
+                    if state == "PENDING":  # Slurm changes the nodes of no other job
+                        self._exclude_failed(job)
                 if state == "PENDING" and before not in ("", "PENDING"):
                     # Slurm lets two minutes pass before it looks at a job that was queued again; in the first seconds
                     # it would refuse it ("Job credential revoked").
@@ -125,6 +136,21 @@ class SlurmHead:
                 _say(f"job {job} ended without a word: {state}")
                 return STOPPED if self._stopping else self._ended(1, log_began)
             time.sleep(_POLL_SECONDS)
+
+    def _exclude_failed(self, job: str) -> None:
+        """Excludes the nodes that failed from those that Slurm may give the job, as far as enough others are left."""
+        failed: list[str] = read_json(self._files.failed).get("hosts", [])
+        hosts, before = failed, excluded_nodes(job) if failed else ""
+        while hosts:
+            excluded = ",".join(filter(None, [before, *(host for host in hosts if host not in before.split(","))]))
+            answer = sbatch(self._spec, self._run, self._stage, "--test-only", excluding=excluded)
+            if answer.returncode == 0:
+                answer = slurm("scontrol", "update", f"JobId={job}", f"ExcNodeList={excluded}")
+                _say(f"job {job}: excludes {excluded}, {answer.stderr.strip() or 'where a loss began'}")
+                return
+            hosts = hosts[1:]  # rather the last node that failed than none
+        if failed:
+            _say(f"job {job}: {', '.join(failed)} failed, but too few other nodes are left")
 
     def _ended(self, code: int, log_began: Mapping[Path, int]) -> int:
         """Prints the ends of the job's logs where it failed: the cause is looked for in what this process prints.

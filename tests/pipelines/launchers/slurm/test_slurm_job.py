@@ -1,4 +1,5 @@
-"""What a batch job asks srun for, and what it makes of how its nodes end, with Slurm's commands replaced."""
+"""What a batch job asks srun for, what it makes of how its nodes end, and what the command that waits makes of that;
+with Slurm's commands replaced."""
 
 import json
 import signal
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from pipelines.launchers.slurm import job
+from pipelines.launchers.slurm.head import SlurmHead
+from tests.rpg.tiny_run import make_run
 
 SRUN = """\
 echo '{"host": "first", "codes": [0]}' > slurm/7-0-node-0.json
@@ -68,3 +71,57 @@ def test_the_specs_options_of_srun_and_its_interpreter_start_the_nodes(run_dir: 
     words = (run_dir / "words").read_text().splitlines()
     program = ["/usr/bin/python3", "-P", "-u", "-m", "pipelines.launchers.slurm.node", str(run_dir), "7-0"]
     assert words[words.index("--kill-on-bad-exit=1") + 1 :] == [*container, *program]
+
+
+@pytest.mark.parametrize(
+    ("codes", "states", "expected"),
+    [
+        ([[0], [-9]], "", ["b"]),
+        ([[1], [-7]], "", ["b"]),
+        ([[-6], [-9]], "", ["b"]),
+        ([[-6], [-6]], "", []),
+        ([[-9], [-9]], "", []),
+        ([[1], None], "", ["b"]),
+        ([None, None], "", []),
+        ([[-9], None], "a idle\nb down*", ["b"]),
+        ([None, None], "a down\nb mixed", ["a"]),
+        ([[1], [-9]], "a draining\nb mixed", ["b"]),
+    ],
+)
+def test_the_node_that_failed_is_named_before_the_job_is_queued_again(
+    run_dir: Path, codes: list[list[int] | None], states: str, expected: list[str]
+) -> None:
+    reports = "\n".join(
+        f"""echo '{json.dumps({"host": "x", "codes": each})}' > slurm/7-0-node-{node}.json"""
+        for node, each in enumerate(codes)
+        if each
+    )
+    programs(srun=f"{reports}\nexit 1", sinfo=f"printf '{states}'", squeue="echo RUNNING")
+    programs(scontrol="[ $1 = show ] && echo a b || cp slurm/failed.json seen 2>/dev/null || [ $1 = requeue ]")
+    settings(ranks=2, nodes=2, restarts=1)
+    assert job.Job(run_dir).run() != 0
+    assert not (run_dir / "slurm" / "ended.json").exists(), "queued again"
+    seen = run_dir / "seen"
+    assert (json.loads(seen.read_text())["hosts"] if seen.exists() else []) == expected
+
+
+@pytest.mark.parametrize(
+    ("refused", "expected"),
+    [
+        ("no", "update JobId=7 ExcNodeList=h[1-2],a,b"),
+        ("h[1-2],a,b", "update JobId=7 ExcNodeList=h[1-2],b"),
+        ("h[1-2]", ""),
+    ],
+)
+def test_nodes_that_failed_are_excluded_as_far_as_others_are_left(run_dir: Path, refused: str, expected: str) -> None:
+    programs(
+        sbatch=f"""for last; do :; done; case $last in "--exclude={refused}"*) exit 1;; esac""",
+        squeue="echo 'h[1-2]'",
+        scontrol='echo "$@" > asked',
+    )
+    run = make_run(run_dir, run_dir / "run", launcher={"type": "slurm", "options": ["--exclude=h[1-2]"]})
+    (run / "slurm").mkdir()
+    (run / "slurm" / "failed.json").write_text('{"hosts": ["a", "b"]}')
+    SlurmHead(run, "train")._exclude_failed("7")
+    asked = run_dir / "asked"
+    assert (asked.read_text().strip() if asked.exists() else "") == expected
