@@ -18,6 +18,8 @@ LOGITS = 2**26
 """Logits that the learner holds at once, of as many response tokens as that makes; in float32."""
 LIVE_PARAMETERS = 10**9
 """Most weights that DeepSpeed holds whole at ZeRO 3, by its default (stage3_max_live_parameters)."""
+RECORDED_TOKEN = 24
+"""Bytes on disk of a row of `tokens`, whose logprobs, ratio and entropy hardly compress."""
 TOKENS_ON_GPU = 2048
 """On a GPU the logits of so many tokens at least."""
 REDUCED_PARAMETERS = 5 * 10**8
@@ -47,6 +49,8 @@ class BatchAlgebra:
     length."""
     tokens_to_train: int
     """Most prompt and response tokens of all forward-backward passes."""
+    recorded_bytes: int
+    """Bytes on disk of the whole run's rows of `tokens`, every response at its full length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,7 @@ def batch_algebra(experiment: Experiment) -> BatchAlgebra:
         tokens_to_sample=sampled * bounds.sampled,
         tokens_given=sampled * bounds.given,
         tokens_to_train=training.steps * rollouts * training.epochs * longest_sequence(experiment),
+        recorded_bytes=int(training.steps * rollouts * bounds.length * experiment.record.share * RECORDED_TOKEN),
     )
 
 
