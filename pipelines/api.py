@@ -101,8 +101,9 @@ class Job(_Told):
         from pipelines.jobs.plan import findings, runs_document
         from pipelines.planning.plan import make_plan
 
-        plan = make_plan(runs_document(self.document), Home.from_environment())
-        errors, warnings = findings(self.document, plan)
+        home = Home.from_environment()
+        plan = make_plan(runs_document(self.document), home)
+        errors, warnings = findings(self.document, plan, home)
         if errors:
             raise SpecError(*errors)
         return JobPlan(self.document, plan, tuple(warnings))

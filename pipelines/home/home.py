@@ -72,14 +72,19 @@ class Home:
             raise RpgError(f"{self.root} cannot be written to\n{_ELSEWHERE}")
 
     def check_space(self) -> None:
-        """Raises RpgError if the disk has less free space than a run's own files need, without the model."""
-        there = next(path for path in (self.root, *self.root.parents) if path.exists())
-        free = shutil.disk_usage(there).free
+        """Raises RpgError where the disk has less room than a run's own files take, the model aside."""
+        free = self.free_bytes
         if free < LEAST_FREE:
             message = (
                 f"no space: {free >> 20} MiB are free for {self.root}, and a run needs {LEAST_FREE >> 20} at least"
             )
             raise RpgError(f"{message}\n  hint: `rpg gc` frees what nothing needs; or set RPG_HOME to another disk")
+
+    @property
+    def free_bytes(self) -> int:
+        """Free room on the home's disk, also before the home exists."""
+        there = next(path for path in (self.root, *self.root.parents) if path.exists())
+        return shutil.disk_usage(there).free
 
     def is_full(self) -> bool:
         """Returns whether hardly anything can be written to the disk now."""

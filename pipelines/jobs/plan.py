@@ -61,13 +61,13 @@ def print_plan(
         _print_runs(made, each=all_runs or len(made.runs) <= MOST_RUNS, console=console)
 
 
-def findings(document: Document | StudyDocument, made: Plan) -> tuple[list[Issue], list[Issue]]:
-    """Returns the errors and warnings from a check of the data and the models of unfinished runs."""
+def findings(document: Document | StudyDocument, made: Plan, home: Home) -> tuple[list[Issue], list[Issue]]:
+    """Returns errors and warnings of a plan, from a look at the data and the models of what is still to run."""
     from huggingface_hub import is_offline_mode
 
     from pipelines.jobs.preflight import examined, missing_for, unfinished, unscorable
     from pipelines.planning.gpu_hours import precision_warnings
-    from pipelines.planning.memory_warnings import memory_warnings
+    from pipelines.planning.memory_warnings import disk_warnings, memory_warnings
     from pipelines.processes.forking import has_forked
     from pipelines.running.gpu_slots import concurrency_warnings
     from specs.errors import in_file_order
@@ -83,6 +83,8 @@ def findings(document: Document | StudyDocument, made: Plan) -> tuple[list[Issue
             *concurrency_warnings(run.experiment),
         )
     }
+    to_train = [run.experiment for run in made.runs if run.experiment.trains and run.stage("train").action != "CACHED"]
+    of_runs.update(disk_warnings(to_train, home.free_bytes))
     warnings = [*document.warnings, *(experiment.locate(warning) for warning in of_runs)]
     to_do = unfinished(made.runs)
     errors, absent, odd = examined(experiment, to_do, forked=has_forked())
@@ -238,6 +240,11 @@ def _algebra(made: Plan) -> list[str]:
         + (f", {_count(batch.tokens_given)} given" if batch.tokens_given else "")
         + f" and {_count(batch.tokens_to_train)} to train on, a run",
     ]
+    if batch.recorded_bytes:
+        lines.append(
+            f"record  token rows of at most {_size(batch.recorded_bytes // experiment.training.steps)} a step, "
+            f"{_size(batch.recorded_bytes)} a run (record.tokens: {experiment.record.tokens})"
+        )
     lines += _turns(experiment)
     if dynamic := experiment.rollout.dynamic_sampling:
         at_once = math.ceil(dynamic.oversampling * batch.prompts_per_step)

@@ -17,9 +17,11 @@ from specs.schema.experiment import Experiment
 from specs.schema.rollout import VllmRollout
 
 USABLE = 0.92
-"""Share of a GPU's memory that is allocated. Estimates are accurate to a tenth, and CUDA takes about 1 GiB."""
-ENGINE_WORK = 2 * GIB
-"""Memory of an engine beside weights and cache: for its passes and CUDA graphs."""
+"""Share of a GPU's memory that is given away. Estimates are known to a tenth, and CUDA takes about 1 GiB."""
+ENGINE_FIXED = GIB
+"""Memory of an engine beside weights, cache and passes: CUDA's graphs and workspaces."""
+SAMPLING_COPIES = 5
+"""Arrays of float32 logits in which vLLM 0.32 samples: logits, filtered by top_p, logprobs, probabilities, noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,20 @@ def gpu_sharing(experiment: Experiment, shape: ModelShape, device: Device | None
     return _of_engine(experiment, rollout, shape, device)
 
 
+def engine_work(experiment: Experiment, shape: ModelShape, device: Device) -> int:
+    """Returns the bytes that an engine needs beside weights and cache, which vLLM measures when it starts.
+
+    Its largest pass has as many tokens as vLLM batches by default. Then all responses under way are sampled.
+    """
+    tokens = 16384 if device.memory_gib >= 70 else 8192
+    size = 2 if experiment.training.precision == "bfloat16" else 4
+    attention = 2 * (shape.attention_size + shape.key_value_size)
+    mlp = (3 if shape.is_gated else 2) * shape.intermediate_size + shape.experts_per_token * shape.hidden_size
+    layer = 3 * shape.hidden_size + max(attention, mlp)  # input, residual and norm; then the wider half
+    sampling = in_flight(experiment) * shape.vocab_size * 4 * SAMPLING_COPIES
+    return ENGINE_FIXED + max(tokens * layer * size, sampling)
+
+
 def _of_transformers(experiment: Experiment, shape: ModelShape, device: Device) -> GpuSharing | None:
     """Returns the choice for a sampler in the trainer's process, which takes turns with it in any case."""
     stays, leaves = (
@@ -108,7 +124,7 @@ def _of_transformers(experiment: Experiment, shape: ModelShape, device: Device) 
 def _of_engine(experiment: Experiment, rollout: VllmRollout, shape: ModelShape, device: Device) -> GpuSharing | None:
     fraction = rollout.memory_fraction
     cache, size = wanted_cache(experiment, shape), 2 if experiment.training.precision == "bfloat16" else 4
-    weights = shape.parameters * size + ENGINE_WORK
+    weights = shape.parameters * size + engine_work(experiment, shape, device)
     memory = device.memory_gib * GIB
     wanted = fraction * memory if fraction else weights + cache
     ways = list(_ways(experiment, rollout, memory_estimate(on_device(experiment, device), shape), USABLE * memory))

@@ -17,7 +17,9 @@ GIB = 2**30
 LOGITS = 2**26
 """Logits that the learner holds at once, in float32; this limits the response tokens in a chunk."""
 LIVE_PARAMETERS = 10**9
-"""Largest number of weights that DeepSpeed holds whole at ZeRO 3, by its default (stage3_max_live_parameters)."""
+"""Most weights that DeepSpeed holds whole at ZeRO 3, by its default (stage3_max_live_parameters)."""
+RECORDED_TOKEN = 24
+"""Bytes on disk of a row of `tokens`, whose logprobs, ratio and entropy hardly compress."""
 TOKENS_ON_GPU = 2048
 """Smallest number of tokens whose logits are held at once on a GPU."""
 REDUCED_PARAMETERS = 5 * 10**8
@@ -46,7 +48,9 @@ class BatchAlgebra:
     """Largest number of tokens that the environment gives in the same responses. Both together are bounded by the
     responses' length."""
     tokens_to_train: int
-    """Largest number of prompt and response tokens of all forward-backward passes."""
+    """Most prompt and response tokens of all forward-backward passes."""
+    recorded_bytes: int
+    """Bytes on disk of the whole run's rows of `tokens`, every response at its full length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,7 @@ def batch_algebra(experiment: Experiment) -> BatchAlgebra:
         tokens_to_sample=sampled * bounds.sampled,
         tokens_given=sampled * bounds.given,
         tokens_to_train=training.steps * rollouts * training.epochs * longest_sequence(experiment),
+        recorded_bytes=int(training.steps * rollouts * bounds.length * experiment.record.share * RECORDED_TOKEN),
     )
 
 

@@ -1,15 +1,43 @@
-"""Warnings for a run that does not fit its device, with remedies."""
+"""Warnings of runs that do not fit their device or the disk, with what helps."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from pipelines.planning.device import KNOWN_GPUS, NAMED_BY_SPEC, Device, device_of
 from pipelines.planning.gpu_sharing import planned_on
-from pipelines.planning.memory import GIB, MemoryEstimate, memory_estimate
+from pipelines.planning.memory import GIB, MemoryEstimate, batch_algebra, memory_estimate
 from pipelines.planning.model_shape import model_shape
 from rpg.base.shape import ModelShape
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
 from specs.schema.rollout import Rollout
+
+_SHARE_OF_DISK = 0.2
+"""Share of the free disk that recorded tokens may take without a warning."""
+
+
+def disk_warnings(experiments: Iterable[Experiment], free: int) -> list[Issue]:
+    """Returns a warning if the token rows of the runs may take more than a fifth of the free disk.
+
+    Args:
+        experiments: of the runs that still train.
+        free: bytes.
+    """
+    each = [(batch_algebra(experiment).recorded_bytes, experiment.record.tokens) for experiment in experiments]
+    needed = sum(size for size, _ in each)
+    if needed <= _SHARE_OF_DISK * free:
+        return []
+    _, tokens = max(each)
+    fewer = "record.tokens: sampled keeps those of a tenth" if tokens == "all" else "record.sampled_share takes fewer"
+    return [
+        Issue(
+            f"token rows take {needed / GIB:.1f} GiB, if every response has its full length; {free / GIB:.1f} are free",
+            path=("record", "tokens"),
+            given=tokens,
+            hint=f"{fewer} (`rpg replay` needs all), record.keep_days lets `rpg gc` free them; or set RPG_HOME to "
+            "another disk",
+        )
+    ]
 
 
 def memory_warnings(experiment: Experiment) -> list[Issue]:

@@ -82,6 +82,26 @@ def engines_gpus(experiment: Experiment) -> Iterator[Issue]:
         yield from experiment.rollout.placement_issues(launcher.ranks_of_machines(training.ranks))
 
 
+def idle_gpus(experiment: Experiment) -> Iterator[Issue]:
+    """Yields an issue if the spec names more GPUs than the engines take, whose number follows from the ranks."""
+    launcher, rollout, training = experiment.launcher, experiment.rollout, experiment.training
+    if not isinstance(rollout, VllmRollout) or rollout.placement == "colocated":
+        return
+    if experiment.resources.device == "cpu" or any(launcher.issues(training)):
+        return
+    engines, size = rollout.samplers(max(launcher.ranks_of_machines(training.ranks))), rollout.tensor_parallel_size
+    is_faulty = any(placement(experiment)) or bool(launcher.engines_key)  # of which the other rules tell
+    if not is_faulty and (idle := rollout.engine_gpus[engines * size :]):
+        yield Issue(
+            "more GPUs than the engines take",
+            ("rollout", "engine_gpus"),
+            given=f"{len(rollout.engine_gpus)} for {engines} engines of {size}",
+            allowed=str(engines * size),
+            hint=f"{'GPU' if len(idle) == 1 else 'GPUs'} {', '.join(map(str, idle))} would be idle: an engine serves "
+            "rollout.ranks_per_engine ranks. Lower that, raise rollout.tensor_parallel_size, or leave them out",
+        )
+
+
 def engine_machines(experiment: Experiment) -> Iterator[Issue]:
     """Engines cannot be on the machines that the launcher has for them."""
     launcher, rollout = experiment.launcher, experiment.rollout
@@ -118,4 +138,4 @@ def sleeping(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
-RULES = (sleeping, placement, engines_gpus, engine_machines)
+RULES = (sleeping, placement, engines_gpus, idle_gpus, engine_machines)

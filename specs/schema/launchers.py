@@ -167,22 +167,30 @@ class SlurmLauncher(_Nodes):
     """Before the time limit: when the trainer is told to save its state. Longer than a step and a checkpoint take."""
     options: tuple[str, ...] = ()
     """Further options of sbatch, e.g. [--account=lab, "--gres=gpu:8", --constraint=h100]."""
+    srun_options: tuple[str, ...] = ()
+    """Further options of srun, which starts ranks and engines, e.g. pyxis' [--container-image=/images/rpg.sqsh,
+    "--container-mounts=/shared:/shared"]."""
+    srun_python: str = ""
+    """The interpreter that srun starts on each node, or a script that starts one in a container; empty: the one that
+    runs the batch script, `python`."""
 
     def issues(self, training: Training) -> Iterator[Issue]:
-        """A time limit that is too short, options that are none or that the launcher sets."""
+        """Yields a time limit that is too short, and options that are malformed or set by the launcher."""
         yield from super().issues(training)
         limit = self.time_limit_minutes * 60
         if limit and self.stop_before_seconds >= limit:
             given = f"{self.stop_before_seconds} s of {limit} s"
             yield Issue("no time is left to train in", ("launcher", "stop_before_seconds"), given=given)
-        for index, option in enumerate(self.options):
-            path = ("launcher", "options", index)
-            name = option.lstrip("-").partition("=")[0]
-            if not option.startswith("-") or " " in option.strip():
-                yield Issue("is no option", path, given=option, allowed="--name=value, one an item")
-            elif name in _SET_BY_US or (not option.startswith("--") and _SHORT_OPTIONS.get(option[1]) in _SET_BY_US):
-                hint = "launcher.nodes, .partition and .time_limit_minutes, and training.ranks, say it"
-                yield Issue("the launcher sets it", path, given=option, hint=hint)
+        of_job = "launcher.nodes, .partition and .time_limit_minutes, and training.ranks, say it"
+        of_step = "srun starts one task on each node of the job, with its environment"
+        for key, set_by_us, hint in (("options", _SET_BY_US, of_job), ("srun_options", _SET_BY_US_OF_SRUN, of_step)):
+            for index, option in enumerate(getattr(self, key)):
+                path = ("launcher", key, index)
+                name = option.lstrip("-").partition("=")[0]
+                if len(option) < 2 or not option.startswith("-") or " " in option.strip():
+                    yield Issue("is no option", path, given=option, allowed="--name=value, one an item")
+                elif name in set_by_us or (not option.startswith("--") and _SHORT_OPTIONS.get(option[1]) in set_by_us):
+                    yield Issue("the launcher sets it", path, given=option, hint=hint)
 
 
 _SET_BY_US = (
@@ -190,9 +198,11 @@ _SET_BY_US = (
     *("requeue", "no-requeue", "open-mode", "array", "wait", "parsable", "chdir"),
 )
 """Options of sbatch that the launcher sets from the spec's own fields."""
+_SET_BY_US_OF_SRUN = ("nodes", "ntasks", "ntasks-per-node", "export", "kill-on-bad-exit", "multi-prog")
+"""Options of srun that the launcher sets, or that would start another program."""
 _SHORT_OPTIONS = {
     **{"N": "nodes", "n": "ntasks", "J": "job-name", "o": "output"},
-    **{"e": "error", "t": "time", "p": "partition"},
+    **{"e": "error", "t": "time", "p": "partition", "K": "kill-on-bad-exit"},
 }
 
 

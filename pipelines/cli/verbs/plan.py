@@ -52,7 +52,7 @@ def plan(
         # A pipe has no width to fit into.
         console = SafeConsole(soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
         print_plan(document, made, home, console, all_runs=all_runs)
-    errors, warnings = findings(document, made)
+    errors, warnings = findings(document, made, home)
     if warnings:
         print(render(warnings, noun="warning"), file=sys.stderr)
     if errors:

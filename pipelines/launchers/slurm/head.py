@@ -11,7 +11,16 @@ from pathlib import Path
 
 from pipelines.launchers import LaunchedStage, job_file, launched_stage
 from pipelines.launchers.slurm.job_files import JobFiles
-from pipelines.launchers.slurm.queue import ALIVE, JOB_MODULE, batch_log, job_state, sbatch, slurm, submitted_job
+from pipelines.launchers.slurm.queue import (
+    ALIVE,
+    JOB_MODULE,
+    batch_log,
+    excluded_nodes,
+    job_state,
+    sbatch,
+    slurm,
+    submitted_job,
+)
 from pipelines.processes.supervisor import log_size, log_tail
 from specs.machine.exit_cause import STOPPED
 from specs.machine.files import now, read_json, write_json
@@ -24,7 +33,9 @@ _POLL_SECONDS = 0.2
 _ASK_SECONDS = 5.0
 """Seconds between two queries to Slurm's controller."""
 _LATE_SECONDS = 30.0
-"""Seconds that a shared file system may need to show the files of an ended job."""
+"""How long a shared file system may take to show what an ended job has written."""
+_SETTINGS_OF_LAUNCHER = ("nodes", "interface", "environment", "restarts", "srun_options", "srun_python")
+"""Keys of the launcher's section that the job needs."""
 
 
 class SlurmHead:
@@ -86,7 +97,7 @@ class SlurmHead:
         settings = {
             "stage": self._stage,
             "ranks": self._spec.training.ranks,
-            **{name: getattr(self._launcher, name) for name in ("nodes", "interface", "environment", "restarts")},
+            **{name: getattr(self._launcher, name) for name in _SETTINGS_OF_LAUNCHER},
             "engines": self._launcher.engines_of_nodes(self._spec.samplers),
             "gpus_per_engine": self._spec.rollout.gpus_per_sampler,
             **{name: getattr(self._spec.resources, name) for name in ("device", "threads")},
@@ -113,6 +124,8 @@ class SlurmHead:
                 asked_at, before, state = time.monotonic(), state, job_state(job)
                 if state != before:
                     _say(f"job {job}: {state}")
+                    if state == "PENDING":  # Slurm changes the nodes of no other job
+                        self._exclude_failed(job)
                 if state == "PENDING" and before not in ("", "PENDING"):
                     # Slurm waits two minutes before it considers a job that was queued again; in the first seconds it
                     # would refuse it ("Job credential revoked").
@@ -122,6 +135,21 @@ class SlurmHead:
                 _say(f"job {job} ended without a word: {state}")
                 return STOPPED if self._stopping else self._ended(1, log_began)
             time.sleep(_POLL_SECONDS)
+
+    def _exclude_failed(self, job: str) -> None:
+        """Excludes the nodes that failed from those that Slurm may give the job, as far as enough others are left."""
+        failed: list[str] = read_json(self._files.failed).get("hosts", [])
+        hosts, before = failed, excluded_nodes(job) if failed else ""
+        while hosts:
+            excluded = ",".join(filter(None, [before, *(host for host in hosts if host not in before.split(","))]))
+            answer = sbatch(self._spec, self._run, self._stage, "--test-only", excluding=excluded)
+            if answer.returncode == 0:
+                answer = slurm("scontrol", "update", f"JobId={job}", f"ExcNodeList={excluded}")
+                _say(f"job {job}: excludes {excluded}, {answer.stderr.strip() or 'where a loss began'}")
+                return
+            hosts = hosts[1:]  # rather the last node that failed than none
+        if failed:
+            _say(f"job {job}: {', '.join(failed)} failed, but too few other nodes are left")
 
     def _ended(self, code: int, log_began: Mapping[Path, int]) -> int:
         """Prints the ends of the job's logs if it failed: users look for the cause in this process's output. Returns

@@ -3,9 +3,10 @@
 sbatch starts it on the first node of the allocation. It starts the ranks with srun, forwards SIGTERM, and decides by
 the way they ended:
 
-- stopped (143) without a request from our side: preempted, or the time limit is near. The job is queued again.
-- a node, a rank or an engine was lost: queued again too, up to a number of times in a row without a new checkpoint.
-- anything else: the job has ended for good, and informs the waiting command.
+- stopped (143) and nobody of ours asked for it: preempted, or the time limit is near. The job is queued again.
+- a node, a rank or an engine was lost: queued again too, so many times in a row without a checkpoint between. The node
+  that failed is named to the command that waits, which excludes it.
+- anything else: it has ended for good, and tells the command that waits.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from pipelines.launchers.network import address_of, free_port, source_address
 from pipelines.launchers.ranks import ENDED_WELL, Losses, number_range, verdict
 from pipelines.launchers.slurm.job_files import JobFiles
 from specs.machine.exit_cause import SIGNALLED, STOPPED, forget_exits
-from specs.machine.files import write_json
+from specs.machine.files import read_json, write_json
 from specs.machine.launch import ENGINES_ELSEWHERE, KEY, LOOPBACK, new_key
 
 _POLL_SECONDS = 0.2
@@ -46,6 +47,8 @@ class Job:
         self._stretch = f"{self._id}-{self._restarts}"
         self._settings: dict[str, Any] = json.loads(self._files.settings.read_bytes())
         self._stage: LaunchedStage = self._settings["stage"]
+        self._hosts: list[str] = []
+        """Names of the nodes: those with ranks, then those with engines."""
         self._srun: subprocess.Popen[bytes] | None = None
         self._stopping = False
         signal.signal(signal.SIGTERM, self._stop)
@@ -60,8 +63,9 @@ class Job:
             environment[ENGINES_ELSEWHERE] = "1"
         if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):
             command.append(f"--cpus-per-task={cpus}")
-        node = [sys.executable, "-P", "-u", "-m", "pipelines.launchers.slurm.node", str(self._run_dir), self._stretch]
-        command += ["--kill-on-bad-exit=1", *node]
+        python = self._settings["srun_python"] or sys.executable
+        node = [python, "-P", "-u", "-m", "pipelines.launchers.slurm.node", str(self._run_dir), self._stretch]
+        command += ["--kill-on-bad-exit=1", *self._settings["srun_options"], *node]
         self._srun = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
         self._wait()
         code, lost = self._meaning()
@@ -81,8 +85,8 @@ class Job:
         return engines
 
     def _prepare(self) -> None:
-        """Chooses the address and port at which the ranks meet, passes it to the nodes, and records the choices."""
-        names = _output("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
+        """Chooses where the ranks meet, tells the nodes, and records what was chosen."""
+        self._hosts = names = _output("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
         address, port = self._address(names), free_port()
         ranks = int(self._settings["ranks"]) // self._nodes
         job = {
@@ -176,9 +180,27 @@ class Job:
         # preempts.
         if "RUNNING" not in _output("squeue", "--noheader", "--jobs", self._id, "--format=%T"):
             return True
+        if lost and (failed := self._failed_hosts()):
+            before = [host for host in read_json(self._files.failed).get("hosts", []) if host not in failed]
+            write_json(self._files.failed, {"hosts": before + failed})
         what = "a node, a rank or an engine" if self._engines else "a node or a rank"
         self._say(f"{f'{what} was lost' if lost else 'stopped'}; queued again")
         return subprocess.run(["scontrol", "requeue", self._id]).returncode == 0
+
+    def _failed_hosts(self) -> list[str]:
+        """Returns the nodes that caused a loss; empty if that is not known, or if it would be all nodes.
+
+        These are the nodes that Slurm says are down; else those where a signal killed a rank or an engine; else the
+        only one that has not reported. An abort accuses nobody: NCCL aborts the peers of a rank that was lost.
+        """
+        states = _output("sinfo", "--noheader", "--Node", f"--nodes={','.join(self._hosts)}", "--format=%N %T")
+        down = [host for host, _, state in (line.partition(" ") for line in states.splitlines()) if _is_down(state)]
+        by_node = self._codes()
+        killed = [node for node, codes in by_node.items() if any(_is_kill(code) for code in codes)]
+        silent = [node for node in range(len(self._hosts)) if node not in by_node]
+        blamed = down or [self._hosts[node] for node in killed or (silent if len(silent) == 1 else [])]
+        alone = len(self._hosts) == 1
+        return list(dict.fromkeys(blamed)) if alone or len(set(blamed)) < len(self._hosts) else []
 
     def _worth_another(self) -> bool:
         """Counts a loss. Returns whether there were few enough in a row for another launch."""
@@ -193,6 +215,16 @@ class Job:
 
     def _stop(self, *_: object) -> None:
         self._stopping = True
+
+
+def _is_down(state: str) -> bool:
+    """Whether a node in this state, in sinfo's words, has failed. `*`: it does not respond."""
+    return state.strip().endswith("*") or state.startswith(("down", "fail"))
+
+
+def _is_kill(code: int | None) -> bool:
+    """Whether a process has ended by a signal that neither asked it to stop nor was an abort of its own."""
+    return code is not None and code < 0 and code not in (*ENDED_WELL, -signal.SIGABRT)
 
 
 def _output(*command: str) -> str:

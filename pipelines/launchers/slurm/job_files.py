@@ -39,6 +39,11 @@ class JobFiles:
         return self.directory / "losses.json"
 
     @property
+    def failed(self) -> Path:
+        """From the job to the command: the nodes that it shall not be given again, the latest last."""
+        return self.directory / "failed.json"
+
+    @property
     def ended(self) -> Path:
         """Returns the file of the ending, from the job to the command: it has ended for good, with this exit code."""
         return self.directory / "ended.json"

@@ -56,6 +56,11 @@ def job_state(job: str) -> str:
     return "GONE" if "Invalid job id" in answer.stderr else "UNKNOWN"
 
 
+def excluded_nodes(job: str) -> str:
+    """Returns the nodes that a job must not have, in Slurm's notation: `h[1-4],h7`; empty if there are none."""
+    return slurm("squeue", "--noheader", "--jobs", job, "--format=%x").stdout.strip().replace("(null)", "")
+
+
 def end_job(run_directory: Path) -> None:
     """Ends the run's job at once, if there is one and it has not ended by itself."""
     files, job = JobFiles.of(run_directory), submitted_job(run_directory)
@@ -67,15 +72,17 @@ def end_job(run_directory: Path) -> None:
 
 
 def sbatch(
-    experiment: Experiment, run_directory: Path, stage: LaunchedStage, *options: str
+    experiment: Experiment, run_directory: Path, stage: LaunchedStage, *options: str, excluding: str = ""
 ) -> "subprocess.CompletedProcess[str]":
     """Submits the run's job to Slurm; the output is the job's number, followed by `;` and the cluster's name.
 
     Args:
-        options: options of sbatch, before those of the job.
+        options: of sbatch, before those of the job.
+        excluding: nodes that the job must not have, whatever the spec's own options exclude.
     """
     script = batch_script(experiment, run_directory)
-    return slurm("sbatch", *options, *batch_options(experiment, run_directory, stage), given=script)
+    last = [f"--exclude={excluding}"] if excluding else []
+    return slurm("sbatch", *options, *batch_options(experiment, run_directory, stage), *last, given=script)
 
 
 def examine_queue(home: Home, experiment: Experiment) -> Iterator[Finding]:

@@ -70,7 +70,9 @@ def start(settings: EngineSettings) -> "LLM":
         SpecError: vLLM cannot run this model, or not with these settings.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # otherwise the learner's threads are bound as well
+    # Else vLLM splits the default process group, which has no device here, and an assertion fails.
+    os.environ["VLLM_DISTRIBUTED_USE_SPLIT_GROUP"] = "0"
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else the learner's threads are bound as well
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     on_cpu = settings.device_type == "cpu"

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -338,6 +339,26 @@ def test_a_plan_of_many_runs_sums_them_up_and_shows_each_on_request(rpg):
     assert "starter-s0-" not in summed
     assert each.count("starter-s") == 9
     assert summed.split("\n\n")[2:] == each.split("\n\n")[2:], "the estimates are the same"
+
+
+class Room(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def test_a_plan_shows_what_token_rows_take_and_warns_where_the_disk_is_small_for_them(rpg, monkeypatch):
+    Path("a.yaml").write_text(STARTER)
+    few = ("plan", "a.yaml", "--set", "training.steps=4096")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Room(total=2**40, used=0, free=2**40))
+    code, out, err = rpg(*few)
+    assert (code, "\nrecord  token rows of at most " in out) == (0, True), err
+    assert "(record.tokens: all)" in out
+    assert "token rows" not in err
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Room(total=2**40, used=0, free=2**26))
+    assert "record.tokens: token rows take " in rpg(*few)[2]
+    none = rpg(*few, "--set", "record.tokens=none")
+    assert "token rows" not in none[1] + none[2]
 
 
 def test_a_plan_refuses_what_offline_cannot_be_had_and_warns_of_it_else(rpg, monkeypatch):

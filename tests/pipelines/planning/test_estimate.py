@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from places import ROOT
@@ -18,19 +19,22 @@ from pipelines.planning.memory import (
     LIVE_PARAMETERS,
     LOGITS,
     PREFETCHED_PARAMETERS,
+    RECORDED_TOKEN,
     REDUCED_PARAMETERS,
     TOKENS_ON_GPU,
     batch_algebra,
     memory_estimate,
 )
-from pipelines.planning.memory_warnings import memory_warnings
+from pipelines.planning.memory_warnings import disk_warnings, memory_warnings
 from pipelines.planning.model_shape import model_shape
 from rpg.learner.logprobs import CHUNK_ELEMENTS, CHUNK_ON_GPU
 from rpg.learner.packing import Packing
 from rpg.learner.policy import Policy, load_model
+from rpg.recording.segments import SegmentWriter
 from specs.document import expand
 from specs.loader import load_document, load_experiment
 from specs.machine.cards import H100
+from specs.records import TokenRow
 from specs.schema.experiment import Experiment
 from specs.schema.rollout import RollouterSection, TurnBounds
 from tests.memory import PeakMemory
@@ -72,6 +76,49 @@ def test_the_batch_algebra_counts_updates_and_tokens(tmp_path: Path) -> None:
 def test_tokens_to_sample_are_a_bound_where_groups_are_sampled_again(tmp_path: Path) -> None:
     refilled = experiment(tmp_path, "qwen3", "rollout={max_response_length: 8, dynamic_sampling: {max_batches: 20}}")
     assert batch_algebra(refilled).tokens_to_sample == 20 * 3 * 8 * 8
+
+
+def test_a_recorded_token_takes_the_bytes_that_the_plan_counts(tmp_path: Path) -> None:
+    count, random = 100_000, np.random.default_rng(0)
+    old = -random.exponential(0.4, count)
+    logprob = old + random.normal(0, 0.02, count)
+    columns = {
+        "rollout_id": np.arange(count) // 1000,
+        "position": np.arange(count) % 1000,
+        "token_id": random.zipf(1.2, count) % 150_000,
+        "logprob": logprob,
+        "old_logprob": old,
+        "rollout_logprob": old + random.normal(0, 0.01, count),
+        "ref_logprob": old + random.normal(0, 0.05, count),
+        "ratio": np.exp(logprob - old),
+        "entropy": random.exponential(0.4, count),
+    }
+    kinds = {np.dtype("int64"): np.int32, np.dtype("float64"): np.float32}
+    rows = {name: values.astype(kinds[values.dtype]) for name, values in columns.items()}
+    flags = {"clipped": np.abs(rows["ratio"] - 1) > 0.03, "sampled": np.ones(count, dtype=bool)}
+    writer = SegmentWriter(tmp_path, "tiny-s0-0a1b2c3d", 1)
+    writer.columns(TokenRow, {"step": 1, **rows, **flags})
+    writer.flush()
+    (segment,) = (tmp_path / "segments" / "tokens").iterdir()
+    assert segment.stat().st_size / count == pytest.approx(RECORDED_TOKEN, rel=0.1)
+
+
+def test_token_rows_that_take_more_than_a_fifth_of_the_free_disk_are_warned_of(tmp_path: Path) -> None:
+    whole = experiment(tmp_path)
+    assert batch_algebra(whole).recorded_bytes == 3 * 8 * 8 * RECORDED_TOKEN
+    assert batch_algebra(experiment(tmp_path, "qwen3", "record.tokens=none")).recorded_bytes == 0
+    tenth = experiment(tmp_path, "qwen3", "record={tokens: sampled, sampled_share: 0.25}")
+    assert batch_algebra(tenth).recorded_bytes == 3 * 2 * 8 * RECORDED_TOKEN
+    size = batch_algebra(whole).recorded_bytes
+    assert disk_warnings([whole], 5 * size) == []
+    (warning,) = disk_warnings([whole, whole], 5 * size)
+    assert (warning.path, warning.given) == (("record", "tokens"), "all")
+    assert "record.tokens: sampled keeps those of a tenth" in warning.hint
+    assert disk_warnings([], 0) == []
+    at_paper_scale = "training={steps: 400, prompts_per_step: 512, group_size: 16}"
+    large = experiment(tmp_path, "qwen3", at_paper_scale, "rollout.max_response_length=4096")
+    (warning,) = disk_warnings([large], 1000 * GIB)
+    assert warning.message.startswith("token rows take 300.0 GiB, if every response has its full length; 1000.0 are")
 
 
 CALLS = "rollout={max_response_length: %d, rollouter: {type: tools, tools: [calculator], %s}}"

@@ -76,6 +76,30 @@ def test_the_gpus_that_are_named_must_do_for_the_engines_of_each_machine(
 
 
 @pytest.mark.parametrize(
+    ("fields", "ranks", "launcher", "given"),
+    [
+        ("engine_gpus: [2, 3, 4, 5, 6, 7]", 2, "", "6 for 2 engines of 1"),
+        ("engine_gpus: [4, 5, 6, 7], ranks_per_engine: 4, tensor_parallel_size: 2", 4, "", "4 for 1 engines of 2"),
+        ("engine_gpus: [4, 5, 6, 7]", 4, NODES, "4 for 2 engines of 1"),
+        ("engine_gpus: [4, 5, 6, 7], ranks_per_engine: 2, tensor_parallel_size: 2", 4, "", ""),
+        ("engine_gpus: [4, 5]}\nresources: {device: cpu", 1, "", ""),
+    ],
+)
+def test_gpus_that_would_be_idle_are_refused_by_name(fields: str, ranks: int, launcher: str, given: str) -> None:
+    text = with_engine(f", placement: dedicated, {fields}").replace("steps: 4", f"steps: 4\n  ranks: {ranks}")
+    spec = f"{text}{launcher}\n"
+    if not given:
+        load_any(write(spec))
+        return
+    refused = message(spec)
+    assert "rollout.engine_gpus: more GPUs than the engines take\n" in refused
+    assert f"given: {given}    allowed: " in refused
+    assert "would be idle: an engine serves rollout.ranks_per_engine ranks" in refused
+    if ranks == 2:
+        assert "hint: GPUs 4, 5, 6, 7 would be idle" in refused
+
+
+@pytest.mark.parametrize(
     "fields", [", engine_gpus: [1]", ", placement: dedicated, engine_gpus: [1]}\nresources: {device: cpu"]
 )
 def test_gpus_that_no_engine_takes_are_warned_of(fields: str) -> None:

@@ -48,8 +48,15 @@ def job_of(run: Path) -> str:
 def test_a_job_on_two_nodes_finishes_and_every_node_has_its_log(
     cluster: SlurmCluster, inputs: Path, tmp_path: Path
 ) -> None:
-    run = two_nodes(inputs, tmp_path / "run", steps=2, environment={"NCCL_DEBUG": "WARN"})
+    inside = tmp_path / "in-container"  # stands for `apptainer exec IMAGE python "$@"`
+    inside.write_text(
+        f"""#!/bin/sh\necho "$SLURM_JOB_ID" > {tmp_path}/in-$SLURMD_NODENAME\nexec {sys.executable} "$@"\n"""
+    )
+    inside.chmod(0o755)
+    of_srun = {"srun_options": ["--mpi=none"], "srun_python": str(inside)}
+    run = two_nodes(inputs, tmp_path / "run", steps=2, environment={"NCCL_DEBUG": "WARN"}, **of_srun)
     output = finish(head(run))
+    assert {path.name for path in tmp_path.glob("in-rpg*")} == {"in-rpg1", "in-rpg2"}
     assert "job 1 is submitted" in output
     logs = {path.name: path.read_text() for path in (run / "logs").iterdir()}
     assert "step 2/2" in logs["train-0-rpg1.log"]
@@ -116,10 +123,24 @@ def test_a_lost_node_is_noticed_and_the_job_is_queued_again(
         cluster.kill_node("rpg2")
         wait_for(lambda: not cluster.ranks(), what="the end of all ranks")
         cluster.start_node("rpg2")
-    finish(process)
+    output = finish(process)
+    assert how == "node died" or "rpg2 failed, but too few other nodes are left" in output
     assert job_of(run) == "1", "one job, queued again"
     attempts = [json.loads(path.read_text()) for path in sorted((run / "attempts").iterdir())]
     assert [attempt["resumed_from_step"] > 0 for attempt in attempts] == [False, True]
+
+
+@pytest.mark.long
+def test_a_job_that_lost_a_node_goes_on_on_another(inputs: Path, tmp_path: Path, cluster: SlurmCluster) -> None:
+    run = two_nodes(inputs, tmp_path / "run", nodes=1)
+    process = head(run)
+    wait_for(lambda: step_of(run) >= 5, what="a whole checkpoint")
+    assert {cluster.node_of(rank) for rank in cluster.ranks()} == {"rpg1"}
+    cluster.ranks()[0].kill()
+    output = finish(process)
+    assert "job 1: excludes rpg1" in output
+    assert "2 ranks on rpg2" in (run / "logs" / "train-slurm.log").read_text()
+    assert job_of(run) == "1", "one job, queued again"
 
 
 @pytest.mark.long

@@ -35,10 +35,12 @@ def weights_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(weights_dir: Path) -> Iterator[VllmSampler]:
     pytest.importorskip("vllm", exc_type=ImportError)
-    sampler = open_engine("vllm", weights_dir, max_length=240)
-    assert isinstance(sampler, VllmSampler)
-    yield sampler
-    sampler.close()
+    with pytest.MonkeyPatch.context() as shell:
+        shell.setenv("VLLM_DISTRIBUTED_USE_SPLIT_GROUP", "1")  # a user's, with which vLLM does not start
+        sampler = open_engine("vllm", weights_dir, max_length=240)
+        assert isinstance(sampler, VllmSampler)
+        yield sampler
+        sampler.close()
 
 
 def learner_of(model: PreTrainedModel) -> LogprobsFn:
@@ -97,6 +99,12 @@ def test_the_process_keeps_its_random_states_and_its_threads(engine: VllmSampler
     assert torch.set_num_threads is set_num_threads
     assert "skip" not in set_num_threads.__name__
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.vllm
+def test_an_engine_starts_whatever_the_users_shell_says_of_split_groups(engine: VllmSampler) -> None:
+    assert os.environ["VLLM_DISTRIBUTED_USE_SPLIT_GROUP"] == "0"
+    assert engine.generate([[5, 7]], group_size=1, sampling=sampling(2), seeds=[3])
 
 
 @pytest.mark.vllm
