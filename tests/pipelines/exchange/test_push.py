@@ -75,7 +75,7 @@ def test_a_model_arrives_with_its_card_in_one_commit(place: Path, hub: LocalHub,
         "tags": ["reinforcement-learning", "regularized-policy-gradient", "rpg"],
     }
     text = card.text
-    assert "| sums | 81.2 % [31.4, 96.4] | 4 | 75.0 % [31.0, 93.8] | -6.2 points [-21.4, +8.9] | 8 |" in text
+    assert "| sums | 87.5 % [29.7, 98.3] | 4 | 87.5 % [29.7, 98.3] | +0.0 points [-6.6, +6.6] | 8 |" in text
     assert "exact on policy, holds" in text
     for lineage in ("base model | Qwen/Qwen3-4B-Base", "data train.parquet | SHA-256 `e3b23cf8", f"run | `{RUN}`"):
         assert lineage in text
