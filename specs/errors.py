@@ -90,16 +90,19 @@ def _place_within(issue: Issue, position: Position) -> Issue | None:
         lines = FilePath(position.file).read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError):
         return None
+    key = f"{issue.path[-1]}:" if issue.path else ""
+    after_key = (position.line, max(lines[position.line - 1].find(key), 0) + len(key))
     places = [
         (number, column, character)
         for number, line in enumerate(lines[position.line - 1 :], position.line)
         for column, character in enumerate(line, 1)
-        if not character.isspace()
+        if not character.isspace() and (number, column) > after_key
     ]
     found = "".join(character for _, _, character in places).find("".join(issue.within.split()))
     if found < 0:
         return None
-    line, column, _ = places[found + len("".join(issue.within[: issue.column - 1].split()))]
+    before = min(len("".join(issue.within[: issue.column - 1].split())), len("".join(issue.within.split())) - 1)
+    line, column, _ = places[found + before]
     return replace(issue, file=position.file, line=line, column=column, snippet=lines[line - 1], within="")
 
 

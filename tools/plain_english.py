@@ -87,7 +87,7 @@ def hits(path: Path) -> Iterator[tuple[int, str, list[str]]]:
 def files(path: Path) -> Iterator[Path]:
     """Yields the Python and Markdown files below a path, without this one: its patterns would count."""
     for found in [path] if path.is_file() else sorted(path.rglob("*")):
-        hidden = any(part.startswith(".") for part in found.parts[1:])
+        hidden = any(part.startswith(".") for part in found.relative_to(path).parts)
         if found.suffix in (".py", ".md") and not hidden and found.resolve() != Path(__file__).resolve():
             yield found
 

@@ -368,9 +368,7 @@ def decisions_page() -> str:
     """A list of the decisions, by their titles."""
     pages = sorted((DOCS / "decisions").glob("0*.md"))
     titles = [path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for path in pages]
-    lines = [
-        f"{number}. [{title}]({path.name})" for number, (path, title) in enumerate(zip(pages, titles, strict=True), 1)
-    ]
+    lines = [f"- {int(path.name[:4])}: [{title}]({path.name})" for path, title in zip(pages, titles, strict=True)]
     about = "What was chosen, what else there is, and what the choice gives up."
     return "\n".join(["# Why it is so", MADE, about, "", *lines]) + "\n"
 

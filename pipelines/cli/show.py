@@ -281,13 +281,6 @@ def _without_secrets(leaves: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _leaf(tree: Any, *path: str) -> Any:
-    """Returns the value at a path of nested mappings. None if there is no such path."""
-    for name in path:
-        tree = tree.get(name) if isinstance(tree, dict) else None
-    return tree
-
-
 def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         return [leaf for key, item in value.items() for leaf in _leaves(item, f"{path}.{key}" if path else str(key))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -78,6 +79,11 @@ def _enumerated(experiment: Experiment) -> Certified:
     records = {step: certificate.as_json() for step, certificate in certify_experiment(experiment).items()}
     lines = {step: in_a_line(record) for step, record in records.items()}
     told = [f"at step {step}: {line}" if len(lines) > 1 else line for step, line in lines.items()]
+    unknown = [each for record in records.values() for each in record["findings"] if not math.isfinite(each["error"])]
+    if unknown:
+        hint = "keep every part finite: clip() bounds"
+        issue = Issue("the objective is not finite in an enumerated case", ("objective",), hint=hint)
+        return Certified(tuple(told), (issue,))
     false = [lines[step] for step, record in records.items() if not record["holds"]]
     hint = "correct the formula or the claim, or write claim: none; `rpg certify` has the whole of it"
     issues = [Issue("the claim is false", ("objective", "claim"), line, hint=hint) for line in false[:1]]

@@ -241,8 +241,9 @@ def _finding(
     return GradientFinding(
         policy=SITUATIONS[situation][0],
         reference=SITUATIONS[situation][1],
-        error=max(cases.relative_error(gradient, exact)[here].max().item() for gradient, exact in gradients),
-        cosine=min(cases.cosine(gradient, exact)[here].min().item() for gradient, exact in gradients),
+        # Python's max and min would pass over a NaN.
+        error=torch.stack([cases.relative_error(*pair)[here].max() for pair in gradients]).max().item(),
+        cosine=torch.stack([cases.cosine(*pair)[here].min() for pair in gradients]).min().item(),
         variance=cases.variance(slopes)[here].mean().item(),
         divergence_error=errors,
         divergence_gradient_of=gradient_of,

@@ -67,7 +67,7 @@ def _placed(issue: Issue, objective: FormulaObjective, batch: TokenBatch) -> Iss
     with torch.no_grad():
         values = compiled.values(TERMS[objective.ratio_over](batch.prepared()))
     column = 1
-    for step, value in zip(compiled.steps, values, strict=True):
+    for step, value in list(zip(compiled.steps, values, strict=True))[: compiled.steps_of_outcome]:
         if value.is_floating_point() and not value.isfinite().all():
             column = step.node.column
             break

@@ -93,6 +93,11 @@ class Program:
     clipped: Any = False
     """Place of the condition's value, or whether it holds everywhere."""
 
+    @property
+    def steps_of_outcome(self) -> int:
+        """Number of steps up to the weight or loss. Those after it compute the marks of the clip alone."""
+        return self.outcome.index + 1 if isinstance(self.outcome, _Place) else 0
+
     def values(self, terms: Terms) -> list[Any]:
         """Returns the result of each step."""
         results: list[Any] = []

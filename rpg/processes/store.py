@@ -111,8 +111,9 @@ def keep_store(address: tuple[str, int], key: bytes) -> Store:
     Args:
         address: address of this machine and a free port.
         key: the launch's key.
-        Raises:
-            OSError: the address cannot be bound.
+
+    Raises:
+        OSError: the address cannot be bound.
     """
     store = dist.HashStore()  # type: ignore[attr-defined]
     family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]

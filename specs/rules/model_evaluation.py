@@ -1,4 +1,4 @@
-"""Rules for measuring a model as it is: errors, and keys of an evaluation that cannot act."""
+"""Rules for measuring a model as it is."""
 
 from collections.abc import Iterator
 
@@ -6,9 +6,6 @@ from specs.errors import Issue
 from specs.rules.files import context_length
 from specs.schema.experiment import Experiment
 from specs.schema.model import ScratchModel, TrainedTokenizer
-
-_SAMPLED_BY_EVALUATION = ("temperature", "top_p", "top_k", "stop")
-_OF_TRAINING = ("dynamic_sampling", "correction", "trust_logprobs", "max_staleness")
 
 
 def context(experiment: Experiment) -> Iterator[Issue]:

@@ -137,10 +137,5 @@ class Data(Spec):
     and of sets that no program generates the questions too: word for word, whatever their instructions, case, spacing,
     punctuation and LaTeX markup."""
 
-    @property
-    def compares_questions(self) -> bool:
-        """Whether the spec has training and evaluation sets that no program generates, see `overlap`."""
-        return all(any(not each.generated for each in sets) for sets in (self.train, self.evaluation))
-
     max_prompt_length: int = Field(1024, ge=1)
     """Tokens. Training problems with a longer prompt are left out; an evaluation problem with one is an error."""

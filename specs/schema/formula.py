@@ -4,6 +4,7 @@ Nothing is evaluated here: `rpg/objectives/formula.py` does that.
 """
 
 import ast
+import itertools
 import keyword
 import math
 import re
@@ -157,7 +158,8 @@ class _Reader:
         try:
             tree = ast.parse(text.strip(), mode="eval").body
         except SyntaxError as error:
-            place = min(begin + (error.offset or 1), len(text))
+            # Python has offset 0 if the text ends too early.
+            place = min(begin + (error.offset or len(text.strip())), len(text))
             raise self._error(
                 "not an expression", place, text[place - 1 : place + 20].strip(), hint=_meant(text)
             ) from None
@@ -206,7 +208,8 @@ class _Reader:
             case ast.BoolOp(op=operator, values=values):
                 return Node(_OPERATORS[type(operator)], tuple(map(condition, values)), column=column)
             case ast.Compare(left=left, ops=operators, comparators=others):
-                return self._comparison([number(part) for part in (left, *others)], operators, column)
+                sides = itertools.pairwise((left, *others))
+                return self._comparison([(number(one), number(other)) for one, other in sides], operators, column)
             case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
                 self._takes(name, len(arguments), column)
                 first = condition if name == "where" else number
@@ -243,14 +246,14 @@ class _Reader:
         hint = "write it at level token or to_go, where an entry is a token"
         return self._error(f"`{name}` has no meaning where an entry is a whole response", column, name, hint=hint)
 
-    def _comparison(self, sides: list[Node], operators: list[ast.cmpop], column: int) -> Node:
-        """a < b < c as a < b and b < c."""
+    def _comparison(self, sides: list[tuple[Node, Node]], operators: list[ast.cmpop], column: int) -> Node:
+        """Returns a < b < c as a < b and b < c. The side that two pairs share is read, and counted, for each."""
         pairs = []
-        for place, operator in enumerate(operators):
+        for pair, operator in zip(sides, operators, strict=True):
             name = _OPERATORS.get(type(operator))
             if name is None:
                 raise self._error("not part of a formula", column, type(operator).__name__.lower(), "< <= > >= == !=")
-            pairs.append(Node(name, (sides[place], sides[place + 1]), column=sides[place].column))
+            pairs.append(Node(name, pair, column=pair[0].column))
         return pairs[0] if len(pairs) == 1 else Node("and", tuple(pairs), column=column)
 
     def _takes(self, name: str, number: int, column: int) -> None:

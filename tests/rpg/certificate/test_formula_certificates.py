@@ -142,3 +142,16 @@ def test_a_chart_has_the_weight_over_the_ratio_for_either_sign() -> None:
     positive, negative = ({round(w, 2): m for w, m in curves[f"A = {sign}"]} for sign in (1, -1))
     assert (positive[1.2], positive[2.0]) == (pytest.approx(1.2), 0)
     assert (negative[1.2], negative[2.0]) == (pytest.approx(-1.2), pytest.approx(-2))
+
+
+def test_a_gradient_that_is_not_a_number_in_one_case_is_no_exact_one() -> None:
+    """At its own coefficient the root is of 0, and its slope is infinite."""
+    certificate = claiming("w*A - beta*w*log(r) + 0*log(3.5 - length)", "unnormalized_reverse", "always")
+    assert not certificate.holds
+
+
+def test_the_marks_of_the_clip_do_not_move_the_place_of_what_is_not_finite() -> None:
+    made = objective("-sqrt(abs(log(w)))*A", key="loss", clipped="w > 1 and log(A) < 0")
+    issue = refused(made)
+    assert issue is not None
+    assert (issue.within, issue.column <= len(issue.within)) == (made.loss, True)

@@ -200,3 +200,14 @@ def test_any_text_is_a_formula_or_one_mistake_within_it(text: str, condition: bo
     else:
         column = 1
     assert 1 <= column <= max(len(text), 1)
+
+
+def test_a_comparison_chained_within_itself_counts_each_time_that_it_is_computed() -> None:
+    text = "w"
+    for _ in range(18):
+        text = f"where(0 < {text} < 2, 1, 0)"
+    assert mistake(f"{text}*w*A")[0] == "the formula is too large"
+
+
+def test_a_text_that_ends_too_early_is_named_at_its_end() -> None:
+    assert mistake("w*A +")[1] == 5
