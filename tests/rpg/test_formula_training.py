@@ -10,6 +10,7 @@ import pytest
 from pipelines.home.home import Home
 from pipelines.replay.objectives import alternatives
 from pipelines.replay.run import replay_run
+from specs.reading.recorded import recorded_spec
 from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start, weights
 
 CLIP = {"type": "dual", "low": 0.01, "high": 0.02}
@@ -75,7 +76,7 @@ def test_the_certificate_and_the_numbers_that_change_are_on_record(home: Home) -
 
 @pytest.mark.parametrize("run", ["formula", "everything"])
 def test_replay_gives_back_what_was_recorded(home: Home, run: str) -> None:
-    spec = json.loads((home.run(run) / "spec.json").read_text())
+    spec = recorded_spec(home.run(run))
     (replayed,) = replay_run(home, run, alternatives(spec))
     found = replayed.as_json()["reproduced"]
     assert found["holds"], found
@@ -84,7 +85,7 @@ def test_replay_gives_back_what_was_recorded(home: Home, run: str) -> None:
 
 
 def test_replay_takes_a_formula_beside_another_objective_and_sweeps_its_numbers(home: Home) -> None:
-    spec = json.loads((home.run("built-in") / "spec.json").read_text())
+    spec = recorded_spec(home.run("built-in"))
     (same,) = replay_run(home, "built-in", alternatives(spec, [json.dumps(FORMULA)]))
     assert same.as_json()["overall"]["cosine"] == pytest.approx(1, abs=1e-6)
     swept = replay_run(

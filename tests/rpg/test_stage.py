@@ -259,6 +259,8 @@ def test_a_users_error_is_listed_and_exits_with_two(tmp_path: Path) -> None:
             "file": "",
             "line": 0,
             "snippet": "",
+            "column": 0,
+            "within": "",
         }
     ]
     assert result.log == (

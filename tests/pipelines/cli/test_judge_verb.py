@@ -12,6 +12,7 @@ from live import SPEC
 from pipelines.cli import main
 from pipelines.home.home import Home
 from pipelines.planning.calibration import trust_in
+from specs import load_experiment
 from tests.rpg.rewards.judge_endpoint import answer_in, judging, verdict
 
 ENDPOINT = "http://127.0.0.1:9/v1"
@@ -162,9 +163,7 @@ def test_a_judge_is_held_against_labels_and_reports_say_how_it_agrees(rpg: Call,
     assert record["kappa"]["low"] < 0.5 < record["kappa"]["high"]
     assert record["leniency"]["value"] == -1.0  # (1 - 5) / 4
     assert record["length"]["value"] > 0
-    spec = {"reward": {"type": "judge", "model": "fair", "endpoint": ENDPOINT, "rubric": "Is it right?"}}
-    spec["reward"]["scale"] = {"low": 1, "high": 5}  # type: ignore[assignment]
-    home = Home(tmp_path / "home")
+    home, spec = Home(tmp_path / "home"), load_experiment("spec.yaml", [f"reward.endpoint={ENDPOINT}"])
     assert trust_in(home, iter([spec, spec])).startswith("The judge fair agrees with labels on 0.75 [")
-    spec["reward"]["rubric"] = "Is it long?"
-    assert "has not been held against labels" in trust_in(home, iter([spec]))
+    other = load_experiment("spec.yaml", ["reward.rubric=Is it long?"])
+    assert "has not been held against labels" in trust_in(home, iter([other]))

@@ -187,6 +187,7 @@ def test_one_failure_before_each_result_leaves_none_of_them_to_the_stage(
 ) -> None:
     execution = run_that_exported(tmp_path, "stages.evaluate.retry_delay_seconds=0", "stages.evaluate.retries=1")
     monkeypatch.setenv("RPG_SLOTS", "")
+    monkeypatch.setenv("RPG_FORK_STAGES", "0")
     monkeypatch.setattr(concurrent_evaluation, "_LOOK_SECONDS", 0.0)
     results_of_run = ConcurrentResults(execution.directory, execution.plan.stage("evaluate").fingerprint)
     result = results_of_run.path(20)
@@ -215,6 +216,7 @@ def test_an_evaluation_that_would_fail_again_is_left_to_the_stage(
     notes: list[str] = []
     execution.warn = notes.append  # type: ignore[method-assign]
     monkeypatch.setenv("RPG_SLOTS", "")
+    monkeypatch.setenv("RPG_FORK_STAGES", "0")
     monkeypatch.setattr(concurrent_evaluation, "_LOOK_SECONDS", 0.0)
     program = tmp_path / "fails"
     program.write_text(f"#!/bin/sh\n{ends}\n")

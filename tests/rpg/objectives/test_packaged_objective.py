@@ -18,6 +18,7 @@ from rpg.certificate.certificate import certify
 from rpg.objectives import TokenBatch, evaluate_objective
 from specs import SpecError, load_experiment, parse_objective
 from specs.json_schema import json_schema
+from specs.reading.recorded import recorded_spec
 from specs.schema.objective import PackagedObjective
 from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start_anew
 
@@ -94,6 +95,5 @@ def test_it_trains_is_recorded_and_is_replayed(tmp_path: Path) -> None:
     values = {(row["step"], row["name"]): row["value"] for row in rows(run, "metrics")}
     assert values[2, "clip_fraction/high"] + values[2, "clip_fraction/low"] > 0
     assert json.loads((run / "certificate.json").read_text())["claim"] == "on_policy"
-    recorded = json.loads((run / "spec.json").read_text())
-    (replayed,) = replay_run(Home(tmp_path / "home"), "tiny", alternatives(recorded))
+    (replayed,) = replay_run(Home(tmp_path / "home"), "tiny", alternatives(recorded_spec(run)))
     assert replayed.as_json()["reproduced"]["loss"] < 1e-6
