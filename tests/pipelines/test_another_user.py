@@ -146,6 +146,7 @@ def spec(traced: Traced, text: str = SPEC) -> str:
     return str(path)
 
 
+@pytest.mark.more
 def test_a_submission_and_a_worker_use_nothing_that_could_be_another_users(traced: Traced) -> None:
     said = traced.run(SUBMISSION, spec(traced))
     assert said.splitlines()[-1] == str(traced.machine.home / ".cache" / "rpg" / "prefect" / "mine")

@@ -108,6 +108,7 @@ def test_a_study_as_a_mapping_names_the_file_of_its_experiment(tmp_path: Path) -
     assert issues_of(study | {"trials": 0})[0] == "trials: must be at least 1"
 
 
+@pytest.mark.more
 def test_an_outcome_has_verdict_runs_table_and_figures(root: Path, spec: dict[str, Any]) -> None:
     job = load(spec, set={"seeds": [0, 1]})
     with pytest.raises(RpgError, match=r"tiny has not been run yet with these values"):
@@ -320,6 +321,7 @@ def test_a_notebook_shows_progress_and_its_stop_button_saves(lab: Lab) -> None:
         assert "RESUME" in notebook.cell("print(job.plan())")
 
 
+@pytest.mark.more
 def test_the_notebook_pages_cells_run_in_a_kernel(root: Path, tmp_path: Path) -> None:
     from notebook import Notebook
 

@@ -80,6 +80,7 @@ def test_scores_are_compared_in_their_own_units(home: Home) -> None:
     assert after["clip.high 0.28"] == pytest.approx(np.mean(second))
 
 
+@pytest.mark.more
 def test_pages_terminal_and_cards_have_the_score(
     home: Home, call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +197,7 @@ def test_a_study_of_a_graded_reward_takes_its_score(tmp_path: Path) -> None:
         load_study(study)
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("installed")
 def test_a_run_with_a_graded_reward_is_measured_by_its_score(lab: Lab) -> None:
     lab.spec.write_text(lab.spec.read_text().replace("exact_match", "digits"))

@@ -91,6 +91,7 @@ def test_all_that_the_cpu_build_of_vllm_needs_has_a_hash() -> None:
         todo += [each.name for each in needed if each.marker is None or each.marker.evaluate({**HERE, "extra": ""})]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("forged", [False, True])
 def test_the_installer_of_vllm_takes_no_wheel_with_another_hash(tmp_path: Path, forged: bool) -> None:
     """Runs the installer in a virtual environment, where pip finds one wheel that is made here."""

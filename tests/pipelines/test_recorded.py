@@ -50,6 +50,7 @@ def tokens_of(run_dir: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
     return found
 
 
+@pytest.mark.more
 def test_what_is_recorded_changes_nothing_of_training(trained: dict[str, Path]) -> None:
     assert_trained(trained["all"])
     digests = {name: digest(next(run.glob("weights/step-*/model.safetensors"))) for name, run in trained.items()}

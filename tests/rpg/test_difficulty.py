@@ -23,6 +23,7 @@ def straight(request: pytest.FixtureRequest, inputs: Path, tmp_path_factory: pyt
     return run_dir, changes
 
 
+@pytest.mark.more
 def test_training_that_pauses_draws_the_problems_that_it_would_have_drawn(
     inputs: Path, straight: Any, tmp_path: Path
 ) -> None:
@@ -33,6 +34,7 @@ def test_training_that_pauses_draws_the_problems_that_it_would_have_drawn(
     assert_trained_alike(run_dir, straight[0])
 
 
+@pytest.mark.more
 def test_the_order_is_another_than_the_shuffled_one_once_groups_differ(
     inputs: Path, straight: Any, tmp_path: Path
 ) -> None:
@@ -41,6 +43,7 @@ def test_the_order_is_another_than_the_shuffled_one_once_groups_differ(
     assert drawn(shuffled, 8) != drawn(straight[0], 8)
 
 
+@pytest.mark.more
 def test_two_ranks_draw_what_one_does(inputs: Path, straight: Any, tmp_path: Path) -> None:
     changes = straight[1] | {"training": {**TRAINING, "ranks": 2}}
     run_dir = make_run(inputs, tmp_path / "two", **changes)

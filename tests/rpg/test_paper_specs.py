@@ -140,6 +140,7 @@ def test_the_fair_comparison_varies_the_objective_alone(
         assert len({getattr(cell, section).model_dump_json() for cell in cells}) == 1, section
 
 
+@pytest.mark.more
 def test_a_row_trains(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_cell(cells_of(PAPER[0], inputs, monkeypatch)[-1], inputs, tmp_path / "run")
 

@@ -143,6 +143,7 @@ def test_a_published_set_that_is_not_here_is_named_by_its_name(tmp_path: Path, m
 OF_THE_HUB = ("model={source: pretrained, path: nobody/model}", "data.train=[{source: hub, path: nobody/data}]")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("silent", [False, True], ids=["refuses", "never answers"])
 def test_what_would_have_to_be_fetched_is_named_within_seconds_where_the_hub_cannot_be_reached(
     silent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

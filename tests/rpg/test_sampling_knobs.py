@@ -34,6 +34,7 @@ def sampled(run_dir: Path, first_step: int = 1) -> list[tuple[Any, ...]]:
     return sorted(found)
 
 
+@pytest.mark.more
 def test_dynamic_sampling_trains_on_groups_that_vary_and_counts_the_others(dynamic: Path) -> None:
     metrics = figures(dynamic)
     for step in range(1, 5):

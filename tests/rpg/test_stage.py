@@ -57,6 +57,7 @@ def wrong(job: dict[str, Any]) -> Issue:
     return problem
 
 
+@pytest.mark.more
 def test_data_leaves_both_splits_and_plain_log_lines(data: Result) -> None:
     assert (data.code, data.problems) == (0, [])
     assert pq.read_metadata(data.out / "train.parquet").num_rows > 0
@@ -123,6 +124,7 @@ def test_two_ranks_share_the_problems_and_leave_what_one_leaves(tmp_path: Path, 
         assert shared == alone
 
 
+@pytest.mark.more
 def test_an_evaluation_that_was_interrupted_goes_on_with_the_answers_that_it_has(
     tmp_path: Path, evaluated: Result
 ) -> None:
@@ -155,6 +157,7 @@ def test_an_evaluation_that_was_interrupted_goes_on_with_the_answers_that_it_has
     assert not (tmp_path / "kept").exists()
 
 
+@pytest.mark.more
 def test_what_was_measured_during_training_is_on_record_at_once_and_taken_as_it_is(
     tmp_path: Path, evaluated: Result, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ def trained(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return run_dir, train(run_dir)
 
 
+@pytest.mark.more
 def test_every_step_records_the_metrics_that_are_described_and_no_other(trained: tuple[Path, str]) -> None:
     names = defaultdict(set)
     for row in rows(trained[0], "metrics"):
@@ -98,6 +99,7 @@ def test_a_trained_run_is_not_trained_again(trained: tuple[Path, str]) -> None:
     assert "is trained already" in train(trained[0])
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("shared", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_two_ranks_train_under_the_launcher(
     inputs: Path, tmp_path: Path, trained: tuple[Path, str], shared: int

@@ -117,6 +117,7 @@ def scorers(run_dir: Path) -> list[int]:
     return [int(path.name) for path in (run_dir.parent / "pids").iterdir()]
 
 
+@pytest.mark.more
 def test_a_reward_that_hangs_costs_its_responses_and_leaves_no_process(runs: dict[str, Path]) -> None:
     run_dir = runs["hanging"]
     assert ending(run_dir, "none")[0] == 0
@@ -156,6 +157,7 @@ def test_a_reward_that_fails_on_some_responses_is_in_the_metrics_and_the_progres
     assert "  not scored: 2 of 8 responses: no verdict after 0.3 s\n" in ending(runs["hanging"], "none")[1]
 
 
+@pytest.mark.more
 def test_a_reward_that_fails_ends_every_rank(inputs: Path, tmp_path: Path) -> None:
     run_dir = hanging_run(inputs, tmp_path / "raising", dict.fromkeys(PROBLEMS, "raises"), ranks=2)
     said = finish(start(local_command(run_dir, 2, free_port()), with_package()), expect=1, seconds=120)

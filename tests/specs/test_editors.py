@@ -30,6 +30,7 @@ def checked(schema: Path, *files: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", FILES)
 def test_every_shipped_spec_satisfies_its_schema(kind: str) -> None:
     done = checked(SPECS / "json" / f"{kind}.json", *FILES[kind])
@@ -41,6 +42,7 @@ def test_the_shipped_schemas_are_those_of_the_schema(kind: Any) -> None:
     assert json.loads((SPECS / "json" / f"{kind}.json").read_text()) == json_schema(kind, installed=False)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("slip", "told"), SLIPS)
 def test_a_slip_in_a_file_that_extends_another_is_found(slip: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"extends: quickstart.yaml\nname: a\n{slip}")

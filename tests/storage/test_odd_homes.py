@@ -24,6 +24,7 @@ def record(root: Path, run_id: str, steps: int) -> Path:
     return root
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", NAMES)
 def test_a_home_is_read_whatever_its_directory_is_called(name: str, tmp_path: Path) -> None:
     root = record(tmp_path / name / "home", "own", 3)

@@ -52,6 +52,7 @@ def everything_once(root: Path, steps: int) -> bool:
     return Store.open(root).query(COUNTS).rows == expected
 
 
+@pytest.mark.more
 def test_readers_and_ingesters_at_work_while_a_trainer_writes(
     tmp_path: Path, spawn: "multiprocessing.context.ForkServerContext"
 ) -> None:
@@ -75,6 +76,7 @@ def test_readers_and_ingesters_at_work_while_a_trainer_writes(
     assert check(tmp_path) == []
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kills", [9, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 def test_a_trainer_an_ingester_and_a_compactor_killed_at_any_moment_lose_and_double_nothing(
     tmp_path: Path, spawn: "multiprocessing.context.ForkServerContext", kills: int
@@ -212,6 +214,7 @@ def test_a_reader_goes_on_reading_the_file_that_an_ingest_replaced(tmp_path: Pat
     assert everything_once(tmp_path, 4)
 
 
+@pytest.mark.more
 def test_an_open_store_keeps_no_ingester_waiting(
     tmp_path: Path, spawn: "multiprocessing.context.ForkServerContext"
 ) -> None:
@@ -232,6 +235,7 @@ def test_an_open_store_keeps_no_ingester_waiting(
     assert everything_once(tmp_path, 4)
 
 
+@pytest.mark.more
 def test_an_ingest_on_a_full_disk_fails_and_leaves_the_database_as_it_was(
     tmp_path: Path, spawn: "multiprocessing.context.ForkServerContext"
 ) -> None:
@@ -252,6 +256,7 @@ def test_an_ingest_on_a_full_disk_fails_and_leaves_the_database_as_it_was(
     assert check(tmp_path) == []
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("is_indexed", [True, False])
 def test_a_home_that_cannot_be_written_is_read_and_checked_as_before(
     tmp_path: Path, spawn: "multiprocessing.context.ForkServerContext", is_indexed: bool

@@ -185,6 +185,7 @@ def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("case", FOUND_IN_THE_FILE)
 def test_what_the_file_shows_is_told_by_validate(case: str) -> None:
     text, options, expected = FOUND_IN_THE_FILE[case]
@@ -217,6 +218,7 @@ def plain(name: str, **columns: list[str]) -> str:
     return f"{{source: parquet, path: {name}, columns: {{prompt: q, answer: a}}}}"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("held_out", "said"), [(["1 + 1", "2 + 2"], OVERLAP), (["1 + 1", "2 + 2", "3 + 3"], None)])
 def test_overlapping_train_and_evaluation_data(held_out: list[str], said: str | None) -> None:
     source = plain("train.parquet", q=["1 + 1", "2 + 2", "3 + 3"], a=["2", "4", "6"])

@@ -67,6 +67,7 @@ INGESTS = READS | {"pandas", "pyarrow"}
 SPEC = "specs/experiments/quickstart.yaml"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("words", "most", "libraries"),
     [

@@ -16,6 +16,7 @@ from specs import SpecError
 QUICKSTART = ROOT / "specs" / "experiments" / "quickstart.yaml"
 
 
+@pytest.mark.more
 def test_every_objective_is_certified_with_its_claim() -> None:
     result = CliRunner().invoke(app, ["certify"])
     assert result.exit_code == 0
@@ -163,6 +164,7 @@ def test_a_formula_that_is_not_finite_is_refused_at_its_column(formula: Callable
         assert "given: A = 0" in told
 
 
+@pytest.mark.more
 def test_a_formula_is_certified_beside_the_built_in_objectives_that_claim_the_same(
     formula: Callable[[str], str], tmp_path: Path
 ) -> None:

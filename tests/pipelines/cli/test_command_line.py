@@ -41,6 +41,7 @@ def test_the_help_lists_every_verb_in_a_group_in_the_order_of_use() -> None:
     assert re.findall(r"│ ([a-z]+) ", begin) == list(verbs.PANELS["Begin"])
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
@@ -72,6 +73,7 @@ def test_an_exit_code_and_its_message_survive_a_query_that_goes_on(
     assert (done.returncode, done.stderr) == expected
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("words", [("validate", "spec.yaml"), ("schema",)])
 def test_an_output_that_takes_nothing_is_named(words: tuple[str, ...], tmp_path: Path) -> None:
     """A few bytes are refused when the command ends, many while it writes."""
@@ -113,6 +115,7 @@ def test_a_narrow_terminal_keeps_first_columns_whole_and_names_the_rest(capsys: 
     )
 
 
+@pytest.mark.more
 def test_a_home_that_can_only_be_read_is_read_and_a_page_that_cannot_be_written_there_named(tmp_path: Path) -> None:
     unpack(tmp_path)
     home = tmp_path / "home"

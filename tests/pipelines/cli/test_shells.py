@@ -60,6 +60,7 @@ def shell(line: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(["bash", "-c", line], env=variables, capture_output=True, encoding="utf-8", timeout=300)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("path", [pytest.param(None, marks=LONG), ":", pytest.param("lib:", marks=LONG)])
 def test_files_of_the_project_stand_in_for_no_module(path: str | None, project: Path) -> None:
     for name in ("transformers", "rpg", "yaml", "torch"):
@@ -93,6 +94,7 @@ def test_commands_that_need_no_prefect_mind_no_file_of_its(project: Path) -> Non
     assert shell('"$rpg" runs').returncode == 0
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("closed", [*(pytest.param(one, marks=LONG) for one in (">&-", "2>&-", "<&-")), ">&- 2>&- <&-"])
 def test_a_closed_stream_takes_nothing_and_harms_nothing(closed: str, tmp_path: Path) -> None:
     line = f'"$rpg" sql "select count(*) as n from metrics" -o rows.csv {closed} && "$rpg" runs {closed}'
@@ -129,6 +131,7 @@ def test_a_user_without_home_and_account_gets_an_answer(words: str, project: Pat
     assert sorted(path.name for path in project.iterdir()) == ["data.jsonl", "held_out.jsonl", "spec.yaml"]
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("project")
 @pytest.mark.parametrize("coding", ["ascii", pytest.param("latin-1", marks=LONG)])
 def test_text_is_read_and_written_in_every_locale(coding: str, home: Path, tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def hub(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
         yield hub
 
 
+@pytest.mark.more
 def test_a_model_arrives_with_its_card_in_one_commit(place: Path, hub: LocalHub, call: Call, tmp_path: Path) -> None:
     code, out, err = call("push", "5c295933", "--to", "sums")
     assert (code, out.startswith(f"{hub.url}/alice/sums/commit/")) == (0, True), err
@@ -95,6 +96,7 @@ def test_the_hub_is_the_one_that_the_environment_names(place: Path, hub: LocalHu
     assert (result.returncode, list(hub.repositories)) == (0, ["alice/sums"]), result.stderr
 
 
+@pytest.mark.more
 def test_no_progress_bar_is_shown_on_a_terminal(place: Path, hub: LocalHub) -> None:
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "RPG_HOME": str(place / "home")}
     environment.pop("HF_HUB_DISABLE_PROGRESS_BARS", None)
@@ -116,6 +118,7 @@ def test_no_progress_bar_is_shown_on_a_terminal(place: Path, hub: LocalHub) -> N
     assert b"\n\r\n" not in shown  # nor an empty line in its place
 
 
+@pytest.mark.more
 def test_a_later_push_leaves_no_weights_of_the_one_before(hub: LocalHub, call: Call) -> None:
     code, _, err = call("push", RUN, "--to", "alice/sums", "--checkpoint", "2", "--public")
     assert (code, err.splitlines()[-1]) == (0, f"{RUN}, step 2, is alice/sums now, public")
@@ -144,6 +147,7 @@ def test_a_dry_run_writes_what_would_go_and_sends_nothing(hub: LocalHub, call: C
     assert call("push", RUN, "--to", "alice/sums", "--dry-run", str(target))[0] == 2
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("token", "broken", "code", "why"),
     [

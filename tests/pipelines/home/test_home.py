@@ -64,6 +64,7 @@ def test_the_servers_database_is_in_its_home_whatever_that_is_called(name: str, 
     assert list(tmp_path.iterdir()) == [tmp_path / name]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("name", "reason"), [(b"caf\xe9", "takes a path for UTF-8"), (b"a\\b[1]", "a backslash and")])
 def test_a_home_that_duckdb_cannot_read_is_refused_at_once(name: bytes, reason: str, tmp_path: Path) -> None:
     environment = {**os.environb, b"RPG_HOME": os.fsencode(tmp_path) + b"/" + name}
@@ -76,6 +77,7 @@ def test_a_home_that_duckdb_cannot_read_is_refused_at_once(name: bytes, reason: 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.more
 def test_a_home_that_a_run_made_is_its_users_alone(prepared_home: Path) -> None:
     assert mode(prepared_home) == 0o700
 

@@ -104,6 +104,7 @@ def test_plans_agree_with_transformers_count_of_each_architecture(tmp_path: Path
     }
 
 
+@pytest.mark.more
 def test_a_configuration_is_counted_once_in_a_child_without_torch_here(empty_cache: Path) -> None:
     code = (
         "import json, sys\nfrom pipelines.planning.model_shape import shape_of_settings\n"
@@ -146,6 +147,7 @@ def test_what_builds_no_model_has_no_shape(settings: dict[str, Any]) -> None:
     assert model_shape.shape_of_settings(settings) is None
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("config", "why"),
     [

@@ -182,6 +182,7 @@ def test_weights_that_are_exported_again_meanwhile_are_no_failure_and_are_begun_
     assert notes == []
 
 
+@pytest.mark.more
 def test_one_failure_before_each_result_leaves_none_of_them_to_the_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +207,7 @@ def test_one_failure_before_each_result_leaves_none_of_them_to_the_stage(
             wait_for(lambda newest=attempt: look() or results_of_run.attempt(20) == newest, what="the result")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("ends", "begun"), [("exit 2", 1), ("echo 'IndexError: index out of range in self'; exit 1", 1), ("exit 1", 3)]
 )

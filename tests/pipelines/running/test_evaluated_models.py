@@ -169,6 +169,7 @@ def test_a_runs_weights_are_found_by_step_and_as_the_last_and_the_best(tmp_path:
         weights_in(home)(EvaluatedRun(run=run_id))
 
 
+@pytest.mark.more
 def test_an_evaluation_is_shown_and_exported_as_one(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_second_call_finds_everything_cached_and_answers_again(done):
     )
 
 
+@pytest.mark.more
 def test_a_plan_loads_what_it_looks_at_and_no_more(lab, assets, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", assets)
     program = f"import sys\ntry:\n    {COMMAND}\nfinally:\n    print(*sys.modules, file=sys.stderr)"
@@ -93,6 +94,7 @@ def test_a_plan_loads_what_it_looks_at_and_no_more(lab, assets, monkeypatch):
     assert "tokenizers" in longer.err.split()
 
 
+@pytest.mark.more
 def test_a_deep_validation_looks_at_a_model_that_is_made_and_at_what_training_asks_of_it(lab, assets, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", assets)
     program = f"import sys\ntry:\n    {COMMAND}\nfinally:\n    print(*sys.modules, file=sys.stderr)"
@@ -108,6 +110,7 @@ def test_a_deep_validation_looks_at_a_model_that_is_made_and_at_what_training_as
         assert said in wrong.err
 
 
+@pytest.mark.more
 def test_another_number_of_samples_evaluates_again_and_trains_nothing(done):
     result = done.rpg("run", str(done.spec), overrides=("evaluation.samples_per_problem=3",))
     assert result.code == 0, result.err
@@ -152,6 +155,7 @@ def test_plan_and_run_agree_on_a_flipped_byte_and_the_weights_are_exported_again
     assert outcomes(done.rpg("run", str(done.spec)).err) == dict.fromkeys(ended, "cached")
 
 
+@pytest.mark.more
 def test_a_users_mistake_found_by_a_stage_is_shown_with_its_line_and_exit_code_2(lab):
     lab.spec.write_text(SPEC.replace("overlap: drop", "overlap: error"))
     result = lab.rpg("run", str(lab.spec))
@@ -165,6 +169,7 @@ def test_a_users_mistake_found_by_a_stage_is_shown_with_its_line_and_exit_code_2
     assert lab.processes() == []
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("signals_arrive")
 def test_an_interrupted_run_is_resumed_where_it_stopped_and_cancelled_in_its_grace(lab):
     run = lab.start("run", str(lab.spec), overrides=LONG)

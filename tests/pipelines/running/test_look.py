@@ -35,6 +35,7 @@ def rows(first: int, last: int) -> str:
     )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("model", "train", "held_out", "kinds"),
     [

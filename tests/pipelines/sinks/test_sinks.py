@@ -57,6 +57,7 @@ def test_every_sink_that_a_spec_may_name_is_tried_here() -> None:
     assert names == list(SINKS) == list(HELD) == [tried.values[0] for tried in each.args[1]]
 
 
+@pytest.mark.more
 @each
 def test_a_killed_run_that_went_on_is_there_once_and_as_sql_has_it(tmp_path, name):
     home = Home(tmp_path / "a%2Fb" / "what now? #1")
@@ -94,6 +95,7 @@ def test_an_experiment_that_was_deleted_in_mlflow_is_named_with_what_brings_it_b
     assert said.startswith("mlflow: the experiment `clipping` is deleted in MLflow: `mlflow experiments restore")
 
 
+@pytest.mark.more
 @needs("tensorboard")
 def test_a_tensorboard_that_is_open_drops_what_was_trained_again(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -115,6 +117,7 @@ def test_a_tensorboard_that_is_open_drops_what_was_trained_again(tmp_path):
     ]
 
 
+@pytest.mark.more
 @needs("tensorboard")
 def test_what_a_run_trains_again_while_it_is_followed_is_there_once(tmp_path):
     home = Home(tmp_path)
@@ -133,6 +136,7 @@ def test_what_a_run_trains_again_while_it_is_followed_is_there_once(tmp_path):
     assert tensorboard_figures(home) == in_sql(home, "tensorboard")
 
 
+@pytest.mark.more
 @needs("wandb")
 def test_a_wandb_run_says_which_one_it_is_and_how_it_ended(tmp_path):
     home = Home(tmp_path)

@@ -99,6 +99,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         server.stop()
 
 
+@pytest.mark.more
 def test_a_study_that_is_cancelled_on_the_dashboard_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     flow_run = site.flow_run()
 
@@ -142,6 +143,7 @@ def submit(site: Site, workers: int = 1) -> list[FlowRun]:
     return list(flow_runs(site.client, OPEN, study="clips"))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("far", [True, False], ids=["from a far client", "from the home"])
 @pytest.mark.parametrize("verb", ["cancel", "study cancel"])
 def test_a_submitted_study_that_nobody_has_begun_is_cancelled(
@@ -163,6 +165,7 @@ def begin_at(site: Site, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setenv("RPG_HOME", str(home))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["clips", "clips-confirmation"])
 def test_a_study_under_way_is_stopped_as_a_whole_from_a_far_client(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -186,6 +189,7 @@ def test_a_study_under_way_is_stopped_as_a_whole_from_a_far_client(
     assert site.state(flow_run) == "CANCELLED"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("state", [*STATES, Pending(), Running(), Paused(), Crashed()], ids=lambda state: state.name)
 def test_a_study_is_cancelled_in_any_state_of_its_flow_run(site: Site, state: State[Any]) -> None:
     (flow_run,) = submit(site)
@@ -221,6 +225,7 @@ def test_a_study_that_a_command_runs_here_is_stopped_and_waited_for(tmp_path: Pa
     assert seen == ["cancelled with its study"]
 
 
+@pytest.mark.more
 def test_a_study_whose_worker_is_stopped_while_the_server_is_away_does_not_fail(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ def run(path: Path, home: Home, execute: Any) -> dict[str, Any]:
     return run_study(load_study_document(path), home, execute)
 
 
+@pytest.mark.more
 def test_the_best_of_each_rung_go_on_from_their_checkpoints(home: Home, tmp_path: Path) -> None:
     evaluator = Evaluator(home, steps=8)
     record = run(write_study(tmp_path / "specs", LONG), home, evaluator)

@@ -132,6 +132,7 @@ def refused(address: str, study: int, trial: int) -> None:
     assert refusals == [expected] * len(refusals)
 
 
+@pytest.mark.more
 def test_the_page_shows_the_newest_study_and_changes_none(home, page):
     assert shown_studies(page) == {}
     add_study(home, "first")
@@ -155,6 +156,7 @@ def test_the_page_shows_the_newest_study_and_changes_none(home, page):
     assert list(shown_studies(page)) == ["first"]
 
 
+@pytest.mark.more
 def test_with_a_database_its_studies_are_shown_and_not_changed(home, monkeypatch):
     add_study(home, "in-a-journal", 1)
     with postgres() as server:
@@ -170,6 +172,7 @@ def test_with_a_database_its_studies_are_shown_and_not_changed(home, monkeypatch
             assert shown_studies(address) == studies
 
 
+@pytest.mark.more
 def test_optuna_dashboard_itself_opens_the_journal_of_a_study_whose_trials_are_paused(home):
     class StoppedError(Exception):
         pass

@@ -114,6 +114,7 @@ def assert_whole(home: Home, trials: int) -> None:
     assert record["status"] == "finished"
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("sampler", [pytest.param("random", marks=pytest.mark.long), "auto"])
 def test_workers_share_a_study(home: Home, tmp_path: Path, sampler: str) -> None:
@@ -125,6 +126,7 @@ def test_workers_share_a_study(home: Home, tmp_path: Path, sampler: str) -> None
     assert sum(bool(out.count("trial ")) for out in printed) > 1, "more than one worked"
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("kept")
 def test_a_killed_workers_trial_is_taken_up_by_another(home: Home, tmp_path: Path) -> None:
     path = study(tmp_path / "specs", 6)
@@ -137,6 +139,7 @@ def test_a_killed_workers_trial_is_taken_up_by_another(home: Home, tmp_path: Pat
     assert_whole(home, 6)
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("kept")
 def test_a_worker_that_was_given_up_for_dead_tells_nothing(home: Home, tmp_path: Path) -> None:
     document = load_study_document(study(tmp_path / "specs", 1))
@@ -185,6 +188,7 @@ def test_a_trial_is_taken_up_by_whoever_meets_no_living_lease_on_it(home: Home, 
         assert (fresh.to_take_up(fresh.trials()) is not None) == (state == "pending"), seen
 
 
+@pytest.mark.more
 def test_a_worker_has_a_session_of_its_own_and_dies_with_the_one_that_started_it(home: Home, tmp_path: Path) -> None:
     search = os.pathsep.join([str(HERE), str(ROOT)])
     command = [sys.executable, "-W", "ignore", "-c", FIRST_WORKER, str(study(tmp_path / "specs")), str(home.root)]
@@ -279,6 +283,7 @@ def test_a_database_is_killed_again_and_again(
     survive_outages(home, tmp_path, server, monkeypatch, outages=4, seed=SEED + repetition)
 
 
+@pytest.mark.more
 def test_nothing_is_written_under_a_lock_that_a_restart_has_taken_away(
     home: Home, server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +304,7 @@ def test_nothing_is_written_under_a_lock_that_a_restart_has_taken_away(
     assert len(kept.storage.get_all_trials(study_id)) == 1
 
 
+@pytest.mark.more
 def test_a_worker_that_opens_its_database_while_that_is_away_waits_and_says_so_once(
     home: Home, tmp_path: Path, server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ VERBS = {
 }
 
 
+@pytest.mark.more
 def test_nothing_recorded_commands_the_terminal(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evil").mkdir()
@@ -132,6 +133,7 @@ def test_nothing_recorded_commands_the_terminal(home: Path, tmp_path: Path, monk
     assert [verb for verb in recorded if b"52;c;eA==" not in answers[verb]] == []
 
 
+@pytest.mark.more
 def test_a_pipe_gets_what_was_recorded(home: Path) -> None:
     def piped(*arguments: str) -> bytes:
         command = [sys.executable, "-c", MAIN, *arguments]
@@ -145,6 +147,7 @@ def test_a_pipe_gets_what_was_recorded(home: Path) -> None:
     assert json.loads(piped("sql", "select reason from runs", "--format", "json"))[0]["reason"] == f"failed: {EVIL}"
 
 
+@pytest.mark.more
 def test_our_own_styles_reach_the_terminal(home: Path) -> None:
     table, help_text = shown(home, ("sql", "select 1 as step"), ("--help",))
     assert b"\x1b[1mstep" in table

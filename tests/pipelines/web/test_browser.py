@@ -148,6 +148,7 @@ def column(page: Page, heading: str) -> list[str]:
     return cells.all_inner_texts()
 
 
+@pytest.mark.more
 def test_the_record_is_filtered_sorted_and_opened(browser: Browser, record: str) -> None:
     with visit(browser) as visited:
         page = visited.page
@@ -191,6 +192,7 @@ CUT_OFF = """() => [...document.querySelectorAll(".scroll, .wide-chart, td, th, 
 """What does not show all that is in it."""
 
 
+@pytest.mark.more
 def test_a_report_is_readable_on_a_telephone_and_on_paper(browser: Browser, home: Home) -> None:
     cells = [{"objective.clip.high": 0.1 + place / 100} for place in range(8)]
     many = [
@@ -230,6 +232,7 @@ def test_a_report_is_readable_on_a_telephone_and_on_paper(browser: Browser, home
             assert visited.errors == []
 
 
+@pytest.mark.more
 def test_a_chart_follows_the_pointer_is_smoothed_and_saves_its_values(browser: Browser, home: Home) -> None:
     """The values of the file are those that were recorded, however the curve is smoothed just now."""
     record_run(home, "noisy", seed=0, steps=40, experiment="noisy")
@@ -269,6 +272,7 @@ def test_a_chart_follows_the_pointer_is_smoothed_and_saves_its_values(browser: B
         assert visited.errors == []
 
 
+@pytest.mark.more
 def test_charts_follow_the_colours_of_the_page(browser: Browser, home: Home) -> None:
     report = write_run_report(home, "sums-0.1-s0")
     with visit(browser) as visited:
@@ -310,6 +314,7 @@ def test_a_page_of_a_hundred_runs_is_small_and_opens_at_once(browser: Browser, t
         assert visited.errors == []
 
 
+@pytest.mark.more
 def test_markup_in_what_is_recorded_is_text(browser: Browser, tmp_path: Path) -> None:
     script = "</script><script>window.ran = true</script><img src=x onerror='window.ran = true'>"
     home, other = Home(tmp_path), {"objective.clip.high": script}
@@ -365,6 +370,7 @@ def test_a_conversation_fits_on_a_telephone_and_acts_on_nothing(browser: Browser
         assert (visited.errors, visited.elsewhere) == ([], [])
 
 
+@pytest.mark.more
 def test_a_token_shows_its_numbers_and_the_colours_are_chosen(browser: Browser, home: Home) -> None:
     with served(home) as address, visit(browser) as visited:
         page = visited.page
@@ -383,6 +389,7 @@ def test_a_token_shows_its_numbers_and_the_colours_are_chosen(browser: Browser, 
         assert (visited.errors, visited.elsewhere) == ([], [])
 
 
+@pytest.mark.more
 def test_responses_are_found_and_opened(browser: Browser, home: Home) -> None:
     with served(home) as address, visit(browser, width=390) as visited:
         page = visited.page

@@ -43,6 +43,7 @@ def whole(directory: Path, stem: str) -> dict[str, torch.Tensor]:
     return tensors
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("case", CASES)
 def test_one_rank_to_two_and_back_is_one_rank_all_the_way(ends: Callable[[str], Path], case: str) -> None:
     tolerance, way = 1e-5 if case.startswith("float32") else 2e-2, ends(case)

@@ -65,6 +65,7 @@ def furthest(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
     return max(float((one - two).abs().max()) for one, two in pairs)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("column", ["rollout_logprob", "old_logprob"])
 def test_what_is_exported_samples_the_next_step_and_gives_its_old_logprobs(runs: Path, name: str, column: str) -> None:

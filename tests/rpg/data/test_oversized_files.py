@@ -78,6 +78,7 @@ def wrong(path: Path, **train: Any) -> Issue:
     return issue
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_parquet_file_that_unfolds_too_far_is_refused_at_its_path(tmp_path: Path, kind: str) -> None:
     file = bomb(tmp_path / "bomb.parquet", kind)

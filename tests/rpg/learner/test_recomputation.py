@@ -47,6 +47,7 @@ def add_gradients(policy: Policy, packing: Packing | None = PACKED) -> Tensor:
     return logprobs.detach()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("model_type", "changes"),
     [

@@ -77,6 +77,7 @@ def spec_of(changes: dict[str, Any]) -> Experiment:
     return Experiment.model_validate({**SPEC, **changes, "training": training, "rollout": rollout})
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("changes", "packed"),
     [*((changes, True) for changes in OBJECTIVES), (OBJECTIVES[0], False)],

@@ -84,6 +84,7 @@ def test_its_claim_is_certified_and_a_false_one_is_refused(monkeypatch: pytest.M
     assert issue.message == "the claim is false"
 
 
+@pytest.mark.more
 def test_it_trains_is_recorded_and_is_replayed(tmp_path: Path) -> None:
     make_inputs(tmp_path)
     run = make_run(tmp_path, tmp_path / "home/runs/tiny", training={"steps": 2, "optimizer": {"learning_rate": 0.03}})

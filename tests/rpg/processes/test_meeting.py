@@ -96,6 +96,7 @@ def as_another_user(code: str, *arguments: str) -> Process:
     return subprocess.Popen(command, env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.more
 def test_ranks_started_here_listen_at_loopback_alone_and_have_a_key_that_no_command_line_shows(tmp_path: Path) -> None:
     port = free_port()
     command = [word.replace("rpg.train", "tests.rpg.meeting_worker") for word in local_command(tmp_path, 2, port)]
@@ -168,6 +169,7 @@ GATHERED = "gathered [{'rank': 0}, {'rank': 1}] 2.0"
 NOTICED = "another process than the launch's may have taken a rank's place"
 
 
+@pytest.mark.more
 def test_an_outsider_is_told_nothing_by_the_store_while_ranks_meet_and_afterwards(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     first, second = group_of(2)
@@ -191,6 +193,7 @@ def test_an_outsider_is_told_nothing_by_the_store_while_ranks_meet_and_afterward
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.more
 def test_an_outsider_who_takes_a_ranks_seat_is_noticed_and_the_ranks_meet_without_him() -> None:
     first, second = group_of(2)
     zero, thief = start(first), as_another_user(TAKES_SEATS)
@@ -333,6 +336,7 @@ def test_strangers_that_say_nothing_or_talk_slowly_keep_no_member_away(
             stranger.close()
 
 
+@pytest.mark.more
 def test_a_pickle_in_the_place_of_a_ranks_value_makes_nothing(tmp_path: Path) -> None:
     """Even from one who had the key: what a rank gathers is read as a message."""
     ran = tmp_path / "ran"

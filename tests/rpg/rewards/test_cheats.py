@@ -38,6 +38,7 @@ def test_each_grader_has_its_table_with_at_least_twenty_cheats() -> None:
     assert programs == set(on_page()["calls"])
 
 
+@pytest.mark.more
 @pytest.mark.needs("bubblewrap")
 @pytest.mark.parametrize(
     "grader", [pytest.param(each, marks=pytest.mark.needs("g++") if each == "C++" else ()) for each in cheats.GRADERS]

@@ -75,6 +75,7 @@ def scored(run: Path) -> list[tuple[Any, ...]]:
     return sorted(tuple(row[name] for name in names) for row in rows(run, "rollouts") if row["step"] == 1)
 
 
+@pytest.mark.more
 def test_each_response_is_scored_by_the_reward_of_its_set(alone: Path) -> None:
     responses = rows(alone, "rollouts")
     assert [row["reward"] for row in responses] == pytest.approx([worth(row) for row in responses])
@@ -95,6 +96,7 @@ def test_metrics_have_the_mean_of_each_set_and_of_its_terms(alone: Path) -> None
         assert (step, "reward/rule/mean/once") not in metrics
 
 
+@pytest.mark.more
 def test_two_ranks_score_as_one(mixed: Path, tmp_path: Path) -> None:
     runs = [
         make_run(mixed, tmp_path / str(ranks), data=DATA, training={"steps": 1, "ranks": ranks}) for ranks in (1, 2)
@@ -109,6 +111,7 @@ def test_two_ranks_score_as_one(mixed: Path, tmp_path: Path) -> None:
     assert of_sets[0] == pytest.approx(of_sets[1])
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("rewards", [pytest.param("summed", marks=pytest.mark.long), "normalized_each"])
 def test_a_stream_keeps_the_groups_and_scores_of_rounds(mixed: Path, tmp_path: Path, rewards: str) -> None:
     refills = [{"dynamic_sampling": {"refill": refill, "max_batches": 4}} for refill in ("rounds", "stream")]
@@ -128,6 +131,7 @@ def test_a_stream_keeps_the_groups_and_scores_of_rounds(mixed: Path, tmp_path: P
     assert scored(runs[0]) == scored(runs[1])
 
 
+@pytest.mark.more
 def test_a_killed_run_goes_on_with_the_scores_that_wait(mixed: Path, alone: Path, tmp_path: Path) -> None:
     killed = make_run(mixed, tmp_path / "alone", data=DATA, rollout={"max_staleness": 1})
     process = start([sys.executable, "-m", "rpg.train", str(killed)])

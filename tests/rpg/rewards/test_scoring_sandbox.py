@@ -78,6 +78,7 @@ def test_an_answer_that_is_code_reaches_nothing(user: str, open_directory: Path)
     assert not (open_directory / "written").exists()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("user", [pytest.param("root", marks=pytest.mark.long), "an ordinary user"])
 def test_an_answer_that_misbehaves_costs_its_own_reward_alone(user: str, open_directory: Path) -> None:
     found = attacked("misbehaviour", user, open_directory)

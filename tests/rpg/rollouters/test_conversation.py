@@ -144,6 +144,7 @@ def test_what_is_wrong_with_a_conversation_is_said_at_its_line(
     assert "spec.yaml:13" in found
 
 
+@pytest.mark.more
 def test_a_conversation_is_trained_on_and_recorded(inputs: Path, tmp_path: Path) -> None:
     user = {"type": "scripted", "says": ["01"]}
     rollouter = {"type": "conversation", "user": user, "words": "={words}=", "words_tokens": 6}

@@ -84,6 +84,7 @@ def by_response(run_dir: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]
     return [(rollout, tokens[rollout["step"], rollout["rollout_id"]]) for rollout in rows(run_dir, "rollouts")]
 
 
+@pytest.mark.more
 def test_given_tokens_are_recorded_and_nothing_is_known_of_them(home: Home) -> None:
     for rollout, tokens in by_response(home.run("turns")):
         first = next(place for place, token in enumerate(tokens) if not token["sampled"])

@@ -116,6 +116,7 @@ def test_a_replay_gives_back_what_training_recorded(home: Home) -> None:
     assert replayed["reproduced"]["loss"] < 1e-6
 
 
+@pytest.mark.more
 def test_a_run_that_is_killed_in_the_middle_of_a_response_goes_on_bit_for_bit(inputs: Path, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"rollout": {**TOOLS, "max_staleness": 1}, "training": {"steps": 8}}
     whole, killed = (make_run(inputs, tmp_path / name / "run", **changes) for name in ("whole", "killed"))
@@ -142,6 +143,7 @@ def tokens_of(run_dir: Path, step: int = 1) -> list[tuple[Any, ...]]:
     return [(asked[row["rollout_id"]], row["rollout_id"], row["token_id"], row["sampled"]) for row in first]
 
 
+@pytest.mark.more
 def test_a_stream_gives_the_tokens_of_rounds(inputs: Path, tmp_path: Path) -> None:
     refills = [{**TOOLS, "dynamic_sampling": {"refill": refill}} for refill in ("rounds", "stream")]
     runs = [
@@ -188,6 +190,7 @@ def test_turns_answer_for_their_returns_and_a_replay_agrees(inputs: Path) -> Non
     assert replayed["reproduced"]["loss"] < 1e-6
 
 
+@pytest.mark.more
 def test_turns_answer_for_their_returns_over_two_ranks_as_over_one(inputs: Path, tmp_path: Path) -> None:
     rollout = {**TOOLS, "rollouter": {**ROLLOUTER, "rewards": {"call": 0.5, "error": -0.25}}}
     training = {"steps": 2, "optimizer": STEADY}

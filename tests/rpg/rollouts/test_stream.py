@@ -159,6 +159,7 @@ def figures(run_dir: Path) -> dict[tuple[int, str], float]:
     return {(row["step"], row["name"]): row["value"] for row in rows(run_dir, "metrics")}
 
 
+@pytest.mark.more
 def test_a_run_that_streams_trains_on_the_groups_of_one_in_rounds(whole: dict[str, Path]) -> None:
     assert sampled(whole["0"]) == sampled(whole["rounds"])
     rounds, stream = figures(whole["rounds"]), figures(whole["0"])

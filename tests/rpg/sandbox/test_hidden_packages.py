@@ -64,6 +64,7 @@ def looked(user: str, python: Path, *names: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("user", USERS)
 def test_packages_of_a_checkout_are_hidden(user: str) -> None:
     found = looked(user, Path(sys.executable))
@@ -72,6 +73,7 @@ def test_packages_of_a_checkout_are_hidden(user: str) -> None:
     assert len(found) == 5
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("user", USERS)
 def test_packages_that_are_installed_are_hidden(user: str, installed: Path) -> None:
     found = looked(user, installed, EXTENSION)

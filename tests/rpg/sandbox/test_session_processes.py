@@ -28,6 +28,7 @@ def found(request: pytest.FixtureRequest) -> dict[str, Any]:
     return came
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("leaves", LEAVES)
 def test_nothing_of_a_session_runs_between_its_calls(found: dict[str, Any], leaves: str) -> None:
     came = found[leaves]

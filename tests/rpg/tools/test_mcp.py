@@ -191,6 +191,7 @@ server.run("stdio")
 """
 
 
+@pytest.mark.more
 def test_a_training_calls_the_tools_of_a_server_which_ends_with_it(inputs: Path, tmp_path: Path) -> None:
     server, pids = tmp_path / "server.py", tmp_path / "pids"
     server.write_text(ODD_SERVER)

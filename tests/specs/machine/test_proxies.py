@@ -98,6 +98,7 @@ def test_no_client_in_a_process_of_ours_asks_a_proxy_for_loopback(proxy: tuple[s
     assert not asked
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("module", ["pipelines.cli", "rpg.types", "storage.record"])
 @pytest.mark.parametrize("variable", ["http_proxy", "ALL_PROXY"])
 def test_each_package_knows_what_needs_no_proxy(

@@ -41,6 +41,7 @@ def run(tmp_path: Path) -> RecordedRun:
     return run
 
 
+@pytest.mark.more
 def test_a_run_that_has_ended_has_one_file_a_table_and_answers_as_before(tmp_path: Path, run: RecordedRun) -> None:
     before = everything(tmp_path)
     assert before["metrics"]
@@ -71,6 +72,7 @@ def test_a_run_that_goes_on_after_it_was_merged_is_merged_again(tmp_path: Path, 
     assert [row[1] for row in before["metrics"] if row[2] == "reward/mean"] == list(range(1, 11))
 
 
+@pytest.mark.more
 def test_a_run_under_way_has_few_files_and_each_row_is_written_again_a_few_times_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

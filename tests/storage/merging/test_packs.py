@@ -86,6 +86,7 @@ def without(before: Rows, run_id: str) -> Rows:
     return {table: [row for row in rows if run_id not in row] for table, rows in before.items()}
 
 
+@pytest.mark.more
 def test_rows_are_the_same_with_packs_and_without_and_come_from_packs_alone(home: Path) -> None:
     before = rows(home)
     assert all(before.values())
@@ -108,6 +109,7 @@ def test_rows_are_the_same_with_packs_and_without_and_come_from_packs_alone(home
     assert check(home, full=True) == []
 
 
+@pytest.mark.more
 def test_a_run_that_was_deleted_is_in_no_answer_and_its_pack_goes(home: Path) -> None:
     compact(home, keep_seconds=0.0)
     before, first = rows(home), packs(home)
@@ -126,6 +128,7 @@ def test_a_run_that_was_deleted_is_in_no_answer_and_its_pack_goes(home: Path) ->
     assert packed_runs(home) == {*RUNS, "sums-resumed", "sums-5"} - {"sums-1"}
 
 
+@pytest.mark.more
 def test_a_run_that_goes_on_or_is_evaluated_again_shows_its_new_rows_once(home: Path) -> None:
     compact(home, keep_seconds=0.0)
     run = RecordedRun(home, "sums-0")
@@ -190,6 +193,7 @@ def test_packs_are_cut_at_a_size_between_runs(home: Path, monkeypatch: pytest.Mo
     assert rows(home) == of_others(home) == before
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("place", [-2, *(pytest.param(place, marks=pytest.mark.long) for place in (2, 60))])
 def test_a_damaged_pack_is_left_out_and_named_and_nothing_is_missing(home: Path, place: int) -> None:
     before = rows(home)

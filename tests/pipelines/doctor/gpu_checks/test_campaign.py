@@ -75,6 +75,7 @@ def _campaign(tmp_path: Path, *options: str) -> "subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": path}, capture_output=True, text=True)
 
 
+@pytest.mark.more
 def test_a_step_that_hangs_is_ended_in_time_with_all_that_it_started_and_the_next_ones_are_made(tmp_path: Path) -> None:
     done = _campaign(tmp_path, "--step-limit", "12")
     assert done.returncode == 1, done.stderr
@@ -104,6 +105,7 @@ sys.exit(command_line(sys.argv[2:], steps, about=""))
 """
 
 
+@pytest.mark.more
 def test_steps_whose_times_count_compute_alone_and_are_ready_before_their_turn(tmp_path: Path) -> None:
     (tmp_path / "steps_of_a_test.py").write_text(_STEPS)
     place, rows = tmp_path / "pids.turns", tmp_path / "rows.jsonl"
@@ -130,6 +132,7 @@ sys.exit(command_line(sys.argv[2:], [step], about=""))
 """
 
 
+@pytest.mark.more
 def test_a_child_with_another_temporary_directory_ends_with_its_step_too(tmp_path: Path) -> None:
     (tmp_path / "steps_of_a_test.py").write_text(_STEPS)
     command = [sys.executable, "-c", _ELSEWHERE, str(tmp_path / "pid"), "campaign", "--device", "cpu"]

@@ -122,6 +122,7 @@ def site(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         server.stop()
 
 
+@pytest.mark.more
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from(VERBS), min_size=3, max_size=5))
 def test_a_finished_run_stays_finished_whatever_is_asked_for(site: Site, verbs: list[Callable[[Site], None]]) -> None:
@@ -145,6 +146,7 @@ def assert_stays_finished(site: Site, verbs: list[Callable[[Site], None]]) -> No
         assert status_of(site.home, site.run_id) == "finished"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("verbs", [[Site.submit], [Site.submit, Site.work], [Site.submit, Site.submit]])
 def test_a_finished_run_that_was_submitted_again_is_taken_back_by_a_cancel(
     site: Site, verbs: list[Callable[[Site], None]]
@@ -164,6 +166,7 @@ def test_a_finished_run_that_was_submitted_again_is_taken_back_by_a_cancel(
     assert not RunState(site.home, site.run_id).waits
 
 
+@pytest.mark.more
 def test_a_finished_run_of_which_a_stage_is_left_waits_and_is_finished_until_that_is_done(site: Site) -> None:
     site.delete()
     write_json(site.home.run(site.run_id) / "state.json", site.finished)

@@ -51,6 +51,7 @@ def linked(run: dict[str, str]) -> str:
     return f"| [{run['run_id']}](/v2/runs/flow-run/{run['flow_run_id']})"
 
 
+@pytest.mark.more
 def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
     lab, api = stack
 
@@ -283,6 +284,7 @@ def test_submitting_without_a_server_says_what_to_do(lab):
     assert "hint: start one with `rpg up`, or name one with --profile" in result.err
 
 
+@pytest.mark.more
 def test_an_unknown_profile_and_a_server_that_does_not_answer_are_the_users_to_put_right(lab):
     unknown = lab.rpg("submit", str(lab.spec), "--profile", "nowhere")
     assert unknown.code == 2

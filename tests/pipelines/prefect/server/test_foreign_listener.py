@@ -30,6 +30,7 @@ def rpg(home: Path, *words: str, **environment: str) -> subprocess.CompletedProc
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("answer", [HTTP, GARBAGE, b""], ids=["welcome", "garbage", "nothing"])
 def test_a_command_tells_another_users_server_nothing_and_says_who_listens_in_one_line(
     tmp_path: Path, answer: bytes
@@ -50,6 +51,7 @@ def test_a_command_tells_another_users_server_nothing_and_says_who_listens_in_on
         assert not taken.sent
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("answer", [HTTP, JSON, GARBAGE, b""], ids=["page", "JSON", "garbage", "nothing"])
 def test_what_is_no_server_is_named_without_a_traceback(tmp_path: Path, answer: bytes) -> None:
     with listening(tmp_path / "sent", answer, user=os.geteuid()) as own:
@@ -59,6 +61,7 @@ def test_what_is_no_server_is_named_without_a_traceback(tmp_path: Path, answer: 
         assert len(result.stderr.splitlines()) <= 3, result.stderr
 
 
+@pytest.mark.more
 def test_a_named_account_may_serve(tmp_path: Path) -> None:
     with listening(tmp_path / "sent") as taken:
         rpg(tmp_path / "home", "runs", "--profile", f"http://127.0.0.1:{taken.port}", RPG_TRUSTED_USERS="nobody")

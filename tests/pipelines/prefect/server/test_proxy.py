@@ -112,6 +112,7 @@ def test_the_dashboard_asks_the_proxys_address(proxied: tuple[Proxy, Server]) ->
     assert (status, headers["access-control-allow-origin"]) == (200, here)
 
 
+@pytest.mark.more
 def test_the_proxys_own_page_may_ask_and_no_other(proxied: tuple[Proxy, Server]) -> None:
     proxy, _ = proxied
     shown = {"authorization": basic(PASSWORD)}

@@ -104,6 +104,7 @@ def test_a_fault_keeps_its_traceback_though_it_is_of_a_file_or_came_while_an_out
     assert lines[-7:-4] == ["failed: OSError: [Errno 113] No route to host", called, "failed"]
 
 
+@pytest.mark.more
 def test_a_server_whose_database_is_lost_says_so_in_one_line(tmp_path: Path) -> None:
     server = Server(Home(tmp_path))
     try:
@@ -122,6 +123,7 @@ def test_a_server_whose_database_is_lost_says_so_in_one_line(tmp_path: Path) -> 
     assert len(lines) < 20
 
 
+@pytest.mark.more
 def test_every_part_of_a_server_is_told_where_redis_is(tmp_path: Path) -> None:
     told = server_environment(Home(tmp_path), "http://h/api", database="d", redis=":p@127.0.0.1:7000", auth_string="")
     program = (

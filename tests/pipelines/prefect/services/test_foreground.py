@@ -47,6 +47,7 @@ def test_the_unit_waits_for_as_long_as_the_end_may_take() -> None:
     assert int(seconds) >= stop_seconds()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("end", "code"), [("SIGTERM", 0), ("rpg down", 0), ("supervisord killed", 1)])
 def test_what_the_unit_starts_stays_until_it_is_ended_and_tells_a_failure(lab: Lab, end: str, code: int) -> None:
     port = free_port()

@@ -39,6 +39,7 @@ def test_an_api_that_is_away_costs_a_line_in_the_log(tmp_path: Path, caplog: pyt
     assert "the dashboard does not show how far study clips is" in caplog.text
 
 
+@pytest.mark.more
 def test_the_artifact_is_renewed_under_one_key(tmp_path: Path) -> None:
     from prefect.client.orchestration import get_client
 

@@ -50,6 +50,7 @@ def learner_of(model: PreTrainedModel) -> LogprobsFn:
     return logprobs
 
 
+@pytest.mark.more
 @pytest.mark.vllm
 def test_vllms_own_reload_leaves_the_head_stale_and_the_sentinel_says_so(engine: VllmSampler) -> None:
     learner = moved(qwen3())
@@ -177,6 +178,7 @@ def test_two_ranks_have_an_engine_each_and_keep_their_process_group(weights_dir:
             process.wait()
 
 
+@pytest.mark.more
 @pytest.mark.vllm
 def test_an_engine_that_slept_wakes_its_weights_alone_for_new_ones_and_whole_to_sample(
     engine: VllmSampler, monkeypatch: pytest.MonkeyPatch

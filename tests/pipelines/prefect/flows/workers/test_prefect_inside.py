@@ -28,6 +28,7 @@ process_worker.main()
 """
 
 
+@pytest.mark.more
 def test_the_temporary_files_of_prefects_worker_lie_below_the_home(tmp_path: Path) -> None:
     environment = os.environ | {"RPG_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", WORKER], env=environment, capture_output=True, text=True, timeout=120)
