@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from prefect._internal.concurrency.threads import get_global_loop
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
