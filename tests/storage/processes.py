@@ -76,7 +76,7 @@ def ingest_on_a_full_disk(root: Path, outcome: "Queue[str]") -> None:
 
 def read_as_nobody(root: Path, answer: "Queue[list[tuple[int, ...]] | str]") -> None:
     """A reader that may write nothing of the home: root is no longer itself."""
-    # The interpreter may lie where another user reads nothing: what the reader imports is imported before.
+    # Another user may not be able to read the interpreter: import everything first.
     (root.parent / "warm").mkdir()
     check(RecordedRun(root.parent / "warm", "warm").path.parents[1])
     if os.getuid() == 0:
