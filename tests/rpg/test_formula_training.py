@@ -52,6 +52,7 @@ def metrics(home: Home, run: str) -> dict[tuple[int, str], float]:
     return {(row["step"], row["name"]): row["value"] for row in rows(home.run(run), "metrics")}
 
 
+@pytest.mark.more
 def test_a_formula_trains_what_the_built_in_objective_trains_and_records_the_same(home: Home) -> None:
     built_in, formula = metrics(home, "built-in"), metrics(home, "formula")
     assert built_in.keys() == formula.keys()

@@ -132,6 +132,7 @@ def test_a_run_that_pauses_twice_and_goes_on_is_the_uninterrupted_one(
     assert [attempt["resumed_from_step"] for attempt in attempts] == [0, 4, 5]
 
 
+@pytest.mark.more
 def test_evaluation_on_the_way_changes_nothing_in_training(evaluating: Path, straight: Path) -> None:
     assert_trained_alike(evaluating, straight)
     assert evaluated(evaluating) == dict.fromkeys((2, 4, 6), 5 * SAMPLES)

@@ -37,6 +37,7 @@ def trained(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return runs
 
 
+@pytest.mark.more
 def test_a_step_that_skips_responses_without_advantage_updates_the_same(trained: dict[str, Path]) -> None:
     same_first_step(trained["plain"], trained["skipping"], "loss", "grad_norm", "reward/mean")
 

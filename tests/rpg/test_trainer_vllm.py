@@ -10,6 +10,7 @@ from specs.metrics import METRICS
 from tests.rpg.tiny_run import make_inputs, make_run, rows, train
 
 
+@pytest.mark.more
 @pytest.mark.vllm
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 @pytest.mark.parametrize("experts", [None, pytest.param({}, marks=pytest.mark.long)], ids=["dense", "experts"])

@@ -125,6 +125,7 @@ def expected() -> dict[str, Any]:
     return {}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
 def test_documents_of_another_shape_change_no_answer_about_other_runs(
     home: Path, call: Call, expected: dict[str, Any], seed: int

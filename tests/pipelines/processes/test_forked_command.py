@@ -10,6 +10,7 @@ from tests.forks import Fork
 needs_forks = pytest.mark.skipif(not may_fork(), reason="processes of this machine may not be forks")
 
 
+@pytest.mark.more
 @needs_forks
 def test_a_forked_command_answers_as_one_that_begins_anew(lab: Lab) -> None:
     forked, new = lab.start("runs"), lab.start("runs", anew=True)

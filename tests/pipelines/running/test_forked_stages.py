@@ -56,6 +56,7 @@ def test_forks_give_what_new_processes_give(lab: Lab, other: Lab, monkeypatch: p
     assert forked == new
 
 
+@pytest.mark.more
 def test_a_signal_ends_a_command_its_forks_and_what_they_are_forks_of(lab: Lab) -> None:
     command = lab.start("run", str(lab.spec), overrides=("training.steps=100000",), anew=True)
     try:

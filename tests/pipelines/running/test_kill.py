@@ -18,6 +18,7 @@ SEED = int(os.environ.get("RPG_KILL_SEED", random.SystemRandom().randrange(2**31
 ten = pytest.mark.parametrize("number", range(10))
 
 
+@pytest.mark.more
 def test_a_flow_killed_while_it_trains_leaves_nothing_and_the_next_run_finishes(lab):
     kill_the_flow(lab, 1)
     assert_next_run_finishes(lab, OVERRIDES)

@@ -26,6 +26,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", disk], check=True)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("room", "what"), [(16_000, "segments"), pytest.param(900_000, "", marks=pytest.mark.long)])
 def test_a_run_survives_a_full_disk(tmp_path: Path, small_disk: Path, room: int, what: str) -> None:
     make_inputs(tmp_path)

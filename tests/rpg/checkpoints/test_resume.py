@@ -47,6 +47,7 @@ def uninterrupted(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return run_dir
 
 
+@pytest.mark.more
 def test_three_kills_and_a_broken_checkpoint_change_nothing(inputs: Path, tmp_path: Path, uninterrupted: Path) -> None:
     run_dir = make_run(inputs, tmp_path / "run", **CHANGES)
     kill(run_dir, times=3)

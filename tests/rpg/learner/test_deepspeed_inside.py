@@ -4,6 +4,7 @@ import inspect
 import subprocess
 import sys
 
+import pytest
 import torch
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.utils.mixed_precision_linkage import link_hp_params
@@ -35,6 +36,7 @@ def test_a_partition_holds_the_pieces_of_parameters_that_deepspeed_links_to_it()
     assert [fragment(parameter) for parameter in parameters] == [None, (1, 0, 5)]
 
 
+@pytest.mark.more
 def test_deepspeed_comes_without_mlflow_which_can_be_imported_afterwards() -> None:
     code = (
         "import sys, importlib.util; from rpg.learner.deepspeed_imported import deepspeed\n"

@@ -15,6 +15,7 @@ from specs.machine.exit_cause import EarlyExit, noted_exits
 from tests.rpg.tiny_run import finish, group_of, make_run, start, step_of
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_rank_that_hangs_in_an_update_is_named_and_one_that_samples_long_is_waited_for(
     size: int, tmp_path: Path

@@ -11,6 +11,7 @@ from specs.machine.standstill import SIGN, _looks_without_work, show_work
 from tests.rpg.tiny_run import finish, start
 
 
+@pytest.mark.more
 def test_a_rank_waits_as_long_as_another_works_and_a_deadlock_ends_with_all_stacks(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.rpg.standstill_worker", str(tmp_path), str(tmp_path / "store"), "3"]
     processes = [start(command, environment={"RANK": str(rank)}) for rank in range(2)]

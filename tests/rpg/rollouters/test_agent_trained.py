@@ -50,6 +50,7 @@ def a_run(inputs: Path, home: Home, **changes: Any) -> Path:
     return run
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("packing", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_each_token_is_trained_on_behind_what_it_was_sampled_behind(
     inputs: Path, tmp_path: Path, packing: bool
@@ -131,6 +132,7 @@ def test_two_ranks_give_the_tokens_of_one(inputs: Path, tmp_path: Path) -> None:
     assert any(restarts[0].values())
 
 
+@pytest.mark.more
 def test_a_policy_learns_to_call_for_what_its_agent_can_do(inputs: Path, tmp_path: Path) -> None:
     rollouter = {**ROLLOUTER, "program": "helpful", "answer": "returned", "max_turns": 2}
     training = {"steps": 12, "optimizer": {"learning_rate": 0.02}, "checkpoint": {"every_steps": 12}}

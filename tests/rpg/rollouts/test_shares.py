@@ -44,6 +44,7 @@ def save_alone(directory: Path) -> None:
     copy.write(directory)
 
 
+@pytest.mark.more
 def test_every_response_is_held_by_one_rank_before_and_after_it_is_handed_over(shared: Shared) -> None:
     for name in ("sampled", "trained"):
         held = np.concatenate([rank[name] for rank in shared.ranks])

@@ -40,6 +40,7 @@ def new_run(inputs: Path, where: Path, staleness: int) -> Path:
     return make_run(inputs, where, training=TRAINING, rollout=ROLLOUTS[staleness])
 
 
+@pytest.mark.more
 def test_each_batch_is_sampled_with_the_weights_that_the_rule_names(whole: dict[int, Path]) -> None:
     for staleness, run_dir in whole.items():
         rollouts = rows(run_dir, "rollouts")

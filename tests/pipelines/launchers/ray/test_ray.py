@@ -31,6 +31,7 @@ def head(cluster: RayCluster, run: Path) -> Any:
     return start(cluster.on(0, [sys.executable, "-m", "pipelines.launchers.ray.head", str(run)]), {})
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=long)])
 def test_two_nodes_give_the_weights_of_one_process(
     cluster: RayCluster, inputs: Path, tmp_path: Path, ranks: int

@@ -45,6 +45,7 @@ def job_of(run: Path) -> str:
     return str(json.loads((run / "slurm" / "job.json").read_text())["job"])
 
 
+@pytest.mark.more
 def test_a_job_on_two_nodes_finishes_and_every_node_has_its_log(
     cluster: SlurmCluster, inputs: Path, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def a_command(directory: Path) -> tuple[subprocess.Popen[str], psutil.Process]:
     return command, psutil.Process(int(said))
 
 
+@pytest.mark.more
 def test_a_forked_server_answers_in_a_group_of_its_own_and_holds_no_file_of_its_command(tmp_path):
     command, server = a_command(tmp_path)
     with command:
@@ -64,6 +65,7 @@ def test_a_forked_server_answers_in_a_group_of_its_own_and_holds_no_file_of_its_
     assert (command.returncode, said.strip()) == (0, str(-signal.SIGTERM))
 
 
+@pytest.mark.more
 def test_a_forked_server_dies_with_its_command(tmp_path):
     command, server = a_command(tmp_path)
     with command:
@@ -85,6 +87,7 @@ main()
 """
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "words",
     [

@@ -45,6 +45,7 @@ def conclude(monkeypatch: pytest.MonkeyPatch, home: Home, directory: Path, seed:
     return name
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("studies", [6, pytest.param(20, marks=pytest.mark.long)])
 def test_of_studies_of_equal_trials_none_claims_a_best_or_a_difference_from_the_baseline(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, studies: int

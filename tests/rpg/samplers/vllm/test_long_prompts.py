@@ -9,6 +9,7 @@ from specs.schema.rollout import VllmRollout
 from tests.rpg.tiny_engine import on_cpu, qwen3, sampling
 
 
+@pytest.mark.more
 @pytest.mark.vllm
 @pytest.mark.parametrize(
     ("lengths", "cache_gib"),
