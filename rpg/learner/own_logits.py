@@ -6,7 +6,6 @@ scale their logits, or have a layer before the head. Without that, training woul
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -98,8 +97,12 @@ def _other_way_to_logits(config: PretrainedConfig) -> str:
     The result is empty if there are none or if they cannot be determined. Tensors are fake, so operations are recorded
     and nothing is computed."""
     for layers in (False, True):  # some decoders require their layers
-        with suppress(Exception):  # for example an operation that takes no fake tensors: then `prove_policy` decides
+        try:
             return _in_tail(config, layers=layers)
+        except ImportError as error:  # it could not be opened either
+            return f"it needs a package that is not installed ({' '.join(str(error).split())})"[:300]
+        except Exception:  # for example an operation that takes no fake tensors: then `prove_policy` decides
+            continue
     return ""
 
 

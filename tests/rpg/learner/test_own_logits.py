@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rpg.learner.own_logits import check_logits, prove_policy
 from rpg.learner.policy import Policy, load_model
@@ -37,6 +37,12 @@ def test_a_cap_in_a_nested_config_is_refused() -> None:
     config.text_config.final_logit_softcapping = 30.0
     with pytest.raises(SpecError, match="tanh"):
         check_logits(config)
+
+
+def test_a_model_that_cannot_be_built_here_is_refused() -> None:
+    """Gemma 3n's images need timm. With it, the cap of its text config is seen."""
+    with pytest.raises(SpecError, match="timm|tanh"):
+        check_logits(AutoConfig.for_model("gemma3n"))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2", "opt", "phi"])
