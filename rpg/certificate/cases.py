@@ -18,6 +18,10 @@ SIZES = tuple((vocabulary, length) for vocabulary in (3, 4, 5) for length in (1,
 """(Vocabulary, length) of the worlds."""
 SIZES_OF_TURNS = tuple((vocabulary, length) for vocabulary in (3, 4) for length in (3, 4, 5))
 """(Vocabulary, length) of the worlds with several turns: shorter ones have no room for a given token."""
+FAR_SIZES, FAR_SIZES_OF_TURNS = ((3, 3), (4, 2)), ((3, 4),)
+"""The same for policies that lie far apart."""
+SPREAD, FAR_SPREAD = 0.5, 6.0
+"""Standard deviations of the nats by which policies differ. Far apart, log-ratios of tokens reach 20."""
 SEEDS = (0, 1)
 SITUATIONS = tuple((policy, reference) for policy in ("on_policy", "off_policy") for reference in ("sampler", "apart"))
 """Pairs: whether the policy is the sampler, and whether the reference is."""
@@ -117,26 +121,32 @@ class Cases:
         return values.new_zeros(len(self.situation)).index_add(0, case, values)
 
 
-def draw_cases(*, turns: bool, engine: bool = False) -> Iterator[Case]:
-    """Yields a case for every size, seed and situation. The policies differ by a few tenths of a nat per token, so that
-    a clip sometimes acts. `engine`: whether an engine that differs from the sampler draws the responses."""
+def draw_cases(*, turns: bool, engine: bool = False, far: bool = False) -> Iterator[Case]:
+    """Yields a case for every size, seed and situation.
+
+    Args:
+        turns: whether responses have several turns.
+        engine: whether an engine that differs from the sampler draws the responses.
+        far: whether the policies differ by many nats per token, which wide clips notice too. Otherwise they differ by a
+            few tenths of a nat, as in training.
+    """
+    sizes, far_sizes = (SIZES_OF_TURNS, FAR_SIZES_OF_TURNS) if turns else (SIZES, FAR_SIZES)
+    spread = FAR_SPREAD if far else SPREAD
     for seed in SEEDS:
-        for vocabulary, length in SIZES_OF_TURNS if turns else SIZES:
+        for vocabulary, length in far_sizes if far else sizes:
             generator = torch.Generator().manual_seed(1000 * seed + 10 * vocabulary + length)
             world = enumerate_world(vocabulary, length, generator, turns=turns)
             sampler = world.policy(generator)
-            policies = {"on_policy": sampler, "off_policy": sampler + world.policy(generator, spread=0.5)}
-            references = {"sampler": sampler, "apart": sampler + world.policy(generator, spread=0.5)}
+            policies = {"on_policy": sampler, "off_policy": sampler + world.policy(generator, spread=spread)}
+            references = {"sampler": sampler, "apart": sampler + world.policy(generator, spread=spread)}
             drawn_by = sampler + world.policy(generator, spread=0.3) if engine else sampler
             for index, (policy, reference) in enumerate(SITUATIONS):
                 yield Case(world, policies[policy], sampler, references[reference], drawn_by, index)
 
 
-def enumerated_cases(*, turns: bool = False, engine: bool = False) -> Cases:
-    """Returns the batch on which certificates are computed, the same at every call.
-
-    `turns`: use worlds with several turns. `engine`: an engine that differs from the sampler draws the responses."""
-    cases = list(draw_cases(turns=turns, engine=engine))
+def enumerated_cases(*, turns: bool = False, engine: bool = False, far: bool = False) -> Cases:
+    """Returns the batch on which certificates are computed, the same at every call. See `draw_cases`."""
+    cases = list(draw_cases(turns=turns, engine=engine, far=far))
     longest, widest = max(case.world.length for case in cases), max(case.world.vocabulary for case in cases)
     starts = torch.tensor([0] + [case.world.num_prefixes for case in cases]).cumsum(0)
 

@@ -92,16 +92,24 @@ def certify(objective: Objective, turns: Turns = "one") -> Certificate:
     The loss is the sum of a response's token losses, as with `aggregation: sequence_sum`; the advantage is the reward
     minus its mean. The certificate does not cover the effect of scaling the advantages.
     """
-    cases = _cases(several_turns=turns != "one", engine="p_engine" in objective.symbols)
+    cases, far = (
+        _cases(several_turns=turns != "one", engine="p_engine" in objective.symbols, far=far) for far in (False, True)
+    )
     divergence = objective.claim_divergence if objective.claims_divergence else ""
     weighed, alone = objective.with_kl_coef(1.0 if divergence else 0.0), objective.with_kl_coef(0.0)
+    # The clip of a formula may depend on any value, so that its own coefficient is tested too.
+    tested = [weighed, objective] if isinstance(objective, FormulaObjective) and objective != weighed else [weighed]
     slopes = _slopes(weighed, cases, turns)
     penalty = _slopes(alone, cases, turns) - slopes if divergence and alone != weighed else None
     exact = _exact(weighed, cases, divergence)
-    gradients = [(cases.expected(slopes), exact)]
-    if isinstance(objective, FormulaObjective) and objective != weighed:  # its clip may depend on any value
-        gradients.append((cases.expected(_slopes(objective, cases, turns)), _exact(objective, cases, divergence)))
+    gradients = _gradients(tested, cases, turns, divergence)
     findings = tuple(_finding(cases, index, slopes, gradients, penalty, divergence) for index in range(len(SITUATIONS)))
+    far_errors = _errors(far, _gradients(tested, far, turns, divergence))
+    # A clip too wide to act on policies that are near makes the gradient wrong all the same.
+    findings = tuple(
+        replace(finding, error=error) if finding.error <= TOLERANCE and not error <= TOLERANCE else finding
+        for finding, error in zip(findings, far_errors, strict=True)
+    )
     claimed = {
         "always": findings,
         "on_policy": [finding for finding in findings if finding.policy == "on_policy"],
@@ -113,11 +121,24 @@ def certify(objective: Objective, turns: Turns = "one") -> Certificate:
         claimed=_claimed(objective, divergence),
         holds=all(finding.error <= TOLERANCE for finding in claimed[objective.exact]),
         tolerance=TOLERANCE,
-        num_cases=len(cases.situation),
+        num_cases=len(cases.situation) + len(far.situation),
         turns=turns,
         length_cosine=_length_cosine(objective, cases, slopes, exact),
         findings=findings,
     )
+
+
+def _gradients(
+    objectives: Sequence[Objective], cases: Cases, turns: Turns, divergence: str
+) -> list[tuple[Tensor, Tensor]]:
+    """Returns the expected and the exact gradient of each objective. [prefixes, vocabulary]"""
+    return [(cases.expected(_slopes(each, cases, turns)), _exact(each, cases, divergence)) for each in objectives]
+
+
+def _errors(cases: Cases, gradients: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    """Returns the largest relative error in each situation. A NaN counts as the largest."""
+    errors = torch.stack([cases.relative_error(*pair) for pair in gradients]).amax(0)
+    return [errors[cases.situation == index].max().item() for index in range(len(SITUATIONS))]
 
 
 def _exact(objective: Objective, cases: Cases, divergence: str) -> Tensor:
@@ -158,8 +179,8 @@ def turns_of(experiment: Experiment) -> Turns:
 
 
 @cache
-def _cases(*, several_turns: bool = False, engine: bool = False) -> Cases:
-    return enumerated_cases(turns=several_turns, engine=engine)
+def _cases(*, several_turns: bool = False, engine: bool = False, far: bool = False) -> Cases:
+    return enumerated_cases(turns=several_turns, engine=engine, far=far)
 
 
 def _slopes(objective: Objective, cases: Cases, turns: Turns = "one") -> Tensor:
@@ -241,8 +262,7 @@ def _finding(
     return GradientFinding(
         policy=SITUATIONS[situation][0],
         reference=SITUATIONS[situation][1],
-        # Python's max and min would pass over a NaN.
-        error=torch.stack([cases.relative_error(*pair)[here].max() for pair in gradients]).max().item(),
+        error=_errors(cases, gradients)[situation],
         cosine=torch.stack([cases.cosine(*pair)[here].min() for pair in gradients]).min().item(),
         variance=cases.variance(slopes)[here].mean().item(),
         divergence_error=errors,

@@ -155,3 +155,14 @@ def test_the_marks_of_the_clip_do_not_move_the_place_of_what_is_not_finite() -> 
     issue = refused(made)
     assert issue is not None
     assert (issue.within, issue.column <= len(issue.within)) == (made.loss, True)
+
+
+@pytest.mark.parametrize(
+    "text", ["where(w < 10, w*A, 0)", "min(w, 5)*A", "where(p < 1e-3, 0, 1)*w*A", "w*A - beta*w*clip(log(r), -5, 5)"]
+)
+def test_a_clip_that_acts_on_policies_far_apart_alone_makes_no_exact_gradient(text: str) -> None:
+    if "beta" in text:
+        assert not claiming(text, "unnormalized_reverse", "always").holds
+    else:
+        assert not certify(objective(text, claim={"exact": "always"})).holds
+        assert certify(objective("w*A", claim={"exact": "always"})).holds
