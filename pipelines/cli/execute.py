@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def execute(document: Document, only: str = "", *, parallel: str = "1", as_json: bool = False) -> None:
-    """Runs a document's runs, or one of them, and prints the answer. Exits 1 where one failed, 130 if interrupted.
+    """Runs a document's runs, or one of them, and prints the answer. Exits 1 if one failed, 130 if interrupted.
 
     Args:
         only: a run's id.

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specs.errors import Issue, read_issue
 from specs.schema.objective import FormulaObjective, PackagedObjective
@@ -59,10 +59,8 @@ def _note(experiment: Experiment) -> Path | None:
     from pipelines.planning.code import Code
     from specs.machine.own_cache import place_to_save_time
 
-    rollouter = experiment.rollout.rollouter
-    asked = [experiment.objective.identity(), experiment.advantage.credit, rollouter.gives_tokens]
     code = [Code().digest(*_CODE), version("torch")]
-    digest = hashlib.sha256(json.dumps([asked, code], sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([_certified_by(experiment), code], sort_keys=True).encode()).hexdigest()
     return place_to_save_time("planning", "certificates", f"{digest[:32]}.json")
 
 
@@ -93,8 +91,18 @@ def _enumerated(experiment: Experiment) -> Certified:
 def certified_runs(runs: Iterable[RunPlan]) -> list[tuple[RunPlan, Certified]]:
     """Returns the certificate of each distinct formula, with the first run that has it."""
     trained = [run for run in runs if run.experiment.trains]
-    distinct = {repr((run.experiment.objective, run.experiment.advantage.credit)): run for run in reversed(trained)}
+    distinct = {repr(_certified_by(run.experiment)): run for run in reversed(trained)}
     return [(run, certified(run.experiment)) for run in reversed(distinct.values())]
+
+
+def _certified_by(experiment: Experiment) -> list[Any]:
+    """Returns the parts of a spec that decide its certificate. A package counts with its code, which may be edited in place."""
+    from pipelines.planning.code import Code
+
+    packaged = isinstance(experiment.objective, PackagedObjective)
+    code = Code().of_stage("train", experiment) if packaged else {}
+    objective, advantage, rollouter = experiment.objective, experiment.advantage, experiment.rollout.rollouter
+    return [objective.identity(), advantage.credit, rollouter.gives_tokens, code]
 
 
 def certificate_lines(runs: Iterable[RunPlan]) -> list[str]:

@@ -51,6 +51,8 @@ def not_finite(objective: FormulaObjective | PackagedObjective) -> Issue | None:
         if not losses.requires_grad:
             return Issue(f"the {noun} has no gradient", path, hint=hint)
         (slopes,) = torch.autograd.grad(losses.sum(), logprobs)
+        if not slopes.any():  # NaN counts as some
+            return Issue(f"the {noun} has no gradient", path, hint="it is 0 in every enumerated case")
         bad = ~(losses.isfinite() & slopes.isfinite()).all(-1)
         if bad.any():
             what = "value" if not losses.isfinite().all() else "gradient"
@@ -77,15 +79,18 @@ def _placed(issue: Issue, objective: FormulaObjective, batch: TokenBatch) -> Iss
 
 def _cases(length: int) -> TokenBatch:
     """Returns each combination as a response of `length` equal tokens, whose log-ratios add up to the combination's."""
-    grid = itertools.product((-1.0, 0.0, 1.0), _LOG_RATIOS, _LOG_RATIOS, _LOG_RATIOS, (0.0, 0.5), (-1.0, 0.0, 1.0))
-    advantage, log_w, log_r, log_engine, entropy, reward = torch.tensor(list(grid), dtype=torch.float64).unbind(-1)
+    signs, entropies, margins = (-1.0, 0.0, 1.0), (0.0, 0.5), (0.0, 0.1)
+    grid = itertools.product(signs, _LOG_RATIOS, _LOG_RATIOS, _LOG_RATIOS, entropies, signs, margins)
+    columns = torch.tensor(list(grid), dtype=torch.float64).unbind(-1)
+    advantage, log_w, log_r, log_engine, entropy, reward, margin = columns
 
     def tokens(values: Tensor) -> Tensor:
         return values[:, None].expand(-1, length)
 
-    # Probabilities are at most 1: the larger of policy's and sampler's is 0.9.
-    logprobs = tokens(torch.minimum(log_w, torch.zeros_like(log_w)) / length - 0.1)
-    old_logprobs = logprobs - tokens(log_w) / length
+    # The largest probability of policy, sampler and engine is 1, or 0.9.
+    largest = torch.stack([torch.zeros_like(log_w), log_w, -log_engine]).amax(0)
+    old_logprobs = tokens(-largest / length - margin)
+    logprobs = old_logprobs + tokens(log_w) / length
     return TokenBatch(
         logprobs=logprobs,
         old_logprobs=old_logprobs,

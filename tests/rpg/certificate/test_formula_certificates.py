@@ -166,3 +166,15 @@ def test_a_clip_that_acts_on_policies_far_apart_alone_makes_no_exact_gradient(te
     else:
         assert not certify(objective(text, claim={"exact": "always"})).holds
         assert certify(objective("w*A", claim={"exact": "always"})).holds
+
+
+def test_probabilities_are_tried_up_to_one_and_no_further() -> None:
+    assert refused(objective("w*A/(1 - p)")) is not None
+    assert refused(objective("w*A/(1.1 - p) + sqrt(1 - p_engine)*A*w")) is None
+
+
+@pytest.mark.parametrize(("text", "key"), [("w*A*0", "weight"), ("-sign(w)*A", "loss")])
+def test_a_formula_whose_gradient_is_zero_everywhere_is_refused(text: str, key: str) -> None:
+    issue = refused(objective(text, key=key))
+    assert issue is not None
+    assert issue.message == "the formula has no gradient"
