@@ -23,6 +23,7 @@ CHECKS: dict[str, Callable[[], bool]] = {
     "redis-server": _program("redis-server"),
     "slurm-wlm": _program("sbatch"),
     "strace": _program("strace"),
+    "systemd": _program("systemd-analyze"),
 }
 """Package -> whether it is installed and works here."""
 

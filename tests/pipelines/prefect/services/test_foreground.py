@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,16 +24,14 @@ def unit() -> str:
     return str(found)
 
 
+@pytest.mark.needs("systemd")
 @pytest.mark.parametrize("broken", [False, True])
 def test_systemd_takes_the_unit_of_the_docs_as_it_is_meant(tmp_path: Path, broken: bool) -> None:
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
-        pytest.skip("systemd-analyze is not installed")
     path = tmp_path / "rpg.service"
     path.write_text(
         unit().replace("/srv/venv/bin/rpg", sys.executable).replace("KillMode", "KillMood" * broken or "KillMode")
     )
-    command = [analyze, "verify", "--man=no", "--user", str(path)]
+    command = ["systemd-analyze", "verify", "--man=no", "--user", str(path)]
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
