@@ -96,7 +96,7 @@ def certified_runs(runs: Iterable[RunPlan]) -> list[tuple[RunPlan, Certified]]:
 
 
 def _certified_by(experiment: Experiment) -> list[Any]:
-    """Returns the parts of a spec that decide its certificate. A package counts with its code, which may be edited in place."""
+    """Returns the parts of a spec that decide its certificate. A package's code counts: it may be edited in place."""
     from pipelines.planning.code import Code
 
     packaged = isinstance(experiment.objective, PackagedObjective)
