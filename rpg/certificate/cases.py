@@ -19,7 +19,7 @@ SIZES = tuple((vocabulary, length) for vocabulary in (3, 4, 5) for length in (1,
 SIZES_OF_TURNS = tuple((vocabulary, length) for vocabulary in (3, 4) for length in (3, 4, 5))
 """(Vocabulary, length) of the worlds with several turns: shorter ones have no room for a given token."""
 FAR_SIZES, FAR_SIZES_OF_TURNS = ((3, 3), (4, 2)), ((3, 4),)
-"""The same for policies that lie far apart."""
+"""Sizes of the worlds in which policies lie far apart."""
 SPREAD, FAR_SPREAD = 0.5, 6.0
 """Standard deviations of the nats by which policies differ. Far apart, log-ratios of tokens reach 20."""
 SEEDS = (0, 1)

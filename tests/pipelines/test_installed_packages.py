@@ -12,6 +12,8 @@ from places import PACKAGES
 
 from tests.rpg.tiny_run import finish, start
 
+pytestmark = pytest.mark.more
+
 REWARD = """\
 reward:
   type: weighted_sum
@@ -64,7 +66,6 @@ def install(patch: pytest.MonkeyPatch, directory: Path) -> None:
     patch.setenv("PYTHONPATH", str(directory / "packages"), prepend=os.pathsep)
 
 
-@pytest.mark.more
 def test_each_term_is_recorded_and_the_reward_is_their_sum(lab: Lab):
     rows = lab.query("select step, name, value from metrics where name like 'reward/%/mean' or name = 'reward/mean'")
     values = {(step, name): value for step, name, value in rows}

@@ -26,6 +26,8 @@ from tests.rpg.rollouts.test_staleness import TRAINING, same_training, waiting
 from tests.rpg.tiny_run import PROBLEMS, finish, free_port, make_run, rows, start
 from tests.rpg.troubled_runs import LONG_SECONDS
 
+pytestmark = pytest.mark.more
+
 AHEAD = {"max_staleness": 2}
 HANGS = {"0=": "for ever"}
 NO_ROOM = (
@@ -117,7 +119,6 @@ def scorers(run_dir: Path) -> list[int]:
     return [int(path.name) for path in (run_dir.parent / "pids").iterdir()]
 
 
-@pytest.mark.more
 def test_a_reward_that_hangs_costs_its_responses_and_leaves_no_process(runs: dict[str, Path]) -> None:
     run_dir = runs["hanging"]
     assert ending(run_dir, "none")[0] == 0
@@ -157,7 +158,6 @@ def test_a_reward_that_fails_on_some_responses_is_in_the_metrics_and_the_progres
     assert "  not scored: 2 of 8 responses: no verdict after 0.3 s\n" in ending(runs["hanging"], "none")[1]
 
 
-@pytest.mark.more
 def test_a_reward_that_fails_ends_every_rank(inputs: Path, tmp_path: Path) -> None:
     run_dir = hanging_run(inputs, tmp_path / "raising", dict.fromkeys(PROBLEMS, "raises"), ranks=2)
     said = finish(start(local_command(run_dir, 2, free_port()), with_package()), expect=1, seconds=120)

@@ -108,13 +108,12 @@ def test_more_seeds_are_taken_up_where_the_rounds_ended_and_claim_less(
 
 
 @pytest.mark.parametrize(
-    ("ended", "most", "looks", "share"),
-    [(0, 5, [2, 3, 5], 0), (3, 5, [3, 5], 0), (5, 5, [5], 0), (5, 8, [5, 8], 1)],
+    ("ended", "looks"),
+    [(0, [2, 3, 5]), (3, [3, 5]), (5, [5])],
 )
-def test_a_confirmation_of_the_version_before_goes_on(
-    monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path, ended: int, most: int, looks: list[int], share: int
+def test_a_confirmation_whose_units_were_made_at_once_is_completed(
+    monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path, ended: int, looks: list[int]
 ) -> None:
-    """It made all units at once, and noted no more of a look than its number of seeds."""
     value = with_gain(0.02, luck=0.05)
     search(
         monkeypatch, study(tmp_path, confirm=None), home, lambda t, _: Result(("r",), (Score(value(t, 0), None, None),))
@@ -132,16 +131,12 @@ def test_a_confirmation_of_the_version_before_goes_on(
             if unit.about["seed"] in ledger.confirming_seeds[:ended]:
                 claimed = ledger.claim(unit, 0)
                 ledger.finish(claimed, [Score(value(unit, unit.about["seed"]), None, None)])
-        if ended == 5:
-            (about,) = [each for each in storage.storage.get_all_studies() if each.study_name == "quick"]
-            storage.storage.set_study_user_attr(about._study_id, "looks", [5])
 
     ledger.transaction(earlier)
-    now = study(tmp_path, confirm={"candidates": 1, "seeds": most})
-    found, ran = confirmed(monkeypatch, home, now, value)
-    assert len(ran) == 2 * (most - ended)
-    assert [len(arm["units"]) for arm in found["arms"]] == [most, most]
-    assert (found["looks"], found["share"]) == (looks, share)
+    found, ran = confirmed(monkeypatch, home, study(tmp_path, confirm={"candidates": 1, "seeds": 5}), value)
+    assert len(ran) == 2 * (5 - ended)
+    assert [len(arm["units"]) for arm in found["arms"]] == [5, 5]
+    assert (found["looks"], found["share"]) == (looks, 0)
 
 
 def test_every_share_of_the_error_is_spent_once() -> None:

@@ -15,6 +15,8 @@ from specs.document import Document
 from specs.machine.files import read_json
 from specs.schema.experiment import Experiment
 
+pytestmark = pytest.mark.more
+
 LONG = ("trials: 8", "trials: 9\noverrides: {training.steps: 8}\npruner: {type: asha, rungs: [2, 4], eta: 2}")
 CONFIRMED = ("trials: 8", "trials: 6\nconfirm: {candidates: 2, seeds: 3}")
 
@@ -23,7 +25,6 @@ def run(path: Path, home: Home, execute: Any) -> dict[str, Any]:
     return run_study(load_study_document(path), home, execute)
 
 
-@pytest.mark.more
 def test_the_best_of_each_rung_go_on_from_their_checkpoints(home: Home, tmp_path: Path) -> None:
     evaluator = Evaluator(home, steps=8)
     record = run(write_study(tmp_path / "specs", LONG), home, evaluator)

@@ -24,6 +24,7 @@ from pipelines.prefect.server.api import answers
 from pipelines.prefect.server.settings import API_PROCESSES
 
 pytestmark = [
+    pytest.mark.more,
     pytest.mark.usefixtures("signals_arrive"),
     pytest.mark.needs(*BACKENDS),
 ]
@@ -131,7 +132,6 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 ASKED = {"server": "/api/admin/version", "studies": "/api/studies", "record": "/"}
 
 
-@pytest.mark.more
 @pytest.mark.parametrize("name", PAGES)
 def test_only_who_shows_a_password_is_let_in(containers: Containers, name: str) -> None:
     address = containers.url(name, ASKED[name])
@@ -190,7 +190,6 @@ def test_readers_are_told_where_the_record_is_and_nothing_else(containers: Conta
     assert status(containers.url("server", "/api/flow_runs/filter"), {}, authorization=reader)[0] == 401
 
 
-@pytest.mark.more
 def test_the_api_is_several_processes_and_what_dies_of_it_is_started_again(containers: Containers) -> None:
     def serving() -> set[int]:
         # The kernel gives a connection to whichever of them accepts: what they have open says who does.

@@ -11,6 +11,8 @@ from waiting import wait_for
 
 from pipelines.prefect.server.api import running_services
 
+pytestmark = pytest.mark.more
+
 
 def test_every_program_runs_and_two_processes_share_the_apis_port(server_lab: ServerLab) -> None:
     programs = [state.program for state in server_lab.supervisor.states()]
