@@ -72,11 +72,11 @@ def test_a_population_is_answered_with_what_to_search_instead():
             "",
             "spec.yaml:1: goal: missing\n"
             "  allowed: the fields dataset, metric, direction, over_seeds\n"
-            "  hint: what a trial is judged by: goal, or several as goals\n",
+            "  hint: give the measure that ranks trials as goal, or several as goals\n",
         ),
         (
             GOAL + GOALS,
-            "spec.yaml:8: goals: is said as goal already\n"
+            "spec.yaml:8: goals: conflicts with goal\n"
             "    8 | goals: [{dataset: held_out, metric: mean@8}, {metric: kl/reverse, direction: minimize}]\n"
             "  hint: move the goal into goals, or leave goals out\n",
         ),
