@@ -87,7 +87,7 @@ spec.yaml:28: reward.path: the model has no head that classifies
         "validate",
         f"{JUDGE}, {SCALE}, compare: pairs",
         """\
-spec.yaml:28: reward: a judge that compares the responses of one policy measures no policy
+spec.yaml:28: reward: a judge that compares responses within a group cannot measure a policy
     28 | reward: {JUDGE}
   given: of the evaluation set held_out
   hint: write compare: each, or give the evaluation sets a reward of their own

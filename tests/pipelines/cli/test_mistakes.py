@@ -55,7 +55,7 @@ sequence_parallel_size, skip_zero_advantage, steps, zero_stage
         spec("  divergence: unn", "\tdivergence: unn"),
         "run spec.yaml",
         """\
-spec.yaml:60: a tab, where YAML takes spaces only
+spec.yaml:60: a tab: YAML allows only spaces
     60 |  divergence: unnormalized_reverse
   hint: write spaces in its place
 1 error; nothing was run
@@ -689,7 +689,7 @@ DOUBTS = {
     "bounds for margins": (
         spec("low: 0.2, high: 0.28", "low: 0.8, high: 1.28"),
         """\
-spec.yaml:63: objective.clip: these read like bounds, and they are margins around ratio 1
+spec.yaml:63: objective.clip: these look like bounds, but they are margins around ratio 1
     63 |   clip: {type: dual, low: 0.8, high: 1.28}
   given: low 0.8, high 1.28: the clip acts outside [0.2, 2.28]; for the bounds [0.8, 1.28] write low: 0.2, high: 0.28
   hint: write margins: low 0.2 holds the ratio at or above 0.8
@@ -699,7 +699,7 @@ spec.yaml:63: objective.clip: these read like bounds, and they are margins aroun
     "a rate without its exponent": (
         spec("learning_rate: 1e-4", "learning_rate: 1"),
         """\
-spec.yaml:74: training.optimizer.learning_rate: an update would move the weights by more than they are
+spec.yaml:74: training.optimizer.learning_rate: an update would change the weights by more than their size
     74 |   optimizer: {learning_rate: 1}
   given: 1
   hint: post-training takes 1e-7 to 1e-4, a small model from scratch 1e-3
@@ -735,7 +735,7 @@ def test_what_can_hardly_be_meant_is_asked_about(
         ("objective.epsilon_high=0.28", "here it is `objective.clip.high`"),
         ("objective.clip.epsilon_high=0.28", "did you mean `high`?"),
         ("training.optimizer.learning_rate=${LR}", "a spec has no variables: give the value by `--set`"),
-        ("seeds=0,1,2", "a list stands in brackets: [0, 1, 2]"),
+        ("seeds=0,1,2", "write a list in brackets: [0, 1, 2]"),
         ("model={source: pretrained, path: $HOME/model}", "write the path itself; `~` stands for your home directory"),
     ],
 )
