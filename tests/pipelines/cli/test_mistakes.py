@@ -109,7 +109,7 @@ own template
 spec.yaml:70: training.steps: must be a whole number
     70 |   steps: 40k                  # batches of prompts_per_step x group_size responses
   given: "40k"    allowed: a whole number, at least 1
-  hint: Batches of rollouts.
+  hint: Number of steps; each trains on one batch of rollouts.
 1 error; nothing was run
 """,
     ),
@@ -131,7 +131,7 @@ spec.yaml:74: training.optimizer.learning_rate: must be a number
 spec.yaml:63: objective.clip.low: must be less than 1
     63 |   clip: {type: dual, low: 1.2, high: 0.28}
   given: 1.2    allowed: a number in (0, 1)
-  hint: Margin below ratio 1: with a negative advantage a token stops counting under 1 - low.
+  hint: Margin below ratio 1: with a negative advantage a token is clipped below 1 - low.
 1 error; nothing was run
 """,
     ),
@@ -489,7 +489,7 @@ sequence_parallel_size, skip_zero_advantage, steps, zero_stage
         """\
 --set training.steps=many: training.steps: must be a whole number
   given: "many"    allowed: a whole number, at least 1
-  hint: Batches of rollouts.
+  hint: Number of steps; each trains on one batch of rollouts.
 1 error; nothing was run
 """,
     ),
@@ -510,7 +510,7 @@ parameters, pruner, question, sampler, seeds_per_trial, trials, warm_start
         """\
 --set overrides.training.steps=x: overrides[training.steps]: must be a whole number
   given: "x"    allowed: a whole number, at least 1
-  hint: Batches of rollouts.
+  hint: Number of steps; each trains on one batch of rollouts.
 1 error; nothing was run
 """,
     ),

@@ -73,7 +73,7 @@ def test_the_good_spec_warns_of_nothing():
         (
             "  max_prompt_length",
             "  prompt: {template: Solve it.}\n  max_prompt_length",
-            "data.prompt.template: the problem's",
+            "data.prompt.template: the template does not",
         ),
     ],
 )
@@ -85,8 +85,8 @@ def test_what_cannot_be_is_refused(old, new, said):
     ("rollout", "said"),
     [
         ("max_staleness: 1", "rollouts are sampled during updates"),
-        ("engine: vllm", "the engine holds its memory while updates are made too"),
-        ("engine: vllm, placement: dedicated", "the engine holds its memory while updates are made too"),
+        ("engine: vllm", "the engine keeps its memory during updates"),
+        ("engine: vllm, placement: dedicated", "the engine keeps its memory during updates"),
     ],
 )
 def test_nothing_leaves_the_gpu_for_a_sampler_that_gains_nothing_by_it(rollout, said):
@@ -200,7 +200,7 @@ def test_what_is_masked_has_no_divergence_to_take_off_its_reward():
 
 def test_what_is_masked_is_not_whitened_with_the_others():
     text = GOOD + "  mask_truncated: true\nadvantage: {whiten: tokens}\n"
-    assert "training.mask_truncated: the tokens of masked responses" in message(text)
+    assert "training.mask_truncated: the mean and deviation would include" in message(text)
 
 
 def test_a_rival_without_divergence_holds_no_reference_and_is_told_of_one_it_is_given():

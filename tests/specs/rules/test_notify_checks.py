@@ -32,7 +32,7 @@ def test_an_address_in_the_spec_is_refused_and_not_repeated():
     assert told == (
         "spec.yaml:25: notify.0.url: a secret's place belongs here, not the secret\n"
         "    25 | (hidden)\n"
-        "  given: (hidden)    allowed: env:NAME or file:/PATH, read where it is used\n"
+        "  given: (hidden)    allowed: env:NAME or file:/PATH, which is read when it is used\n"
         "  hint: a spec is stored and shared; keep it in a variable or a file\n"
         "1 error; nothing was run"
     )

@@ -94,7 +94,7 @@ def test_whitening_leaves_nothing_to_skip() -> None:
 def test_weights_of_tokens_are_inexact_under_ratios_of_whole_responses() -> None:
     text = changed("rollout: {", "rollout: {engine: vllm, correction: {type: truncate}, ")
     assert warnings(text) == "0 warnings"
-    said = "rollout.correction.type: the correction is inexact: it weighs each token, where the objective weighs whole"
+    said = "rollout.correction.type: the correction is inexact: it weights tokens, and the objective weights whole"
     assert said in warnings(text.replace("  kl_coef", "  level: sequence\n  kl_coef"))
     assert said in warnings(text.replace(RPG, "type: rloo\n  clip:"))
 
@@ -111,5 +111,5 @@ def test_margins_that_read_like_bounds_are_asked_about() -> None:
 
 def test_a_ratio_may_be_truncated_far_from_1() -> None:
     truncated = changed("type: dual\n    low: 0.2", "type: truncate\n    low: 0.2\n    high: 4")
-    assert "read like bounds" not in warnings(truncated)
-    assert "read like bounds" in warnings(truncated.replace("low: 0.2", "low: 0.8"))
+    assert "look like bounds" not in warnings(truncated)
+    assert "look like bounds" in warnings(truncated.replace("low: 0.2", "low: 0.8"))

@@ -219,7 +219,7 @@ def by_turn(rollout: str, more: str = "") -> str:
     [
         ("temperature: 1.0", "no turn has a reward, so every turn's return is that of the response"),
         (BY_TURN.replace(", rewards: {call: 0.5}", ""), "no turn has a reward"),
-        (f"{BY_TURN}, dynamic_sampling: {{}}", "groups would be thrown away whose sums are equal"),
+        (f"{BY_TURN}, dynamic_sampling: {{}}", "groups with equal sums but different turns"),
     ],
 )
 def test_turns_answer_for_their_returns_where_they_have_rewards(rollout: str, said: str) -> None:

@@ -16,7 +16,7 @@ def with_engine(fields: str) -> str:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        (", tensor_parallel_size: 2", "rollout.tensor_parallel_size: an engine in the trainer's process has one GPU"),
+        (", tensor_parallel_size: 2", "rollout.tensor_parallel_size: an engine in the trainer's process has only"),
         (
             ", ranks_per_engine: 2",
             "rollout.ranks_per_engine: an engine in the trainer's process serves only that process",
