@@ -16,7 +16,8 @@ def plan(
     file: SpecFile,
     overrides: Overrides = None,
     all_runs: Annotated[
-        bool, typer.Option("--all", help=f"Each run, where there are more than {MOST_RUNS}; else a summary.")
+        bool,
+        typer.Option("--all", help=f"Show each run, even if there are more than {MOST_RUNS}; by default a summary."),
     ] = False,
     resolved: Annotated[bool, typer.Option("--resolved", help=_RESOLVED)] = False,
     as_json: AsJson = False,

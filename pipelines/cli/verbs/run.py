@@ -19,10 +19,10 @@ def run(
     overrides: Overrides = None,
     parallel: Parallel = "1",
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Make anew what is done: all stages, or STAGE and those after it.")
+        bool, typer.Option("--fresh", help="Compute finished results again: all stages, or STAGE and those after it.")
     ] = False,
     accept_code: Annotated[
-        bool, typer.Option("--accept-code", help="Take what is done as it is, though the code differs by now.")
+        bool, typer.Option("--accept-code", help="Reuse finished results although the code has changed since.")
     ] = False,
 ) -> None:
     """Runs the experiment here, with progress on stderr. Finished work is reused.

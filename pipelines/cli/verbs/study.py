@@ -24,7 +24,7 @@ def run(
     file: StudyFile,
     overrides: Overrides = None,
     parallel: Annotated[
-        int, typer.Option("--parallel", metavar="N", min=0, help="Trials at a time; 0: as the study says.")
+        int, typer.Option("--parallel", metavar="N", min=0, help="Concurrent trials; 0 means the study's `parallel`.")
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -65,7 +65,10 @@ def submit(
     file: StudyFile,
     overrides: Overrides = None,
     parallel: Annotated[
-        int, typer.Option("--parallel", metavar="N", min=0, help="Flow runs that share the study; 0: as it says.")
+        int,
+        typer.Option(
+            "--parallel", metavar="N", min=0, help="Flow runs that share the study; 0 means the study's `parallel`."
+        ),
     ] = 0,
     pool: Pool = "",
     profile: Profile = "",
@@ -84,14 +87,16 @@ def submit(
 @group.command()
 def cancel(
     name: Name,
-    grace: Annotated[float, typer.Option(help="Seconds for what runs to save its state before it is killed.")] = 5.0,
+    grace: Annotated[
+        float, typer.Option(help="Seconds that running work has to save its state before it is killed.")
+    ] = 5.0,
     profile: Annotated[
         str,
-        typer.Option(help="On a server, whoever has submitted it: a Prefect API's URL or a Prefect profile's name."),
+        typer.Option(help="Cancel on a server, also runs of others: a Prefect API's URL or a Prefect profile's name."),
     ] = "",
 ) -> None:
     """Stops a study, started or not, wherever its workers are: the state of its training is saved, and the next run or
-    submission continues the study. Exits 1 if it has not stopped in the end."""
+    submission continues the study. Exits 1 if it did not stop."""
     from pipelines.home.home import Home
     from pipelines.prefect.flows.stop import NotStoppedError
     from pipelines.studies.workers import cancel_study

@@ -66,9 +66,9 @@ _DIGITS = 50
 
 
 class MathVerify(Reward):
-    """1 where the response's last expression equals the gold answer as mathematics, else 0. Numbers are compared
-    exactly, in sets, intervals, equations and matrices too: 0.333333 is not 1/3. Where the gold answer is a letter, the
-    response's last choice must be that letter."""
+    """1 if the response's last expression equals the gold answer mathematically, else 0. Numbers are compared exactly,
+    in sets, intervals, equations and matrices too: 0.333333 is not 1/3. If the gold answer is a letter, the response's
+    last choice must be that letter."""
 
     libraries: ClassVar[tuple[str, ...]] = ("math-verify", "latex2sympy2-extended", "sympy")
     largest: ClassVar[float] = 1.0

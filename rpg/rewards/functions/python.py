@@ -20,28 +20,26 @@ _TRL = "completions"
 
 
 class Python(Reward):
-    """Calls a function of a Python file, in the scoring sandbox alone: without a network, and with no file of the
-    machine but Python and its packages. Needs bubblewrap.
-
-    The function names what it wants: `response`, `answer`, `prompt`, `problem`, or a column of the data. It returns a
-    number. One that takes `completions`, as TRL's do, is given lists of one, and returns such a list.
+    """A function of a Python file, called in the scoring sandbox: without a network, and without the machine's files
+    except Python and its packages. Needs bubblewrap. The function's parameters select its arguments: `response`,
+    `answer`, `prompt`, `problem`, or a column of the data. It returns a number. A function with the parameter
+    `completions`, as in TRL, gets lists of one item, and returns such a list.
     """
 
     sealed: ClassVar = "always"
     libraries: ClassVar[tuple[str, ...]] = ("python",)
 
     path: str = names_path("file")
-    """The file, relative to the spec file. Nothing else of yours can be imported in it but installed packages."""
+    """Path of the file, relative to the spec file. It can import installed packages, but none of your other files."""
     function: str = Field("score", pattern=r"^[^\W\d]\w*$")
     """The function's name."""
     code: str = Field("", max_length=1 << 16)
-    """The file's text, at most 64 KiB. It is put here when a spec is read, and goes where the spec goes."""
+    """Text of the file, at most 64 KiB. It is filled in when a spec is read, and travels with the spec."""
     gives: str = Field("right_or_wrong", pattern="^(right_or_wrong|grades)$")
-    """right_or_wrong: a number of at least 1 is a right answer. grades: numbers say how good a response is, and
+    """Meaning of the numbers. right_or_wrong: at least 1 means a right answer. grades: they grade responses, and
     evaluations have their mean, `score@k`."""
     least: float | None = None
-    """With grades: the least number that there can be, with which a seed whose training failed counts. Left out: none
-    is known."""
+    """With grades: the least possible number, used for a seed whose training failed. If left out, it is unknown."""
 
     _function: Callable[..., Any] | None = PrivateAttr(None)
     _broken: BaseException | None = PrivateAttr(None)

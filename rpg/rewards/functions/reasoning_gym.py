@@ -95,9 +95,9 @@ REFUSED = {"composite": "it hands the answer on to the scorers of other tasks: n
 
 
 class ReasoningGym(Reward):
-    """The task's own mark, from 0 to 1; partial credit is the task's affair. For reasoning-gym's problems only. Needs
-    bubblewrap. Answers that a task would evaluate are parsed first. Scorers were checked for that in reasoning-gym
-    0.1.25: another version's are refused. An answer on which the task's scorer raises is worth 0."""
+    """The task's own score, from 0 to 1; the task decides about partial credit. For reasoning-gym's problems only.
+    Needs bubblewrap. Answers that a task would evaluate are parsed first. Scorers were checked for that in
+    reasoning-gym 0.1.25; those of other versions are refused. An answer on which the task's scorer raises gets 0."""
 
     largest: ClassVar[float] = 1.0
 

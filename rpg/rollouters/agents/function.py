@@ -21,11 +21,12 @@ _loads = threading.Lock()
 
 class Function(AgentProgram):
     """A function of a Python file: `solve(problem, base_url, api_key)` returns a text or nothing. The file is loaded
-    once, and the function runs in a thread of the process that samples, so that a response costs no start of an
-    interpreter. It is not sealed: it may do what the run may."""
+    once, and the function runs in a thread of the sampling process, so that a response does not start an interpreter.
+    It is not in the sandbox and has the run's rights."""
 
     file: str = names_path("file")
-    """The file, relative to the spec. Its content is in the fingerprint; it imports installed packages alone."""
+    """Path of the file, relative to the spec. Its content is part of the fingerprint; it can import only installed
+    packages."""
     function: str = Field("solve", pattern=r"^[^\W\d]\w*$")
     """The function's name."""
 
