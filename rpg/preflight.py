@@ -108,7 +108,7 @@ def _not_here(data: Data, models: Mapping[Path, tuple[PretrainedModel | ScratchM
         if not isinstance(model, PretrainedModel) or found.directory is not None:
             continue
         if model.path.count("/") > 1:
-            hint = "make it first, where the spec file says; a Hub id is an owner and a name"
+            hint = "create it first, at the spec's path; a Hub id is an owner and a name"
             issues.append(Issue("no such model directory", path, model.path, hint=hint))
         else:
             missing.append(("model", path, model.path))
@@ -119,7 +119,7 @@ def _not_here(data: Data, models: Mapping[Path, tuple[PretrainedModel | ScratchM
                 missing.append(("dataset", ("data", split, index, named), getattr(source, named)))
     if not missing or not (why := _why_no_download()):
         return issues
-    hint = "download it where there is a network, or give the directory of a copy"
+    hint = "download it on a machine with a network, or give the directory of a copy"
     return issues + [
         Issue(f"the {what} is not on this machine, and {why}", path, given, hint=_no_directory(path, given) + hint)
         for what, path, given in missing

@@ -30,7 +30,7 @@ RunId = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="A run's id; or its beginning, or that of its last eight characters, where that fits no other run.",
+        help="A run's id, or a unique prefix of it or of its last eight characters.",
         autocompletion=_recorded("runs"),
     ),
 ]

@@ -72,7 +72,7 @@ class Home:
             raise RpgError(f"{self.root} cannot be written to\n{_ELSEWHERE}")
 
     def check_space(self) -> None:
-        """Raises RpgError where the disk has less room than a run's own files take, the model aside."""
+        """Raises RpgError if the disk has less room than a run's own files need, not counting the model."""
         free = self.free_bytes
         if free < LEAST_FREE:
             message = (

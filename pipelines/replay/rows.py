@@ -206,7 +206,7 @@ class RunRows:
     def _require_all_tokens(self, step: int, recorded: int, sampled: int) -> None:
         if recorded == sampled:
             return
-        cause = why_incomplete(self.home.run(self.run_id), "tokens") or "`rpg db check` says what is damaged"
+        cause = why_incomplete(self.home.run(self.run_id), "tokens") or "`rpg db check` reports the damage"
         raise NothingToReplayError(
             f"a replay needs every token of a step. {self.run_id} has {recorded:,} of {sampled:,} of step {step} on"
             f" record: {cause}"

@@ -155,7 +155,7 @@ def _refuse_other_code(execution: RunExecution, stage: StagePlan) -> None:
         message, changed = f"code was changed after {execution.run_id} was planned", ", ".join(names)
     else:
         return
-    hint = "run it again: the plan says what is to do with the code as it is"
+    hint = "run it again: the plan lists the work for the current code"
     raise SpecError(Issue(message, given=changed, hint=hint))
 
 
@@ -406,7 +406,7 @@ def _run_process(
     def stop() -> StopRequest | None:
         request = execution.stop_requested()
         if request and request.grace > 0:
-            execution.progress.waiting("stopping: it saves what it has")
+            execution.progress.waiting("stopping: it saves its state")
         return request
 
     forget_exits(execution.directory)

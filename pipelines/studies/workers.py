@@ -163,7 +163,7 @@ def cancel_study(home: Home, name: str, grace: float, profile: str = "") -> str:
         raise EndedError(Issue(f"the study is not running but {status}", given=name))
     if not begun:
         return f"{name} was waiting and is cancelled"
-    return f"{name} is cancelled; run or submitted again, it goes on from here"
+    return f"{name} is cancelled; if run or submitted again, it continues from here"
 
 
 def _stop_on_server(home: Home, study: str, grace: float, url: str) -> list[bool]:

@@ -109,7 +109,7 @@ def _meaning(certificate: Mapping[str, Any], updates: int, max_staleness: int) -
             f"{off_policy} where the policy has moved far. That is what bounding the ratio costs, for less variance."
         )
     if updates == 1:
-        return f"In this run every update is on policy, so that it has on average exactly the gradient of {claimed}."
+        return f"In this run every update is on policy, so that on average it has exactly the gradient of {claimed}."
     return (
         f"In this run the first of the {updates} updates of a step has on average exactly the gradient of {claimed}. "
         f"The later ones are near it, and {off_policy} where the policy has moved far: what bounding the ratio costs, "

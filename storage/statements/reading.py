@@ -17,7 +17,7 @@ import duckdb
 from storage.database import quoted
 from storage.errors import QueryError
 
-_OUTSIDE = "the function `{}` reaches for something outside the store; only what is recorded can be read"
+_OUTSIDE = "the function `{}` accesses something outside the store; queries can read only the record"
 _SEVERAL = "more than one statement; give them one at a time"
 _PLAIN_NAME = re.compile(r"[\w $-]*")
 """A name that DuckDB cannot interpret as a file's: file names have a suffix."""
@@ -146,7 +146,7 @@ def _not_a_query(sql: str) -> str:
 
 
 def _no_query(kind: str) -> str:
-    return f"{kind} is not a query: what is recorded can only be read (SELECT, DESCRIBE, EXPLAIN, ...)"
+    return f"{kind} is not a query: the record is read-only (SELECT, DESCRIBE, EXPLAIN, ...)"
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

@@ -94,8 +94,8 @@ def replay(
         home, run_id, others, chosen=chosen, gradients=Moment(at or Moment.start) if gradients else None
     )
     if not replays[0].reproduction.holds:
-        print(f"warning: the run's own objective does not give back what was recorded: {replays[0].reproduction}; other"
-              " code wrote it, or its spec was changed", file=sys.stderr)  # fmt: skip
+        print(f"warning: the run's own objective does not reproduce the record: {replays[0].reproduction}; other code"
+        " wrote it, or its spec was changed", file=sys.stderr)  # fmt: skip
     if plot:
         write_bytes(page(replays).encode(), plot)
     several = bool(sweep) or len(objective or ()) > 1

@@ -14,7 +14,7 @@ _STAGES = ("data", "base", "train", "evaluate", "report")
 def run(
     file: ExperimentFile,
     stage: Annotated[
-        str, typer.Argument(metavar="[STAGE]", help="With --fresh: make this stage anew, and those after it.")
+        str, typer.Argument(metavar="[STAGE]", help="With --fresh: compute this stage and those after it again.")
     ] = "",
     overrides: Overrides = None,
     parallel: Parallel = "1",

@@ -42,7 +42,7 @@ def run(
     try:
         data = run_study_here(load_study_document(file, overrides or ()), home, parallel, own_process=True)
     except StudyInterruptedError:
-        typer.echo("stopped; the same command goes on from here", err=True)
+        typer.echo("stopped; the same command continues from here", err=True)
         raise typer.Exit(130) from None
     from pipelines.studies.answers.answer import answer
     from pipelines.studies.answers.report import write_study_report

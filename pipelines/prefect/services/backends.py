@@ -229,7 +229,7 @@ def _let_in(user: str, home: Home, data: Path) -> None:
             os.chown(directory, -1, group)
             directory.chmod(mode | stat.S_IXGRP)
     if _run_as(user, ["ls", str(data)]).returncode != 0:
-        way_out = "put RPG_HOME where that user may enter, or run as another user than root"
+        way_out = "put RPG_HOME in a directory that this user may enter, or do not run as root"
         raise ServiceError(f"PostgreSQL runs as {user} where root starts it, who cannot enter {data}; {way_out}")
 
 

@@ -415,7 +415,7 @@ def read_study(home: Home, name: str) -> StudyRecord:
     try:
         return StudyRecord.of(data)
     except (AttributeError, KeyError, TypeError, ValueError):
-        message = f"studies/{name}/study.json is not what a study writes: {'; '.join(problems[:3]) or 'it lacks keys'}"
+        message = f"studies/{name}/study.json is not a study's record: {'; '.join(problems[:3]) or 'it lacks keys'}"
         hint = "restore it from a backup; or `rpg study run` its file, which writes it again"
         raise SpecError(Issue(message, given=name, hint=hint)) from None
 

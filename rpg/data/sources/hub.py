@@ -78,7 +78,7 @@ class HubSource(TableSource):
                 f"the Hub cannot be reached: {error}",
                 path=("path",),
                 given=self.path,
-                hint="download the dataset where there is a network and give its directory",
+                hint="download the dataset on a machine with a network, and give its directory",
             )
         except Exception as error:
             # `datasets` wraps its readers' exceptions in its own classes and reports an unknown split as a ValueError.

@@ -73,7 +73,7 @@ class Code(Reward):
     frame: str = Field("{code}", pattern=r"\{code\}")
     """Text to run, with the program in place of {code}. For short responses: "def f(x): return {code}"."""
     timeout_seconds: float = execution(120.0, gt=0)
-    """Tests of a response that have not begun after so long are failed."""
+    """Seconds after which a response's tests that have not started count as failed."""
 
     def refuses(self, source: Source) -> Issue | None:
         """See Reward."""

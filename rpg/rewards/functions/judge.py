@@ -103,7 +103,7 @@ class Judge(Reward):
     concurrency: int = execution(16, ge=1, le=256)
     """Most concurrent questions of a rank."""
     timeout_seconds: float = execution(120.0, gt=0)
-    """An endpoint's call is given up after so long, and tried again."""
+    """Seconds after which an endpoint's call is aborted and retried."""
     patience_seconds: float = execution(1800.0, gt=0)
     """Seconds that an endpoint may be unreachable or refuse requests before the attempt ends, to be retried."""
     price: Price | None = execution(None)

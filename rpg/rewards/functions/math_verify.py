@@ -108,7 +108,7 @@ class MathVerify(Reward):
         gold = parse(f"\\boxed{{{_spelled(problem.answer)}}}", parsing_timeout=None, raise_on_error=True)
         if not gold:
             raise ValueError(
-                f"the gold answer of problem {problem.problem_id} is no mathematical expression: {problem.answer!r}"
+                f"the gold answer of problem {problem.problem_id} is not a mathematical expression: {problem.answer!r}"
             )
         if (undefined := gold[0]) in (sympy.nan, sympy.zoo):  # the library raises
             return Score.of(float(undefined == expressions[0]), str(expressions[0]))

@@ -157,7 +157,7 @@ def why_not(task: str, scorer: type) -> str:
     if task in REFUSED:
         return REFUSED[task]
     if not scorer.__module__.startswith(_LIBRARY):
-        return "nobody has checked whether its scorer evaluates the answer"
+        return "it is not known whether its scorer evaluates the answer as code"
     if (installed := _installed()) != CHECKED_VERSION:
         return f"its scorer was checked in reasoning-gym {CHECKED_VERSION}, and {installed} is installed"
     return ""

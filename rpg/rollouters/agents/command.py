@@ -87,7 +87,7 @@ class Command(AgentProgram):
     def lacks(self) -> Issue | None:
         """See ProgramSection."""
         if self.sealed and (lack := sandbox.missing()):
-            hint = f"{lack.hint}; or write sealed: false: it may then do what the user of the run may"
+            hint = f"{lack.hint}; or write sealed: false: it then has the rights of the run's user"
             return Issue(f"a program is begun in a sandbox alone: {lack.reason}", ("type",), self.type, hint=hint)
         for number, path in enumerate(self.readable):
             if not Path(path).is_absolute() or not Path(path).exists():
@@ -125,7 +125,7 @@ class Command(AgentProgram):
         if not refused.isdecimal():
             return None
         place, path = named[int(refused)]
-        hint = "list in readable the directory that holds it, and what it links to"
+        hint = "list its directory, and the targets of its links, in readable"
         if os.geteuid() == 0:
             hint += "; a run of root's has its programs be another user: let others read it (chmod o+rX)"
         return Issue("a sealed program cannot read it", place, path, hint=hint)

@@ -36,11 +36,11 @@ class Function(AgentProgram):
             functions = self._functions()
         except Exception as error:  # any error that the file raises
             given = f"{type(error).__name__}: {error}"[:500]
-            hint = "install what it imports into the environment of the run"
+            hint = "install its imports in the run's environment"
             return Issue("the file cannot be loaded", ("file",), given, hint=hint)
         if inspect.iscoroutinefunction(functions.get(self.function)):
-            hint = "write it with def; asyncio.run in it runs what is async"
-            return Issue("the function is async, and nobody awaits it", ("function",), self.function, hint=hint)
+            hint = "write it with def, and call async code with asyncio.run"
+            return Issue("the function is async, which is not supported", ("function",), self.function, hint=hint)
         if self.function in functions:
             return None
         allowed = ", ".join(functions) or "the file has no function"

@@ -96,7 +96,7 @@ class Agent(TakingTurns):
                 "two turns and a request between them do not fit into a response",
                 ("max_turns",),
                 given=str(self.max_turns),
-                hint="raise rollout.max_response_length to 3 or more: it counts what the program asks",
+                hint="raise rollout.max_response_length to 3 or more: it includes the program's requests",
             )
 
     def counterpart(self, tokenizer: "PreTrainedTokenizerBase") -> Counterpart:

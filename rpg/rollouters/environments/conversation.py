@@ -73,10 +73,10 @@ class Conversation(TakingTurns):
         yield from super().issues(max_response_length)
         if self.words_tokens + 2 > max_response_length:
             yield Issue(
-                "a turn, what the user says and another turn do not fit into a response",
+                "two turns and a user's remark between them do not fit into a response",
                 ("words_tokens",),
                 given=str(self.words_tokens),
-                allowed=f"at most {max_response_length - 2}: rollout.max_response_length counts what the user says",
+                allowed=f"at most {max_response_length - 2}: rollout.max_response_length includes the user's remarks",
                 hint="raise rollout.max_response_length, or lower words_tokens",
             )
 

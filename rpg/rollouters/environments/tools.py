@@ -147,7 +147,7 @@ class Tools(TakingTurns):
                 "a call does not say of which tool it is",
                 ("format", "call"),
                 given=self.format.call,
-                hint="write {tool} where the tool's name stands",
+                hint="write {tool} in place of the tool's name",
             )
 
     def counterpart(self, tokenizer: "PreTrainedTokenizerBase") -> Counterpart:

@@ -37,7 +37,7 @@ def test_a_run_is_proven_and_a_record_that_was_tampered_with_is_not(lab):
 
     beyond = lab.rpg("resume", run_id, "--prove", "--steps", "7")
     assert beyond.code == 2
-    assert "has not so many steps" in beyond.err
+    assert "has fewer steps" in beyond.err
 
 
 def change_reward(segments: Path, *, step: int, rollout_id: int) -> None:

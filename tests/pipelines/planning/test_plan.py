@@ -228,7 +228,7 @@ def test_an_unfinished_training_goes_on_from_its_checkpoint(spec: Path, home: Ho
     run = planned(spec, home).runs[0]
     (home.run(run.run_id) / "checkpoints" / "step-000010").mkdir(parents=True)
     stage = planned(spec, home).runs[0].stage("train")
-    assert (stage.action, stage.reason) == ("RESUME", "goes on from step-000010")
+    assert (stage.action, stage.reason) == ("RESUME", "continues from step-000010")
 
 
 def test_each_cell_and_seed_is_a_run_of_its_own(spec: Path, home: Home) -> None:

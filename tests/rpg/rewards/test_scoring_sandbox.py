@@ -83,7 +83,7 @@ def test_an_answer_that_is_code_reaches_nothing(user: str, open_directory: Path)
 def test_an_answer_that_misbehaves_costs_its_own_reward_alone(user: str, open_directory: Path) -> None:
     found = attacked("misbehaviour", user, open_directory)
     late, killed = "no verdict after 1 s", "no verdict after 1 s; the scorer was killed"
-    endless, nonsense = "the scorer wrote without end", "the scorer wrote what is no verdict"
+    endless, nonsense = "the scorer wrote without end", "the scorer's output is not a verdict"
     died = "the scorer's process died (SIGKILL)"
     expected = {
         "loops": {late},

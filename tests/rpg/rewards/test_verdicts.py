@@ -216,8 +216,8 @@ FORGED = [
     ({"value": 0.5, "error": "why", "away": True}, Score.failed("why")),
     ({"value": 1e300}, Score.failed(INVALID + "value is 1e+300; allowed: a number from -1e+06 to 1e+06")),
     ({"value": math.nan}, Score.failed(INVALID + "value is nan; allowed: a number from -1e+06 to 1e+06")),
-    ({"value": "1"}, Score.failed("the scorer wrote what is no verdict")),
-    ({"extracted": ["x"]}, Score.failed("the scorer wrote what is no verdict")),
+    ({"value": "1"}, Score.failed("the scorer's output is not a verdict")),
+    ({"extracted": ["x"]}, Score.failed("the scorer's output is not a verdict")),
 ]
 
 

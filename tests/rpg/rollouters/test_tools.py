@@ -396,5 +396,5 @@ def test_what_is_sampled_is_never_encoded_again(chat: Any) -> None:
 def test_a_template_without_tools_is_refused() -> None:
     plain_chat = make_tokenizer(ByteTokenizer(), ())
     plain_chat.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    with pytest.raises(SpecError, match="the model's chat template is none for tools"):
+    with pytest.raises(SpecError, match="the model's chat template does not support tools"):
         hermes(plain_chat, "hello")

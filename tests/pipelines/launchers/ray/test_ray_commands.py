@@ -75,7 +75,7 @@ LACKS_A_NODE = "no node has 3 CPU; nodes have 2 CPU; 2 CPU"
         (
             {},
             {"address": "127.0.0.1:1"},
-            "no Ray cluster lets this command in at 127.0.0.1:1: [Errno 111] Connection refused",
+            "no Ray cluster accepts this command at 127.0.0.1:1: [Errno 111] Connection refused",
         ),
     ],
 )

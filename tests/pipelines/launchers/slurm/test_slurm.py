@@ -164,7 +164,7 @@ def test_a_job_outlives_the_command_and_the_next_one_finds_it(inputs: Path, tmp_
     process.kill()
     process.communicate()
     output = finish(head(run))
-    assert "goes on with job 1, which is RUNNING" in output
+    assert "continues with job 1, which is RUNNING" in output
     assert len(list((run / "attempts").iterdir())) == 1
 
 

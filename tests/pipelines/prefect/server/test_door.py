@@ -355,7 +355,7 @@ def test_the_worker_runs_no_command_but_ours_whoever_asks(up: Up, tmp_path: Path
     assert {state["type"] for state in states.values()} == {"FAILED"}
     for way, variable in (("job variables", "command"), ("environment", "env"), ("directory", "working_dir")):
         assert f"job variables of its own: {variable}" in states[way]["message"]
-    assert "is none of ours" in states[f"deployment of {flow}"]["message"]
+    assert "is not from this package" in states[f"deployment of {flow}"]["message"]
     assert [path.name for path in (first, second, third, fourth) if path.exists()] == []
 
 
@@ -431,7 +431,7 @@ def test_a_reader_reads_and_submits_nothing_and_sees_what_waits(
             assert (run["run_id"], run["status"]) == (json.loads(submitted.out)[0]["run_id"], "pending")
         refused = elsewhere.rpg("submit", str(up.lab.spec), "--profile", up.services.url)
         assert refused.code == 2
-        assert "lets nobody in without its user and password" in refused.err
+        assert "requires a user and a password" in refused.err
         monkeypatch.setenv("PREFECT_API_AUTH_STRING", "reader:wrong")
         stranger = elsewhere.rpg("runs", "--profile", record)
         assert (stranger.code, "asks for a password" in stranger.err) == (2, True), stranger.err
