@@ -118,7 +118,8 @@ def _lines(document: StudyDocument, data: dict[str, Any]) -> list[str]:
         lines.append(f"confirm   {arms}, each on at most {most} fresh seeds{looks}")
         if before:
             lines.append(
-                "          a candidate that cannot win any more has no further seed; the first that wins ends it"
+                "          a candidate that can no longer win gets no further seed; the first winner ends the"
+                " confirmation"
             )
     units = {"tokens": "response tokens", "gpu_hours": "GPU hours", "hours": "hours"}
     limits = [f"{_number(limit)} {units[name]}" for name, limit in data["budget"].items() if limit]

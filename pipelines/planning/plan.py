@@ -406,7 +406,7 @@ def why_from_the_start(experiment: Experiment) -> str:
     if schedule != "constant":
         return f"at each step the rate of a {schedule} schedule depends on how many there are"
     if experiment.rollout.max_staleness:
-        return "with rollout.max_staleness the next steps are sampled ahead, and the last ones had none"
+        return "rollout.max_staleness samples steps ahead, but nothing was sampled ahead of the last steps"
     return ""
 
 

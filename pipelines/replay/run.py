@@ -71,9 +71,9 @@ class RunReplay:
         training, sentences = self.recorded.experiment.training, []
         if training.entropy_coef:
             sentences.append(
-                f"the gradient of the entropy bonus (training.entropy_coef {training.entropy_coef:g}): it follows from"
-                " each token's whole distribution, and that is not on record. The losses have the bonus; gradient"
-                " weights, cosine and length do not"
+                f"the gradient of the entropy bonus (training.entropy_coef {training.entropy_coef:g}): it needs each"
+                " token's whole distribution, which is not recorded. The losses have the bonus; gradient weights,"
+                " cosine and length do not"
             )
         if training.router_aux_loss_coef:
             sentences.append(

@@ -245,7 +245,7 @@ def _local_directory(spec: PretrainedModel) -> Path:
 def refuse_code(spec: PretrainedModel, directory: Path) -> None:
     """Raises SpecError if the model's settings name code to run."""
     if found := settings_with_code(directory):
-        raise _no_model(f"the model names code to run, which is never run: {', '.join(found)}", spec, _CODE_HINT)
+        raise _no_model(f"the model has its own code, which is never executed: {', '.join(found)}", spec, _CODE_HINT)
 
 
 _CODE_HINT = (

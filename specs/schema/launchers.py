@@ -143,7 +143,7 @@ class _Nodes(_Launcher):
         for name, value in self.environment.items():
             path = ("launcher", "environment", name)
             if not re.fullmatch(VARIABLE_NAME, name):
-                yield Issue("is no name of a variable", path, allowed="letters, digits and _, no digit first")
+                yield Issue("is not the name of a variable", path, allowed="letters, digits and _, no digit first")
             if "\0" in value:
                 yield Issue("no variable can hold the character NUL", path)
             if looks_secret(name, value):
@@ -193,7 +193,7 @@ class SlurmLauncher(_Nodes):
                 path = ("launcher", key, index)
                 name = option.lstrip("-").partition("=")[0]
                 if len(option) < 2 or not option.startswith("-") or " " in option.strip():
-                    yield Issue("is no option", path, given=option, allowed="--name=value, one an item")
+                    yield Issue("is not an option", path, given=option, allowed="--name=value, one an item")
                 elif name in set_by_us or (not option.startswith("--") and _SHORT_OPTIONS.get(option[1]) in set_by_us):
                     yield Issue("the launcher sets it", path, given=option, hint=hint)
 
@@ -252,7 +252,7 @@ class RayLauncher(_Nodes):
             yield Issue("is more than training.ranks", ("launcher", "min_ranks"), given)
         if self.address != "auto" and not re.fullmatch(r"[\w.-]+:\d+|\[[0-9a-fA-F:.]+\]:\d+", self.address):
             yield Issue(
-                "is no address of a cluster that this machine is a node of",
+                "is not the address of a cluster with this machine as a node",
                 ("launcher", "address"),
                 given=self.address,
                 allowed="auto, or HOST:PORT of its head",

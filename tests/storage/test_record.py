@@ -64,7 +64,7 @@ def test_the_place_is_rpg_home_or_dot_rpg_here(home: Path, monkeypatch: pytest.M
     assert open_record().sql(count).rows == [(1,)]
     monkeypatch.setenv("RPG_HOME", str(home / "other"))
     assert open_record().sql(count).rows == [(0,)]
-    with pytest.raises(RpgError, match="is no directory; `open_record` takes a home, or the URL of a Prefect server"):
+    with pytest.raises(RpgError, match="is not a directory; `open_record` takes a home"):
         open_record("nowhere")
 
 

@@ -41,9 +41,9 @@ def run(
     from specs.loader import load_document
 
     if stage and not fresh:
-        raise typer.BadParameter(f"a stage is given with --fresh alone: rpg run {file} --fresh {stage}")
+        raise typer.BadParameter(f"a stage needs --fresh: rpg run {file} --fresh {stage}")
     if stage and stage not in _STAGES:
-        raise typer.BadParameter(f"{stage!r} is no stage: {', '.join(_STAGES)}")
+        raise typer.BadParameter(f"{stage!r} is not a stage: {', '.join(_STAGES)}")
     document = load_document(file, tuple(overrides or ()))
     if fresh or accept_code:
         made_anew = _STAGES[_STAGES.index(stage or _STAGES[0]) :] if fresh else ()

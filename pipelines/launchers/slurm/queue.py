@@ -140,7 +140,7 @@ def batch_script(experiment: Experiment, run_directory: Path) -> str:
     plain = {name: value for name, value in launcher.environment.items() if not is_reference(value)}
     variables = plain | {"PYTHONPATH": path}
     if unfit := [name for name in variables if not re.fullmatch(VARIABLE_NAME, name)]:
-        raise ValueError(f"launcher.environment: {unfit[0]!r} is no name of a variable")
+        raise ValueError(f"launcher.environment: {unfit[0]!r} is not the name of a variable")
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     # exec: the signal before the time limit is for the process that Slurm started.
     start = shlex.join([launcher.python or sys.executable, "-P", "-u", "-m", JOB_MODULE, str(run_directory)])

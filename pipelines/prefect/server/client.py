@@ -51,7 +51,7 @@ def prefect_client(home: Home, url: str) -> Iterator["SyncPrefectClient"]:
             raise SpecError(_refusal(url, error.response)) from error
         except (JSONDecodeError, ValidationError) as error:
             given = str(error).partition("\n")[0]
-            raise SpecError(Issue(f"what answers at {url} is no Prefect server", given=given)) from error
+            raise SpecError(Issue(f"the service at {url} is not a Prefect server", given=given)) from error
         except httpx.TransportError as error:
             hint = "nothing is lost: the same command continues when the server answers again"
             raise SpecError(Issue(f"the Prefect server at {url} stopped answering", hint=hint)) from error

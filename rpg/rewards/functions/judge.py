@@ -236,7 +236,7 @@ class Judge(Reward):
             hint = "write temperature: 0.7, or votes: 1"
             yield Issue("all votes would be the same reply", ("votes",), f"{self.votes} at temperature 0", hint=hint)
         if self.budget.money and not self.price:
-            hint = "write `price: {input: ..., output: ...}`, of a million tokens"
+            hint = "write `price: {input: ..., output: ...}`, per million tokens"
             yield Issue("money cannot be counted without a price", ("budget", "money"), hint=hint)
         if self.template and self.compare != "each":
             yield Issue("a template shows one answer", ("template",), given=f"compare: {self.compare}")

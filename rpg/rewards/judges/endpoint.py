@@ -205,7 +205,7 @@ def address_issues(url: str) -> Iterator[Issue]:
         hint = "write key: env:NAME, a variable that holds it"
         yield Issue("an address has no key in it", ("endpoint",), HIDDEN, allowed, hint, snippet=HIDDEN)
     elif not named or parts.query or parts.fragment:
-        yield Issue("is no address of an API", ("endpoint",), url, allowed)
+        yield Issue("is not the address of an API", ("endpoint",), url, allowed)
 
 
 def trouble_of(url: str, key: str, path: tuple[str | int, ...], *, seconds: float) -> str:
