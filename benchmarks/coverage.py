@@ -14,12 +14,12 @@ The second table is of training metrics: one figure a seed, of two groups with s
 `ratio`; coverage of the second group's mean (Student) and of the difference (Welch).
 
 The third table is of pages: a verdict over arms of which some differ and some do not. Its column is the share of pages
-with a false sentence: a pair that is told apart though it does not differ, or the wrong way round, or a best that
-is not better than each other arm. Its lines are configurations of effects, unequal seeds with unequal luck, some arms
-with a seed more than the others, seeds that fail, looks (the question is asked anew with each seed from 2 on, and a
-page counts if any of its answers was false) and clusters of problems (a deviation of 1 logit that the problems of a
-cluster share, in each arm by itself). Then come arms of which one is better: the share of pages that name it as the
-best. A line with more seeds than the line above it fails where the share falls by more than chance allows.
+with a false sentence: a pair that is called different although it is not, or the wrong way round, or a best that is not
+better than each other arm. Its lines are configurations of effects, unequal seeds with unequal luck, some arms with a
+seed more than the others, seeds that fail, looks (the question is asked again with each seed from 2 on, and a page
+counts if any of its answers was false) and clusters of problems (a deviation of 1 logit that the problems of a cluster
+share, in each arm by itself). Then come arms of which one is better: the share of pages that name it as the best. A
+line with more seeds than the line above it fails where the share falls by more than chance allows.
 
 The fourth table is of studies that choose the best 3 of many trials with one seed each and confirm them and the
 baseline with five fresh seeds, on the problems they were chosen on or on others. Its columns: by how many points the
@@ -83,7 +83,7 @@ class Setting:
     k: int = 1
     """The measure is pass@k; pass@1 is accuracy."""
     known: str = ""
-    """Why the line is outside, where that is known."""
+    """Known reason why the line is outside; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ class Page:
 
 
 def page_line(page: Page, trials: int) -> float:
-    """The share of pages with a false sentence, or of those that claim what is so."""
+    """Returns the share of pages with a false sentence, or of pages with a true claim."""
     rng, world = np.random.default_rng(0), World(0.5)
     middle, per_share = world.middle(), world.in_logits(1.0)
     truths = [expected(middle + effect * per_share, world.deviation) for effect in page.effects]
@@ -295,7 +295,7 @@ def page_line(page: Page, trials: int) -> float:
 
 
 def is_false(found: Verdict, truths: Sequence[float]) -> bool:
-    """Whether a page says what is not so."""
+    """Returns whether a page makes a false statement."""
     wrong = any(truths[int(better)] <= truths[int(worse)] for better, worse, _ in found.differences)
     top = max(truths)
     return wrong or (found.best is not None and (truths[int(found.best)] < top or truths.count(top) > 1))
