@@ -1,4 +1,4 @@
-"""Where bubblewrap is missing or may not make namespaces, a reward that runs what a response says is refused."""
+"""Where bubblewrap is missing or may not create namespaces, a reward that runs a response's text is refused."""
 
 import json
 import os

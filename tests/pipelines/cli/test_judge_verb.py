@@ -1,4 +1,4 @@
-"""Judges on the command line: mistakes with their line, what a plan says of them, and their agreement with labels."""
+"""Judges on the command line: mistakes with their line, the plan's text on them, and their agreement with labels."""
 
 import json
 import shlex

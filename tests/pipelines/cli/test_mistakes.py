@@ -564,7 +564,7 @@ run_summary, runs, stages, studies, tokens, trials, turns, verdicts
 }
 
 LOOKING = "looking at the data and the model\n"
-"""What a verb says that begins to look further than the spec."""
+"""Returns the message of a verb that checks more than the spec."""
 ELSEWHERE = "  hint: RPG_HOME names the directory in which everything is kept; without it that is .rpg here\n"
 Call = Callable[..., tuple[int, str]]
 

@@ -1,4 +1,4 @@
-"""`rpg doctor` tells what is needed and broken from what is only worth knowing."""
+"""`rpg doctor` distinguishes broken requirements from mere information."""
 
 import json
 

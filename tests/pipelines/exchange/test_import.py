@@ -30,7 +30,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("origin")
     unpack(place)
     record = place / "home" / "experiments" / "finished" / "experiment.json"
-    # The order of the cells, whose first is the one that others are held against, is none of their names.
+    # The order of the cells, whose first is the baseline of comparisons, does not come from their names.
     about, order = json.loads(record.read_text()), [OTHER_CELL, RUN]
     versions = [version | {"runs": order} for version in about["versions"]]
     record.write_text(json.dumps(about | {"current": order, "versions": versions}))

@@ -1,4 +1,4 @@
-"""`rpg resume --prove`: a run's steps again from a checkpoint, held against what was recorded."""
+"""`rpg resume --prove`: a run's steps repeated from a checkpoint and compared with the record."""
 
 import shutil
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`rpg replay` on what a real trainer recorded, and on tokens counted by hand."""
+"""`rpg replay` on a real trainer's record, and on tokens counted by hand."""
 
 import json
 import shutil

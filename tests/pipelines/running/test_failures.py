@@ -138,7 +138,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """480 MiB of address space beside what a trainer has at its start."""
     monkeypatch.setenv("PYTHONPATH", f"{LIMITS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("TEST_SPARE_MIB", "480")
-    monkeypatch.setenv("RPG_FORK_STAGES", "0")  # the limit is set where a process begins
+    monkeypatch.setenv("RPG_FORK_STAGES", "0")  # the limit is set at the start of a process
 
 
 @pytest.mark.long

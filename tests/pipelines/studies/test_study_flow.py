@@ -138,7 +138,7 @@ STATES = [Scheduled(), Late(scheduled_time=datetime.now(UTC)), AwaitingRetry(sch
 
 
 def submit(site: Site, workers: int = 1) -> list[FlowRun]:
-    """A study that nobody has begun, as `rpg study submit` leaves it."""
+    """A study that has not started, as `rpg study submit` leaves it."""
     flow.submit_study(StudyDocument.from_json(site.document), site.home, site.server.url, workers=workers)
     return list(flow_runs(site.client, OPEN, study="clips"))
 

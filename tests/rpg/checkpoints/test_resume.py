@@ -107,7 +107,7 @@ def test_many_kills_of_a_run_with_vllm_change_nothing(inputs: Path, tmp_path: Pa
 
 
 def kill(run_dir: Path, *, times: int) -> None:
-    """Starts the run and kills it, so many times, at random moments of its life."""
+    """Starts the run and kills it, this many times, at random moments of its life."""
     chance = random.Random(SEED)
     # Early enough that the last one is killed before it is done.
     for after in sorted(chance.sample(range(1, STEPS - 3), times)):
@@ -144,7 +144,7 @@ def same_state(run_dir: Path, other: Path) -> None:
 
 
 def same_rows(run_dir: Path, other: Path) -> None:
-    """Every valid row is there once, with the values of the uninterrupted run; the clock's figures aside."""
+    """Every valid row is there once, with the values of the uninterrupted run, except for times."""
     for table in ("metrics", "rollouts", "tokens"):
         resumed, uninterrupted = recorded(run_dir, table), recorded(other, table)
         assert len(resumed) == len(rows(run_dir, table)), ("doubled", SEED)

@@ -1,4 +1,4 @@
-"""What a launch asks a Ray cluster for, and what it says of one that cannot hold it."""
+"""The resources that a launch requests from a Ray cluster, and its message if the cluster cannot hold it."""
 
 import pwd
 import subprocess

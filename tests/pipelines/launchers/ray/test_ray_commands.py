@@ -1,4 +1,4 @@
-"""Commands and a real Ray cluster: what they say of it before anything is queued, studies, and cancel."""
+"""Commands and a real Ray cluster: their messages before anything is queued, studies, and cancel."""
 
 import json
 from pathlib import Path

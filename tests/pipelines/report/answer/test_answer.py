@@ -336,7 +336,7 @@ def test_each_number_of_seeds_at_which_rpg_run_answers_is_on_record_and_counts_a
 
 @pytest.fixture
 def three_seeds(home: Home) -> Home:
-    """Two cells with three seeds each, whose answer nobody has seen."""
+    """Two cells with three seeds each, whose answer has not been shown."""
     cells(home, {0.1: 0.5, 0.28: 0.6})
     path = home.experiment("sums") / "experiment.json"
     record = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""What each source gives, and the exact words for what is wrong with it."""
+"""The problems of each source, and its exact error messages."""
 
 import json
 import os
