@@ -1,4 +1,4 @@
-"""Several trainings in one process: `train_worker RUN_DIR...`. A:B goes on with run A from its last checkpoint but one,
+"""Several trainings in one process: `train_worker RUN_DIR...`. A:B continues run A from its second to last checkpoint,
 in a copy of its directory that is made at B."""
 
 import shutil

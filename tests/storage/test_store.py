@@ -1,4 +1,4 @@
-"""Queries over a home: what the contract promises, before and after ingesting."""
+"""Queries over a home: the promised tables and views, before and after ingesting."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

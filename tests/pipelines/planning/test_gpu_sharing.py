@@ -1,4 +1,4 @@
-"""Where the spec leaves it open, the plan's arithmetic shares a GPU between learner and engine."""
+"""If the spec leaves it open, the plan's arithmetic shares a GPU between learner and engine."""
 
 from collections.abc import Iterator
 from pathlib import Path

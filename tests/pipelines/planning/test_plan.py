@@ -1,4 +1,4 @@
-"""Plan: what makes a result what it is, what is done already, and why something runs."""
+"""The plan: the inputs of results, finished work, and reasons to run a stage."""
 
 import json
 from pathlib import Path
@@ -62,7 +62,7 @@ def changed(spec: Path, home: Home, *overrides: str) -> set[str]:
 
 
 def finish(run: RunPlan, home: Home) -> None:
-    """Leaves on the disk what a finished run leaves, as far as a plan looks at it."""
+    """Writes the files of a finished run that a plan reads."""
     state: dict[str, Any] = {"stages": {}}
     for stage in run.stages:
         state["stages"][stage.stage] = {"fingerprint": stage.fingerprint, "status": "finished"}

@@ -1,4 +1,4 @@
-"""The plan of a study: what it costs before anything runs, at best and at worst, and what is done."""
+"""The plan of a study: its lowest and highest cost before anything runs, and finished work."""
 
 import json
 from pathlib import Path

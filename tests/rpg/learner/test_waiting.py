@@ -94,7 +94,7 @@ def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     monkeypatch.setattr(deepspeed.comm.comm, "cdb", None)
-    # As the learner has it: nothing is compiled, and nobody waits for who else compiles it.
+    # As the learner has it: nothing is compiled, and no rank waits for another's compilation.
     monkeypatch.setitem(deepspeed.ops.__compatible_ops__, "deepspeed_shm_comm", False)
     torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     deepspeed.init_distributed("fake", verbose=False)

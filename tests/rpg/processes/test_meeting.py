@@ -62,7 +62,7 @@ def again(process: Process, word: str = "") -> None:
 
 
 def until(process: Process, word: str) -> str:
-    """What a process says up to a line."""
+    """Returns a process's output up to a line."""
     assert process.stdout
     said = ""
     for line in process.stdout:
@@ -232,7 +232,7 @@ def tell_of_listeners(rank: Process, thief: Process, known: int) -> None:
 
 @pytest.fixture
 def kept() -> tuple[tuple[str, int], Any]:
-    """A launch's store, and where it is kept."""
+    """A launch's store, and its address."""
     at = (ADDRESS, free_port())
     return at, keep_store(at, b"key")
 
@@ -338,7 +338,7 @@ def test_strangers_that_say_nothing_or_talk_slowly_keep_no_member_away(
 
 @pytest.mark.more
 def test_a_pickle_in_the_place_of_a_ranks_value_makes_nothing(tmp_path: Path) -> None:
-    """Even from one who had the key: what a rank gathers is read as a message."""
+    """Even an attacker with the key cannot run code: a rank reads gathered data as a message."""
     ran = tmp_path / "ran"
     code = f"""
     import os, pickle, torch, torch.distributed as dist

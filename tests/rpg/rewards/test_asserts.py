@@ -1,4 +1,4 @@
-"""Tests that are asserts, in many forms: right and wrong programs, and where the tests are run."""
+"""Tests that are asserts, in many forms: right and wrong programs, and the process that runs the tests."""
 
 # ruff: noqa: E501 (programs, a line each)
 

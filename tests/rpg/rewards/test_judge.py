@@ -1,4 +1,4 @@
-"""A judge behind an address: what it is asked, what is read from its replies, and what it may cost."""
+"""A judge behind an address: its questions, the verdicts in its replies, and its costs."""
 
 import json
 import threading

@@ -355,7 +355,7 @@ def workers() -> set[int]:
 
 
 def watched(pids: set[int]) -> set[int]:
-    """What has come of these processes."""
+    """Returns the states of these processes."""
     return {child.pid for pid in pids for child in psutil.Process(pid).children(recursive=True)}
 
 

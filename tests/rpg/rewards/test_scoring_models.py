@@ -1,4 +1,5 @@
-"""Models that score in a process of their own: they say what they were made to say, and a policy learns from it."""
+"""Models that score in their own process: they give the scores they were trained to give, and a policy learns from
+them."""
 
 import json
 from importlib.util import find_spec

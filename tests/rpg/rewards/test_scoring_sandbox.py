@@ -1,4 +1,4 @@
-"""What a model wrote is scored where it can do nothing: attacks as root and as an ordinary user."""
+"""A model's text is scored in a sandbox in which it can do no harm: attacks as root and as an ordinary user."""
 
 import json
 import os

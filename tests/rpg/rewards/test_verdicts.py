@@ -1,4 +1,5 @@
-"""Verdicts are checked in one place, whoever formed them; one that a response wrote decides on its own value alone."""
+"""Verdicts are checked in one place, whatever their origin; one that a response wrote decides on its own value
+alone."""
 
 import json
 import math
@@ -24,7 +25,7 @@ MANY = dict.fromkeys(map(str, range(1001)), 0.0)
 
 
 class Says(Reward):
-    """Returns what it was made with."""
+    """Returns its own argument."""
 
     in_process: ClassVar[bool] = True
     says: ClassVar[Any] = None

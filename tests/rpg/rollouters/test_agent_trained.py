@@ -1,4 +1,4 @@
-"""Training with an agent: what is trained on, behind what, the record, replay, resume and ranks.
+"""Training with an agent: the trained tokens and their contexts, the record, replay, resume and ranks.
 
 The program asks twice. Of the policy's five tokens it takes a 1 for a reason to write its history anew.
 """

@@ -1,4 +1,4 @@
-"""What a launcher's section may say, and the errors of one that cannot work."""
+"""Allowed sections of launchers, and the errors of one that cannot work."""
 
 import pytest
 from spec_text import GOOD, message, write

@@ -1,4 +1,4 @@
-"""What a spec may say of sampling, of sampling ahead, and of trusting the sampler's logprobs."""
+"""Allowed settings of sampling, of sampling ahead, and of trusting the sampler's logprobs."""
 
 import pytest
 from places import PACKAGES

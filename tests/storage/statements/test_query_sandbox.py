@@ -47,7 +47,7 @@ def digest(root: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_changes(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No file of the home, and none in the working directory, is changed by what a test asks."""
+    """No query of a test changes a file of the home or of the working directory."""
     monkeypatch.chdir(tmp_path)
     store.query("select 1")
     before = digest(store.root)

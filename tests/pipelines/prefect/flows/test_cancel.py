@@ -1,4 +1,4 @@
-"""How a request to stop reaches the work, and what is said of how that ended."""
+"""The way of a request to stop, and the messages about its result."""
 
 import os
 import pty

@@ -167,7 +167,7 @@ def test_after_a_cancel_nothing_runs_again_and_record_and_server_agree(site: Sit
         cancelled.append((name, run_id, flow_run_id, stopped, words))
         if holder:
             holder.join()
-    site.compare()  # What a worker of the pool does every few seconds.
+    site.compare()  # Does the periodic work of a worker of the pool.
     for name, run_id, flow_run_id, stopped, words in cancelled:
         status, kind = site.status(run_id), site.kind(flow_run_id) if flow_run_id else ""
         where = f"{record} on record, {name} on the server: {status} and {kind}; {words}"
@@ -507,7 +507,7 @@ def test_a_run_that_is_taken_over_waits_for_a_worker_in_the_place_that_it_had(si
     waiting = site.client.get_scheduled_flow_runs_for_work_pool(POOL, scheduled_before=datetime.now(UTC))
     queue = [entry.flow_run.parameters["run_id"] for entry in waiting]
     assert queue.index(run_id) < queue.index(later)
-    # Who takes it over finds what the dead process has left, and three deaths count as three.
+    # The process that takes it over finds the dead one's state, and three deaths count as three.
     with acquire(site.home.run(run_id)) as lease:
         assert lease.is_takeover
     for number, again_and_again in ((3, False), (4, True)):

@@ -41,7 +41,7 @@ def client(lab: Lab, server: Server, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 
 class Receiver:
-    """An HTTP server on this machine that keeps what is posted to it, in the order that it comes."""
+    """An HTTP server on this machine that stores posted data in order of arrival."""
 
     def __init__(self) -> None:
         posted: list[dict[str, Any]] = []
@@ -217,7 +217,7 @@ def test_a_run_that_has_ended_is_never_changed_by_a_cancel(client: Lab, server: 
 def test_a_client_with_a_home_of_its_own_stops_a_worker_elsewhere_and_a_guard_that_acted_there_is_told(
     client: Lab, server: Server, receiver: Receiver, tmp_path: Path
 ) -> None:
-    """The worker makes the pool that it is given; the client is told how the run really stands."""
+    """The worker creates its pool; the client learns the run's true status."""
     client.spec.write_text(SPEC + NOTIFY)
     lasting = ("training.steps=5000", "training.guards=[{metric: entropy, above: 0.0, action: warn}]")
     machine = Lab(tmp_path / "machine", client.spec)

@@ -46,7 +46,7 @@ FOREIGN = "http://elsewhere.example"
 
 
 class Up:
-    """A home whose services are up, and calls of its API as anybody may make them."""
+    """A home whose services are up, and calls of its API without a password."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -58,8 +58,8 @@ class Up:
         return (self.lab.home.services / "secrets" / name).read_text().strip()
 
     def call(self, path: str, body: Any = None, method: str | None = None, **headers: str) -> Any:
-        """What the API answers to who shows the password. Asked again, as Prefect's own clients do, while its SQLite is
-        locked by another process (503)."""
+        """Returns the API's answer to a client with the password. Asked again, as Prefect's own clients do, while its
+        SQLite is locked by another process (503)."""
         headers = {"authorization": basic(self.secret()), "content-type": "application/json"} | headers
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.services.url + path, data=data, headers=headers, method=method)
@@ -399,7 +399,7 @@ def test_the_api_of_a_command_has_the_password_too_and_no_stage_gets_it(
 
 
 def statuses(up: Up, shown: str) -> tuple[int, int]:
-    """What the API and the page of studies answer to a password."""
+    """Returns the answers of the API and the page of studies to a password."""
     addresses = f"{up.services.url}/admin/version", f"{up.services.studies_url}/api/studies"
     api, studies = (status(address, authorization=basic(shown))[0] for address in addresses)
     return api, studies
@@ -452,7 +452,7 @@ def test_new_passwords_open_at_once_and_the_former_ones_no_more(up: Up) -> None:
     assert [statuses(up, shown) for shown in (former, reader)] == [(401, 401)] * 2
     assert [statuses(up, shown) for shown in new] == [(200, 200), (401, 200)]
     assert [process.pid for process in Supervisor(up.lab.home, up.services.control_port).states()] == before
-    # The worker goes on as it is: it takes up, and refuses, what comes now.
+    # The worker continues: it accepts and refuses new flow runs.
     create = f"/deployments/{up.deployment()['id']}/create_flow_run"
     asked = up.call(create, {"name": "attack", "job_variables": {"command": "true"}})
     wait_for(lambda: up.state_of(asked)["type"] == "FAILED", what="the worker's refusal")

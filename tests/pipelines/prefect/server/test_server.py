@@ -1,4 +1,4 @@
-"""The embedded API server: up while it is needed, gone with whoever started it."""
+"""The embedded API server: up while it is needed, and ended with the process that started it."""
 
 import os
 import signal
