@@ -1,4 +1,4 @@
-"""Guards: when they fire, what they do to a real run, and that a killed run does the same."""
+"""Guards: when they act, their effect on a real run, and the same effect on a killed run."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Training that evaluates on its way, pauses and goes on is training that does not, bit for bit."""
+"""Training that evaluates during training, pauses and continues gives the same bits as training that does not."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Trouble in the middle of a run: how it ends, with which words and which cause, and what it can go on from."""
+"""Trouble in the middle of a run: its end, its message and cause, and the checkpoint to resume from."""
 
 import json
 import os

@@ -17,7 +17,7 @@ from rpg.train import _run
 
 
 def continued(original: Path, copy: Path) -> Path:
-    """The run as it was when the checkpoint before the last was written, records aside."""
+    """The run as it was when the second to last checkpoint was written, except for records."""
     shutil.copytree(original, copy, symlinks=True)
     (copy / "train.json").unlink()
     shutil.rmtree(max((copy / "checkpoints").glob("step-*")))

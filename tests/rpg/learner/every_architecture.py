@@ -56,7 +56,7 @@ OWN: dict[str, dict[str, Any]] = {
 TRAINS = "trains"
 VLLM = "trains with vLLM"
 NOT_TRIED = "not tried: no tiny model of it runs here"
-"""An architecture of which no tiny model runs on token ids: what is wrong with it a user's model tells, too."""
+"""An architecture of which no tiny model runs on token ids: a user's model has the same error."""
 
 
 def architectures() -> list[str]:

@@ -1,4 +1,4 @@
-"""What a spec says of divergences in the reward, whitening and averaged references is what the trainer does."""
+"""The trainer follows the spec on divergences in the reward, whitening and averaged references."""
 
 from pathlib import Path
 

@@ -189,7 +189,7 @@ def test_an_outsider_is_told_nothing_by_the_store_while_ranks_meet_and_afterward
     user = NOBODY if os.getuid() == 0 else os.getuid()
     assert before == after
     assert {int(user) for user in before.split()[::2]} == {user}
-    assert before.split()[1::2] == ["32"] * 6, "a nonce, which anybody may have, and no more"
+    assert before.split()[1::2] == ["32"] * 6, "only a nonce, which is public"
     assert not (tmp_path / "ran").exists()
 
 
@@ -268,7 +268,7 @@ def test_who_has_another_key_neither_asks_nor_answers(kept: tuple[tuple[str, int
 
 
 def test_a_message_that_is_altered_repeated_or_sent_back_is_refused(kept: tuple[tuple[str, int], Any]) -> None:
-    """Through someone in between, who has no key and passes on what both say, but for one message."""
+    """Through an attacker in between, without the key, who forwards all messages except one."""
     at, keeper = kept
     asked = json.dumps(["add", 5.0, ["n", 1]]).encode()
 

@@ -504,7 +504,7 @@ def test_a_scorer_has_limits(pool: WorkerPool) -> None:
     memory, processes, length, files, core = map(int, str(run(pool, "limits")[0].extracted).split())
     assert (memory, length, core) == (8 << 30, 1 << 30, 0)
     assert files <= 4096
-    # The kernel counts all that the user has, other programs too: a limit of ours would end what has room.
+    # The kernel counts all that the user has, other programs too: a limit of ours would end programs that have room.
     assert processes == resource.getrlimit(resource.RLIMIT_NPROC)[1]
 
 

@@ -27,7 +27,7 @@ TWICE: dict[str, Any] = {
     ],
     "overlong": {"buffer": 4, "penalty": 0.5},
 }
-"""2 where a response is right; -0.25 always, since none says Answer:; up to -0.5 for more than four tokens."""
+"""2 if a response is right; -0.25 always, since none says Answer:; up to -0.5 for more than four tokens."""
 DATA: dict[str, Any] = {
     "train": [
         {"source": "parquet", "name": "once", "path": "train.parquet"},

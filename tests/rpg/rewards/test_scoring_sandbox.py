@@ -176,5 +176,5 @@ def test_a_sealed_process_reads_what_it_is_given_and_cannot_change_it(open_direc
 
 
 def sleepers(nap: str) -> list[psutil.Process]:
-    """Processes `sleep` of a duration that is nobody else's."""
+    """Returns the processes `sleep` of a unique duration."""
     return [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", nap]]

@@ -1,4 +1,4 @@
-"""A user whose words a model writes: what it is asked, what ends a conversation, and what it said, after a kill."""
+"""A user whose words a model writes: its prompts, the end of a conversation, and its remarks after a kill."""
 
 import json
 import random
@@ -30,7 +30,7 @@ def talk(endpoint: JudgeEndpoint, **options: Any) -> Conversation:
 
 
 def no_more_than(number: int) -> Any:
-    """A user that says `so often?` until it has heard so many turns of the policy."""
+    """A user that says `so often?` until it has heard this many turns of the policy."""
 
     def said(request: dict[str, Any]) -> str:
         heard = sum(each["role"] == "user" for each in request["messages"]) - 1

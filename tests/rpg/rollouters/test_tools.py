@@ -1,4 +1,4 @@
-"""The environment of tools: what is given is context, and nobody waits for others."""
+"""The environment of tools: given tokens are context, and responses do not wait for each other."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ END = int(BYTES.eos_token_id)
 
 
 class Slow(Tool):
-    """Answers after so many seconds, or fails."""
+    """Answers after this many seconds, or fails."""
 
     def describe(self) -> dict[str, Any]:
         parameter = {"type": "string", "description": "seconds"}
@@ -132,7 +132,7 @@ def plain(text: str) -> list[int]:
 
 
 class Echo(Slow):
-    """Says what it is told."""
+    """Returns its argument."""
 
     immediate: ClassVar[bool] = True
 

@@ -1,4 +1,5 @@
-"""Engines on machines without ranks, as far as that shows without vLLM: how each finds its rank, and what goes over."""
+"""Engines on machines without ranks, as far as that shows without vLLM: how each finds its rank, and the transferred
+data."""
 
 import json
 import os

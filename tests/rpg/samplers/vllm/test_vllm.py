@@ -1,4 +1,4 @@
-"""The vLLM engine: its traps, and what it leaves alone in a process that is the learner's too."""
+"""The vLLM engine: its traps, and the state of a shared process that it must not change."""
 
 import os
 import random
