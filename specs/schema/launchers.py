@@ -48,6 +48,11 @@ class _Launcher(Spec):
         """The key that puts dedicated engines on machines without ranks; empty where they are with the ranks."""
         return ""
 
+    @property
+    def asks_for_gpus(self) -> bool:
+        """Whether the section itself asks the cluster for GPUs, whatever `resources.device` says."""
+        return False
+
     def engine_issues(self, engines: int) -> Iterator[Issue]:
         """Obstacles to so many engines on the machines that have no ranks."""
         del engines
@@ -174,6 +179,11 @@ class SlurmLauncher(_Nodes):
     """The interpreter that srun starts on each node, or a script that starts one in a container; empty: the one that
     runs the batch script, `python`."""
 
+    @property
+    def asks_for_gpus(self) -> bool:
+        """See above: an option of sbatch does."""
+        return any(option.startswith(_GPU_OPTIONS) for option in self.options)
+
     def issues(self, training: Training) -> Iterator[Issue]:
         """Yields a time limit that is too short, and options that are malformed or set by the launcher."""
         yield from super().issues(training)
@@ -193,6 +203,7 @@ class SlurmLauncher(_Nodes):
                     yield Issue("the launcher sets it", path, given=option, hint=hint)
 
 
+_GPU_OPTIONS = ("--gres", "--gpu", "-G", "--tres-per")
 _SET_BY_US = (
     *("nodes", "ntasks", "ntasks-per-node", "job-name", "output", "error", "time", "signal", "partition"),
     *("requeue", "no-requeue", "open-mode", "array", "wait", "parsable", "chdir"),
