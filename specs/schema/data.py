@@ -71,7 +71,7 @@ class TemplatePrompt(Spec):
 
 
 class ChatPrompt(Spec):
-    """The prompt is rendered with the tokenizer's own chat template."""
+    """The prompt is rendered with a chat template."""
 
     type: Literal["chat"] = "chat"
     system: str = ""
@@ -79,6 +79,9 @@ class ChatPrompt(Spec):
     template: str = addition("{prompt}")
     """The user message of a problem that comes as plain text, with the fields of a template prompt. Problems that come
     as messages already have theirs."""
+    chat_template: str = addition("", max_length=1 << 16)
+    """Chat template in place of the tokenizer's own: a file, relative to the spec file, or the Jinja text itself. It is
+    saved with the trained model. Empty: the tokenizer's own."""
     enable_thinking: bool | Literal["unset"] = False
     """Passed to templates that know it (Qwen3's, which at false put an empty thought before the response). unset: not
     passed, so that the template's own default holds."""

@@ -243,6 +243,57 @@ def test_init_reads_a_dataset_with_parts(rpg):
     )
 
 
+@pytest.mark.parametrize("verb", ["validate", "plan"])
+def test_a_reward_function_without_its_columns_is_refused_with_the_line_to_add(rpg, verb):
+    Path("sums.csv").write_text("question,answer,level\n1 + 1,2,a\n2 + 2,4,b\n")
+    Path("reward.py").write_text("def score(response, answer, level, *, scale=1.0): ...\n")
+    assert rpg("init", "own", "--data", "sums.csv", "--reward", "reward.py")[0] == 0
+    spec = Path("own/experiment.yaml")
+    spec.write_text(spec.read_text().replace(', keep: ["level"]', "", 1))
+    code, _, err = rpg(verb, "own/experiment.yaml")
+    assert (code, err) == (
+        2,
+        "own/experiment.yaml:20: data.train.0: score takes `level`, which the set does not keep\n"
+        "    20 |     - source: csv\n"
+        "  allowed: prompt, answer, dataset, problem, response\n"
+        "  hint: write `columns: {prompt: question, answer: answer, keep: [level]}`\n"
+        "1 error; nothing was run\n",
+    )
+
+
+@pytest.mark.more
+def test_a_reward_function_that_takes_what_problems_lack_is_refused(rpg):
+    Path("reward.py").write_text("def score(response, answer, config, depth): ...\n")
+    Path("spec.yaml").write_text(STARTER)
+    code, _, err = rpg("validate", "--deep", "spec.yaml", "--set", "reward={type: python, path: reward.py}")
+    assert code == 2
+    assert "data.train.0: score takes `depth`, which a problem does not have\n" in err
+
+
+def test_a_chat_template_is_a_file_or_a_text(rpg):
+    Path("sums.csv").write_text("question,answer\n1 + 1,2\n2 + 2,4\n")
+    Path("own").mkdir()
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    Path("own/chat.jinja").write_text(template)
+    assert rpg("init", "own", "--data", "sums.csv")[0] == 0
+    spec = Path("own/experiment.yaml")
+    asked = 'prompt: {type: template, template: "{prompt}\\n"}'
+    text = spec.read_text().replace("max_prompt_length: 16", "max_prompt_length: 64")
+    text = text.replace("max_position_embeddings: 24", "max_position_embeddings: 128")
+    for given in ("chat.jinja", f"'{template}'"):
+        spec.write_text(text.replace(asked, f"prompt: {{type: chat, chat_template: {given}}}"))
+        assert rpg("validate", "--deep", "own/experiment.yaml")[::2] == (0, "")
+        assert load_document(spec).experiment.data.prompt.chat_template == template
+    spec.write_text(text.replace(asked, "prompt: {type: chat, chat_template: none.jinja}"))
+    code, _, err = rpg("validate", "own/experiment.yaml")
+    assert code == 2
+    assert err.startswith("own/experiment.yaml:29: data.prompt.chat_template: no such file\n")
+    raising = "{{ raise_exception('no such role') }}"
+    spec.write_text(text.replace(asked, f'prompt: {{type: chat, chat_template: "{raising}"}}'))
+    code, _, err = rpg("validate", "--deep", "own/experiment.yaml")
+    assert (code, "data.prompt: the chat template fails on prompt 1: " in err, "no such role" in err) == (2, True, True)
+
+
 def test_init_writes_a_spec_whose_model_is_made_on_the_spot_and_whose_reward_is_a_file(rpg):
     Path("sums.csv").write_text("question,answer\n" + "".join(f"{n} + 1,{n + 1}\n" for n in range(120)))
     Path("reward.py").write_text("def grade(response, answer):\n    return float(response == answer)\n")
