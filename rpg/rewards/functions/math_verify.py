@@ -28,8 +28,8 @@ _SPELLINGS = (
     (re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})(?![\w.])"), lambda match: f"{Decimal(match[0]):f}"),
     (re.compile(r"(?<![\w.])(\d*\.\d*)\\overline\s*\{(\d+)\}"), lambda match: _repeating(*match.groups())),
     (
-        re.compile(r"(?<![\w.,/^{}])(\d+)\s+(\d+)/(\d+)(?![\w./^])"),  # a mixed number: 3 1/2
-        lambda match: f"\\frac{{{int(match[1]) * int(match[3]) + int(match[2])}}}{{{match[3]}}}",
+        re.compile(r"(?<![\w.,/^])(\d+)\s+(\d+)/(\d+)(?![\w/^]|\.\d)"),  # a mixed number: 3 1/2
+        lambda match: f"{int(match[1]) * int(match[3]) + int(match[2])}/{match[3]}",
     ),
     (re.compile(r"√\s*\(((?:[^()]|\([^()]*\))*)\)"), r"\\sqrt{\1}"),
     (re.compile(r"√\s*(\w+|\{[^{}]*\})"), r"\\sqrt{\1}"),
@@ -54,6 +54,8 @@ _LONGEST = 200
 """Most characters of a formula that stands alone."""
 _SAID = re.compile(r"(?i)answer(?:\s+is)?[ \t:*]*([^\n]*)")
 _UNREAD = re.compile(r"pi|sqrt|[^\x00-\x7f]|[A-Za-z)]\s*\^|[A-Za-z)]\s*[-+]\s*\w|\d\s*[-+]\s*[A-Za-z]")
+_QUANTITY = re.compile(r"[-+]?[\d.,/]+\s+[A-Za-z]\s*(?:\^\s*\d)?")
+"""A number with a unit, which no formula is: 12 m^2."""
 _FORMULA = re.compile(r"(?:[^A-Za-z\\$]|(?<![A-Za-z])(?:[A-Za-z]|pi|sqrt)(?![A-Za-z]))+")
 _WORDING = r"(?:\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{|[\s:$*_>])*"
 """Text that may come before a letter: emphasis, spaces, colons."""
@@ -157,7 +159,8 @@ def _what_counts(response: str) -> str:
     said = (_SAID.findall(response) or [response])[-1].strip().rstrip(".*")
     if (number := _digits(said)) != said:
         return f"${number}$"
-    return f"${said}$" if len(said) < _LONGEST and _UNREAD.search(said) and _FORMULA.fullmatch(said) else response
+    unread = len(said) < _LONGEST and _UNREAD.search(said) and not _QUANTITY.fullmatch(said)
+    return f"${said}$" if unread and _FORMULA.fullmatch(said) else response
 
 
 def _spelled(text: str) -> str:
