@@ -135,9 +135,9 @@ def own_spec(
 
     Args:
         data: a file, or a dataset of the Hub: a directory or an id.
-        prompt: the column with the prompts; empty: found by its usual name.
-        answer: the column with the answers; empty: found by its usual name.
-        split: the part of a dataset to train on; empty: train.
+        prompt: the column with the prompts; by default one with a usual name.
+        answer: the column with the answers; by default one with a usual name.
+        split: the part of a dataset to train on; by default train.
         model: a directory or a Hub id; empty: a small one that is made on the spot.
         reward: a reward's name, or a Python file with one, `FILE.py` or `FILE.py:FUNCTION`.
     Raises:
@@ -246,7 +246,7 @@ def _tokenizer(model: str) -> tuple[Any, int]:
 
     try:
         found = look_at(PretrainedModel(source="pretrained", path=model), build=False)
-    except SpecError:  # `rpg validate --deep` says what is wrong with it
+    except SpecError:  # `rpg validate --deep` reports the cause
         return None, 0
     return found.tokenizer, (found.config and context_of(found.config)) or _LONGEST_CONTEXT
 
@@ -269,7 +269,7 @@ def _power_of_two(tokens: int, *, least: int, most: int) -> int:
 
 
 def _reward(named: str, directory: Path) -> "tuple[str, Arguments]":
-    """Returns a reward's entry in the spec, and the arguments of its function. Raises SpecError if there is none."""
+    """Returns a reward's entry in the spec, and the arguments of its function. Raises SpecError if it cannot be found."""
     from rpg.rewards.functions.python import Arguments, arguments_of
     from specs.extensions import variants
     from specs.schema.fields import nearest

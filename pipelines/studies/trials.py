@@ -33,7 +33,7 @@ class Work:
     paused: bool = False
     """Whether it waits at a rung for a promotion."""
     cancelled_at: str = ""
-    """The time at which somebody cancelled one of its runs, UTC, ISO-8601. Empty if nobody did."""
+    """The time at which somebody cancelled one of its runs, UTC, ISO-8601. Empty otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,9 @@ Difference = tuple[str, str, Interval]
 
 
 def of_runs_like_these(num_seeds: int) -> str:
-    """Returns the sentence that says of which runs a gain over seeds is claimed, if none of them collapsed.
+    """Returns the sentence on the scope of a gain: the runs that do not collapse, and the share of runs that may.
 
-    The share of runs that may collapse is Clopper and Pearson's upper limit for none of so many.
+    That share is Clopper and Pearson's upper limit for no collapse among the seeds.
 
     Example:
         >>> of_runs_like_these(5)
