@@ -269,7 +269,7 @@ def _power_of_two(tokens: int, *, least: int, most: int) -> int:
 
 
 def _reward(named: str, directory: Path) -> "tuple[str, Arguments]":
-    """Returns a reward's entry in the spec, and the arguments of its function. Raises SpecError if it cannot be found."""
+    """Returns a reward's entry in the spec and its function's arguments. Raises SpecError if it cannot be found."""
     from rpg.rewards.functions.python import Arguments, arguments_of
     from specs.extensions import variants
     from specs.schema.fields import nearest
