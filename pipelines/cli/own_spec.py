@@ -110,7 +110,7 @@ class _Table:
     more: str = ""
     """Further entries of the training set, each on a line of its own."""
     held_out: str = ""
-    """The same of the evaluation set. Empty: as for training."""
+    """Those of the evaluation set, if they differ from the training set's."""
 
     @property
     def columns(self) -> list[str]:
