@@ -1,5 +1,4 @@
-"""Files that a spec names and whose text is put into the tree, so that it goes where the spec goes: rewards of type
-python, and chat templates."""
+"""Files whose text is put into the tree, so that it travels with the spec: rewards of type python, chat templates."""
 
 import os
 import re
@@ -11,7 +10,7 @@ from specs.errors import Issue, Path, SpecError
 from specs.reading.yaml import YamlNode
 
 OwnRewards = Mapping[str, Mapping[str, Any]]
-"""Name -> the reward that it stands for."""
+"""Name -> the reward it stands for."""
 NONE_OWN: OwnRewards = {}
 MOST_BYTES = 1 << 16
 _FILE = re.compile(r"(^|\.)reward\.(path|code)$")
@@ -23,7 +22,8 @@ _HOLDERS = (("matrix", "product"), ("matrix", "zip"), ("parameters",), ("overrid
 
 
 def with_reward_files(root: YamlNode, own: OwnRewards = NONE_OWN) -> YamlNode:
-    """The tree with the files' texts as `code`, and with what each name in `own` stands for. Raises SpecError."""
+    """Returns the tree with the files' texts as `code`, and with each name in `own` replaced by its reward. Raises
+    SpecError."""
     issues: list[Issue] = []
     completed = _completed(root, (), False, own, issues)
     issues += _varied_apart(root)
@@ -59,10 +59,10 @@ def _names_reward(key: str) -> bool:
 
 
 def _put_text(entries: dict[str, YamlNode], path: Path, issues: list[Issue]) -> None:
-    """Reads the file of a reward into its `code`; what keeps it from that becomes an issue."""
+    """Reads the file of a reward into its `code`; an error becomes an issue."""
     named = entries["path"]
     if not isinstance(named.value, str) or not named.value:
-        return  # the schema says so
+        return  # the schema reports it
     if found := _text_of(named, (*path, "path"), issues):
         entries["path"], entries["code"] = found
 
@@ -78,11 +78,11 @@ def _text_of(named: YamlNode, path: Path, issues: list[Issue]) -> tuple[YamlNode
             raise TooLargeError
         text = data.decode()
     except (TooLargeError, NotPlainError):
-        wrong = "is no file of at most 64 KiB"
+        wrong = "is not a file of at most 64 KiB"
     except FileNotFoundError:
         wrong = "no such file"
     except (OSError, ValueError) as error:
-        wrong = f"cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}"
+        wrong = f"cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}"
     else:
         return YamlNode(full, at), YamlNode(text, at)
     issues.append(Issue(wrong, path, str(named.value), "", "", at.file, at.line, at.snippet))
@@ -90,7 +90,7 @@ def _text_of(named: YamlNode, path: Path, issues: list[Issue]) -> tuple[YamlNode
 
 
 def _varied_apart(root: YamlNode) -> list[Issue]:
-    """Issues with keys that would give a reward another file without its text."""
+    """Returns issues with keys that would change a reward's file without its text."""
     issues = []
     for section in _HOLDERS:
         holder: YamlNode | None = root
