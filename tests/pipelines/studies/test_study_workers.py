@@ -163,7 +163,7 @@ def test_a_trial_is_taken_up_by_whoever_meets_no_living_lease_on_it(home: Home, 
     directory = home.study("clips")
     directory.mkdir(parents=True)
     one, other = (
-        TrialLedger(document, storage.open_storage(home, "clips"), directory, lambda: False) for _ in range(2)
+        TrialLedger(document, storage.open_storage(home, "clips"), directory, lambda: False, "") for _ in range(2)
     )
     one.open()
     other.open()
