@@ -69,6 +69,7 @@ def _put_text(entries: dict[str, YamlNode], path: Path, issues: list[Issue]) -> 
 
 def _text_of(named: YamlNode, path: Path, issues: list[Issue]) -> tuple[YamlNode, YamlNode] | None:
     """Returns the full path of a file and its text; None if it cannot be read, which becomes an issue."""
+    assert isinstance(named.value, str)
     folder = os.path.dirname(named.at.file) if named.at.line else ""
     full = os.path.abspath(os.path.join(folder, os.path.expanduser(named.value)))
     at, wrong = named.at, ""
@@ -85,7 +86,7 @@ def _text_of(named: YamlNode, path: Path, issues: list[Issue]) -> tuple[YamlNode
         wrong = f"cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}"
     else:
         return YamlNode(full, at), YamlNode(text, at)
-    issues.append(Issue(wrong, path, str(named.value), "", "", at.file, at.line, at.snippet))
+    issues.append(Issue(wrong, path, named.value, "", "", at.file, at.line, at.snippet))
     return None
 
 

@@ -8,7 +8,7 @@ import logging
 import re
 import unicodedata
 from decimal import Decimal
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar, Literal
 
 from rpg.rewards.score import Score, odd, without_answer
@@ -122,18 +122,26 @@ class MathVerify(Reward):
         expressions = parse(_spelled(_what_counts(response)), parsing_timeout=None, raise_on_error=True)
         if not expressions:
             return Score.of(0.0, None)
-        gold = parse(f"\\boxed{{{_spelled(_digits(problem.answer))}}}", parsing_timeout=None, raise_on_error=True)
-        if not gold:
+        if not (gold := _gold(problem.answer)):
             raise ValueError(
                 f"the gold answer of problem {problem.problem_id} is no mathematical expression: {problem.answer!r}"
             )
         if (undefined := gold[0]) in (sympy.nan, sympy.zoo):  # the library raises
             return Score.of(float(undefined == expressions[0]), str(expressions[0]))
-        sides = [*map(_exact, gold)], [*map(_exact, expressions)]
+        sides = gold, [*map(_exact, expressions)]
         equal = verify(*sides, timeout_seconds=None, raise_on_error=True)
         if not equal and (positive := _positive(sides[0][0], sides[1][0])):
             equal = verify(*positive, timeout_seconds=None, raise_on_error=True)
         return Score.of(1.0 if equal else 0.0, str(expressions[0]))
+
+
+@lru_cache(maxsize=4096)
+def _gold(answer: str) -> list[Any]:
+    """Returns the expressions of a gold answer, which is the same for all responses to a problem."""
+    from math_verify import parse
+
+    found = parse(f"\\boxed{{{_spelled(_digits(answer))}}}", parsing_timeout=None, raise_on_error=True)
+    return [*map(_exact, found)]
 
 
 def _what_counts(response: str) -> str:
