@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from rpg.base.teacher import teacher_directory
+from rpg.data.chat_template import choose_template
 from rpg.data.loading import encode_prompts, load_problems
 from rpg.data.order import PromptOrder, order_of, seed_of
 from rpg.evaluation.answers import answers
@@ -107,6 +108,7 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
     inputs = run.inputs()
     base, data = run.path / inputs["base"], run.path / inputs["data"]
     tokenizer = tokenizer_of(base)
+    choose_template(tokenizer, spec.data.prompt)
     problems = load_problems(data, "train", tokenizer, spec.data, spec.rollout.rollouter.shown_tools)
     prompts = encode_prompts(tokenizer, [problem.prompt for problem in problems], spec.data)
     max_length = max(map(len, prompts), default=0) + spec.rollout.max_response_length

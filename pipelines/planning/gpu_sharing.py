@@ -69,10 +69,12 @@ def knows_gpu(experiment: Experiment) -> bool:
     """Returns whether the run has a GPU whose memory is known.
 
     Either the spec asks for a GPU and gives its memory, or the run uses this machine's GPU, whose memory the spec may
-    give.
+    give. An option of sbatch asks for one too.
     """
     resources = experiment.resources
-    if resources.device == "cuda" and resources.memory_gib:
+    if resources.memory_gib and (
+        resources.device == "cuda" or (resources.device == "auto" and experiment.launcher.asks_for_gpus)
+    ):
         return True
     return resources.device != "cpu" and experiment.launcher.type == "local" and smallest_gpu() is not None
 

@@ -48,6 +48,11 @@ class _Launcher(Spec):
         """Key that puts dedicated engines on machines without ranks; empty if engines are on the ranks' machines."""
         return ""
 
+    @property
+    def asks_for_gpus(self) -> bool:
+        """Whether the section itself asks the cluster for GPUs, whatever `resources.device` says."""
+        return False
+
     def engine_issues(self, engines: int) -> Iterator[Issue]:
         """Yields issues with this many engines on the machines that have no ranks."""
         del engines
@@ -179,6 +184,11 @@ class SlurmLauncher(_Nodes):
     """Interpreter that srun starts on each node, or a script that starts one in a container. Empty means the
     interpreter that runs the batch script, `python`."""
 
+    @property
+    def asks_for_gpus(self) -> bool:
+        """See above: an option of sbatch does."""
+        return any(option.startswith(_GPU_OPTIONS) for option in self.options)
+
     def issues(self, training: Training) -> Iterator[Issue]:
         """Yields a time limit that is too short, and options that are malformed or set by the launcher."""
         yield from super().issues(training)
@@ -198,6 +208,7 @@ class SlurmLauncher(_Nodes):
                     yield Issue("the launcher sets it", path, given=option, hint=hint)
 
 
+_GPU_OPTIONS = ("--gres", "--gpu", "-G", "--tres-per")
 _SET_BY_US = (
     *("nodes", "ntasks", "ntasks-per-node", "job-name", "output", "error", "time", "signal", "partition"),
     *("requeue", "no-requeue", "open-mode", "array", "wait", "parsable", "chdir"),
