@@ -74,7 +74,7 @@ def _samplers(
         max_length=max_length,
         seed=spec.evaluation.seed,
     )
-    sampler = open_sampler(spec.rollout.model_copy(update={"replay_routing": False}), settings)
+    sampler = open_sampler(spec.sampling.model_copy(update={"replay_routing": False}), settings)
     try:
         for policy in policies:
             if policy.weights != opened_on:

@@ -137,14 +137,20 @@ class Experiment(Spec):
 
     def gpus_beside(self, ranks: int) -> int:
         """GPUs that a machine with so many of the ranks needs for them and their engines."""
-        return ranks if self.launcher.engines_key else self.rollout.gpus(ranks)
+        return ranks if self.launcher.engines_key else self.sampling.gpus(ranks)
 
     @property
     def samplers(self) -> int:
         """Samplers on all machines: ranks that share one are on the same, if it is there too."""
         if self.launcher.engines_key:
             return self.rollout.samplers(self.training.ranks)
-        return sum(map(self.rollout.samplers, self.launcher.ranks_of_machines(self.training.ranks)))
+        return sum(map(self.sampling.samplers, self.launcher.ranks_of_machines(self.training.ranks)))
+
+    @property
+    def sampling(self) -> Rollout:
+        """The section `rollout` as a machine with ranks has it: with its part of the engines, or with all of them where
+        these have machines of their own."""
+        return self.rollout.on_machines(self.launcher.engine_machines)
 
     @property
     def concurrent_evaluation(self) -> Self:
@@ -185,10 +191,13 @@ class Experiment(Spec):
         return self if objective is self.objective else self.model_copy(update={"objective": objective})
 
     def sharing_memory(self, chosen: Mapping[str, Any]) -> Self:
-        """The spec with keys of `rollout` and of `training.offload` as the plan has chosen them, by their names."""
+        """The spec with keys of `rollout`, `training.offload` and `training` as the plan has chosen them, by their
+        names."""
         offload = {key: value for key, value in chosen.items() if key in Offload.model_fields}
-        rollout = {key: value for key, value in chosen.items() if key not in offload}
-        training = self.training.model_copy(update={"offload": self.training.offload.model_copy(update=offload)})
+        of_training = {key: value for key, value in chosen.items() if key == "gradient_checkpointing"}
+        rollout = {key: value for key, value in chosen.items() if key not in offload | of_training}
+        changed = {"offload": self.training.offload.model_copy(update=offload), **of_training}
+        training = self.training.model_copy(update=changed)
         return self.model_copy(update={"training": training, "rollout": self.rollout.model_copy(update=rollout)})
 
     @property

@@ -44,6 +44,11 @@ class _Launcher(Spec):
         return [ranks]
 
     @property
+    def engine_machines(self) -> int:
+        """Machines over which engines are spread beside ranks. 1 if the engines have separate machines."""
+        return 1
+
+    @property
     def engines_key(self) -> str:
         """The key that puts dedicated engines on machines without ranks; empty where they are with the ranks."""
         return ""
@@ -97,6 +102,11 @@ class _Nodes(_Launcher):
     def ranks_of_machines(self, ranks: int) -> list[int]:
         """Ranks of each node, the same on all."""
         return [ranks // self.nodes] * self.nodes
+
+    @property
+    def engine_machines(self) -> int:
+        """The nodes with ranks, unless others are for engines."""
+        return 1 if self.engine_nodes else self.nodes
 
     def beside(self, training: Training, ranks: int) -> Self:
         """In a job of their own, on a node at most as many as training has there."""

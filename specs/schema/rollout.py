@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specs.bounds import MAX_RANKS
 from specs.errors import Issue
@@ -315,6 +315,12 @@ class SamplerSection(Spec):
     its choice on GPUs alone."""
     max_concurrent: int = execution(256, ge=1)
     """Responses in flight at once on a rank."""
+    engines: int = execution(0, ge=0, le=MAX_RANKS)
+    """Number of engines in the whole run, which may be above or below the number of ranks. Each is a process, on GPUs
+    after those of the ranks or in vLLM's engine_gpus; machines have equally many. Prompts are dealt over them by
+    expected length. A token follows from its prompt, seed and weights, whichever engine samples it. With vLLM,
+    placement is then dedicated if it is left out. 0: with transformers each rank samples by itself; with vLLM each
+    rank, or ranks_per_engine of them, has one."""
 
     @property
     def gives_old_logprobs(self) -> bool:
@@ -326,11 +332,34 @@ class SamplerSection(Spec):
 
         Up to ZeRO 2 every rank holds the whole module. It must not change while it is read.
         """
-        return self.runs_learner_model and zero_stage < 3 and not self.max_staleness
+        return self.runs_learner_model and zero_stage < 3 and not self.max_staleness and not self.engines
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether engines are in processes of their own."""
+        return self.engines > 0
+
+    def on_machines(self, count: int) -> Self:
+        """The section as each of `count` machines has it, with its part of the engines."""
+        return self.model_copy(update={"engines": self.engines // count})
 
     def gpus(self, ranks: int) -> int:
         """GPUs that a machine needs for so many ranks and their samplers."""
-        return ranks
+        if not self.has_processes:
+            return ranks
+        return max([ranks, *(place + 1 for engine in self.engine_places(ranks) for place in engine)])
+
+    def engine_places(self, ranks: int) -> list[tuple[int, ...]]:
+        """Places of each engine's GPUs among the run's, on a machine with `ranks` ranks. An engine has too few if the
+        spec names too few."""
+        size, count = self.gpus_per_sampler, self.samplers(ranks)
+        places = self.named_places or tuple(range(ranks, ranks + count * size))
+        return [places[engine * size : (engine + 1) * size] for engine in range(count)]
+
+    @property
+    def named_places(self) -> tuple[int, ...]:
+        """Places that the spec names for the engines' GPUs; empty: those after the ranks' own."""
+        return ()
 
     def placement_issues(self, ranks_of_machines: Iterable[int]) -> Iterator[Issue]:
         """Obstacles to samplers on the GPUs where the spec puts them. Paths begin at the experiment."""
@@ -339,12 +368,12 @@ class SamplerSection(Spec):
 
     def without_training(self) -> Self:
         """The section for ranks that have GPUs of their own and train nothing there."""
-        return self
+        return self.model_copy(update={"engines": 0})
 
     @property
     def fewer_gpus(self) -> str:
         """A hint for a machine that lacks GPUs for the samplers; empty where these need none but the ranks'."""
-        return ""
+        return "lower rollout.engines" if self.engines else ""
 
     @property
     def gpus_per_sampler(self) -> int:
@@ -356,9 +385,16 @@ class SamplerSection(Spec):
         """Neighbouring ranks of a machine that share a sampler; the first of them has it, and samples for all."""
         return 1
 
+    def hosts(self, ranks: int) -> list[int]:
+        """The rank that holds each sampler, among the ranks of a machine, ascending. A rank without one shares that of
+        the last host before it."""
+        if self.engines:
+            return [engine * ranks // self.engines for engine in range(self.engines)]
+        return list(range(0, ranks, self.ranks_per_sampler))
+
     def samplers(self, ranks: int) -> int:
-        """Samplers of so many ranks of a machine. The last may serve fewer ranks than the others."""
-        return -(-ranks // self.ranks_per_sampler)
+        """Samplers of so many ranks of a machine."""
+        return len(self.hosts(ranks))
 
     @property
     def memory_share(self) -> float:
@@ -395,11 +431,16 @@ class SamplerSection(Spec):
 
 
 class TransformersRollout(SamplerSection):
-    """Sampling with transformers in the trainer's own process, over the learner's own weights."""
+    """Sampling with transformers: in the trainer's own process over the learner's own weights, or in engines of their
+    own."""
 
     runs_learner_model = True
 
     engine: Literal["transformers"] = "transformers"
+
+    def logprob_tolerance(self, *, exact: bool) -> float | None:
+        """Engines in other processes are checked as vLLM's are."""
+        return _tolerance(exact=exact) if self.engines else None
 
 
 class VllmRollout(SamplerSection):
@@ -453,25 +494,31 @@ class VllmRollout(SamplerSection):
     What was found, over all ranks, are the metrics sentinel/difference (the largest) and sentinel/mean of the step that
     the load ends."""
 
-    def gpus(self, ranks: int) -> int:
-        """The GPUs of dedicated engines are among them."""
-        if self.placement == "colocated":
-            return ranks
-        return max([ranks, *(place + 1 for engine in self.engine_places(ranks) for place in engine)])
+    @model_validator(mode="before")
+    @classmethod
+    def _engines_are_dedicated(cls, data: Any) -> Any:
+        """With engines, a placement that is left out is dedicated."""
+        implied = isinstance(data, dict) and data.get("engines") and "placement" not in data
+        return {**data, "placement": "dedicated"} if implied else data
 
-    def engine_places(self, ranks: int) -> list[tuple[int, ...]]:
-        """Places of each dedicated engine's GPUs among the run's, on a machine with so many ranks. Fewer than
-        tensor_parallel_size where engine_gpus names too few."""
-        size, count = self.tensor_parallel_size, self.samplers(ranks)
-        places = self.engine_gpus or tuple(range(ranks, ranks + count * size))
-        return [places[engine * size : (engine + 1) * size] for engine in range(count)]
+    @property
+    def has_processes(self) -> bool:
+        """Dedicated engines are."""
+        return self.placement == "dedicated"
+
+    @property
+    def named_places(self) -> tuple[int, ...]:
+        """The key's value."""
+        return self.engine_gpus
 
     def share_gpus(self, ranks_of_machines: Iterable[int]) -> set[bool]:
         """Whether an engine's GPU, on any machine, is that of a rank which the engine serves."""
         return {
-            place // self.ranks_per_engine == engine and place < ranks
+            first <= place < end
             for ranks in ranks_of_machines
-            for engine, places in enumerate(self.engine_places(ranks))
+            for first, end, places in zip(
+                self.hosts(ranks), [*self.hosts(ranks)[1:], ranks], self.engine_places(ranks), strict=True
+            )
             for place in places
         }
 
@@ -495,12 +542,13 @@ class VllmRollout(SamplerSection):
 
     def without_training(self) -> Self:
         """Dedicated engines have the GPUs after the ranks' own."""
-        return self.model_copy(update={"engine_gpus": ()})
+        return super().without_training().model_copy(update={"engine_gpus": ()})
 
     @property
     def fewer_gpus(self) -> str:
         """Ranks may share an engine, and the engines the ranks' GPUs."""
-        remedies = ("raise rollout.ranks_per_engine", "name GPUs of the ranks in rollout.engine_gpus")
+        fewer = "lower rollout.engines" if self.engines else "raise rollout.ranks_per_engine"
+        remedies = (fewer, "name GPUs of the ranks in rollout.engine_gpus")
         return f"{', '.join(remedies)}, or write placement: colocated"
 
     @property
@@ -544,7 +592,11 @@ class VllmRollout(SamplerSection):
     def logprob_tolerance(self, *, exact: bool) -> float:
         """The spec's, or that of the arithmetic: bfloat16 moves the logprobs of random models with logits as far apart
         as trained ones have them by 0.01 to 0.06 in the mean (decision 31), and each side rounds."""
-        return self.sentinel_tolerance or (0.05 if exact else 0.2)
+        return self.sentinel_tolerance or _tolerance(exact=exact)
+
+
+def _tolerance(*, exact: bool) -> float:
+    return 0.05 if exact else 0.2
 
 
 Rollout = Annotated[

@@ -233,9 +233,11 @@ class Training(Spec):
     """What computes the attention of packed rows in bfloat16 on a GPU. torch: PyTorch's own kernel. auto:
     FlashAttention 3 on Hopper GPUs, or 4 on these and Blackwell's, where the package is installed and gives a small row
     the attention and gradient of PyTorch's kernel, which is tried at the start; else PyTorch's. No effect elsewhere."""
-    gradient_checkpointing: bool | Literal["selective"] = execution(False)
+    gradient_checkpointing: bool | Literal["selective", "auto"] = execution(False)
     """Recompute activations in the backward pass, for a third more arithmetic. selective: all but the results of matrix
-    products and attention, for hardly any more. No effect on the gradient."""
+    products and attention, for hardly any more. auto: false, selective or true, the first that fits a GPU whose memory
+    is known (this machine's, or resources.memory_gib with device: cuda); false on a CPU, true on an unknown GPU. No
+    effect on the gradient."""
     checkpoint: Checkpoint = execution(Checkpoint())
     """When the whole state is saved."""
 

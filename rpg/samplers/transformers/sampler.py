@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel
 
 from rpg.pretrained import context_of, model_of, special_tokens
 from rpg.routing import choices_taken
-from rpg.samplers.base import AdmitMore, InProcessSampler, SamplerSettings
+from rpg.samplers.base import AdmitMore, InProcessSampler, Sampler, SamplerSettings
 from rpg.samplers.stop_texts import StopTextWatch, tokenizer_in
 from rpg.samplers.transformers.attention import ATTENTION
 from rpg.samplers.transformers.cache import caches_all_layers
@@ -125,7 +126,14 @@ class TransformersSampler(InProcessSampler):
             copy_weights(self._model, weights)
         self.policy_version = policy_version
 
-    def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
+    def logprobs(
+        self,
+        token_ids: Sequence[int],
+        *,
+        prompt_length: int,
+        temperature: float = 1.0,
+        engine: int = 0,  # noqa: ARG002  # there is one
+    ) -> list[float]:
         """Returns logprobs of the tokens after the prompt, nats, from one pass without a cache."""
         return model_logprobs(self._model, token_ids, prompt_length=prompt_length, temperature=temperature)
 
@@ -139,16 +147,26 @@ class TransformersSampler(InProcessSampler):
         """Does nothing: nothing is held between calls."""
 
 
-def open_sampler(rollout: TransformersRollout, settings: SamplerSettings) -> TransformersSampler:
-    """Opens the sampler on the learner's own module if that is given, else on the weights in the directory.
+def open_sampler(rollout: TransformersRollout, settings: SamplerSettings) -> Sampler:
+    """Opens the sampler on the learner's own module if that is given, else on the weights in the directory; with
+    `engines` in processes of their own.
 
     Raises:
         SpecError: the directory names no end token.
     """
     tokens = special_tokens(settings.weights_dir)
     model = settings.learner_model
+    dtype: Literal["float32", "bfloat16", "auto"]
+    dtype = settings.precision or ("float32" if settings.device.type == "cpu" else "auto")
+    if rollout.engines:
+        from rpg.samplers.transformers.engine import TransformersEngine
+        from rpg.samplers.vllm.placement import open_engines
+
+        engine = TransformersEngine(
+            settings.weights_dir, settings.device.type, settings.max_length, rollout.max_concurrent, dtype
+        )
+        return open_engines(rollout, engine)
     if model is None:
-        dtype = settings.precision or ("float32" if settings.device.type == "cpu" else "auto")
         model = model_of(settings.weights_dir, dtype=dtype)
         model.to(settings.device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
     return TransformersSampler(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -22,11 +22,46 @@ from specs.errors import Issue, SpecError
 if TYPE_CHECKING:
     from vllm import LLM
 
+    from rpg.samplers.vllm.sampler import VllmSampler
+
 _BYTES_PER_GIB = 2**30
 
 Transfer = Literal["", "nccl", "ipc"]
 """How vLLM itself transfers weights to an engine in another process; empty if they come from a directory, or the engine
 is in this process."""
+
+
+class AnyEngineSettings(Protocol):
+    """What is the same in the settings of any engine in a process of its own."""
+
+    @property
+    def weights_dir(self) -> Path:
+        """Returns the directory with the model's config."""
+        ...
+
+    @property
+    def device_type(self) -> str:
+        """Returns cpu or cuda."""
+        ...
+
+    @property
+    def max_length(self) -> int:
+        """Returns the most tokens of prompt and response together."""
+        ...
+
+    @property
+    def transfer(self) -> Transfer:
+        """Returns the way of the weights."""
+        ...
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Returns the number of processes over which each weight matrix is split."""
+        ...
+
+    def open(self) -> Any:
+        """Starts the engine in this process."""
+        ...
 
 
 @message
@@ -61,6 +96,13 @@ class EngineSettings:
     transfer: Transfer = ""
     returns_experts: bool = False
     """Whether responses contain the experts of their tokens; only on GPUs."""
+
+    def open(self) -> "VllmSampler":
+        """Starts the engine in this process. Raises SpecError if vLLM cannot run this model, or not with these
+        settings."""
+        from rpg.samplers.vllm.sampler import VllmSampler
+
+        return VllmSampler(self)
 
 
 def start(settings: EngineSettings) -> "LLM":
