@@ -88,8 +88,9 @@ def findings(document: Document | StudyDocument, made: Plan, home: Home) -> tupl
     from pipelines.planning.gpu_hours import precision_warnings
     from pipelines.planning.memory_warnings import disk_warnings, memory_warnings
     from pipelines.processes.forking import has_forked
+    from pipelines.processes.gpu_faults import gpu_faults
     from pipelines.running.gpu_slots import concurrency_warnings
-    from specs.errors import in_file_order
+    from specs.errors import Issue, in_file_order
 
     experiment = made.document
     of_runs = {
@@ -104,6 +105,10 @@ def findings(document: Document | StudyDocument, made: Plan, home: Home) -> tupl
     }
     to_train = [run.experiment for run in made.runs if run.experiment.trains and run.stage("train").action != "CACHED"]
     of_runs.update(disk_warnings(to_train, home.free_bytes))
+    if any(each.resources.device != "cpu" and each.launcher.type == "local" for each in to_train):
+        of_runs.update(
+            Issue(fault, ("resources", "device"), hint="see docs/clusters.md: faults of GPUs") for fault in gpu_faults()
+        )
     warnings = [*document.warnings, *(experiment.locate(warning) for warning in of_runs)]
     to_do = unfinished(made.runs)
     errors, absent, odd = examined(experiment, to_do, forked=has_forked())

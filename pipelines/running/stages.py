@@ -20,6 +20,7 @@ from pipelines.launchers import LaunchedStage, is_rank, job_file, launcher_of, p
 from pipelines.planning.code import Code
 from pipelines.planning.plan import StagePlan
 from pipelines.processes.forking import forks_stages
+from pipelines.processes.gpu_faults import gpu_faults
 from pipelines.processes.stop import StopRequest
 from pipelines.processes.supervisor import (
     Child,
@@ -410,13 +411,15 @@ def _run_process(
         return request
 
     forget_exits(execution.directory)
-    kills = count_oom_kills()
+    kills, begun = count_oom_kills(), time.time()
     code = supervise(child, stop=stop, tick=show_progress)
     if code != 0 and (issues := read_issues(problems)):
         located = (execution.document.locate(issue, execution.plan.values) for issue in issues)
         raise SpecError(*located, done=_standing(execution, stage))
     if code != 0:
-        error = failure(stage.stage, code, child.log, since=log_start)
+        here = launcher_of(execution.plan.experiment).ranks_run_here
+        faults = gpu_faults(since=begun) if here else []
+        error = failure(stage.stage, code, child.log, since=log_start, faults=faults)
         output = log_tail(child.log, 60, since=log_start)
         early = early_exit(code, output, execution.directory, killed_for_memory=count_oom_kills() > kills)
         error.cause, error.microbatch_tokens = early.cause, early.microbatch_tokens

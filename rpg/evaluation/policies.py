@@ -14,6 +14,7 @@ from rpg.evaluation.results import MeasuredPolicy
 from rpg.pretrained import model_of, tokenizer_of
 from rpg.processes import ranks
 from rpg.processes.device import choose_device, use_threads
+from rpg.processes.numa import bind_to_gpu
 from rpg.rewards import Place, open_scorers
 from rpg.samplers import SamplerSettings, open_sampler
 from rpg.samplers.base import Sampler
@@ -29,6 +30,7 @@ def evaluating_ranks(spec: Experiment) -> Iterator[torch.device]:
     device = choose_device(spec.resources)
     with ranks.joined(device.type):
         use_threads(spec.resources, processes=ranks.on_this_machine())
+        bind_to_gpu(device)
         yield device
 
 

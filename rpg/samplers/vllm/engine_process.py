@@ -14,6 +14,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+from rpg.processes.numa import unbind
 from specs.errors import SpecError
 from specs.machine.parent import before_torch, die_with_parent
 
@@ -106,5 +107,6 @@ if __name__ == "__main__":
     assert threading.current_thread() is threading.main_thread()
     before_torch()
     die_with_parent(int(sys.argv[2]))
+    unbind()
     prepare()
     serve(Connection(int(sys.argv[1])))
