@@ -1,4 +1,4 @@
-"""Uploads for a GPU machine without a network: what is packed arrives to the byte, without code for other GPUs."""
+"""Uploads for a GPU machine without a network: files arrive to the byte, without code for other GPUs."""
 
 import random
 import struct

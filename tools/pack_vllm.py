@@ -142,13 +142,13 @@ def check(site: Path, digests: Path) -> list[str]:
 
 
 def main(arguments: list[str]) -> None:
-    """Packs, or checks what was unpacked."""
+    """Packs wheels, or checks the unpacked files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     packing = commands.add_parser("pack")
     packing.add_argument("wheels", type=Path)
     packing.add_argument("out", type=Path)
-    packing.add_argument("--architecture", type=int, default=90, help="of the GPU: 90 for H100 and H200")
+    packing.add_argument("--architecture", type=int, default=90, help="the GPU's: 90 for H100 and H200")
     packing.add_argument("--limit-mib", type=int, default=64, help="size of an upload")
     checking = commands.add_parser("check")
     checking.add_argument("site", type=Path)

@@ -68,7 +68,7 @@ def _table(query: str) -> Iterator[list[str]]:
 
 
 def _output(command: list[str]) -> str:
-    """Returns what a program prints; nothing if it is missing, refuses or hangs."""
+    """Returns a program's output; empty if the program is missing, refuses or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=_SECONDS)
     except (OSError, subprocess.SubprocessError):

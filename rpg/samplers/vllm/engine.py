@@ -32,7 +32,7 @@ is in this process."""
 
 
 class AnyEngineSettings(Protocol):
-    """What is the same in the settings of any engine in a process of its own."""
+    """The common part of the settings of engines in processes of their own."""
 
     @property
     def weights_dir(self) -> Path:

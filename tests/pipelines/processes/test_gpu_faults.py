@@ -18,7 +18,7 @@ DMESG = """2026-11-27T10:00:00,000000+00:00 NVRM: Xid (PCI:0000:65:00): 31, pid=
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of programs: what `ecc`, `rows` and `dmesg` hold is what they print."""
+    """A directory of programs, which print the files `ecc`, `rows` and `dmesg.txt` beside them."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in {
