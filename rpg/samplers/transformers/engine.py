@@ -1,4 +1,4 @@
-"""A transformers sampler in a process of its own, which is given new weights as files."""
+"""Opening of a transformers sampler: in this process, or in processes of its own, which get new weights as files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,10 @@ from safetensors.torch import load, load_file
 
 from rpg.messages import message
 from rpg.pretrained import model_of, special_tokens
+from rpg.samplers.base import Sampler, SamplerSettings
 from rpg.samplers.transformers.sampler import TransformersSampler
+from rpg.samplers.vllm.placement import open_engines
+from specs.schema.rollout import TransformersRollout
 
 
 @message
@@ -52,3 +55,33 @@ class EngineSampler(TransformersSampler):
     def load_safetensors(self, content: bytes, *, policy_version: int) -> None:
         """Loads weights from the bytes of such a directory's safetensors."""
         self.load_weights(load(content).items(), policy_version=policy_version)
+
+
+def open_sampler(rollout: TransformersRollout, settings: SamplerSettings) -> Sampler:
+    """Opens the sampler on the learner's own module if that is given, else on the weights in the directory; with
+    `engines` in processes of their own.
+
+    Raises:
+        SpecError: the directory names no end token.
+    """
+    tokens = special_tokens(settings.weights_dir)
+    model = settings.learner_model
+    dtype: Literal["float32", "bfloat16", "auto"]
+    dtype = settings.precision or ("float32" if settings.device.type == "cpu" else "auto")
+    if rollout.engines:
+        engine = TransformersEngine(
+            settings.weights_dir, settings.device.type, settings.max_length, rollout.max_concurrent, dtype
+        )
+        return open_engines(rollout, engine)
+    if model is None:
+        model = model_of(settings.weights_dir, dtype=dtype)
+        model.to(settings.device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
+    return TransformersSampler(
+        model,
+        eos_id=tokens.eos_ids,
+        pad_id=tokens.pad_id,
+        max_concurrent=rollout.max_concurrent,
+        max_length=settings.max_length,
+        shared=settings.learner_model is not None,
+        tokenizer_dir=settings.weights_dir,
+    )

@@ -10,21 +10,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rpg.pretrained import context_of, model_of, special_tokens
+from rpg.pretrained import context_of
 from rpg.routing import choices_taken
-from rpg.samplers.base import AdmitMore, InProcessSampler, Sampler, SamplerSettings
+from rpg.samplers.base import AdmitMore, InProcessSampler
 from rpg.samplers.stop_texts import StopTextWatch, tokenizer_in
 from rpg.samplers.transformers.attention import ATTENTION
 from rpg.samplers.transformers.cache import caches_all_layers
 from rpg.samplers.transformers.decoding import Decoding, WatchFn
 from rpg.types import OnResponse, Sampling
-from specs.schema.rollout import TransformersRollout
 
 _UNBOUNDED = 1 << 20
 """Most tokens of prompt and response together for a model whose config has no bound."""
@@ -145,39 +143,6 @@ class TransformersSampler(InProcessSampler):
 
     def close(self) -> None:
         """Does nothing: nothing is held between calls."""
-
-
-def open_sampler(rollout: TransformersRollout, settings: SamplerSettings) -> Sampler:
-    """Opens the sampler on the learner's own module if that is given, else on the weights in the directory; with
-    `engines` in processes of their own.
-
-    Raises:
-        SpecError: the directory names no end token.
-    """
-    tokens = special_tokens(settings.weights_dir)
-    model = settings.learner_model
-    dtype: Literal["float32", "bfloat16", "auto"]
-    dtype = settings.precision or ("float32" if settings.device.type == "cpu" else "auto")
-    if rollout.engines:
-        from rpg.samplers.transformers.engine import TransformersEngine
-        from rpg.samplers.vllm.placement import open_engines
-
-        engine = TransformersEngine(
-            settings.weights_dir, settings.device.type, settings.max_length, rollout.max_concurrent, dtype
-        )
-        return open_engines(rollout, engine)
-    if model is None:
-        model = model_of(settings.weights_dir, dtype=dtype)
-        model.to(settings.device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
-    return TransformersSampler(
-        model,
-        eos_id=tokens.eos_ids,
-        pad_id=tokens.pad_id,
-        max_concurrent=rollout.max_concurrent,
-        max_length=settings.max_length,
-        shared=settings.learner_model is not None,
-        tokenizer_dir=settings.weights_dir,
-    )
 
 
 def model_logprobs(
