@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from safetensors.torch import load, load_file
@@ -20,6 +20,7 @@ from specs.schema.rollout import TransformersRollout
 class TransformersEngine:
     """Settings with which an engine is started; see EngineSettings of vLLM's."""
 
+    sampler: ClassVar = "rpg.samplers.transformers.engine:EngineSampler.of"
     weights_dir: Path
     device_type: str
     max_length: int
@@ -30,23 +31,24 @@ class TransformersEngine:
     """Weights go through the host's memory."""
     tensor_parallel_size: int = 1
 
-    def open(self) -> "EngineSampler":
-        """Opens the engine in this process."""
-        tokens = special_tokens(self.weights_dir)
-        model = model_of(self.weights_dir, dtype=self.precision)
-        model.to(torch.device(self.device_type))  # type: ignore[arg-type]  # transformers' decorator hides the signature
-        return EngineSampler(
-            model,
-            eos_id=tokens.eos_ids,
-            pad_id=tokens.pad_id,
-            max_concurrent=self.max_concurrent,
-            max_length=self.max_length,
-            tokenizer_dir=self.weights_dir,
-        )
-
 
 class EngineSampler(TransformersSampler):
     """The sampler, with the methods by which a rank gives it weights."""
+
+    @classmethod
+    def of(cls, settings: TransformersEngine) -> Self:
+        """Opens the engine in this process."""
+        tokens = special_tokens(settings.weights_dir)
+        model = model_of(settings.weights_dir, dtype=settings.precision)
+        model.to(torch.device(settings.device_type))  # type: ignore[arg-type]  # transformers hides the signature
+        return cls(
+            model,
+            eos_id=tokens.eos_ids,
+            pad_id=tokens.pad_id,
+            max_concurrent=settings.max_concurrent,
+            max_length=settings.max_length,
+            tokenizer_dir=settings.weights_dir,
+        )
 
     def load_directory(self, weights_dir: str, *, policy_version: int) -> None:
         """Loads weights from the safetensors of a transformers directory."""

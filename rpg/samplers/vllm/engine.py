@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -21,8 +21,6 @@ from specs.errors import Issue, SpecError
 
 if TYPE_CHECKING:
     from vllm import LLM
-
-    from rpg.samplers.vllm.sampler import VllmSampler
 
 _BYTES_PER_GIB = 2**30
 
@@ -59,8 +57,9 @@ class AnyEngineSettings(Protocol):
         """Returns the number of processes over which each weight matrix is split."""
         ...
 
-    def open(self) -> Any:
-        """Starts the engine in this process."""
+    @property
+    def sampler(self) -> str:
+        """Returns what opens the engine with these settings, in the form MODULE:NAME."""
         ...
 
 
@@ -69,6 +68,7 @@ class AnyEngineSettings(Protocol):
 class EngineSettings:
     """Settings with which an engine is started."""
 
+    sampler: ClassVar = "rpg.samplers.vllm.sampler:VllmSampler"
     weights_dir: Path
     """Directory with config and safetensors of a transformers model, and its tokenizer if there are stop texts."""
     eos_ids: tuple[int, ...]
@@ -96,13 +96,6 @@ class EngineSettings:
     transfer: Transfer = ""
     returns_experts: bool = False
     """Whether responses contain the experts of their tokens; only on GPUs."""
-
-    def open(self) -> "VllmSampler":
-        """Starts the engine in this process. Raises SpecError if vLLM cannot run this model, or not with these
-        settings."""
-        from rpg.samplers.vllm.sampler import VllmSampler
-
-        return VllmSampler(self)
 
 
 def start(settings: EngineSettings) -> "LLM":

@@ -12,6 +12,7 @@ import threading
 import traceback
 from functools import partial
 from multiprocessing.connection import Connection
+from pkgutil import resolve_name
 from typing import Any
 
 from rpg.processes.numa import unbind
@@ -56,7 +57,7 @@ def serve(connection: Any) -> None:
     """
     settings: Any = connection.recv()
     try:
-        sampler = settings.open()
+        sampler = resolve_name(settings.sampler)(settings)
     except Exception as error:
         connection.send(_failure(error))
         return

@@ -31,10 +31,13 @@ class Opens:
     max_length: int = MAX_LENGTH
     transfer: str = ""
 
-    def open(self) -> EngineSampler:
-        with ONE_AT_A_TIME:  # the weights are drawn from the process's generator
-            model = qwen3()
-        return EngineSampler(model, eos_id=EOS, pad_id=PAD, max_concurrent=8, max_length=MAX_LENGTH)
+    sampler: str = f"{__name__}:opened"
+
+
+def opened(_: Opens) -> EngineSampler:
+    with ONE_AT_A_TIME:  # the weights are drawn from the process's generator
+        model = qwen3()
+    return EngineSampler(model, eos_id=EOS, pad_id=PAD, max_concurrent=8, max_length=MAX_LENGTH)
 
 
 class InThread:
