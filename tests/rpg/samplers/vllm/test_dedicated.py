@@ -239,7 +239,7 @@ def test_the_first_of_the_ranks_that_share_an_engine_has_it(monkeypatch: pytest.
     assert holders(ranks_per_engine=8) == [0]
     assert holders() == [0, 1, 2, 3, 4]
     assert holders(engines=2) == [0, 2]
-    assert holders(engines=7) == [0, 0, 0, 1, 2, 3, 4]
+    assert holders(engines=7) == [0, 0, 1, 2, 2, 3, 4]
 
 
 def test_a_guest_takes_part_until_a_stream_ends_and_samples_nothing(tmp_path: Path) -> None:
