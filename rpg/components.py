@@ -144,7 +144,7 @@ def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -
         precision=spec.training.precision,
     )
     with ExitStack() as closing:
-        sampler = open_sampler(spec.rollout, settings)
+        sampler = open_sampler(spec.sampling, settings)
         closing.callback(sampler.close)
         yield TrainerComponents(
             run=run,

@@ -167,7 +167,9 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
         buckets=_buckets(trained, experiment, size) + _staged(shape, training) * size if stage else 0,
         optimizer=0 if training.offload.optimizer else optimizer // (training.ranks if stage else 1),
         reference=_shard(reference, training, 3),
-        sampler=0 if rollout.memory_share or rollout.reads_learner(training.zero_stage) else shape.parameters * size,
+        sampler=0
+        if elsewhere or rollout.memory_share or rollout.reads_learner(training.zero_stage)
+        else shape.parameters * size,
         gathered=_gathered(max(shape.parameters + adapters, of_teacher), training) * size,
         activations=_activations(shape, training, tokens, size, logits),
         logits=logits,
@@ -258,7 +260,7 @@ def _activations(shape: ModelShape, training: Training, tokens: int, size: int, 
     match training.gradient_checkpointing:
         case False:
             kept = layer
-        case True:
+        case True | "auto":  # a plan that knows the memory has chosen
             recomputed = layer
         case "selective":
             results, again = _product_activations(shape, size, fused=fused)

@@ -20,6 +20,7 @@ from pipelines.launchers import LaunchedStage, is_rank, job_file, launcher_of, p
 from pipelines.planning.code import Code
 from pipelines.planning.plan import StagePlan
 from pipelines.processes.forking import forks_stages
+from pipelines.processes.gpu_faults import gpu_faults
 from pipelines.processes.stop import StopRequest
 from pipelines.processes.supervisor import (
     Child,
@@ -412,7 +413,7 @@ def _run_process(
         return request
 
     forget_exits(execution.directory)
-    kills = count_oom_kills()
+    kills, begun = count_oom_kills(), time.time()
     code = supervise(child, stop=stop, tick=show_progress)
     if code != 0 and (issues := read_issues(problems)):
         located = (execution.document.locate(issue, execution.plan.values) for issue in issues)
@@ -420,7 +421,8 @@ def _run_process(
     if code != 0:
         why = _absent_ranks(execution, log_tail(child.log, _WATCHDOG_LINES, since=log_start))
         output = log_tail(child.log, 60, since=log_start) + ("\nNCCL timed out" if why else "")
-        error = failure(stage.stage, code, child.log, since=log_start, why=why)
+        faults = gpu_faults(since=begun) if launcher_of(execution.plan.experiment).ranks_run_here else []
+        error = failure(stage.stage, code, child.log, since=log_start, why=why, faults=faults)
         early = early_exit(code, output, execution.directory, killed_for_memory=count_oom_kills() > kills)
         error.cause, error.microbatch_tokens = early.cause, early.microbatch_tokens
         raise error

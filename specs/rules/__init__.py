@@ -224,7 +224,13 @@ RULES = (
     *training.RULES,
     *evaluation.RULES,
 )
-IDLE_KNOBS = (idle.issues, idle.unread_parameters, idle.unfinished_schedules, *guards.IDLE_KNOBS)
+IDLE_KNOBS = (
+    idle.issues,
+    idle.unread_parameters,
+    idle.unfinished_schedules,
+    rollout.idle_engines,
+    *guards.IDLE_KNOBS,
+)
 OF_A_MODEL = (
     _evaluation_sets,
     _names,

@@ -44,6 +44,11 @@ class _Launcher(Spec):
         return [ranks]
 
     @property
+    def engine_machines(self) -> int:
+        """Machines over which engines are spread beside ranks. 1 if the engines have separate machines."""
+        return 1
+
+    @property
     def engines_key(self) -> str:
         """Key that puts dedicated engines on machines without ranks; empty if engines are on the ranks' machines."""
         return ""
@@ -104,6 +109,11 @@ class _Nodes(_Launcher):
     def ranks_of_machines(self, ranks: int) -> list[int]:
         """Returns the ranks of each node, the same on all."""
         return [ranks // self.nodes] * self.nodes
+
+    @property
+    def engine_machines(self) -> int:
+        """The nodes with ranks, unless others are for engines."""
+        return 1 if self.engine_nodes else self.nodes
 
     def beside(self, training: Training, ranks: int) -> Self:
         """Returns the launcher of a separate job, with at most as many ranks on a node as training has."""

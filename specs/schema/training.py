@@ -236,9 +236,11 @@ class Training(Spec):
     """Kernel for the attention of packed rows in bfloat16 on a GPU. torch: PyTorch's own. auto: FlashAttention 3 on
     Hopper GPUs, or 4 on Hopper and Blackwell GPUs, if the package is installed and passes a test at the start that
     compares a small row's attention and gradient with PyTorch's; else PyTorch's. No effect elsewhere."""
-    gradient_checkpointing: bool | Literal["selective"] = execution(False)
+    gradient_checkpointing: bool | Literal["selective", "auto"] = execution(False)
     """Recompute activations in the backward pass, for a third more arithmetic. selective: recompute all except the
-    results of matrix products and attention, for little more arithmetic. No effect on the gradient."""
+    results of matrix products and attention, for little more arithmetic. auto: the first of false, selective and true
+    that fits a GPU of known memory (this machine's, or resources.memory_gib with device: cuda); false on a CPU, true on
+    an unknown GPU. No effect on the gradient."""
     checkpoint: Checkpoint = execution(Checkpoint())
     """When the whole state is saved."""
 
