@@ -12,12 +12,12 @@ from pipelines.sinks.tracker import open_session
 from pipelines.studies.proposals import propose
 from pipelines.studies.rungs import verdict
 from rpg.advantages import advantages
+from rpg.control.learning_rate import learning_rate
 from rpg.learner.deepspeed import optimizer_maker
 from rpg.objectives.aggregate import aggregate
 from rpg.objectives.correction import correction_weight
 from rpg.objectives.regularized import _clipped_loss, _clipped_weight
 from rpg.reference import reference_policy
-from rpg.schedule import learning_rate
 from specs.rules.study import _idle_sampler
 from specs.schema.objective import RegularizedObjective
 from specs.schema.reference import Reference

@@ -15,6 +15,7 @@ from rpg.objectives import ObjectiveEvaluation, TokenBatch, evaluate_objective
 from rpg.objectives.aggregate import aggregate
 from rpg.objectives.correction import correction_weight, mismatch_diagnostics, rollout_ratio
 from specs.schema.experiment import Experiment
+from specs.schema.schedule import constant
 
 
 def step_advantages(
@@ -111,8 +112,8 @@ def pass_loss(
         )
     evaluation = evaluate_objective(experiment.objective, tokens)
     token_losses = evaluation.losses * weight
-    if experiment.training.entropy_coef:
-        token_losses = token_losses - experiment.training.entropy_coef * batch.spread(entropies)
+    if entropy_coef := constant(experiment.training.entropy_coef):
+        token_losses = token_losses - entropy_coef * batch.spread(entropies)
     loss = aggregate(
         token_losses,
         mask,

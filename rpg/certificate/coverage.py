@@ -15,6 +15,7 @@ objective.weight objective.loss objective.clipped objective.parameters objective
 advantage.baseline advantage.credit rollout.rollouter training.minibatches training.epochs
 reference.source reference.path reference.revision reference.update.every_steps reference.update.every_updates
 reference.update.kl_above reference.update.kl_window reference.update.ema_decay reference.update.after_steps
+reference.update.plateau
 """
 """Keys of the loss, of the credit of a turn, and of the distance between policy, sampler and reference."""
 _FOR_ANY_VALUE = """
@@ -30,7 +31,7 @@ _AFTER_THE_GRADIENT = """
 training.steps training.prompts_per_step training.group_size training.skip_zero_advantage training.on_not_finite
 training.guards training.export_every_steps training.optimizer.learning_rate training.optimizer.betas
 training.optimizer.epsilon training.optimizer.weight_decay training.optimizer.max_grad_norm
-training.schedule.type training.schedule.warmup_updates
+training.schedule.type training.schedule.warmup_updates reference.update.reset_optimizer
 """
 """Keys that set the number of gradients and how the optimizer uses them."""
 _NOT_OF_TRAINING = "name question seeds matrix data.evaluation evaluation launcher resources stages"

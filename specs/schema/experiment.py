@@ -19,7 +19,7 @@ from specs.schema.objective import Advantage, Objective, PackagedObjective
 from specs.schema.reference import Reference
 from specs.schema.reward import Reward
 from specs.schema.rollout import Rollout, TransformersRollout
-from specs.schema.schedule import at_step
+from specs.schema.schedule import Place, at_step, largest
 from specs.schema.training import Offload, Training
 
 
@@ -179,10 +179,10 @@ class Experiment(Spec):
             or self.objective.penalizes_reward
         )
 
-    def at_step(self, step: int) -> Self:
-        """The spec with the objective as it is at a step of training; itself where nothing of it is scheduled."""
-        objective = at_step(self.objective, step)
-        return self if objective is self.objective else self.model_copy(update={"objective": objective})
+    def at_step(self, step: int, loops: Mapping[Place, float] | None = None) -> Self:
+        """The spec with the values that it has at a step of training; itself where none changes. `loops`: those of
+        closed loops, by their paths; see `specs.schema.schedule.at_step`."""
+        return at_step(self, step, loops)
 
     def sharing_memory(self, chosen: Mapping[str, Any]) -> Self:
         """The spec with keys of `rollout` and of `training.offload` as the plan has chosen them, by their names."""
@@ -195,7 +195,7 @@ class Experiment(Spec):
     def skips_zero_advantage(self) -> bool:
         """Whether responses without advantage are left out: asked for, and without effect on any gradient."""
         training = self.training
-        elsewhere = self.objective.without_advantage or training.entropy_coef or training.router_aux_loss_coef
+        elsewhere = self.objective.without_advantage or largest(training.entropy_coef) or training.router_aux_loss_coef
         return training.skip_zero_advantage and not elsewhere
 
     @model_validator(mode="before")

@@ -22,19 +22,31 @@ class Update(Spec):
     """Nats: it moves when the mean of kl/reverse over the last kl_window steps exceeds this; 0: not by divergence."""
     kl_window: int = Field(1, ge=1)
     """Steps, all since the last move, that the mean is taken over."""
-    ema_decay: float = Field(0.0, ge=0, lt=1)
+    ema_decay: Annotated[float | ValueSchedule, Schedulable(ge=0, lt=1)] = 0.0
     """Share of the reference's own weights that a move keeps; 0: a move copies the policy. Alone, it moves every
     step."""
     after_steps: int = Field(0, ge=0)
     """No move before this many steps of training."""
+    plateau: int = addition(0, ge=0)
+    """Evaluations in a row without a gain, after which it moves: on no set is the score above the best one so far by
+    more than the interval of the difference, paired by problem (evaluation.confidence). Evaluations are those of
+    evaluation.every_steps; they are counted from the last move. 0: not by evaluations."""
+    reset_optimizer: bool = addition(False)
+    """Whether a move also clears the optimizer's moments, so that it starts afresh, as in ProRL, arXiv:2505.24864. The
+    learning rate's schedule goes on."""
 
     @model_validator(mode="after")
     def _acts(self) -> "Update":
-        if not (largest(self.every_steps) or self.every_updates or self.kl_above or self.ema_decay):
-            raise ValueError("says never: give every_steps, every_updates, kl_above or ema_decay")
+        if not (self.conditions or largest(self.ema_decay)):
+            raise ValueError("says never: give every_steps, every_updates, kl_above, plateau or ema_decay")
         if self.kl_window > 1 and not self.kl_above:
             raise ValueError("kl_window cannot act without kl_above")
         return self
+
+    @property
+    def conditions(self) -> bool:
+        """Whether it names a condition; without one, a decay moves the reference every step."""
+        return bool(largest(self.every_steps) or self.every_updates or self.kl_above or self.plateau)
 
 
 class Reference(Spec):

@@ -11,6 +11,7 @@ from specs.bounds import MAX_RANKS
 from specs.errors import Issue
 from specs.schema.base import OpenSection, Spec, addition, execution, or_name, unless_said
 from specs.schema.fields import members
+from specs.schema.schedule import Schedulable, ValueSchedule
 
 
 class DynamicSampling(Spec):
@@ -279,7 +280,7 @@ class SamplerSection(Spec):
     """Whether it samples from a transformers module in the trainer's process, and so computes logprobs as the learner
     does. The module is the learner's own where it can read that, else a copy."""
 
-    temperature: float = Field(1.0, gt=0)
+    temperature: Annotated[float | ValueSchedule, Schedulable(gt=0)] = 1.0
     """Logits are divided by it, in the sampler and wherever logprobs are taken."""
     top_p: float = addition(1.0, gt=0, le=1)
     """Nucleus: sample from the smallest set of tokens that holds this probability. rollout_logprobs are of the
