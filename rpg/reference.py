@@ -296,7 +296,7 @@ class ReferenceSchedule:
             return False
         if self.age_steps == 0 and self.version:
             return False
-        self._moved(f"{update.plateau} evaluations without a gain")
+        self._moved(f"{update.plateau} evaluation{'s' if update.plateau > 1 else ''} without a gain")
         return True
 
     def _moved(self, reason: str) -> None:
