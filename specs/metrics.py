@@ -390,7 +390,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="clip_fraction/rollout",
         title="Corrected at the bound",
-        meaning="Share of the tokens whose weight the bound of `rollout.correction` changed; 0 without a correction.",
+        meaning="Share of the tokens on which the bounds of `rollout.correction` acted; 0 without a correction.",
         unit="share of tokens",
         better="lower",
         most=1.0,

@@ -54,7 +54,7 @@ CHOICES: dict[str, Callable[[], object]] = {
     "value schedule": lambda: ValueSchedule.model_construct(schedule=((1, 0.0), (3, 1.0)), between=NEW).at(2),
     "optimizer": lambda: optimizer_maker(TRAINING),
     "aggregation": lambda: aggregate(ONE[None], ONE[None], aggregation=NEW, **SUM),
-    "correction": lambda: correction_weight(Correction.model_construct(type=NEW), ONE),
+    "correction": lambda: correction_weight(Correction.model_construct(type=NEW), ONE, ONE, ONE),
     "baseline": lambda: advantages(ONE, ONE, baseline=NEW, scale="none"),
     "scale": lambda: advantages(ONE, ONE, baseline="none", scale=NEW),
     "clip of the weight": lambda: _clipped_weight(OBJECTIVE, cast(Any, None)),

@@ -102,7 +102,7 @@ def pass_loss(
     mask, correction = tokens.response_mask, experiment.rollout.correction
     rollout_logprobs = batch.spread(batch.rollout_logprobs.to(tokens.old_logprobs))
     ratio = rollout_ratio(tokens.old_logprobs, rollout_logprobs, mask)
-    weight = correction_weight(correction, ratio)
+    weight, acted = correction_weight(correction, tokens.old_logprobs, rollout_logprobs, mask)
     if read := experiment.objective.symbols & {"H", "p_engine", "R"}:
         tokens = replace(
             tokens,
@@ -122,4 +122,4 @@ def pass_loss(
         num_sequences=minibatch.num_sequences,
         max_response_length=experiment.rollout.max_response_length,
     )
-    return PassLoss(loss, token_losses, evaluation, weight, mismatch_diagnostics(ratio, weight, correction))
+    return PassLoss(loss, token_losses, evaluation, weight, mismatch_diagnostics(ratio, acted))

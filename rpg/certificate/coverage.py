@@ -35,8 +35,11 @@ training.schedule.type training.schedule.warmup_updates reference.update.reset_o
 """
 """Keys that set the number of gradients and how the optimizer uses them."""
 _NOT_OF_TRAINING = "name question seeds matrix data.evaluation evaluation launcher resources stages"
-_WITH_ANOTHER = "rollout.correction.bound"
-"""A key without effect unless a listed key has one."""
+_WITH_ANOTHER = """
+rollout.correction.bound rollout.correction.low rollout.correction.high rollout.correction.over
+rollout.correction.measure
+"""
+"""Keys without effect unless a listed key has one."""
 
 _TABLES = (_ENUMERATED, _FOR_ANY_VALUE, _AFTER_THE_GRADIENT, _NOT_OF_TRAINING, _WITH_ANOTHER)
 COVERED = frozenset(" ".join(_TABLES).split())

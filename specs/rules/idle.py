@@ -321,11 +321,28 @@ OF_TRAINING = (
         "write refill: stream",
         only="set",
     ),
-    Idle("rollout.correction.bound", _with("rollout.correction.type", "none"), "write a type", only="set"),
+    Idle(
+        "rollout.correction.bound rollout.correction.low rollout.correction.high rollout.correction.over"
+        " rollout.correction.measure",
+        lambda e, value: e.rollout.correction.type == "none" and f"{value} with rollout.correction.type none",
+        "write a type",
+        only="changed",
+    ),
+    Idle(
+        "rollout.correction.bound",
+        _with("rollout.correction.measure", "probability"),
+        "give low and high",
+        only="changed",
+    ),
     Idle(
         "rollout.correction.type",
-        lambda e, kind: e.objective.ratio_over == "sequence" and kind != "none" and str(kind),
-        "leave it out, or take an objective with ratios of tokens",
+        lambda e, kind: (
+            e.objective.ratio_over == "sequence"
+            and kind != "none"
+            and e.rollout.correction.over != "sequence"
+            and f"{kind} over the {e.rollout.correction.over}"
+        ),
+        "write over: sequence, or take an objective with ratios of tokens",
         "the correction is inexact: it weighs each token, where the objective weighs whole responses",
     ),
     Idle("rollout.correction", _exact),

@@ -1,14 +1,15 @@
 """How responses are sampled."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specs.bounds import MAX_RANKS
-from specs.errors import Issue
+from specs.errors import Issue, IssueError
 from specs.schema.base import OpenSection, Spec, addition, execution, or_name, unless_said
 from specs.schema.fields import members
 from specs.schema.schedule import Schedulable, ValueSchedule
@@ -33,10 +34,60 @@ class Correction(Spec):
     """Importance weights learner / engine on each token's loss, for the logprobs in which the two differ."""
 
     type: Literal["none", "truncate", "mask"] = "none"
-    """none; truncate: min(ratio, bound), truncated importance sampling; mask: the ratio within [1 / bound, bound], 0
-    outside."""
+    """truncate: the ratio held within [low, high], truncated importance sampling; mask: the ratio, and 0 where what is
+    measured is outside [low, high]."""
     bound: float = Field(2.0, gt=1)
-    """Largest weight."""
+    """Shorter form of two bounds on the ratio: high is bound, and with type mask low is 1 / bound, where these are left
+    out."""
+    low: float | None = addition(None)
+    """Lower bound. Of a ratio, from 0 to 1; left out: 1 / bound with type mask, none with truncate. Of a difference of
+    probabilities, from -1 to 0; left out: none."""
+    high: float | None = addition(None)
+    """Upper bound. Of a ratio, 1 or more; left out: bound. Of a difference of probabilities, from 0 to 1; left out:
+    none."""
+    over: Literal["token", "sequence", "geometric_mean"] = addition("token")
+    """What the ratio is of. token: each token; sequence: the whole response, the product of its tokens' ratios, which
+    is then the weight of each of them; geometric_mean: the mean of a response's tokens. With type mask this one only
+    decides which responses stay: their tokens are weighed by their own ratios."""
+    measure: Literal["ratio", "probability"] = addition("ratio")
+    """What the bounds are on. ratio: probability of the learner over that of the engine; probability: the difference of
+    the two, learner less engine, with type mask alone."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Bounds on what is measured."""
+        if self.measure == "probability":
+            return (-1.0 if self.low is None else self.low, 1.0 if self.high is None else self.high)
+        low = 1 / self.bound if self.type == "mask" else 0.0
+        return (low if self.low is None else self.low, self.bound if self.high is None else self.high)
+
+    @model_validator(mode="after")
+    def _around_equal(self) -> Self:
+        """Equal probabilities lie within the bounds: a ratio of 1, a difference of 0."""
+        of_ratio = self.measure == "ratio"
+        equal, least, most = (1.0, 0.0, math.inf) if of_ratio else (0.0, -1.0, 1.0)
+        what = "a bound on the ratio" if of_ratio else "a bound on the difference of two probabilities"
+        if self.low is not None and not least <= self.low <= equal:
+            allowed = f"a number in [{least:g}, {equal:g}]"
+            raise IssueError(Issue(f"low is {what}", ("low",), f"{self.low:g}", allowed))
+        if self.high is not None and not equal <= self.high <= most:
+            allowed = "a number, at least 1" if of_ratio else "a number in [0, 1]"
+            raise IssueError(Issue(f"high is {what}", ("high",), f"{self.high:g}", allowed))
+        if of_ratio or self.type == "none":
+            return self
+        if self.type == "truncate":
+            hint = "write type: mask, or measure: ratio"
+            raise IssueError(
+                Issue("a difference of probabilities is no weight", ("measure",), "probability", hint=hint)
+            )
+        if self.over == "sequence":
+            hint = "write over: token or geometric_mean, or measure: ratio"
+            message = "the probabilities of whole responses are all nearly 0"
+            raise IssueError(Issue(message, ("over",), "sequence with measure probability", hint=hint))
+        if self.low is None and self.high is None:
+            hint = "give low, high or both, such as low: -0.2, high: 0.2"
+            raise IssueError(Issue("nothing is outside the bounds", ("measure",), "probability", hint=hint))
+        return self
 
 
 class ToolSection(OpenSection):
