@@ -18,7 +18,7 @@ from rpg.recording.run_directory import RunDirectory
 from specs import parse_objective
 from specs.schema.objective import Objective
 from specs.schema.schedule import at_step, loops_in, schedules_in
-from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start, train
+from tests.rpg.tiny_run import STEADY, finish, make_inputs, make_run, rows, start, train
 
 STEPS = 4
 PLAIN: dict[str, Any] = {
@@ -73,6 +73,7 @@ RUNS = {
     "ramps": RAMPS,
     "reward": IN_THE_REWARD,
 }
+STAGES: dict[str, Any] = {"steps": STEPS, "checkpoint": {"every_steps": STEPS}, "optimizer": STEADY}
 FOLLOWED = {
     "kl_coef": "kl/reverse",
     "clip/low": "clip_fraction/low",
@@ -195,6 +196,27 @@ def test_a_move_of_the_reference_clears_the_optimizer(runs: Path) -> None:
     )
     assert (cleared["exp_avg"], cleared["exp_avg_sq"]) == (0, 0)
     assert min(cleared["weight"], kept["exp_avg"], kept["exp_avg_sq"]) > 0
+
+
+@pytest.mark.more
+def test_every_zero_stage_clears_the_optimizer_alike(inputs: Path, tmp_path: Path) -> None:
+    update = {"every_steps": 1, "reset_optimizer": True}
+    moves = {"objective": {"type": "rpg", "kl_coef": 0.1}, "reference": {"source": "snapshot", "update": update}}
+    made = [
+        make_run(inputs, tmp_path / f"stage-{stage}", **moves, training=STAGES | {"zero_stage": stage})
+        for stage in range(4)
+    ]
+    kept = make_run(
+        inputs,
+        tmp_path / "kept",
+        **{**moves, "reference": {"source": "snapshot", "update": {"every_steps": 1}}},
+        training=STAGES,
+    )
+    finish(start([sys.executable, "-m", "tests.rpg.train_worker", *map(str, [*made, kept])]), seconds=400)
+    first, *others = (weights(run) for run in made)
+    for other in others:
+        assert all(torch.allclose(first[name], other[name], atol=1e-4) for name in first)
+    assert not all(torch.allclose(first[name], values, atol=1e-3) for name, values in weights(kept).items())
 
 
 def test_updates_without_a_finite_gradient_are_skipped_and_the_run_goes_on(runs: Path) -> None:
