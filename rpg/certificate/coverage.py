@@ -88,10 +88,15 @@ def _listed(section: Mapping[str, Any], place: str) -> Iterator[tuple[str, Any]]
         path = f"{place}{key}"
         if path in WITHOUT_EFFECT:
             if value not in WITHOUT_EFFECT[path]:
-                yield path, value
+                yield path, _given(value)
         elif path in COVERED:
             continue
         elif isinstance(value, dict) and value:
             yield from _listed(value, f"{path}.")
         elif value is not None and value not in ("", [], {}):  # a key that no table names
             yield path, value
+
+
+def _given(value: Any) -> Any:
+    """Returns a key's value; of a closed loop, what the spec gives."""
+    return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
