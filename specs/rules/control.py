@@ -25,7 +25,7 @@ def loops(experiment: Experiment) -> Iterator[Issue]:
             )
         if reason := _unmoved(experiment, path[-1]):
             message, hint = reason
-            yield Issue(f"the key cannot move {loop.of}: {message}", (*path, "of"), loop.of, hint=hint)
+            yield Issue(f"the key cannot change {loop.of}: {message}", (*path, "of"), loop.of, hint=hint)
 
 
 def _unmoved(experiment: Experiment, key: str) -> tuple[str, str] | None:

@@ -32,11 +32,11 @@ SCHEDULABLE = (
     "training.entropy_coef",
     "training.optimizer.learning_rate",
 )
-"""Fields that take a schedule; NAME: any key. Their value at a step acts on that step and no earlier one."""
+"""Fields that accept a schedule; NAME is any key. The value at a step applies from that step on, not earlier."""
 
 
 def schedulable_field(path: str) -> str:
-    """Returns the field that takes a schedule and that a path leads to or into; empty if there is none.
+    """Returns the schedulable field at or above a path; an empty text if the path has none.
 
     Example:
         >>> schedulable_field("objective.clip.low.schedule.0.1"), schedulable_field("objective.parameters.beta")
@@ -51,14 +51,14 @@ def schedulable_field(path: str) -> str:
 
 
 class ValueSchedule(Spec):
-    """A value that changes over training. It depends on the step alone, so that a resumed run goes on as it was."""
+    """A value that changes over training. It depends only on the step, so that a resumed run continues unchanged."""
 
     schedule: tuple[tuple[Annotated[int, Field(ge=0)], float], ...] = Field(min_length=1)
-    """Points of [step, value], steps increasing. They are the run's own steps, whose first is 1, as in every record.
-    Before the first point the value is the first point's; after the last one it is the last point's."""
+    """Points of [step, value], with increasing steps. Steps count from 1, as in every record. Before the first point
+    the value is the first point's, after the last point the last point's."""
     between: Literal["step", "linear", "cosine"] = "step"
-    """step: a point's value holds until the next point; linear: straight from one to the next; cosine: half a wave,
-    level at both."""
+    """Interpolation between points. step: a point's value holds until the next point. linear: a straight line. cosine:
+    half a wave, level at both points."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -68,7 +68,7 @@ class ValueSchedule(Spec):
         return self
 
     def at(self, step: int) -> float:
-        """The value at a step.
+        """Returns the value at a step.
 
         Example: half-way up a ramp.
             >>> ValueSchedule(schedule=((1, 0.25), (201, 0.75)), between="linear").at(101)
@@ -81,7 +81,7 @@ class ValueSchedule(Spec):
         return value + self._share((step - start) / (end - start)) * (following - value)
 
     def _share(self, progress: float) -> float:
-        """Share of the way from one value to the next, after this share of the steps between them."""
+        """Returns the share of the way from one value to the next, after this share of the steps between them."""
         match self.between:
             case "step":
                 return 0.0
@@ -93,7 +93,7 @@ class ValueSchedule(Spec):
                 assert_never(never)
 
     def phases(self) -> set[int]:
-        """The steps of the points, and those in the middle of each ramp."""
+        """Returns the steps of the points and the middle step of each ramp."""
         points = [max(1, step) for step, _ in self.schedule]
         ramps = pairwise(points) if self.between != "step" else ()
         return {*points, *((start + end) // 2 for start, end in ramps)}
@@ -115,35 +115,35 @@ LoopMetric = Literal[
     "clip_fraction/low",
     "clip_fraction/high",
 ]
-"""Metrics that a closed loop can follow; which of them a key moves, its annotation says."""
+"""Metrics that a closed loop can follow. The annotation of a key names those that the key changes."""
 FROM_NOTHING = 1e-3
-"""Start of a loop in a key that is 0 by default."""
+"""Start of a loop in a key whose default is 0."""
 _RANGE = 1000.0
-"""Factor on either side of the start that a loop does not leave, unless the spec says otherwise."""
+"""Ratio of the default bounds of a loop to its start."""
 
 
 class ClosedLoop(Spec):
-    """A value that moves so that a metric meets a target: the controller of Ziegler 2019, arXiv:1909.08593, section
-    2.2.
+    """A value that is adjusted after each step so that a metric meets its target: the controller of Ziegler 2019,
+    arXiv:1909.08593, section 2.2.
 
-    After a step the value is multiplied by 1 + gain x e, where e is metric / target - 1 held within [-0.2, 0.2]; for
-    entropy_coef by 1 - gain x e. A step without the metric leaves the value as it is. The value is part of every
-    checkpoint, and a metric of each step.
+    The value is multiplied by 1 + gain x e, where e is metric / target - 1, clamped to [-0.2, 0.2]; for entropy_coef by
+    1 - gain x e. A step without the metric changes nothing. The value is recorded at each step and saved in every
+    checkpoint.
     """
 
     target: float = Field(gt=0)
-    """Value of the metric to aim at, in the metric's unit."""
+    """Target of the metric, in the metric's unit."""
     of: LoopMetric
-    """The metric. kl_coef: kl/reverse, kl/forward, or at evaluations drift/reverse, drift/forward; entropy_coef:
-    entropy; clip.low: clip_fraction/low; clip.high: clip_fraction/high."""
+    """Name of the metric. kl_coef can follow kl/reverse, kl/forward, drift/reverse and drift/forward (the last two at
+    evaluations); entropy_coef entropy; clip.low clip_fraction/low; clip.high clip_fraction/high."""
     start: float | None = Field(None, gt=0)
-    """Value at the first step. Left out: the key's default, or 0.001 where that is 0."""
+    """Value at the first step. If left out, the key's default, or 0.001 if that is 0."""
     gain: float = Field(0.1, gt=0, le=1)
-    """Share of the relative error by which the value moves after a step: at most 0.2 x gain a step."""
+    """Relative change of the value per relative error. The value changes by at most 0.2 x gain a step."""
     least: float | None = Field(None, gt=0)
-    """The value is never below it. Left out: a thousandth of the start."""
+    """Smallest value. If left out, a thousandth of the start."""
     most: float | None = Field(None, gt=0)
-    """The value is never above it. Left out: a thousand times the start, for clip.low at most 0.99."""
+    """Largest value. If left out, a thousand times the start, and for clip.low at most 0.99."""
 
     @model_validator(mode="after")
     def _in_range(self) -> Self:
@@ -164,14 +164,14 @@ class ClosedLoop(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Schedulable:
-    """Stands in the annotation of a field that takes a number or a ValueSchedule, perhaps a ClosedLoop: the bounds of
-    the number, which every value keeps."""
+    """Annotation of a field that accepts a number, a ValueSchedule or, with `of`, a ClosedLoop: bounds for the number
+    and for every value of the others."""
 
     gt: float | None = None
     ge: float | None = None
     lt: float | None = None
     of: tuple[LoopMetric, ...] = ()
-    """Metrics that a closed loop in the field can follow; empty: it takes none."""
+    """Metrics that a closed loop in the field can follow. Empty if it accepts none."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         kind = next(kind for kind in get_args(source) if kind not in (ValueSchedule, ClosedLoop))
@@ -185,10 +185,12 @@ class Schedulable:
             values = {name: getattr(loop, name) for name in ("start", "least", "most")}
             issues = {(name,): self._issue(each, kind) for name, each in values.items() if each is not None}
             if loop.of not in self.of:
-                issues[("of",)] = Issue("the key does not move this metric", given=loop.of, allowed=", ".join(self.of))
+                issues[("of",)] = Issue(
+                    "the key does not change this metric", given=loop.of, allowed=", ".join(self.of)
+                )
             return _checked(loop, issues)
 
-        def form(value: Any) -> str:  # a form has the name of a key that it needs
+        def form(value: Any) -> str:  # each form is named by a required key
             if not isinstance(value, (dict, ValueSchedule, ClosedLoop)):
                 return "number"
             is_loop = isinstance(value, ClosedLoop) or (isinstance(value, dict) and {"target", "of"} & value.keys())
@@ -206,7 +208,7 @@ class Schedulable:
         return core_schema.tagged_union_schema(forms, form)
 
     def _issue(self, value: float, kind: type) -> Issue | None:
-        """Problem with one value of a schedule, in the words for a number of this kind."""
+        """Returns the issue with one value of a schedule, worded as for a plain number, or None."""
         message = ""
         if kind is int and not value.is_integer():
             message = "must be a whole number"
@@ -223,7 +225,7 @@ Checked = TypeVar("Checked", bound=Spec)
 
 
 def _checked(section: Checked, issues: Mapping[Path, Issue | None]) -> Checked:
-    """Returns a section if no issue is at one of its places; else raises what pydantic raises."""
+    """Returns the section if it has no issue; otherwise raises the issues as a ValidationError."""
     errors = [
         InitErrorDetails(type="value_error", loc=place, input=issue.given, ctx={"error": IssueError(issue)})
         for place, issue in issues.items()
@@ -235,27 +237,27 @@ def _checked(section: Checked, issues: Mapping[Path, Issue | None]) -> Checked:
 
 
 def value_at(value: float | ValueSchedule, step: int) -> float:
-    """The value of a field at a step."""
+    """Returns the value of a field at a step."""
     return value.at(step) if isinstance(value, ValueSchedule) else value
 
 
 def largest(value: float | ValueSchedule | ClosedLoop) -> float:
-    """The largest value that a field ever has; infinity where a closed loop has no bound of its own."""
+    """Returns the largest value that a field ever has; infinity for a closed loop without `most`."""
     if isinstance(value, ClosedLoop):
         return math.inf if value.most is None else value.most
     return max(point for _, point in value.schedule) if isinstance(value, ValueSchedule) else value
 
 
 def smallest(value: float | ValueSchedule) -> float:
-    """The smallest value that a field ever has."""
+    """Returns the smallest value that a field ever has."""
     return min(point for _, point in value.schedule) if isinstance(value, ValueSchedule) else value
 
 
 def constant(value: float | ValueSchedule | ClosedLoop) -> float:
-    """The number of a field whose section has gone through `at_step`.
+    """Returns the number of a field whose section has gone through `at_step`.
 
     Raises:
-        ValueError: it has not, and the value changes over training.
+        ValueError: the field still has a schedule or a closed loop.
     """
     if isinstance(value, (ValueSchedule, ClosedLoop)):
         raise ValueError(f"the value changes over training ({value}): take at_step(objective, step)")
@@ -264,14 +266,14 @@ def constant(value: float | ValueSchedule | ClosedLoop) -> float:
 
 Section = TypeVar("Section", bound=Spec)
 Place = tuple[str, ...]
-"""Path of a field in a section, and in the sections inside it."""
+"""Path of a field, relative to a section."""
 
 
 def at_step(section: Section, step: int, loops: Mapping[Place, float] | None = None, above: Place = ()) -> Section:
-    """The section with a number in place of each schedule and closed loop; the section itself where there is none.
+    """Returns the section with a number in place of each schedule and closed loop; the section itself if it has none.
 
     Args:
-        loops: values of the closed loops at the step, by their paths. A loop that is not among them has its start.
+        loops: values of the closed loops at the step, by path. A missing loop has its start.
         above: path of the section.
     """
     changed: dict[str, Any] = {}
@@ -291,7 +293,7 @@ def at_step(section: Section, step: int, loops: Mapping[Place, float] | None = N
 
 
 def settled(section: Spec, name: str) -> ClosedLoop:
-    """The closed loop in a field, with its start and its bounds as numbers."""
+    """Returns the closed loop of a field, with numbers for its start and its bounds."""
     loop, field = getattr(section, name), type(section).model_fields[name]
     start = loop.start or field.default or FROM_NOTHING
     limit = next((each.lt for each in field.metadata if getattr(each, "lt", None) is not None), math.inf)
@@ -302,7 +304,7 @@ def settled(section: Spec, name: str) -> ClosedLoop:
 
 
 def schedules_in(section: Spec) -> Iterator[tuple[Place, ValueSchedule]]:
-    """Path and schedule of each scheduled field of a section and of the sections inside it."""
+    """Yields the path and schedule of each scheduled field of a section and of the sections inside it."""
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, ValueSchedule):
@@ -314,7 +316,7 @@ def schedules_in(section: Spec) -> Iterator[tuple[Place, ValueSchedule]]:
 
 
 def loops_in(section: Spec) -> Iterator[tuple[Place, ClosedLoop]]:
-    """Path and closed loop of each field that follows a target, `settled`."""
+    """Yields the path and the `settled` closed loop of each field that has one."""
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, ClosedLoop):

@@ -28,14 +28,14 @@ def test_each_key_that_takes_a_loop_is_accepted_and_settled() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        (LOOP, "{target: 0.02, of: entropy}", "objective.kl_coef.of: the key does not move this metric\n"),
+        (LOOP, "{target: 0.02, of: entropy}", "objective.kl_coef.of: the key does not change this metric\n"),
         (LOOP, "{target: 0.02, of: kl/revers}", "hint: did you mean `kl/reverse`?"),
         (LOOP, "{target: 0, of: kl/reverse}", "objective.kl_coef.target: must be greater than 0\n"),
         (LOOP, "{target: 1, of: kl/reverse, start: 2, most: 1}", "objective.kl_coef.start: start is above most\n"),
         (LOOP, "{target: 1, of: drift/reverse}", "objective.kl_coef.of: drift/reverse is measured at evaluations"),
-        ("type: rpg", "type: rpg\n  divergence: none", "cannot move kl/reverse: the objective has no divergence\n"),
-        ("minibatches: 2", "minibatches: 1", "cannot move kl/reverse: the policy is its own reference"),
-        ("low: 0.2", "low: {target: 0.1, of: clip_fraction/high}", "objective.clip.low.of: the key does not move"),
+        ("type: rpg", "type: rpg\n  divergence: none", "cannot change kl/reverse: the objective has no divergence\n"),
+        ("minibatches: 2", "minibatches: 1", "cannot change kl/reverse: the policy is its own reference"),
+        ("low: 0.2", "low: {target: 0.1, of: clip_fraction/high}", "objective.clip.low.of: the key does not change"),
         ("low: 0.2", "low: {target: 1, of: clip_fraction/low}", "clip_fraction/low is at most 1\n"),
         ("low: 0.2", "low: {target: 0.1, of: clip_fraction/low, start: 2}", "objective.clip.low.start: must be less"),
         ("low: 0.2", "dual: {target: 0.1, of: clip_fraction/dual}", "objective.clip.dual.target: unknown field"),
@@ -48,7 +48,7 @@ def test_a_loop_that_cannot_close_is_refused(old: str, new: str, said: str) -> N
 
 def test_a_clip_that_never_acts_cannot_be_led() -> None:
     text = changed("low: 0.2", "low: {target: 0.1, of: clip_fraction/low}").replace("minibatches: 2", "minibatches: 1")
-    assert "cannot move clip_fraction/low: with 1 minibatch x 1 epoch every ratio is 1" in message(text)
+    assert "cannot change clip_fraction/low: with 1 minibatch x 1 epoch every ratio is 1" in message(text)
 
 
 def test_a_penalty_without_a_gradient_cannot_be_led() -> None:
@@ -61,8 +61,8 @@ def test_a_penalty_without_a_gradient_cannot_be_led() -> None:
 
 def test_a_reference_apart_lets_one_update_a_step_be_led() -> None:
     text = FOLLOWING.replace("minibatches: 2", "minibatches: 1") + REFERENCE
-    assert "cannot move" not in warnings(text)
-    assert "cannot move kl/reverse" in message(text.replace("every_steps: 2", "every_steps: 1"))
+    assert "cannot change" not in warnings(text)
+    assert "cannot change kl/reverse" in message(text.replace("every_steps: 2", "every_steps: 1"))
 
 
 def test_a_plateau_needs_evaluations_and_a_cleared_optimizer_a_condition() -> None:
