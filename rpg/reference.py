@@ -255,7 +255,7 @@ class ReferenceSchedule:
     @property
     def ema_decay(self) -> float:
         """Share of the reference's own weights that a move keeps: reference = decay * reference + (1 - decay) *
-        policy. Of a schedule the value at the last finished step counts."""
+        policy. A schedule counts with its value at the last finished step."""
         return value_at(self._update.ema_decay, self.steps) if self._update else 0.0
 
     @property

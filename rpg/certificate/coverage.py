@@ -98,5 +98,5 @@ def _listed(section: Mapping[str, Any], place: str) -> Iterator[tuple[str, Any]]
 
 
 def _given(value: Any) -> Any:
-    """Returns a key's value; of a closed loop, what the spec gives."""
+    """Returns a key's value, without the fields that a closed loop leaves out."""
     return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value

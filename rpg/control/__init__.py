@@ -1,4 +1,4 @@
-"""Values that training itself chooses: the learning rate of an update, closed loops, and plateaus of evaluations.
+"""Controls the values that change during training: learning rate, closed loops, plateaus of evaluations.
 
-Plain numbers: imports the schema and the statistics of evaluations. The reference's schedule and the loop import it.
+It computes with plain numbers. It imports the schema and `statistics`; reference, evaluation and trainer import it.
 """

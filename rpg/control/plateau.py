@@ -23,7 +23,7 @@ class Plateau:
     checkpoint."""
 
     evaluations: int
-    """Number of evaluations that make a plateau; 0: nothing does."""
+    """Number of evaluations that make a plateau. 0 disables it."""
     confidence: float = 0.95
     """Level of the interval of a gain."""
     count: int = 0

@@ -124,9 +124,9 @@ def load(engine: Any, model: nn.Module, directory: Path) -> None:
 
 @torch.no_grad()
 def reset(engine: Any, model: nn.Module) -> None:
-    """Sets the optimizer's state to that before the first update, in place: the memory stays where it is.
+    """Sets the optimizer's state to that before the first update, in place.
 
-    Schedule-free's newest iterate `z` becomes its average, which the stepped tensors hold outside of updates.
+    The newest iterate `z` of schedule-free AdamW becomes the average, which the stepped tensors hold between steps.
     """
     for stepped in _stepped(engine, model):
         for key, value in stepped.state.items():

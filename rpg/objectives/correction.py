@@ -36,9 +36,9 @@ def correction_weight(
 ) -> tuple[Tensor, Tensor]:
     """Returns the factor on each token's loss, as the spec says, and whether the bounds act on the token. [batch, time]
 
-    truncate: the ratio within the bounds, min(max(ratio, low), high). mask: the ratio, 0 where the measure is outside
-    the bounds. The ratio is the token's, or the response's (`over`); with a mask over the geometric mean it is the
-    token's. A bound limits the variance and biases the entries on which it acts.
+    truncate: min(max(ratio, low), high). mask: the ratio, or 0 if the measured value is outside the bounds. `over` says
+    whether the ratio is the token's or the response's; with a mask over the geometric mean it is the token's. A bound
+    limits the variance and biases the entries on which it acts.
 
     Args: as in `rollout_ratio`.
     Source: truncated importance sampling, Yao 2025, https://fengyao.notion.site/off-policy-rl; masks of tokens, Ling

@@ -1,4 +1,4 @@
-"""Rules of closed loops and plateaus: the metric is measured, and the key moves it."""
+"""Rules for closed loops, plateaus and updates of the reference that clear the optimizer."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from specs.schema.schedule import largest, loops_in
 
 
 def loops(experiment: Experiment) -> Iterator[Issue]:
-    """A closed loop follows a metric that is measured and that its key moves, to a target that the metric can reach."""
+    """Checks that the metric of a closed loop is measured, can reach the target, and depends on the key."""
     for path, loop in loops_in(experiment):
         most = BY_NAME[loop.of].most if loop.of in BY_NAME else math.inf
         if loop.target >= most:
@@ -21,7 +21,7 @@ def loops(experiment: Experiment) -> Iterator[Issue]:
         if loop.of.startswith("drift/") and not experiment.evaluation.every_steps:
             hint = "write evaluation.every_steps"
             yield Issue(
-                f"{loop.of} is measured at evaluations, of which there are none", (*path, "of"), loop.of, hint=hint
+                f"{loop.of} is measured at evaluations, and the run has none", (*path, "of"), loop.of, hint=hint
             )
         if reason := _unmoved(experiment, path[-1]):
             message, hint = reason
@@ -29,7 +29,7 @@ def loops(experiment: Experiment) -> Iterator[Issue]:
 
 
 def _unmoved(experiment: Experiment, key: str) -> tuple[str, str] | None:
-    """Returns why a key has no influence on a loop's metric, and what to do; None if it has."""
+    """Returns the reason why a key has no influence on its loop's metric, and a hint; None if it has influence."""
     more_updates = "raise training.minibatches or training.epochs"
     if key in ("low", "high"):
         return ("with 1 minibatch x 1 epoch every ratio is 1", more_updates) if on_policy(experiment) else None
@@ -54,7 +54,7 @@ def _unmoved(experiment: Experiment, key: str) -> tuple[str, str] | None:
 
 
 def plateau(experiment: Experiment) -> Iterator[Issue]:
-    """A plateau is one of evaluations."""
+    """Checks that a plateau has evaluations to count."""
     update = experiment.reference.update
     if update and update.plateau and not experiment.evaluation.every_steps:
         yield Issue(
@@ -66,7 +66,7 @@ def plateau(experiment: Experiment) -> Iterator[Issue]:
 
 
 def resets(experiment: Experiment) -> Iterator[Issue]:
-    """An optimizer that is cleared after every step never has moments."""
+    """Checks that the optimizer is not cleared after every step."""
     update = experiment.reference.update
     if update and update.reset_optimizer and not update.conditions:
         yield Issue(

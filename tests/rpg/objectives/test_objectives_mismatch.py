@@ -24,7 +24,7 @@ def test_weights_in_the_engines_samples_restore_the_learners_expectation() -> No
 
 
 RATIOS = [[0.3, 0.9], [1.5, 4.0]]
-"""Of two responses: their products are 0.27 and 6, their geometric means 0.52 and 2.45."""
+"""Ratios of the tokens of two responses, whose products are 0.27 and 6, and whose geometric means 0.52 and 2.45."""
 PRODUCTS, MEANS = [0.27, 6.0], [0.27**0.5, 6**0.5]
 
 

@@ -1,4 +1,4 @@
-"""Closed loops and plateaus in a spec: what is refused, and what a study searches."""
+"""Closed loops and plateaus in a spec: refused settings, and a study that searches a target."""
 
 import pytest
 from spec_text import GOOD, changed, message, warnings, write
