@@ -183,7 +183,9 @@ class Schedulable:
 
         def check_loop(loop: ClosedLoop) -> ClosedLoop:
             values = {name: getattr(loop, name) for name in ("start", "least", "most")}
-            issues = {(name,): self._issue(each, kind) for name, each in values.items() if each is not None}
+            issues: dict[Path, Issue | None] = {
+                (name,): self._issue(each, kind) for name, each in values.items() if each is not None
+            }
             if loop.of not in self.of:
                 issues[("of",)] = Issue(
                     "the key does not change this metric", given=loop.of, allowed=", ".join(self.of)
@@ -294,7 +296,8 @@ def at_step(section: Section, step: int, loops: Mapping[Place, float] | None = N
 
 def settled(section: Spec, name: str) -> ClosedLoop:
     """Returns the closed loop of a field, with numbers for its start and its bounds."""
-    loop, field = getattr(section, name), type(section).model_fields[name]
+    loop: ClosedLoop = getattr(section, name)
+    field = type(section).model_fields[name]
     start = loop.start or field.default or FROM_NOTHING
     limit = next((each.lt for each in field.metadata if getattr(each, "lt", None) is not None), math.inf)
     least = start / _RANGE if loop.least is None else loop.least
