@@ -168,10 +168,10 @@ def _of_training(experiment: Experiment) -> dict[str, Any]:
 
 
 def _schedules(experiment: Experiment) -> dict[str, str]:
-    """Returns path -> schedule, in words, of each field that changes over training."""
-    from specs.schema.schedule import schedules_in
+    """Returns path -> schedule or closed loop, in words, of each field that changes over training."""
+    from specs.schema.schedule import loops_in, schedules_in
 
-    return {".".join(path): str(schedule) for path, schedule in schedules_in(experiment)}
+    return {".".join(path): str(each) for path, each in (*schedules_in(experiment), *loops_in(experiment))}
 
 
 def _memory(experiment: Experiment) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from pipelines.planning.model_shape import teacher_shape
 from rpg.base.shape import ModelShape
 from specs.schema.experiment import Experiment
 from specs.schema.rollout import TurnBounds
+from specs.schema.schedule import largest
 from specs.schema.training import Lora, Training
 
 GIB = 2**30
@@ -152,7 +153,7 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     kept = {"behaviour": 0, "initial": 0 if adapters else trained, "snapshot": trained, "model": of_teacher}
     update = experiment.reference.update
     # An average is kept in float32; the learner uses a copy in the training precision.
-    averages = low_precision and update is not None and update.ema_decay > 0
+    averages = low_precision and update is not None and largest(update.ema_decay) > 0
     reference = kept[experiment.reference.source] * (4 + size if averages else size)
     tokens = _largest_microbatch(experiment)
     least = 1 if experiment.resources.device == "cpu" else TOKENS_ON_GPU

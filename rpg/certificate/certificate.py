@@ -14,7 +14,7 @@ from rpg.objectives import TokenBatch, evaluate_objective, token_losses
 from rpg.objectives.kl import reward_penalties
 from specs.schema.experiment import Experiment
 from specs.schema.objective import FormulaObjective, Objective, PublishedObjective
-from specs.schema.schedule import at_step, constant, schedules_in
+from specs.schema.schedule import at_step, constant, loops_in, schedules_in
 
 Turns = Literal["one", "outcome", "turn"]
 TOLERANCE = 1e-10
@@ -75,6 +75,9 @@ class Certificate:
     findings: tuple[GradientFinding, ...]
     not_covered: dict[str, Any] = field(default_factory=dict)
     """Keys of the spec that may make its gradient differ from the certified one -> their values. Empty if there are
+    none, or if the certificate covers an objective alone."""
+    closed_loops: dict[str, float] = field(default_factory=dict)
+    """Keys of the spec that a closed loop moves -> the start, at which the objective is enumerated. Empty if there are
     none, or if the certificate covers an objective alone."""
 
     def as_json(self) -> dict[str, Any]:
@@ -163,8 +166,12 @@ def certify_over_training(objective: Objective, turns: Turns = "one") -> dict[in
 def certify_experiment(experiment: Experiment) -> dict[int, Certificate]:
     """Returns the certificates of an experiment's objective by step, each with the keys that it does not cover."""
     left_out = not_covered(experiment)
+    loops = {".".join(("objective", *path)): loop.start or 0.0 for path, loop in loops_in(experiment.objective)}
     certificates = certify_over_training(experiment.objective, turns_of(experiment))
-    return {step: replace(certificate, not_covered=left_out) for step, certificate in certificates.items()}
+    return {
+        step: replace(certificate, not_covered=left_out, closed_loops=loops)
+        for step, certificate in certificates.items()
+    }
 
 
 def certificate_record(certificates: Mapping[int, Certificate]) -> dict[str, Any]:

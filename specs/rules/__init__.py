@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from specs.bounds import repeats
 from specs.errors import Issue, Path
-from specs.rules import evaluation, guards, idle, model_evaluation, rollout, training, vllm
+from specs.rules import control, evaluation, guards, idle, model_evaluation, rollout, training, vllm
 from specs.rules.files import context_length, missing_files
 from specs.schema.experiment import Experiment
 from specs.schema.model import ScratchModel
@@ -222,6 +222,7 @@ RULES = (
     _record,
     _sinks,
     *training.RULES,
+    *control.RULES,
     *evaluation.RULES,
 )
 IDLE_KNOBS = (
