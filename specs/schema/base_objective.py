@@ -1,16 +1,19 @@
 """Base of all objectives: the questions that training, certificates and checks ask of each; and advantages."""
 
 from abc import abstractmethod
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, assert_never
 
 from specs.schema.base import OpenSection, Spec, addition
 from specs.schema.schedule import Schedulable, ValueSchedule, constant
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_length"]
-Divergence = Literal["forward", "reverse", "unnormalized_forward", "unnormalized_reverse", "none"]
+Divergence = Literal["forward", "reverse", "unnormalized_forward", "unnormalized_reverse", "jensen_shannon", "none"]
+Direction = Literal["reverse", "forward", "jensen_shannon"]
+"""A divergence as its expected gradient is told: an unnormalized one has that of the normalized one."""
+SummedOver = Literal["sampled", "top_k", "full"]
 Level = Literal["token", "sequence"]
 Baseline = Literal["group_mean", "leave_one_out", "batch_mean", "none"]
-Scale = Literal["none", "group_std", "batch_std"]
+Scale = Literal["none", "group_std", "batch_std", "group_mean"]
 KlEstimator = Literal["k1", "k2", "k3"]
 RatioOver = Literal["token", "sequence", "geometric_mean"]
 """What an importance ratio is of: a token; a whole response; the geometric mean of a response's tokens."""
@@ -20,13 +23,27 @@ Claim = Literal["always", "on_policy", "never"]
 """When the expected gradient is exactly that of the objective named: always; where the policy is the sampler; never."""
 
 
+def direction_of(divergence: Divergence) -> Direction:
+    """Returns a divergence without the word unnormalized; reverse if it is none."""
+    match divergence:
+        case "forward" | "unnormalized_forward":
+            return "forward"
+        case "jensen_shannon":
+            return "jensen_shannon"
+        case "reverse" | "unnormalized_reverse" | "none":
+            return "reverse"
+        case never:
+            assert_never(never)
+
+
 class Advantage(Spec):
     """Reward minus a baseline, divided by a scale, perhaps whitened."""
 
     baseline: Baseline = "group_mean"
     """group: the responses to one prompt; leave_one_out: the group's other responses; batch: a step's rollouts."""
     scale: Scale = "none"
-    """Divide by the standard deviation (ddof 1) plus 1e-4."""
+    """Divide by the standard deviation (ddof 1) plus 1e-4. group_mean: by the mean of the group's rewards, which must
+    not be negative (MaxRL, arXiv:2602.02710); a group whose mean is 0 has advantages of 0."""
     whiten: Literal["none", "tokens"] = "none"
     """tokens: afterwards to mean 0 and variance 1 over all response tokens of the step, as REINFORCE++ does."""
     rewards: Literal["summed", "normalized_each"] = addition("summed")
@@ -55,6 +72,17 @@ class BaseObjective(Spec):
     @abstractmethod
     def needs_reference(self) -> bool:
         """Whether the reference policy's logprobs enter the loss or the reward."""
+
+    @property
+    def summed_over(self) -> SummedOver:
+        """Tokens over which the divergence at a state is summed: the sampled one, or several, which takes the
+        reference's distribution."""
+        return "sampled"
+
+    @property
+    def top_k(self) -> int:
+        """Most likely tokens of the reference that the divergence is summed over; 0: the whole vocabulary, or none."""
+        return 0
 
     @property
     def penalizes_reward(self) -> bool:
@@ -101,7 +129,7 @@ class BaseObjective(Spec):
         """Whether that divergence is of each token or of the whole response."""
 
     @property
-    def claim_divergence(self) -> Literal["reverse", "forward"]:
+    def claim_divergence(self) -> Direction:
         """Its direction: reverse is KL(policy || reference), forward KL(reference || policy)."""
         return "reverse"
 

@@ -171,10 +171,12 @@ class Experiment(Spec):
         """Whether the first minibatch's old_logprobs can wait for its first training pass, which then gives them.
 
         Not where the policy that sampled was an earlier one, nor where that pass runs beside the policy
-        (schedule_free_adamw), nor where the advantages need them before it.
+        (schedule_free_adamw), nor where the advantages need them before it, nor where the reference's distributions are
+        those of the policy that sampled: the passes that keep them give the old_logprobs.
         """
         return not (
             self.rollout.max_staleness
+            or (self.reference.source == "behaviour" and self.objective.summed_over != "sampled")
             or self.training.optimizer.type == "schedule_free_adamw"
             or self.objective.penalizes_reward
         )
