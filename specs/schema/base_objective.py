@@ -43,7 +43,7 @@ class Advantage(Spec):
     """group: the responses to one prompt; leave_one_out: the group's other responses; batch: a step's rollouts."""
     scale: Scale = "none"
     """Divide by the standard deviation (ddof 1) plus 1e-4. group_mean: by the mean of the group's rewards, which must
-    not be negative (MaxRL, arXiv:2602.02710); a group whose mean is 0 has advantages of 0."""
+    be at least 0 (MaxRL, arXiv:2602.02710); a group whose mean is 0 has advantages of 0."""
     whiten: Literal["none", "tokens"] = "none"
     """tokens: afterwards to mean 0 and variance 1 over all response tokens of the step, as REINFORCE++ does."""
     rewards: Literal["summed", "normalized_each"] = addition("summed")
