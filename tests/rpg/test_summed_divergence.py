@@ -1,6 +1,8 @@
 """Training with a divergence that is summed over tokens, reproduced from the record and the weights by plain torch."""
 
 import math
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from places import PACKAGES
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -37,12 +40,18 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "turns": {
         "objective": {"kl": "full", "divergence": "reverse", "level": "to_go"},
-        "rollout": {
-            "max_response_length": 14,
-            "rollouter": {"type": "tools", "tools": [{"type": "calculator"}], "max_turns": 2, "answer_length": 4},
-        },
+        "rollout": {"rollouter": {"type": "check_again", "question": "0="}, "max_response_length": 12},
     },
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed() -> Iterator[None]:
+    """The package with the environment of two turns is installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PACKAGES))
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH")))))
+        yield
 
 
 @pytest.fixture(scope="module")
