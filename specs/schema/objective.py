@@ -107,7 +107,14 @@ class RegularizedObjective(BaseObjective):
         if self.kl == "sampled" and self.divergence == "jensen_shannon":
             hint = "write kl: full, or kl: top_k; or take another divergence"
             allowed = "forward, reverse, unnormalized_forward, unnormalized_reverse or none, with kl sampled"
-            raise IssueError(Issue("jensen_shannon is summed over tokens", ("divergence",), allowed=allowed, hint=hint))
+            raise IssueError(
+                Issue(
+                    "jensen_shannon is summed over tokens: it needs kl full or top_k",
+                    ("divergence",),
+                    allowed=allowed,
+                    hint=hint,
+                )
+            )
         return self
 
     @model_validator(mode="after")

@@ -152,7 +152,7 @@ def test_sums_over_tokens_are_accepted_where_they_act() -> None:
         (
             summed("divergence: jensen_shannon"),
             [
-                "spec.yaml:16: objective.divergence: jensen_shannon is summed over tokens\n",
+                "spec.yaml:16: objective.divergence: jensen_shannon is summed over tokens: it needs kl full or top_k\n",
                 "hint: write kl: full, or kl: top_k; or take another divergence\n",
             ],
         ),
