@@ -10,7 +10,8 @@ PAD = VOCABULARY - 1
 
 
 def small_qwen3(*, ends: list[int] | None) -> Qwen3ForCausalLM:
-    """Qwen3 architecture, 4.85 M parameters with 512 tokens, the same random weights each time; any of `ends` ends a response."""
+    """Qwen3 architecture, 4.85 M parameters with 512 tokens, the same random weights each time; any of `ends` ends a
+    response."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,

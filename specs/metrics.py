@@ -80,8 +80,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="kl/reverse",
         title="KL(policy || reference)",
-        meaning="Unnormalised KL(π ‖ π_ref) of a token: the mean of `r log(π/π_ref) - r + π_ref/π_old`, r = π/π_old. With"
-        " `objective.kl: full` the mean of the exact divergences at the tokens' states.",
+        meaning="Unnormalised KL(π ‖ π_ref) of a token: the mean of `r log(π/π_ref) - r + π_ref/π_old`, r = π/π_old."
+        " With `objective.kl: full` the mean of the exact divergences at the tokens' states.",
         unit="nats",
         short_name="kl",
         guardable=True,
