@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rpg.objectives import formula, regularized, rivals  # noqa: F401  (the equations, which register themselves)
 from rpg.objectives.clipping import Clipped
-from rpg.objectives.distribution import of_logits
+from rpg.objectives.distribution import StateDivergence, of_logits
 from rpg.objectives.kl import penalty, token_divergences
 from rpg.objectives.registry import equation
 from rpg.objectives.terms import TERMS, Terms, TokenBatch, token_terms
@@ -93,6 +93,7 @@ def token_losses(
     logits: Tensor | None = None,
     ref_logits: Tensor | None = None,
     token_ids: Tensor | None = None,
+    state: StateDivergence | None = None,
 ) -> Tensor:
     """Returns the loss of each token, to minimise; not masked, not averaged: see aggregate.py.
 
@@ -113,6 +114,7 @@ def token_losses(
             `kl` is full or top_k. Differentiable.
         ref_logits: the reference's, in the same shape. Constant.
         token_ids: [batch, time], int64, the sampled tokens, if `kl` is top_k.
+        state: the divergence that is summed over tokens, in place of the three.
     Returns:
         [batch, time], float32 or wider; the sum over positions with `response_mask` 1 is the loss of the sequence. A
         ratio whose logarithm exceeds 60 nats is clamped there, so the loss and its gradient stay finite; a
@@ -120,8 +122,7 @@ def token_losses(
     Raises:
         ValueError: shapes differ, a parameter is still a schedule, or an input that a formula reads is missing.
     """
-    state = None
-    if isinstance(objective, RegularizedObjective) and objective.summed_over != "sampled":
+    if state is None and isinstance(objective, RegularizedObjective) and objective.summed_over != "sampled":
         if logits is None or ref_logits is None:
             raise ValueError(f"kl {objective.kl} needs logits and ref_logits")
         state = of_logits(objective.divergence, logits, ref_logits, top_k=objective.top_k, token_ids=token_ids)

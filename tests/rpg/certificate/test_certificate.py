@@ -81,7 +81,7 @@ def test_the_jensen_shannon_divergence_is_that_of_each_token_or_of_the_states_of
     assert of_tokens.claimed == (
         "expected reward less the Jensen-Shannon divergence of each token, in states of the sampler"
     )
-    for finding in of_tokens.findings:
+    for finding in (of_tokens.finding(policy, "apart") for policy in ("on_policy", "off_policy")):
         assert finding.divergence_gradient_of == "Jensen-Shannon divergence of each token"
     on_policy = of_response.finding("on_policy", "apart")
     assert on_policy.divergence_gradient_of == "Jensen-Shannon divergence of the response"
