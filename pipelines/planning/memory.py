@@ -73,7 +73,7 @@ class MemoryEstimate:
     """Logits of a chunk of tokens, and the gradient of the output head, which is summed over the chunks in float32."""
     distributions: int
     """The reference's distributions at a step's tokens, if a divergence is summed over tokens: hidden states, and a
-    copy of the output head where it changes or is gathered; or the most likely tokens. 0 without such a sum."""
+    copy of an output head that changes or is gathered; or the most likely tokens. 0 without such a sum."""
     kv_cache: int
     """For an engine that takes a share of a known memory, the share, its weights included. 0 if it has its own GPUs."""
     cache_stays: bool = False

@@ -37,7 +37,7 @@ class StateDivergence:
         return StateDivergence(function(self.value), function(self.reverse), function(self.forward), outside)
 
     def where(self, mask: Tensor, dtype: torch.dtype) -> "StateDivergence":
-        """Returns the values in another type, 0 where the mask is False."""
+        """Returns the values in another type, with 0 at entries that the mask leaves out."""
 
         def counted(values: Tensor) -> Tensor:
             return torch.where(mask, values.to(dtype), 0.0)

@@ -5,8 +5,8 @@ expected gradient is that of the divergence. Both are exact for one token, and f
 those of the whole response. π_old and π_ref are constants; the symbols are those of `terms`. docs/objectives.md shows
 the first two lines of each weight and the first of each loss.
 
-If the divergence at a state is summed over tokens (`StateDivergence`), the sampled token weighs only what the sum
-leaves out: itself if it is outside of the sum, and at level to_go the divergence of later states.
+If the divergence at a state is summed over tokens (`StateDivergence`), the sampled token weighs only the rest:
+itself if it is outside of the sum, and at level to_go the divergence of later states.
 
 Source: Zhang 2025, arXiv:2505.17508, Props 3.2, 3.6, E.1, E.3. Differs: the sampler and the reference may be two
 policies; if they are one, q = 1 and these are the paper's.
@@ -181,7 +181,7 @@ def state_loss(divergence: Divergence, terms: Terms) -> Tensor:
 
 
 def rest_weight(divergence: Divergence, log_ratio: Tensor, terms: Terms, *, per_ratio: bool = False) -> Tensor:
-    """Returns K of what a sum over tokens leaves to the sampled token.
+    """Returns the sampled token's K beside a sum over tokens.
 
     Its own K if it is outside of the sum; and at level to_go, unless the divergence is forward, −w times the divergence
     of the later states of its response.
@@ -206,7 +206,7 @@ def rest_weight(divergence: Divergence, log_ratio: Tensor, terms: Terms, *, per_
 
 
 def rest_loss(divergence: Divergence, terms: Terms) -> Tensor:
-    """Returns D of what a sum over tokens leaves to the sampled token; at level to_go −SG(K) log π, as `to_go_loss`."""
+    """Returns the sampled token's D beside a sum over tokens; at level to_go −SG(K) log π, as `to_go_loss`."""
     assert terms.state is not None
     if terms.to_go:
         return -rest_weight(divergence, terms.log_ratio, terms) * terms.log_policy

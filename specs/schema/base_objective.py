@@ -9,7 +9,7 @@ from specs.schema.schedule import Schedulable, ValueSchedule, constant
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_length"]
 Divergence = Literal["forward", "reverse", "unnormalized_forward", "unnormalized_reverse", "jensen_shannon", "none"]
 Direction = Literal["reverse", "forward", "jensen_shannon"]
-"""A divergence as its expected gradient is told: an unnormalized one has that of the normalized one."""
+"""Kind of a divergence by its expected gradient: an unnormalized one has that of the normalized one."""
 SummedOver = Literal["sampled", "top_k", "full"]
 Level = Literal["token", "sequence"]
 Baseline = Literal["group_mean", "leave_one_out", "batch_mean", "none"]
@@ -24,7 +24,7 @@ Claim = Literal["always", "on_policy", "never"]
 
 
 def direction_of(divergence: Divergence) -> Direction:
-    """Returns a divergence without the word unnormalized; reverse if it is none."""
+    """Returns a divergence without the word unnormalized; reverse for `none`."""
     match divergence:
         case "forward" | "unnormalized_forward":
             return "forward"
@@ -81,7 +81,7 @@ class BaseObjective(Spec):
 
     @property
     def top_k(self) -> int:
-        """Most likely tokens of the reference that the divergence is summed over; 0: the whole vocabulary, or none."""
+        """Number of the reference's most likely tokens that the divergence is summed over; 0 with any other sum."""
         return 0
 
     @property

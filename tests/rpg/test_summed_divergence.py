@@ -86,8 +86,8 @@ def responses(inputs: Path, run_dir: Path, step: int) -> list[Recorded]:
 
 
 def states(objective: dict[str, Any], policy: Tensor, reference: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """D at each state over the summed tokens, and what the sampled token adds if it is outside of them, written with
-    log π and log π_ref [n, vocabulary]; on policy w is 1, and q = 1/r."""
+    """D at each state over the summed tokens, and the addition of a sampled token that is outside of them, from log π
+    and log π_ref [n, vocabulary]; on policy w is 1, and q = 1/r."""
     log_ratio, p, q = policy - reference, policy.exp(), reference.exp()
     mean = (p + q) / 2
     each = {
@@ -101,7 +101,7 @@ def states(objective: dict[str, Any], policy: Tensor, reference: Tensor, tokens:
         return each.sum(-1), torch.zeros(len(tokens))
     kept = torch.zeros_like(p, dtype=torch.bool).scatter(-1, reference.topk(objective["kl_top_k"]).indices, True)
     own = tokens[:, None]
-    # A token of probability π counts 1/π times where it is sampled.
+    # A sampled token of probability π counts 1/π times.
     outside = torch.where(kept.gather(-1, own), 0.0, each.gather(-1, own) / p.detach().gather(-1, own))[:, 0]
     return torch.where(kept, each, 0.0).sum(-1), outside
 
