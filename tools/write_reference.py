@@ -282,7 +282,7 @@ def _divergences() -> list[str]:
 
 
 def _sums() -> list[str]:
-    """A table of the levels, sums and divergences of RPG, as the schema and the rules of a spec accept or refuse them."""
+    """A table of the levels, sums and divergences of RPG: which of them the schema and the rules of a spec accept."""
     from specs import SpecError, load_experiment, parse_objective
     from specs.rules import issues_of
 
