@@ -92,7 +92,8 @@ def token_divergences(
     size = _chunk(hidden, weight, targets, chunk)
     apply: Callable[..., tuple[Tensor, ...]] = _TokenLogprobs.apply
     logprobs, entropy, *divergences = apply(hidden, weight, bias, targets, temperature, size, False, compared)
-    return logprobs, entropy if entropy_gradient else entropy.detach(), StateDivergence(*divergences)
+    outside = torch.zeros_like(targets, dtype=torch.bool)
+    return logprobs, entropy if entropy_gradient else entropy.detach(), StateDivergence(*divergences, outside)
 
 
 @torch.no_grad()

@@ -28,13 +28,12 @@ class StateDivergence:
     """Sum of π log r - π + π_ref, ≥ 0. Constant."""
     forward: Tensor
     """Sum of π - π_ref - π_ref log r, ≥ 0. Constant."""
-    outside: Tensor | None = None
-    """Whether the sampled token is outside of the sum, bool; None if the sum is over the vocabulary."""
+    outside: Tensor
+    """Whether the sampled token is outside of the sum, bool. False everywhere if the sum is over the vocabulary."""
 
     def each(self, function: Callable[[Tensor], Tensor]) -> "StateDivergence":
         """Returns the results of a function on every tensor."""
-        outside = None if self.outside is None else function(self.outside)
-        return StateDivergence(function(self.value), function(self.reverse), function(self.forward), outside)
+        return StateDivergence(*map(function, (self.value, self.reverse, self.forward, self.outside)))
 
     def where(self, mask: Tensor, dtype: torch.dtype) -> "StateDivergence":
         """Returns the values in another type, with 0 at entries that the mask leaves out."""
@@ -42,10 +41,8 @@ class StateDivergence:
         def counted(values: Tensor) -> Tensor:
             return torch.where(mask, values.to(dtype), 0.0)
 
-        outside = torch.zeros_like(mask) if self.outside is None else mask & self.outside
-        return StateDivergence(
-            counted(self.value), counted(self.reverse.detach()), counted(self.forward.detach()), outside
-        )
+        reverse, forward = counted(self.reverse.detach()), counted(self.forward.detach())
+        return StateDivergence(counted(self.value), reverse, forward, mask & self.outside)
 
 
 def summed(divergence: Divergence, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -83,16 +80,15 @@ def log_share(log_ratio: Tensor) -> Tensor:
     return torch.nn.functional.logsigmoid(log_ratio) + math.log(2)
 
 
-def over_tokens(
-    divergence: Divergence, logprobs: Tensor, ref_logprobs: Tensor, outside: Tensor | None
-) -> StateDivergence:
+def over_tokens(divergence: Divergence, logprobs: Tensor, ref_logprobs: Tensor, outside: Tensor) -> StateDivergence:
     """Returns the divergences of states from the logprobs of the tokens to sum over, which are in the last dimension.
 
     Args: as in `summed`; outside: see `StateDivergence`.
     """
     with torch.no_grad():
-        constants = [summed(name, logprobs, ref_logprobs) for name in ("unnormalized_reverse", "unnormalized_forward")]
-    return StateDivergence(summed(divergence, logprobs, ref_logprobs), *constants, outside)
+        reverse = summed("unnormalized_reverse", logprobs, ref_logprobs)
+        forward = summed("unnormalized_forward", logprobs, ref_logprobs)
+    return StateDivergence(summed(divergence, logprobs, ref_logprobs), reverse, forward, outside)
 
 
 def of_logits(
@@ -108,7 +104,8 @@ def of_logits(
     """
     logprobs, ref_logprobs = torch.log_softmax(logits, -1), torch.log_softmax(ref_logits.detach(), -1)
     if not top_k:
-        return over_tokens(divergence, logprobs, ref_logprobs, None)
+        outside = torch.zeros(logits.shape[:-1], dtype=torch.bool, device=logits.device)
+        return over_tokens(divergence, logprobs, ref_logprobs, outside)
     if token_ids is None:
         raise ValueError("kl top_k needs token_ids: whether the sampled token is among the reference's likeliest")
     likeliest, ids = ref_logprobs.topk(min(top_k, logits.shape[-1]), dim=-1)

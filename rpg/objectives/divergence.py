@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rpg.objectives.distribution import log_share
 from rpg.objectives.terms import Terms, bounded_exp
-from specs.schema.objective import Divergence, direction_of
+from specs.schema.base_objective import Divergence, direction_of
 
 
 def forward_weight(log_ratio: Tensor, log_reference: Tensor) -> Tensor:

@@ -216,7 +216,7 @@ OF_TRAINING = (
     ),
     Idle(
         "objective.kl_top_k",
-        lambda e, top_k: e.objective.kl != "top_k" and f"{top_k} with kl {e.objective.kl}",
+        lambda e, top_k: _at(e, ["objective", "kl"]) != "top_k" and f"{top_k} with kl {_at(e, ['objective', 'kl'])}",
         "write kl: top_k",
         only="set",
     ),
@@ -224,7 +224,7 @@ OF_TRAINING = (
         "objective.clip.keep_divergence",
         lambda e, _: (
             e.objective.summed_over == "full"
-            and e.objective.level == "token"
+            and _at(e, ["objective", "level"]) == "token"
             and "true with kl full, whose divergence no clip touches"
         ),
         only="changed",

@@ -16,7 +16,8 @@ from rpg.certificate.enumeration import (
     token_objective,
 )
 from rpg.objectives import token_losses
-from specs.schema.objective import NoClip, Objective, RegularizedObjective, direction_of
+from specs.schema.base_objective import direction_of
+from specs.schema.objective import NoClip, Objective, RegularizedObjective
 
 DIVERGENCES = ("forward", "reverse", "unnormalized_forward", "unnormalized_reverse", "none")
 ESTIMATORS = ("reinforce", "differentiable")
