@@ -16,8 +16,17 @@ SAMPLED = tuple(divergence for divergence in get_args(Divergence) if divergence 
 """Divergences, or none, that the sampled token estimates."""
 
 
+def certified_objectives() -> dict[str, list[Objective]]:
+    """Returns heading -> objectives: the catalogue, and RPG with its divergence summed over several tokens."""
+    sums = {
+        "RPG, divergence summed over the vocabulary (kl: full)": summed("full"),
+        "RPG, divergence summed over the reference's likeliest tokens (kl: top_k)": summed("top_k"),
+    }
+    return {**catalogue(), **sums}
+
+
 def catalogue() -> dict[str, list[Objective]]:
-    """Returns heading -> objectives."""
+    """Returns heading -> objectives that read only values of the sampled tokens."""
     rivals = [kind for kind in members(Objective) if issubclass(kind, PublishedObjective)]
     return {
         "RPG without a clip": regularized({"type": "none"}),
@@ -35,8 +44,6 @@ def catalogue() -> dict[str, list[Objective]]:
         ],
         "RPG, truncated ratio": regularized({"type": "truncate"}, estimators=("reinforce",)),
         "RPG, clipped value (eq. 4.1)": regularized({"type": "value"}, estimators=("reinforce",)),
-        "RPG, divergence summed over the vocabulary (kl: full)": summed("full"),
-        "RPG, divergence summed over the reference's likeliest tokens (kl: top_k)": summed("top_k"),
         "Rivals as published": [kind(**settings) for kind in rivals for settings in kind.certified],
         "Divergence estimators with PPO's clip": [
             *(

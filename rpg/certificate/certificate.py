@@ -11,6 +11,7 @@ from torch import Tensor
 from rpg.certificate.cases import SITUATIONS, Cases, enumerated_cases
 from rpg.certificate.coverage import not_covered
 from rpg.objectives import TokenBatch, evaluate_objective, token_losses
+from rpg.objectives.distribution import StateDivergence
 from rpg.objectives.kl import reward_penalties
 from specs.schema.experiment import Experiment
 from specs.schema.objective import Direction, FormulaObjective, Objective, PublishedObjective
@@ -252,15 +253,18 @@ def _advantages(objective: Objective, cases: Cases, turns: Turns) -> Tensor:
 def weight_curves(objective: Objective) -> dict[str, list[tuple[float, float]]]:
     """Returns points (ratio, weight) of a token's weight as a function of its ratio, for advantages of 1 and -1.
 
-    The reference is the sampler, which gives the token a probability of 0.5; it is the only token of its response.
+    The reference is the sampler, which gives the token a probability of 0.5; it is the only token of its response. A
+    divergence that is summed over tokens has no part in the weight.
     """
     ratios = torch.linspace(0.01, 3, 300, dtype=torch.float64)
     old = torch.full((len(ratios), 1), 0.5, dtype=torch.float64).log()
     curves = {}
     for advantage in (1.0, -1.0):
         logprobs, constant_ones = old + ratios.log()[:, None], torch.ones_like(old)
+        none = torch.zeros_like(old)
+        state = StateDivergence(none, none, none, none.bool())
         batch = TokenBatch(
-            logprobs, old, old, advantage * constant_ones, constant_ones, constant_ones, old, constant_ones
+            logprobs, old, old, advantage * constant_ones, constant_ones, constant_ones, old, constant_ones, state
         )
         weights = evaluate_objective(objective, batch).weight[:, 0]
         curves[f"A = {advantage:g}"] = list(zip(ratios.tolist(), weights.tolist(), strict=True))

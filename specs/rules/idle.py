@@ -232,8 +232,7 @@ OF_TRAINING = (
     Idle(
         "objective.kl",
         lambda e, kl: (
-            kl != "sampled"
-            and e.objective.needs_reference
+            e.objective.summed_over != "sampled"
             and e.reference.source == "behaviour"
             and on_policy(e)
             and f"{kl} from the behaviour policy, with 1 minibatch x 1 epoch: the two are one policy in every update"

@@ -9,11 +9,11 @@ import torch
 
 from rpg.certificate import certificate
 from rpg.certificate.cases import Cases
-from rpg.certificate.catalogue import catalogue, objective, summed
+from rpg.certificate.catalogue import catalogue, certified_objectives, objective, summed
 from rpg.certificate.certificate import Certificate, certify
 from rpg.certificate.enumeration import enumerate_world, response_probabilities
 
-EVERYTHING = [item for items in catalogue().values() for item in items]
+EVERYTHING = [item for items in certified_objectives().values() for item in items]
 
 
 def of(**values: object) -> Certificate:
@@ -86,6 +86,15 @@ def test_the_jensen_shannon_divergence_is_that_of_each_token_or_of_the_states_of
     on_policy = of_response.finding("on_policy", "apart")
     assert on_policy.divergence_gradient_of == "Jensen-Shannon divergence of the response"
     assert (of_tokens.holds, of_response.holds) == (True, True)
+
+
+def test_the_weight_of_a_sampled_token_has_no_part_of_a_divergence_over_the_vocabulary() -> None:
+    clip = {"type": "dual"}
+    full, none = (
+        objective({"type": "rpg", "kl_coef": 1.0, "clip": clip, **each})
+        for each in ({"kl": "full"}, {"divergence": "none"})
+    )
+    assert certificate.weight_curves(full) == certificate.weight_curves(none)
 
 
 def test_a_world_lists_every_response_once() -> None:

@@ -15,8 +15,7 @@ from rpg.objectives.registry import equation
 from specs.schema.fields import members
 from specs.schema.objective import Objective, PublishedObjective
 
-EVERYTHING = [item for items in catalogue().values() for item in items if item.summed_over == "sampled"]
-"""Objectives that read only values of tokens; `test_objectives_summed.py` has the others."""
+EVERYTHING = [item for items in catalogue().values() for item in items]
 each_objective = pytest.mark.parametrize(
     "item", EVERYTHING, ids=[f"{n}-{label(item)}" for n, item in enumerate(EVERYTHING)]
 )
