@@ -19,8 +19,8 @@ SAMPLED = tuple(divergence for divergence in get_args(Divergence) if divergence 
 def certified_objectives() -> dict[str, list[Objective]]:
     """Returns heading -> objectives: the catalogue, and RPG with its divergence summed over several tokens."""
     sums = {
-        "RPG, divergence summed over the vocabulary (kl: full)": summed("full"),
-        "RPG, divergence summed over the reference's likeliest tokens (kl: top_k)": summed("top_k"),
+        "RPG, kl full: summed over the vocabulary": summed("full"),
+        "RPG, kl top_k: summed over the reference's likeliest tokens": summed("top_k"),
     }
     return {**catalogue(), **sums}
 
