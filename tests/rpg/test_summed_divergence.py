@@ -4,7 +4,8 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,16 @@ CASES: dict[str, dict[str, Any]] = {
         "objective": {"kl": "full", "divergence": "reverse", "level": "to_go"},
         "rollout": {"rollouter": {"type": "check_again", "question": "0="}, "max_response_length": 12},
     },
+    "agent": {
+        "objective": {"kl": "top_k", "divergence": "jensen_shannon", "level": "to_go", "kl_top_k": 2},
+        "rollout": {
+            "rollouter": {
+                **{"type": "agent", "program": "second_thoughts", "max_turns": 3, "turn_tokens": 5},
+                "template": "{% for message in messages %}{{ message.content }}{% endfor %}",
+            },
+            "max_response_length": 20,
+        },
+    },
 }
 
 
@@ -63,26 +74,35 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A response of the record: its input ids, the places of its sampled tokens among them, and its advantage."""
+    """A response of the record: the sampled tokens of each turn, behind their context, and its advantage."""
 
-    ids: list[int]
-    sampled: list[int]
+    turns: list[tuple[list[int], list[int]]]
     advantage: float
 
 
 def responses(inputs: Path, run_dir: Path, step: int) -> list[Recorded]:
+    """The responses of a step. An agent's turn may have a context of its own instead of everything before it."""
     tokenizer = AutoTokenizer.from_pretrained(inputs / "base")
-    tokens = sorted(
-        (row for row in rows(run_dir, "tokens") if row["step"] == step),
-        key=lambda row: (row["rollout_id"], row["position"]),
-    )
-    found = {number: list(rows) for number, rows in groupby(tokens, lambda row: row["rollout_id"])}
+    tokens = of_responses(run_dir, "tokens", step, "position")
+    turns = of_responses(run_dir, "turns", step, "turn")
     read = []
     for rollout in [row for row in rows(run_dir, "rollouts") if row["step"] == step]:
-        prompt, mine = tokenizer(rollout["prompt"])["input_ids"], found[rollout["rollout_id"]]
-        places = [len(prompt) + place for place, row in enumerate(mine) if row["sampled"]]
-        read.append(Recorded(prompt + [row["token_id"] for row in mine], places, rollout["advantage"]))
+        number, context, found = rollout["rollout_id"], tokenizer(rollout["prompt"])["input_ids"], []
+        left = iter(row["token_id"] for row in tokens[number])
+        one = {"num_tokens": len(tokens[number]), "sampled": True, "restart": False}
+        for turn in turns.get(number, [one]):
+            mine = list(islice(left, turn["num_tokens"]))
+            context = [] if turn["restart"] else context
+            found += [(context, mine)] if turn["sampled"] else []
+            context = context + mine
+        read.append(Recorded(found, rollout["advantage"]))
     return read
+
+
+def of_responses(run_dir: Path, table: str, step: int, place: str) -> dict[int, list[dict[str, Any]]]:
+    """Rows of a step by their response, in order."""
+    found = sorted((row for row in rows(run_dir, table) if row["step"] == step), key=itemgetter("rollout_id", place))
+    return {number: list(each) for number, each in groupby(found, itemgetter("rollout_id"))}
 
 
 def states(objective: dict[str, Any], policy: Tensor, reference: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,11 +128,13 @@ def states(objective: dict[str, Any], policy: Tensor, reference: Tensor, tokens:
 
 def response_loss(objective: dict[str, Any], policy: Any, reference: Any, response: Recorded) -> tuple[Tensor, Tensor]:
     """Sum of the losses of a response's tokens, whose gradient is that of training; and the exact reverse KLs."""
-    ids, places = torch.tensor([response.ids]), torch.tensor(response.sampled)
-    now = torch.log_softmax(policy(ids).logits[0, places - 1], -1)
-    with torch.no_grad():
-        other = torch.log_softmax(reference(ids).logits[0, places - 1], -1)
-    tokens = ids[0, places]
+    logits: dict[Any, list[Tensor]] = {policy: [], reference: []}
+    for context, ids in response.turns:
+        for model, found in logits.items():
+            with torch.set_grad_enabled(model is policy):
+                found.append(model(torch.tensor([context + ids])).logits[0, len(context) - 1 : -1])
+    now, other = (torch.log_softmax(torch.cat(found), -1) for found in logits.values())
+    tokens = torch.tensor([token for _, ids in response.turns for token in ids])
     chosen, log_q = (each.gather(-1, tokens[:, None])[:, 0] for each in (now, other))
     log_q = log_q - chosen.detach()
     value, outside = states(objective, now, other, tokens)
@@ -131,7 +153,7 @@ def plain_gradient(inputs: Path, run_dir: Path, objective: dict[str, Any]) -> tu
     policy = AutoModelForCausalLM.from_pretrained(run_dir / f"weights/step-{STEP - 1:06}")
     reference = AutoModelForCausalLM.from_pretrained(inputs / "base")
     read = responses(inputs, run_dir, STEP)
-    total = sum(len(each.sampled) for each in read)
+    total = sum(len(ids) for each in read for _, ids in each.turns)
     divergences = []
     for each in read:
         loss, reverse = response_loss(objective, policy, reference, each)
