@@ -37,7 +37,7 @@ from torch import Tensor
 from rpg.advantages import response_means, with_signal
 from rpg.base.shape import ModelShape, shape_of_config
 from rpg.batches.batch import Bools, Microbatch, StepRollouts
-from rpg.batches.ledger import TokenLedger
+from rpg.batches.ledger import ReferenceTable, TokenLedger
 from rpg.batches.minibatches import Minibatch, cut, plan_step, trained_fraction
 from rpg.batches.shares import hand_over
 from rpg.batches.step_loss import pass_loss, step_advantages, trained_rewards
@@ -45,8 +45,10 @@ from rpg.components import TrainerComponents
 from rpg.control.learning_rate import learning_rate
 from rpg.evaluation.records import scores_by_set
 from rpg.guards import FiredGuard, GuardStoppedError, RollBackRequested
+from rpg.learner.passes import Passes
 from rpg.metrics import PassCounts, UpdateMetrics, peak_memory_gib, rollout_metrics, scheduled_values, staleness_metrics
 from rpg.objectives import TokenBatch
+from rpg.objectives.distribution import StateDivergence
 from rpg.processes import ranks
 from rpg.processes.stopping import StopAfterStep
 from rpg.recording.progress import ProgressFile
@@ -279,7 +281,8 @@ class Trainer:
         """Writes old and reference logprobs into the ledger, before the policy moves.
 
         The first minibatch's old logprobs are left out if its first training pass computes them. If the spec trusts the
-        sampler, or an earlier policy sampled, old logprobs are the sampler's own.
+        sampler, or an earlier policy sampled, old logprobs are the sampler's own. If a divergence is summed over
+        tokens, the ledger keeps the reference's distributions too.
 
         Returns:
             The minibatches, with the counts of experts if their load is balanced.
@@ -292,14 +295,37 @@ class Trainer:
             for batch in minibatch.passes:
                 if from_sampler:
                     ledger.write(batch, old_logprobs=batch.rollout_logprobs)
-                elif not balances:
+                elif not (balances or self.describes_sampler):
                     ledger.write(batch, old_logprobs=self.components.learner.logprobs(batch)[0])
+        batches = [batch for minibatch in minibatches for batch in minibatch.passes]
         if self.components.reference:
             with self.components.reference.passes(self.components.learner.passes) as passes:
-                for minibatch in minibatches:
-                    for batch in minibatch.passes:
-                        ledger.write(batch, ref_logprobs=passes.logprobs(batch)[0])
+                for batch in batches:
+                    ledger.write(batch, ref_logprobs=self.reference_logprobs(passes, batch, ledger))
+        elif self.describes_sampler:
+            for batch in batches:
+                logprobs = self.reference_logprobs(self.components.learner.passes, batch, ledger)
+                if not from_sampler:
+                    ledger.write(batch, old_logprobs=logprobs)
         return minibatches
+
+    @property
+    def describes_sampler(self) -> bool:
+        """Returns whether the distributions of the policy that sampled are those of the reference."""
+        return self.components.reference is None and self.spec.objective.summed_over != "sampled"
+
+    def reference_logprobs(self, passes: Passes, batch: Microbatch, ledger: TokenLedger) -> Tensor:
+        """Returns the reference's logprobs, and keeps its distributions if a divergence is summed over them."""
+        objective = self.spec.objective
+        if objective.summed_over == "sampled":
+            return passes.logprobs(batch)[0]
+        if ledger.reference is None:
+            changes = self.describes_sampler and self.training.lora is None
+            copies = changes or self.training.zero_stage == 3  # there the head is whole only within a pass
+            ledger.reference = ReferenceTable(len(ledger.columns["logprobs"]), copies_head=copies)
+        logprobs, rows = passes.described(batch, objective.top_k)
+        ledger.reference.write(batch, rows)
+        return logprobs
 
     def expert_counts(self, minibatch: Minibatch, ledger: TokenLedger) -> Tensor:
         """Returns how many tokens the policy routes to each expert, over all ranks. The same passes give the old
@@ -372,10 +398,15 @@ class Trainer:
         Args:
             gives_old: whether the pass's logprobs are the old ones as well.
         """
-        logprobs, entropies = self.components.learner.logprobs(batch)
+        state = None
+        if ledger.reference:
+            passes, rows = self.components.learner.passes, ledger.reference.read(batch)
+            logprobs, entropies, state = passes.compared(batch, self.spec.objective.divergence, rows)
+        else:
+            logprobs, entropies = self.components.learner.logprobs(batch)
         if gives_old:
             ledger.write(batch, old_logprobs=logprobs)
-        tokens = self.tokens(batch, logprobs, advantage, ledger)
+        tokens = self.tokens(batch, logprobs, advantage, ledger, state)
         result = pass_loss(self.spec_now, minibatch, batch, tokens, entropies)
         routing = self.components.learner.routing
         loss = result.loss
@@ -412,7 +443,14 @@ class Trainer:
         message = f"{reason}{row}; nothing of this step is saved"
         raise self.exception_for(self.components.guards.fire_not_finite(self.state.step, message))
 
-    def tokens(self, batch: Microbatch, logprobs: Tensor, advantage: Tensor, ledger: TokenLedger) -> TokenBatch:
+    def tokens(
+        self,
+        batch: Microbatch,
+        logprobs: Tensor,
+        advantage: Tensor,
+        ledger: TokenLedger,
+        state: StateDivergence | None = None,
+    ) -> TokenBatch:
         """Returns a pass's tokens as inputs of the objective. If the policy that sampled is the reference, ref is
         old."""
         old = batch.spread(ledger.read("old_logprobs", batch))
@@ -422,6 +460,7 @@ class Trainer:
             ref_logprobs=batch.spread(ledger.read("ref_logprobs", batch)) if self.components.reference else old,
             advantages=batch.spread(batch.look_up(advantage).to(old)),
             response_mask=batch.response_mask,
+            state=state and state.each(batch.spread),
         )
 
     def next_learning_rate(self) -> float:

@@ -81,7 +81,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="kl/reverse",
         title="KL(policy || reference)",
-        meaning="Unnormalised KL(π ‖ π_ref) of a token: the mean of `r log(π/π_ref) - r + π_ref/π_old`, r = π/π_old.",
+        meaning="Unnormalised KL(π ‖ π_ref) of a token: the mean of `r log(π/π_ref) - r + π_ref/π_old`, r = π/π_old."
+        " With `objective.kl: full` the mean of the exact divergences at the tokens' states.",
         unit="nats",
         short_name="kl",
         guardable=True,
@@ -92,7 +93,7 @@ METRICS: tuple[Metric, ...] = (
         name="kl/forward",
         title="KL(reference || policy)",
         meaning="Unnormalised KL(π_ref ‖ π) of a token: the mean of `r - s + s log(π_ref/π)`, r = π/π_old,"
-        " s = π_ref/π_old.",
+        " s = π_ref/π_old. With `objective.kl: full` the mean of the exact divergences at the tokens' states.",
         unit="nats",
         guardable=True,
         charted=True,

@@ -44,6 +44,8 @@ SHORT = {
     "reverse KL of the response": "reverse whole",
     "forward KL of the response": "forward whole",
     "minus the forward KL of each token": "minus forward",
+    "Jensen-Shannon divergence of each token": "JS token",
+    "Jensen-Shannon divergence of the response": "JS whole",
     "": "none",
 }
 Row = tuple[str, Certificate]

@@ -315,7 +315,9 @@ def _algebra(made: Plan) -> list[str]:
         device = device_of(experiment, shape)
         parts = memory_estimate(planned_on(experiment, shape, device), shape)
         named = ["weights", "gradients", "optimizer", "reference", "activations", "logits", "kv_cache"]
-        named += [name for name in ("sampler", "gathered", "buckets", "scoring") if getattr(parts, name)]
+        named += [
+            name for name in ("sampler", "gathered", "distributions", "buckets", "scoring") if getattr(parts, name)
+        ]
         listed = ", ".join(f"{name.replace('_', ' ')} {_size(getattr(parts, name))}" for name in named)
         lines.append(
             f"memory  about {parts.total / GIB:.2f} GiB a rank{_of(device)} for "

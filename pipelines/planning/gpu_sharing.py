@@ -185,7 +185,7 @@ def _ways(experiment: Experiment, rollout: VllmRollout, estimate: MemoryEstimate
     """Yields the ways that the spec leaves open and in which an update has its memory, those with the
     fewest moves first."""
     resident = estimate.weights + estimate.only_for_updates + estimate.reference + estimate.scoring
-    learner = resident + estimate.gathered + estimate.activations + estimate.logits
+    learner = resident + estimate.for_passes
     leaving = experiment.training.offload.while_sampling
     if learner > usable:
         return

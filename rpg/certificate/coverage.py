@@ -9,7 +9,8 @@ from specs.schema.experiment import Experiment
 
 _ENUMERATED = """
 objective.type objective.divergence objective.estimator objective.level objective.kl_coef objective.kl_estimator
-objective.kl_in objective.kl_weighted objective.max_ratio objective.clip.type objective.clip.low objective.clip.high
+objective.kl_in objective.kl_weighted objective.kl objective.kl_top_k objective.max_ratio
+objective.clip.type objective.clip.low objective.clip.high
 objective.clip.dual objective.clip.branch objective.clip.keep_divergence
 objective.weight objective.loss objective.clipped objective.parameters objective.claim
 advantage.baseline advantage.credit rollout.rollouter training.minibatches training.epochs

@@ -51,6 +51,23 @@ def _groups(experiment: Experiment) -> Iterator[Issue]:
             )
 
 
+def _advantage(experiment: Experiment) -> Iterator[Issue]:
+    """A mean that divides must have the sign of every reward."""
+    if experiment.advantage.scale != "group_mean":
+        return
+    path = ("advantage", "scale")
+    for at, reward in experiment.rewards():
+        if at[:2] != ("data", "evaluation") and reward.may_be_negative():
+            yield Issue(
+                "the mean of a group would be 0 or negative while some of its responses are right",
+                path,
+                given=f"group_mean with {'.'.join(map(str, at))}.type {reward.type}, which may be negative",
+                hint="take a reward of at least 0, such as exact_match or math_verify, or another scale",
+            )
+    if experiment.advantage.rewards == "normalized_each":
+        yield Issue("the mean of normalized terms is 0", path, "group_mean with advantage.rewards normalized_each")
+
+
 def _reference(experiment: Experiment) -> Iterator[Issue]:
     reference = experiment.reference
     if reference.source == "snapshot" and reference.update is None:
@@ -205,6 +222,7 @@ def _sinks(experiment: Experiment) -> Iterator[Issue]:
 RULES = (
     _batch,
     _groups,
+    _advantage,
     _reference,
     _context,
     _evaluation_sets,

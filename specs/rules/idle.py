@@ -212,11 +212,37 @@ OF_TRAINING = (
         "the divergence is negligible compared with the reward",
     ),
     Idle(
-        "objective.kl_estimator objective.kl_in objective.kl_weighted"
+        "objective.kl objective.kl_estimator objective.kl_in objective.kl_weighted"
         " objective.clip.keep_divergence objective.clip.branch",
         _without_divergence,
         "raise kl_coef",
         only="changed",
+    ),
+    Idle(
+        "objective.kl_top_k",
+        lambda e, top_k: _at(e, ["objective", "kl"]) != "top_k" and f"{top_k} with kl {_at(e, ['objective', 'kl'])}",
+        "write kl: top_k",
+        only="set",
+    ),
+    Idle(
+        "objective.clip.keep_divergence",
+        lambda e, _: (
+            e.objective.summed_over == "full"
+            and _at(e, ["objective", "level"]) == "token"
+            and "true with kl full, whose divergence no clip touches"
+        ),
+        only="changed",
+    ),
+    Idle(
+        "objective.kl",
+        lambda e, kl: (
+            e.objective.summed_over != "sampled"
+            and e.reference.source == "behaviour"
+            and on_policy(e)
+            and f"{kl} from the behaviour policy, with 1 minibatch x 1 epoch: the two are one policy in every update"
+        ),
+        "take reference.source initial or snapshot, or write kl: sampled",
+        "the divergence is always 0",
     ),
     Idle(
         "objective.kl_in",

@@ -180,11 +180,13 @@ class Experiment(Spec):
     def first_pass_gives_old_logprobs(self) -> bool:
         """Whether the first training pass can supply the first minibatch's old_logprobs.
 
-        False if an earlier policy sampled, if that pass does not use the policy's weights (schedule_free_adamw), or if
-        the advantages need the logprobs before it.
+        False if an earlier policy sampled, if that pass does not use the policy's weights (schedule_free_adamw), if the
+        advantages need the logprobs before it, or if the sampling policy's distributions are the reference's: the
+        passes that keep them give the old_logprobs.
         """
         return not (
             self.rollout.max_staleness
+            or (self.reference.source == "behaviour" and self.objective.summed_over != "sampled")
             or self.training.optimizer.type == "schedule_free_adamw"
             or self.objective.penalizes_reward
         )

@@ -218,6 +218,19 @@ def test_a_wrong_sweep_is_said_with_its_place(objectives: list[str], sweeps: lis
     assert str(error.value).startswith(message)
 
 
+def test_a_divergence_that_is_summed_over_tokens_is_refused_with_the_reason() -> None:
+    summed = "{type: rpg, kl: full, kl_coef: 0.1}"
+    message = "objective.kl: a divergence that is summed over tokens cannot be replayed: the record has the sampled"
+    with pytest.raises(SpecError) as of_other:
+        alternatives(experiment_of(_spec(), {}), [summed])
+    with pytest.raises(SpecError) as of_run:
+        alternatives(experiment_of({**_spec(), "objective": {"type": "rpg", "kl": "top_k"}}, {}), ["{type: grpo}"])
+    assert str(of_other.value).startswith(message)
+    assert f"given: full, of {summed}    allowed: sampled" in str(of_other.value)
+    assert "given: top_k, of the run    allowed: sampled" in str(of_run.value)
+    assert alternatives(experiment_of(_spec(), {}), ["{type: rpg, kl: full, kl_coef: 0}"]), "it has no divergence"
+
+
 def test_a_model_that_was_measured_as_it_is_has_no_training_to_replay() -> None:
     spec = _spec()
     measured = {key: spec[key] for key in ("name", "model", "reward")} | {"kind": "evaluation"}
