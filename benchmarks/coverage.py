@@ -1,6 +1,6 @@
 """How often the intervals hold that the product prints: simulated experiments whose truth is known.
 
-    python benchmarks/coverage.py [--trials 2000] [--tables intervals metrics pages studies]
+    python benchmarks/coverage.py [--trials 2000] [--tables intervals metrics pages studies gains]
 
 Every problem has a difficulty, an arm moves each problem's difficulty a little of its own, a seed moves all of its own
 problems by its luck, and each problem is answered eight times. All arms are truly equal. The nominal level is 95 %.
@@ -25,6 +25,12 @@ The fourth table is of studies that choose the best 3 of many trials with one se
 baseline with five fresh seeds, on the problems they were chosen on or on others. Its columns: by how many points the
 best trial's own figure flatters it, by how many points its confirmed difference still does, the share of the three
 confirmed intervals that hold the truth, and the share of studies that claim any difference.
+
+The fifth table is of one arm of which one run in ten collapses: the shares of pages that say that the accuracy rose,
+that say so with no seed collapsed, and that say so of runs that gain as much and never collapse. The sentence is about
+a run that does not collapse: it is false where such a run gains nothing. Where all runs together gain nothing the third
+share is the sentence's power, and no rule can be false less often about all runs than the chance of a page without a
+collapse times that power, since such pages look alike.
 
 A line passes with shares of 92 to 99 % and claims in at most 7 %. Lines marked KNOWN are outside, and why is printed
 below the table. The exit code is 1 if any other line is outside.
@@ -52,6 +58,7 @@ from rpg.statistics import (
     spread_of,
     verdict,
 )
+from rpg.statistics.apart import seed_apart
 
 ARMS = 6
 SAMPLES = 8
@@ -63,6 +70,8 @@ GAIN = 0.5
 """Effect of training on every problem, logits."""
 COVERAGE = (0.92, 0.99)
 MOST_CLAIMS = 0.07
+COLLAPSES = 0.1
+"""Share of runs that collapse."""
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
 
 Truths = NDArray[np.float64]
@@ -222,6 +231,70 @@ def study_line(study: Study, trials: int) -> tuple[float, float, float, float]:
         held += share(not interval.excludes(0) for interval in intervals)
         claims += bool(found.differences)
     return flattered / trials, left / trials, held / trials, claims / trials
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """One line of the fifth table: one arm, of which one run in ten may collapse."""
+
+    seeds: int
+    luck: float
+    """Standard deviation of a seed's accuracy, as a share."""
+    collapse: float
+    """Accuracy that a run loses if it collapses, as a share."""
+    of_all: bool
+    """Whether the mean gain of all runs is 0; else that of a run that does not collapse is."""
+
+
+def gain_line(line: Gain, trials: int) -> tuple[float, float, float]:
+    """How often a page says that the accuracy rose.
+
+    Returns:
+        the shares of pages that say so, that say so with no seed collapsed, and that say so of runs that never
+        collapse, though they gain as much.
+    """
+    rng, world, problems = np.random.default_rng(0), World(0.5), 300
+    middle, luck, lost = world.middle(), world.in_logits(line.luck), world.in_logits(line.collapse)
+
+    def of_all(gain: float) -> float:
+        of_each = (expected(middle + gain - each, world.deviation) for each in (0.0, lost))
+        return float(np.dot((1 - COLLAPSES, COLLAPSES), list(of_each))) - expected(middle, world.deviation)
+
+    low, high = 0.0, lost
+    for _ in range(60 if line.of_all else 0):
+        low, high = ((low + high) / 2, high) if of_all((low + high) / 2) < 0 else (low, (low + high) / 2)
+    rose = np.zeros(3)
+    for _ in range(trials):
+        difficulty = middle + DIFFICULTY * rng.standard_normal(problems)
+        before = scores(difficulty, rng)
+        logits = difficulty + low + world.arm_effect * rng.standard_normal(problems)
+        logits = logits + luck * rng.standard_normal((line.seeds, 1))
+        collapsed = rng.random((line.seeds, 1)) < COLLAPSES
+        says = says_rose(before, scores(logits - lost * collapsed, rng))
+        rose += says, says and not collapsed.any(), says_rose(before, scores(logits, rng))
+    return float(rose[0] / trials), float(rose[1] / trials), float(rose[2] / trials)
+
+
+def says_rose(before: NDArray[np.float64], after: Table) -> bool:
+    """Whether a page says that the accuracy rose."""
+    return gain_interval(before, after).low > 0 and seed_apart(after - before) is None
+
+
+def print_gains(processes: ProcessPoolExecutor, trials: int) -> int:
+    """The fifth table; returns how many lines failed."""
+    failed = 0
+    rows = [Gain(*each) for each in itertools.product((3, 5, 10), (0.005, 0.02), (0.2, 0.4), (False, True))]
+    print("seeds luck collapse  no gain of            | rose   no seed collapsed  if none ever did")
+    for row, (rose, whole, never) in zip(rows, processes.map(gain_line, rows, [trials] * len(rows)), strict=True):
+        outcome = "POWER" if row.of_all else "PASS" if rose <= MOST_CLAIMS else "FAIL"
+        failed += outcome == "FAIL"
+        whose = "all runs" if row.of_all else "one that stays"
+        print(
+            f"{row.seeds:>5} {100 * row.luck:>4g} {100 * row.collapse:>8g}  {whose:<20}"
+            f" | {rose:.3f}  {whole:.3f}              {never:.3f}  {outcome}",
+            flush=True,
+        )
+    return failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +481,9 @@ def main() -> int:
     """Prints the tables; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=2000)
-    parser.add_argument("--tables", nargs="*", choices=("intervals", "metrics", "pages", "studies"), help="all of them")
+    parser.add_argument(
+        "--tables", nargs="*", choices=("intervals", "metrics", "pages", "studies", "gains"), help="all of them"
+    )
     asked = parser.parse_args()
     trials = asked.trials
     print(f"standard error of a share of 95 %: {(0.95 * 0.05 / trials) ** 0.5:.4f}\n")
@@ -418,6 +493,7 @@ def main() -> int:
             "metrics": lambda: print_metrics(trials),
             "pages": lambda: print_pages(processes, trials),
             "studies": lambda: print_studies(processes, trials),
+            "gains": lambda: print_gains(processes, trials),
         }
         failed = sum(tables[name]() for name in asked.tables or tables)
     return int(failed > 0)

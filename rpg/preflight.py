@@ -13,6 +13,7 @@ from rpg.base.check import check_model
 from rpg.base.check_tokens import Row, check_tokens, named_rows
 from rpg.base.stage import NamedModel, look_at
 from rpg.base.teacher import look_at_teacher
+from rpg.data.chat_template import choose_template
 from rpg.data.loading import Tools, encode_prompts, rendered
 from rpg.data.problems import StagedProblem
 from rpg.data.prompts import check_template
@@ -60,6 +61,8 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
         policy = look_at(experiment.model, build=model)
         models["model", "path"] = experiment.model, policy
         rollouter = experiment.rollout.rollouter
+        if policy.tokenizer is not None:
+            choose_template(policy.tokenizer, experiment.data.prompt)
         if policy.tokenizer is not None and not rollouter.lacks():  # the tools of an unreachable server are unknown
             encoded = list(_encoded(sets, policy.tokenizer, experiment.data, rollouter.shown_tools))
             _check_lengths(encoded, experiment.data, findings)

@@ -87,7 +87,7 @@ CREATE TABLE trials (
     unit VARCHAR NOT NULL,
     study VARCHAR,                          -- name of the study
     number INTEGER,                         -- number of the trial, from 0, in the order of proposals
-    state VARCHAR,                          -- finished pruned paused running pending failed
+    state VARCHAR,                          -- finished pruned paused running pending failed cancelled
     run_id VARCHAR,                         -- id of the run with its first seed
     run_ids VARCHAR[],                      -- ids of the runs with all its seeds
     value DOUBLE,                           -- value of the first goal
@@ -103,7 +103,7 @@ CREATE TABLE trials (
     rungs JSON,                             -- step -> value, low, high
     feasible BOOLEAN,                       -- whether it keeps the constraints
     constraints JSON,                       -- constrained metric -> value
-    reason VARCHAR,                         -- reason of its pruning or failure
+    reason VARCHAR,                         -- why it was pruned, failed or cancelled
     tokens DOUBLE,                          -- response tokens sampled for training, over its seeds
     gpu_hours DOUBLE,                       -- GPU hours of its runs
     seconds DOUBLE,                         -- duration of its runs, seconds

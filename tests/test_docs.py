@@ -42,6 +42,7 @@ NOT_RUN = {
     "two machines": "test_ray.py starts such a cluster, in two network namespaces",
     "Docker": "nothing: test_compose.py holds the file against Compose's schema, as the page says",
     "Kubernetes": "nothing: there is none here, as the page says",
+    "own files": "test_cli_specs.py writes such files and validates the specs",
     "a crash": "test_kill.py kills the command and the trainer, and gives the same command again",
     "a Hub": "test_push.py pushes to one of its own",
     "another home": "docs/sql.md asks the recorded home the same",

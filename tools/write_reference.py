@@ -4,6 +4,7 @@ and the list of the decisions. It also writes the JSON Schemas that the shipped 
 """
 
 import inspect
+import itertools
 import json
 import math
 import re
@@ -20,13 +21,14 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from specs.bounds import BOUNDS
+from specs.errors import Issue
 from specs.extensions import variants
 from specs.json_schema import json_schema
 from specs.loader import SCHEMAS
 from specs.metrics import METRICS, Metric
 from specs.schema.base import documentation, is_open
 from specs.schema.fields import members
-from specs.schema.objective import Objective, PublishedObjective
+from specs.schema.objective import Divergence, Objective, PublishedObjective, SummedOver
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -260,7 +262,8 @@ def tables_page() -> str:
 def objectives_page() -> str:
     """Returns the current page with its tables rewritten."""
     page = (DOCS / "objectives.md").read_text(encoding="utf-8")
-    for name, lines in (("divergences", _divergences()), ("rivals", _rivals()), ("gallery", _gallery())):
+    written = {"divergences": _divergences(), "sums": _sums(), "rivals": _rivals(), "gallery": _gallery()}
+    for name, lines in written.items():
         mark = f"<!-- {name}: written by tools/write_reference.py -->"
         table = "\n".join([mark, *lines, "<!-- end -->"])
         page, count = re.subn(f"{mark}.*?<!-- end -->", table, page, flags=re.DOTALL)
@@ -276,6 +279,53 @@ def _divergences() -> list[str]:
         of = _paragraphs(weight)[1].partition(".")[0].removeprefix("K of ")
         rows.append(_table_row(f"`{name}`", of, _paragraphs(weight)[0], _paragraphs(LOSSES[name])[0]))
     return rows
+
+
+def _sums() -> list[str]:
+    """A table of the levels, sums and divergences of RPG: which of them the schema and the rules of a spec accept."""
+    from specs import SpecError, load_experiment, parse_objective
+    from specs.rules import issues_of
+
+    shipped = ROOT / "specs" / "experiments"
+    columns = {
+        "LoRA": load_experiment(shipped / "quickstart.yaml", ["training.lora={rank: 8}"]),
+        "ZeRO 3": load_experiment(shipped / "quickstart.yaml", ["training.zero_stage=3"]),
+        "sequence parallel": load_experiment(
+            shipped / "quickstart.yaml", ["training.ranks=2", "training.sequence_parallel_size=2"]
+        ),
+        "agents": load_experiment(shipped / "agent.yaml"),
+        "several turns": load_experiment(shipped / "tool-use.yaml"),
+    }
+    reasons: dict[str, int] = {}
+
+    def cells(**settings: str) -> tuple[str, ...]:
+        try:
+            objective = parse_objective({"type": "rpg", **settings})
+        except SpecError as error:
+            return (_refused(error.issues[0], reasons),) * len(columns)
+        found = []
+        for experiment in columns.values():
+            issues = issues_of(experiment.model_copy(update={"objective": objective}))
+            refused = [issue for issue in issues if issue.path[:1] == ("objective",)]
+            found.append(_refused(refused[0], reasons) if refused else "works")
+        return tuple(found)
+
+    rows = [_table_row("`level`", "`kl`", "`divergence`", *columns), "|---" * (3 + len(columns)) + "|"]
+    for level, kl in itertools.product(("token", "to_go", "sequence"), get_args(SummedOver)):
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for divergence in get_args(Divergence):
+            if divergence != "none":
+                alike.setdefault(cells(level=level, kl=kl, divergence=divergence), []).append(divergence)
+        for outcome, divergences in alike.items():
+            named = ", ".join(f"`{each}`" for each in divergences) if len(alike) > 1 else "each"
+            rows.append(_table_row(f"`{level}`", f"`{kl}`", named, *outcome))
+    return [*rows, "", *(f"{number}. {reason}" for reason, number in reasons.items())]
+
+
+def _refused(issue: Issue, reasons: dict[str, int]) -> str:
+    """A cell that refers to the reason, which is added to the others if it is new."""
+    reason = re.sub(r"^kl \w+ is", "a divergence over several tokens is", issue.message)
+    return f"refused: {reasons.setdefault(reason, len(reasons) + 1)}"
 
 
 def _gallery() -> list[str]:

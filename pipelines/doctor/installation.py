@@ -12,6 +12,7 @@ from pipelines.home.home import Home
 from pipelines.launchers import Finding, launcher_of, launchers
 from pipelines.prefect.server.api import Services, answers, is_healthy, running_services, status_of_answer
 from pipelines.prefect.services.supervisord import ProcessState, Supervisor
+from pipelines.processes.gpu_faults import gpu_faults
 from rpg import sandbox
 from rpg.rewards import refusals
 from rpg.rewards.functions.judge import Judge
@@ -44,6 +45,7 @@ def examine(home: Home, experiment: Experiment | None = None) -> list[Finding]:
         "python": _python,
         "packages": _packages,
         "devices": _devices,
+        "gpu faults": _gpu_faults,
         "sandbox": lambda: _sandbox(experiment),
         "judges": lambda: _judges(experiment),
         "environment": lambda: _environment(experiment),
@@ -94,6 +96,11 @@ def _devices() -> Iterator[Finding]:
         yield Finding("devices", "ok", f"{count} CUDA: {names}")
     else:
         yield Finding("devices", "ok", f"no CUDA device; {os.cpu_count()} CPU cores")
+
+
+def _gpu_faults() -> Iterator[Finding]:
+    for fault in gpu_faults():
+        yield Finding("gpu faults", "broken", fault)
 
 
 def _sandbox(experiment: Experiment | None) -> Iterator[Finding]:

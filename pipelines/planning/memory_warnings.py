@@ -44,7 +44,7 @@ def memory_warnings(experiment: Experiment) -> list[Issue]:
     """Warns if the estimate exceeds the device's memory, see `device_of`."""
     shape = model_shape(experiment)
     device = device_of(experiment, shape) if shape else None
-    if shape is None or device is None or _fits(experiment, shape, device):
+    if shape is None or device is None or _fits(experiment, shape, device) or memory_errors(experiment):
         return []
     estimate = memory_estimate(planned_on(experiment, shape, device), shape)
     largest = f"largest part: {_largest_part(estimate, experiment.rollout)}{_gain_while_sampling(estimate, experiment)}"
@@ -61,6 +61,30 @@ def memory_warnings(experiment: Experiment) -> list[Issue]:
             path=("resources", "memory_gib"),
             given=f"{device.memory_gib:g}",
             hint=hint,
+        )
+    ]
+
+
+def memory_errors(experiment: Experiment) -> list[Issue]:
+    """Returns an error if a run fits its device, but not with a divergence that is summed over tokens."""
+    if experiment.objective.summed_over == "sampled":
+        return []
+    shape = model_shape(experiment)
+    device = device_of(experiment, shape) if shape else None
+    sampled = experiment.objective.model_copy(update={"kl": "sampled", "divergence": "reverse"})
+    alone = experiment.model_copy(update={"objective": sampled})
+    if shape is None or device is None or _fits(experiment, shape, device) or not _fits(alone, shape, device):
+        return []
+    estimate = memory_estimate(planned_on(experiment, shape, device), shape)
+    given = f"{experiment.objective.summed_over}: {estimate.total / GIB:.1f} GiB a rank, with {device.memory_gib:g}"
+    smaller = "kl: top_k keeps fewer numbers a token, " if experiment.objective.summed_over == "full" else ""
+    return [
+        Issue(
+            f"the reference's distributions do not fit: {estimate.distributions / GIB:.1f} GiB",
+            path=("objective", "kl"),
+            given=given,
+            hint=f"{smaller}more ranks keep fewer tokens each, kl: sampled keeps nothing; resources.memory_gib says "
+            "what your GPUs have",
         )
     ]
 
@@ -82,6 +106,7 @@ def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:
         "activations": "a smaller training.microbatch_tokens, training.gradient_checkpointing: selective or true, or "
         "training.sequence_parallel_size: 2 and more, by which ranks share a sequence",
         "logits": "a smaller vocabulary",
+        "distributions": "objective.kl: top_k or sampled",
         "kv_cache": rollout.smaller_cache,
     }
     name = max(remedies, key=lambda part: getattr(estimate, part))

@@ -104,7 +104,7 @@ def _as_shown(study: Study, trial: Trial) -> "optuna.trial.FrozenTrial | None":
         return None
     if trial.state == "finished":
         state = TrialState.COMPLETE
-    elif trial.state in ("running", "pending"):
+    elif trial.state in ("running", "pending", "cancelled"):
         state = TrialState.RUNNING
     else:
         state = TrialState.PRUNED

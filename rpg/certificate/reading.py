@@ -26,6 +26,8 @@ def in_words(certificate: Mapping[str, Any], *, updates: int, max_staleness: int
     claimed = named(certificate["claimed"]) if unnormalized else certificate["claimed"]
     worded = {**certificate, "findings": findings, "claimed": claimed}
     meaning = _meaning(worded, updates, max_staleness)
+    if moved := listed(certificate.get("closed_loops", {})):
+        meaning += f" A closed loop moves {moved}: the certificate is of that start."
     if left_out := listed(certificate.get("not_covered", {})):
         meaning += f" The certificate does not cover what these keys of the spec do to the gradient: {left_out}."
     return worded | {"meaning": meaning}

@@ -277,7 +277,8 @@ class Conversations:
 
     def _request(self, index: int) -> TurnRequest:
         conversation = self._all[index]
-        return TurnRequest(conversation.context, conversation.seed, self._left(conversation))
+        prompt = index // self._group_size
+        return TurnRequest(conversation.context, conversation.seed, self._left(conversation), prompt)
 
     def _left(self, conversation: Conversation) -> int:
         """Returns how many tokens the policy's next turn may have; below 1 if the response is over."""

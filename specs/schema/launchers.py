@@ -44,9 +44,19 @@ class _Launcher(Spec):
         return [ranks]
 
     @property
+    def engine_machines(self) -> int:
+        """Machines over which engines are spread beside ranks. 1 if the engines have separate machines."""
+        return 1
+
+    @property
     def engines_key(self) -> str:
         """Key that puts dedicated engines on machines without ranks; empty if engines are on the ranks' machines."""
         return ""
+
+    @property
+    def asks_for_gpus(self) -> bool:
+        """Whether the section itself asks the cluster for GPUs, whatever `resources.device` says."""
+        return False
 
     def engine_issues(self, engines: int) -> Iterator[Issue]:
         """Yields issues with this many engines on the machines that have no ranks."""
@@ -99,6 +109,11 @@ class _Nodes(_Launcher):
     def ranks_of_machines(self, ranks: int) -> list[int]:
         """Returns the ranks of each node, the same on all."""
         return [ranks // self.nodes] * self.nodes
+
+    @property
+    def engine_machines(self) -> int:
+        """The nodes with ranks, unless others are for engines."""
+        return 1 if self.engine_nodes else self.nodes
 
     def beside(self, training: Training, ranks: int) -> Self:
         """Returns the launcher of a separate job, with at most as many ranks on a node as training has."""
@@ -179,6 +194,11 @@ class SlurmLauncher(_Nodes):
     """Interpreter that srun starts on each node, or a script that starts one in a container. Empty means the
     interpreter that runs the batch script, `python`."""
 
+    @property
+    def asks_for_gpus(self) -> bool:
+        """See above: an option of sbatch does."""
+        return any(option.startswith(_GPU_OPTIONS) for option in self.options)
+
     def issues(self, training: Training) -> Iterator[Issue]:
         """Yields a time limit that is too short, and options that are malformed or set by the launcher."""
         yield from super().issues(training)
@@ -198,6 +218,7 @@ class SlurmLauncher(_Nodes):
                     yield Issue("the launcher sets it", path, given=option, hint=hint)
 
 
+_GPU_OPTIONS = ("--gres", "--gpu", "-G", "--tres-per")
 _SET_BY_US = (
     *("nodes", "ntasks", "ntasks-per-node", "job-name", "output", "error", "time", "signal", "partition"),
     *("requeue", "no-requeue", "open-mode", "array", "wait", "parsable", "chdir"),

@@ -252,7 +252,7 @@ def _row(home: Home, record: StudyRecord) -> tuple[str, ...]:
 
 def _counts(record: StudyRecord) -> str:
     """Returns the number of ended trials, out of all, by ending."""
-    others = [f"{number} {state}" for state in ("pruned", "failed") if (number := record.count(state))]
+    others = [f"{number} {state}" for state in ("pruned", "failed", "cancelled") if (number := record.count(state))]
     return ", ".join([f"{record.num_ended}/{record.trials_wanted}", *others])
 
 

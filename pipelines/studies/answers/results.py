@@ -75,7 +75,7 @@ class Trial:
 
     number: int
     state: str
-    """finished, pruned, paused, running, pending or failed."""
+    """finished, pruned, paused, running, pending, failed or cancelled."""
     params: Params
     baseline: bool
     """Whether it has the experiment's own values."""
@@ -102,7 +102,7 @@ class Trial:
     feasible: bool
     """Whether it keeps the constraints."""
     reason: str
-    """The reason why it was pruned or failed."""
+    """The reason why it was pruned, failed or cancelled."""
     tokens: float
     """Response tokens sampled for training, over its seeds."""
     gpu_hours: float

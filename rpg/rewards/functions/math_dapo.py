@@ -107,6 +107,10 @@ class MathDapo(Reward):
     largest: ClassVar[float] = 1.0
     in_process: ClassVar[bool] = True
 
+    def may_be_negative(self) -> bool:
+        """See Reward."""
+        return True
+
     def doubts(self, answer: str) -> str:
         """See Reward."""
         try:

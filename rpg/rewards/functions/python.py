@@ -3,20 +3,55 @@
 import ast
 import hashlib
 import inspect
+import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from rpg.data.columns import TableSource
 from rpg.rewards.score import Score
 from rpg.types import Problem
 from specs.errors import Issue, IssueError
 from specs.schema.base import names_path
+from specs.schema.data import Source
 from specs.schema.reward import Reward
 
 _TRL = "completions"
 """The argument that identifies a function with TRL's signature."""
+_OWN = ("prompt", "answer", "dataset")
+"""Arguments that each problem gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Arguments of a reward function, all given by name."""
+
+    named: tuple[str, ...]
+    required: tuple[str, ...]
+    """Those without a default."""
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Names of the arguments that need no column."""
+        own = ("prompts", _TRL) if _TRL in self.named else ("problem", "response")
+        return (*_OWN, *own)
+
+    def missing(self, columns: Iterable[str]) -> list[str]:
+        """Returns the required arguments that no column gives."""
+        known = {*self.given, *columns}
+        return [name for name in self.required if name not in known]
+
+
+def arguments_of(tree: ast.Module, function: str) -> Arguments:
+    """Returns the arguments of a module's function."""
+    found = [node.args for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function][-1]
+    positional = [*found.posonlyargs, *found.args]
+    required = positional[: len(positional) - len(found.defaults)]
+    required += [each for each, default in zip(found.kwonlyargs, found.kw_defaults, strict=True) if default is None]
+    return Arguments(tuple(each.arg for each in (*positional, *found.kwonlyargs)), tuple(each.arg for each in required))
 
 
 class Python(Reward):
@@ -75,6 +110,33 @@ class Python(Reward):
         plain = super().identity()
         del plain["path"]
         return plain | {"code": {"content": hashlib.sha256(self.code.encode()).hexdigest()}}
+
+    def refuses(self, source: Source) -> Issue | None:
+        """See Reward: the set must keep the columns that the function takes."""
+        if not isinstance(source, TableSource):
+            return None
+        columns, own = (
+            source.columns,
+            [*(["user"] if source.columns.user else []), *(["tests"] if source.tests != "none" else [])],
+        )
+        arguments = self._arguments()
+        known = [*arguments.given, *columns.keep, *columns.shown, *own]
+        if not (missing := arguments.missing(known)):
+            return None
+        written = columns.model_dump(mode="json", exclude_unset=True) | {"keep": [*columns.keep, *missing]}
+        line = json.dumps(written, ensure_ascii=False).replace('"', "")
+        message = f"{self.function} takes {', '.join(f'`{name}`' for name in missing)}, which the set does not keep"
+        return Issue(message, (), allowed=", ".join(dict.fromkeys(known)), hint=f"write `columns: {line}`")
+
+    def objects_to(self, problem: Problem) -> Issue | None:
+        """See Reward."""
+        if missing := self._arguments().missing(problem.metadata):
+            known = ", ".join(dict.fromkeys([*self._arguments().given, *problem.metadata]))
+            return Issue(f"{self.function} takes `{missing[0]}`, which a problem does not have", (), allowed=known)
+        return None
+
+    def _arguments(self) -> Arguments:
+        return arguments_of(ast.parse(self.code), self.function)
 
     def grades(self) -> bool:
         """See Reward."""

@@ -59,6 +59,10 @@ class WeightedSum(Reward):
             return None
         return sum(term.weight * value for term, value in zip(self.terms, known, strict=True))
 
+    def may_be_negative(self) -> bool:
+        """See Reward."""
+        return any(term.weight < 0 or term.reward.may_be_negative() for term in self.terms)
+
     def largest_value(self) -> float:
         """See Reward: the sum of the terms' largest values."""
         return sum(abs(term.weight) * term.reward.largest_value() for term in self.terms)

@@ -417,7 +417,7 @@ own template
 spec.yaml:42: data.prompt.type: the model's tokenizer has no chat template
     42 |   prompt: {type: chat}    # type chat takes the tokenizer's own template
   given: chat
-  hint: write `type: template`, or take a model that was tuned for chat
+  hint: write `type: template`, a `chat_template`, or take a model that was tuned for chat
 1 error; nothing was run
 """,
     ),

@@ -12,6 +12,7 @@ from pipelines.home.home import Home
 from pipelines.home.results import damage_of
 from pipelines.home.state import RunState
 from pipelines.home.unrecorded import why_incomplete
+from pipelines.planning.beginnings import shared_steps
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.processes.supervisor import StageError
 from pipelines.running import stages
@@ -378,3 +379,12 @@ def test_another_name_takes_the_evaluation_too_and_what_is_asked_for_anew_is_don
     assert lab.query(query) == [(1, 0), (2, None)]
     again = lab.rpg("plan", str(lab.spec), "--json", overrides=("name=other",))
     assert {stage["action"] for stage in json.loads(again.out)["runs"][0]["stages"]} == {"CACHED"}
+
+
+def test_batches_sampled_ahead_have_the_temperature_of_their_own_step() -> None:
+    field = "rollout.temperature"
+    first = {f"{field}.schedule.0.0": 1, f"{field}.schedule.0.1": 1.0, f"{field}.between": "step"}
+    second = first | {f"{field}.schedule.1.0": 5, f"{field}.schedule.1.1": 0.5}
+    ahead = {"rollout.max_staleness": 2}
+    assert shared_steps(first, second, 9) == 4
+    assert shared_steps(first | ahead, second | ahead, 9) == 2

@@ -163,7 +163,7 @@ def test_a_trial_is_taken_up_by_whoever_meets_no_living_lease_on_it(home: Home, 
     directory = home.study("clips")
     directory.mkdir(parents=True)
     one, other = (
-        TrialLedger(document, storage.open_storage(home, "clips"), directory, lambda: False) for _ in range(2)
+        TrialLedger(document, storage.open_storage(home, "clips"), directory, lambda: False, "") for _ in range(2)
     )
     one.open()
     other.open()
@@ -180,7 +180,7 @@ def test_a_trial_is_taken_up_by_whoever_meets_no_living_lease_on_it(home: Home, 
         elsewhere = LeaseRecord(number, "elsewhere", 1, "x", at=at, place=place_of(leases))
         create_json(lease_file(leases, number), asdict(elsewhere))
         assert not other.holds(taken)
-        fresh = TrialLedger(document, storage.open_storage(home, "clips"), directory, lambda: False)
+        fresh = TrialLedger(document, storage.open_storage(home, "clips"), directory, lambda: False, "")
         fresh.open()
         (seen,) = fresh.trials()
         fresh._watch._seen = {leases: ((number, 0), -1e9 if state == "pending" else time.monotonic())}

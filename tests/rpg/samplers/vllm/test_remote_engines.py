@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch._C._distributed_c10d import HashStore
 
 from rpg.processes import ranks
-from rpg.samplers.sampling_ranks import has_sampler
+from rpg.samplers.sampling_ranks import own_samplers
 from rpg.samplers.vllm import meeting
 from rpg.samplers.vllm.engine import EngineSettings
 from rpg.samplers.vllm.meeting import MeetingError, PlainConnection, await_rank, meet_engine
@@ -97,18 +97,20 @@ def test_an_engine_elsewhere_serves_neighbours_of_the_run_whatever_their_machine
     """Five ranks, three on the first machine and two on the second, two to an engine."""
     rollout = VllmRollout(engine="vllm", placement="dedicated", ranks_per_engine=2)
 
+    monkeypatch.setattr(ranks, "world_size", lambda: 5)
+
     def holders() -> list[int]:
         held = []
-        for rank, local_rank in enumerate((0, 1, 2, 0, 1)):
+        for rank, (local_rank, size) in enumerate(((0, 3), (1, 3), (2, 3), (0, 2), (1, 2))):
             monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+            monkeypatch.setenv("LOCAL_SIZE", str(size))
             monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
-            held += [rank] * has_sampler(rollout)
+            held += [rank] * len(own_samplers(rollout))
         return held
 
     assert holders() == [0, 2, 3], "the first of each machine's own"
     monkeypatch.setenv(ENGINES_ELSEWHERE, "1")
     assert holders() == [0, 2, 4]
-    monkeypatch.setenv("LOCAL_SIZE", "3")
     assert transfer_to_engines(rollout) == "nccl"
 
 
