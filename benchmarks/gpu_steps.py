@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 KINDS = {"attention_ms": ("attn", "attention"), "matrix_ms": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")}
-"""Parts of the names of torch's operations, by what a profile calls them."""
+"""Parts of the names of torch's operations, by their names in a profile."""
 _COMPARED = 16
 """Responses whose logprobs are compared."""
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
@@ -160,8 +160,8 @@ def update(
     head_kernel: bool = True,
     tokens: int = 16384,
 ) -> Row:
-    """Updates of a model of random weights; figures of time by kind are of one pass, in milliseconds.
-    The roofline of its passes is that of this card, on a CPU of an H100.
+    """Updates of a model of random weights; figures of time by kind are those of one pass, in milliseconds. The
+    roofline of its passes is that of this card, on a CPU of an H100.
 
     Args:
         tokens: of a pass, at most.
