@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from pipelines.planning.device import Device
 from pipelines.planning.gpu_hours import gpu_hours
@@ -156,3 +157,13 @@ def test_without_a_gpu_nothing_is_recomputed_and_on_an_unknown_one_everything(tm
     unknown = auto.model_copy(update={"resources": auto.resources.model_copy(update={"memory_gib": 0})})
     assert sharing_inputs(unknown)["sharing"]["gradient_checkpointing"] is True
     assert on_cpu.sharing_memory({"gradient_checkpointing": False}).training.gradient_checkpointing is False
+
+
+def test_a_shipped_spec_recomputes_only_what_the_memory_asks_for(shape: ModelShape) -> None:
+    """In whole GPU hours, as docs/performance.md has them."""
+    path = ROOT / "specs" / "experiments" / "qwen3-4b-tools.yaml"
+    training = [
+        gpu_hours(load_experiment(path, [f"training.gradient_checkpointing={level}"]), shape).training
+        for level in ("true", "auto")
+    ]
+    assert [round(hours) for hours in training] == [206, 179]
