@@ -1,4 +1,4 @@
-"""The truth about a GPU in an hour: what is right, how fast the learner, the sampler and whole steps are.
+"""Measurements of a GPU in an hour: whether results are right, how fast the learner, the sampler and whole steps are.
 
     python benchmarks/gpu.py campaign [--device cpu] [--rows gpu-figures.jsonl] [--step-limit 540]
 
@@ -21,8 +21,8 @@ Each step is a process of its own, which is ended within the limit with all that
 needs while another one measures; steps whose times do not count are made several at once. A row is written when it is
 there, also why a step failed, and a later call makes the steps that have no row: on another machine too, given the
 rows. Tables are printed at the end, and by `--show` from rows alone. It needs torch, transformers, DeepSpeed, Pydantic
-and PyArrow, and no network; what needs vLLM or Liger is left out where that is missing. With `--device cpu` the models
-are tiny: that shows only that everything runs.
+and PyArrow, and no network; steps with vLLM or Liger are left out if the package is missing. With `--device cpu` the
+models are tiny: that shows only that everything runs.
 """
 
 import sys

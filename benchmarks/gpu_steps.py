@@ -30,7 +30,7 @@ def prepare(device: str, *, by_uuid: bool = False, **_: Any) -> None:
     """Imports what steps need, and names the GPU.
 
     Args:
-        by_uuid: whether it is named by its UUID, as it is where a run has leased it.
+        by_uuid: whether it is named by its UUID, as a run that leases it does.
     """
     if by_uuid and device == "cuda":
         from specs.machine.gpu_slots import slots_here
@@ -239,9 +239,9 @@ def state_away(bench: "Bench", size: str) -> Row:
 
 @contextmanager
 def profiled(device_type: str, times: Row) -> Iterator[None]:
-    """Fills in where the block's time went, in milliseconds: matrix products, attention, the output head whole, all
-    other operations, and the time in which the device had nothing to do. The head's products count twice. And how
-    often the host waited for the device; the profiler itself waits once at the end."""
+    """Fills in the parts of the block's time, in milliseconds: matrix products, attention, the output head whole, all
+    other operations, and the time in which the device had nothing to do. The head's products count twice. And how often
+    the host waited for the device; the profiler itself waits once at the end."""
     from torch.profiler import ProfilerActivity, profile
 
     on_gpu = device_type == "cuda"
@@ -364,7 +364,7 @@ def pauses(bench: "Bench") -> Row:
     learner = Learner(bench.directory, settings, temperature=1.0, device=bench.device, lends_weights=False)
     step = random_step(config["vocab_size"], shape)
     passes = cut(step, plan_step(step, settings, packed=learner.packs), bench.device)[0].passes
-    for _ in range(3):  # after two of them DeepSpeed's timers, where they are on, begin to wait for the device
+    for _ in range(3):  # after two of them DeepSpeed's timers, if they are on, begin to wait for the device
         add_gradient(learner, passes, step)
         learner.update(learning_rate=1e-6)
     with (
@@ -469,7 +469,7 @@ def _difference(bench: "Bench", groups: "Sequence[RolloutGroup]") -> Row:
 
 def whole_steps(bench: "Bench", size: str, engine: str, replay_routing: bool = False) -> Row:
     """Whole steps of `rpg.train`: rollouts of 64 responses, their scores, one update. The engine and the learner take
-    turns on the device, where the engine is vLLM."""
+    turns on the device if the engine is vLLM."""
     from pipelines.doctor.gpu_checks.training import recorded, train, write_inputs, write_run
 
     on_gpu = bench.device.type == "cuda"

@@ -122,7 +122,7 @@ def _sandbox(experiment: Experiment | None) -> Iterator[Finding]:
         users = "reward.type: reasoning_gym and code, for the tool python and for agents' commands"
         yield Finding("sandbox", "note", f"{lack.reason}; needed for {users}: {lack.hint}")
     else:
-        made = "bubblewrap makes one for rewards that may run what a response says"
+        made = "bubblewrap provides one for rewards that may run a response's text"
         yield Finding("sandbox", "ok", f"{made}; memory is limited by process (rlimits), not by program (cgroup)")
 
 
@@ -162,7 +162,7 @@ def _home(home: Home) -> Iterator[Finding]:
         if status_of(path.parent, read_json(path)) == "crashed"
     ]
     if crashed:
-        yield Finding("crashed runs", "note", f"{', '.join(sorted(crashed))}; `rpg resume` goes on with one")
+        yield Finding("crashed runs", "note", f"{', '.join(sorted(crashed))}; `rpg resume` continues with one")
 
 
 def _database(home: Home) -> Iterator[Finding]:
@@ -201,7 +201,7 @@ def _services(home: Home) -> Iterator[Finding]:
     for program in dict.fromkeys(process.program for process in states):
         yield _program(home, services, [process for process in states if process.program == program])
     refuses = status_of_answer(f"{services.url}/admin/version") == 401
-    message = "the API refuses who shows no password" if refuses else "the API answers who shows no password"
+    message = "the API refuses who shows no password" if refuses else "the API answers without a password"
     yield Finding("password", "ok" if refuses else "broken", message)
 
 

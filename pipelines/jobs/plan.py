@@ -168,10 +168,10 @@ def _of_training(experiment: Experiment) -> dict[str, Any]:
 
 
 def _schedules(experiment: Experiment) -> dict[str, str]:
-    """Returns path -> schedule, in words, of each field that changes over training."""
-    from specs.schema.schedule import schedules_in
+    """Returns path -> schedule or closed loop, in words, of each field that changes over training."""
+    from specs.schema.schedule import loops_in, schedules_in
 
-    return {".".join(path): str(schedule) for path, schedule in schedules_in(experiment)}
+    return {".".join(path): str(each) for path, each in (*schedules_in(experiment), *loops_in(experiment))}
 
 
 def _memory(experiment: Experiment) -> dict[str, Any] | None:
@@ -315,7 +315,9 @@ def _algebra(made: Plan) -> list[str]:
         device = device_of(experiment, shape)
         parts = memory_estimate(planned_on(experiment, shape, device), shape)
         named = ["weights", "gradients", "optimizer", "reference", "activations", "logits", "kv_cache"]
-        named += [name for name in ("sampler", "gathered", "buckets", "scoring") if getattr(parts, name)]
+        named += [
+            name for name in ("sampler", "gathered", "distributions", "buckets", "scoring") if getattr(parts, name)
+        ]
         listed = ", ".join(f"{name.replace('_', ' ')} {_size(getattr(parts, name))}" for name in named)
         lines.append(
             f"memory  about {parts.total / GIB:.2f} GiB a rank{_of(device)} for "

@@ -89,10 +89,12 @@ def knows_gpu(experiment: Experiment) -> bool:
     """Returns whether the run has a GPU whose memory is known.
 
     Either the spec asks for a GPU and gives its memory, or the run uses this machine's GPU, whose memory the spec may
-    give.
+    give. An option of sbatch asks for one too.
     """
     resources = experiment.resources
-    if resources.device == "cuda" and resources.memory_gib:
+    if resources.memory_gib and (
+        resources.device == "cuda" or (resources.device == "auto" and experiment.launcher.asks_for_gpus)
+    ):
         return True
     return resources.device != "cpu" and experiment.launcher.type == "local" and smallest_gpu() is not None
 
@@ -183,7 +185,7 @@ def _ways(experiment: Experiment, rollout: VllmRollout, estimate: MemoryEstimate
     """Yields the ways that the spec leaves open and in which an update has its memory, those with the
     fewest moves first."""
     resident = estimate.weights + estimate.only_for_updates + estimate.reference + estimate.scoring
-    learner = resident + estimate.gathered + estimate.activations + estimate.logits
+    learner = resident + estimate.for_passes
     leaving = experiment.training.offload.while_sampling
     if learner > usable:
         return

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from rpg.data.chat_template import choose_template
 from rpg.evaluation.answers import answers
 from rpg.evaluation.inputs import evaluation_inputs
 from rpg.evaluation.kept import KeptAnswers
@@ -54,6 +55,7 @@ def policies_answers(
     if not policies:
         return
     tokenizer = tokenizer_of(inputs["base"])
+    choose_template(tokenizer, spec.data.prompt)
     asked = evaluation_inputs(spec, inputs["data"], inputs["base"], tokenizer)
     if not asked.problems:
         print("there is no evaluation set: nothing to measure", flush=True)

@@ -35,6 +35,7 @@ from rpg.stopwatch import Stopwatch
 from rpg.types import Rollout, RolloutGroup, Sampling
 from specs.schema.reward import Overlong
 from specs.schema.rollout import DynamicSampling
+from specs.schema.schedule import value_at
 
 LENGTHS = "lengths"
 """Stem of the checkpoint file with the lengths of responses."""
@@ -60,7 +61,7 @@ class RolloutSource:
         self._training = components.spec.training
         rollout = components.spec.rollout
         self._sampling = Sampling(
-            rollout.temperature,
+            value_at(rollout.temperature, 1),
             rollout.top_p,
             rollout.max_response_length,
             rollout.top_k,
@@ -141,6 +142,8 @@ class RolloutSource:
 
     def _make(self, step: int, clock: Stopwatch) -> QueuedBatch:
         """Makes the batch of a step. If the spec asks for it, refills it until every group's scores vary."""
+        temperature = value_at(self._components.spec.rollout.temperature, step)
+        self._sampling = replace(self._sampling, temperature=temperature)
 
         def sample(taken: int, count: int) -> StepRollouts:
             problems = self._components.order.take(count)

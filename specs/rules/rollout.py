@@ -134,8 +134,24 @@ def replayed_routing(experiment: Experiment) -> Iterator[Issue]:
         yield Issue("routing replay does not support ranks that share sequences", path, given, hint=hint)
 
 
+def summed_divergence(experiment: Experiment) -> Iterator[Issue]:
+    """A divergence that is summed over tokens needs the reference's distribution at every token."""
+    if (kl := experiment.objective.summed_over) == "sampled":
+        return
+    path, hint = ("objective", "kl"), "write kl: sampled"
+    if (size := experiment.training.sequence_parallel_size) > 1:
+        given = f"{kl} with training.sequence_parallel_size {size}"
+        message = "ranks that share a sequence do not share the reference's distributions of its tokens"
+        yield Issue(message, path, given, hint=f"{hint}, or leave sequence_parallel_size out")
+    if experiment.reference.source == "behaviour" and (staleness := experiment.rollout.max_staleness):
+        given = f"{kl} with reference.source behaviour and rollout.max_staleness {staleness}"
+        message = "the policy that sampled is gone when its distributions are needed"
+        yield Issue(message, path, given, hint=f"{hint}, leave max_staleness out, or take another reference.source")
+
+
 RULES = (
     engines,
+    summed_divergence,
     environment,
     dynamic_sampling,
     turns_without_rewards,

@@ -1,5 +1,6 @@
 """How responses are sampled."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
@@ -8,9 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from specs.bounds import MAX_RANKS
-from specs.errors import Issue
+from specs.errors import Issue, IssueError
 from specs.schema.base import OpenSection, Spec, addition, execution, or_name, unless_said
 from specs.schema.fields import members
+from specs.schema.schedule import Schedulable, ValueSchedule
 
 
 class DynamicSampling(Spec):
@@ -33,10 +35,60 @@ class Correction(Spec):
     """Importance weights learner / engine on each token's loss, which correct for different logprobs of the two."""
 
     type: Literal["none", "truncate", "mask"] = "none"
-    """none: no weights. truncate: min(ratio, bound), truncated importance sampling. mask: the ratio within [1 / bound,
-    bound], 0 outside."""
+    """none: no weights. truncate: the ratio, clamped to [low, high]: truncated importance sampling. mask: the ratio, or
+    0 if the measured value is outside [low, high]."""
     bound: float = Field(2.0, gt=1)
-    """Largest weight."""
+    """Short form of the bounds on the ratio: the default of high, and with type mask 1 / bound is the default of
+    low."""
+    low: float | None = addition(None)
+    """Lower bound. On a ratio it is in [0, 1]; if left out, 1 / bound with type mask and 0 with truncate. On a
+    difference of probabilities it is in [-1, 0]; if left out, -1."""
+    high: float | None = addition(None)
+    """Upper bound. On a ratio it is at least 1; if left out, bound. On a difference of probabilities it is in [0, 1];
+    if left out, 1."""
+    over: Literal["token", "sequence", "geometric_mean"] = addition("token")
+    """Unit of the ratio. token: each token. sequence: the whole response, so that each of its tokens has the product of
+    their ratios as weight. geometric_mean: the geometric mean over the response's tokens; with type mask it only
+    selects responses, whose tokens have their own ratios as weights."""
+    measure: Literal["ratio", "probability"] = addition("ratio")
+    """Quantity that the bounds apply to. ratio: the learner's probability over the engine's. probability: the learner's
+    probability minus the engine's; only with type mask."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Returns the bounds on the measured value."""
+        if self.measure == "probability":
+            return (-1.0 if self.low is None else self.low, 1.0 if self.high is None else self.high)
+        low = 1 / self.bound if self.type == "mask" else 0.0
+        return (low if self.low is None else self.low, self.bound if self.high is None else self.high)
+
+    @model_validator(mode="after")
+    def _around_equal(self) -> Self:
+        """Checks that the bounds include equal probabilities: a ratio of 1, a difference of 0."""
+        of_ratio = self.measure == "ratio"
+        equal, least, most = (1.0, 0.0, math.inf) if of_ratio else (0.0, -1.0, 1.0)
+        what = "a bound on the ratio" if of_ratio else "a bound on the difference of two probabilities"
+        if self.low is not None and not least <= self.low <= equal:
+            allowed = f"a number in [{least:g}, {equal:g}]"
+            raise IssueError(Issue(f"low is {what}", ("low",), f"{self.low:g}", allowed))
+        if self.high is not None and not equal <= self.high <= most:
+            allowed = "a number, at least 1" if of_ratio else "a number in [0, 1]"
+            raise IssueError(Issue(f"high is {what}", ("high",), f"{self.high:g}", allowed))
+        if of_ratio or self.type == "none":
+            return self
+        if self.type == "truncate":
+            hint = "write type: mask, or measure: ratio"
+            raise IssueError(
+                Issue("a difference of probabilities is no weight", ("measure",), "probability", hint=hint)
+            )
+        if self.over == "sequence":
+            hint = "write over: token or geometric_mean, or measure: ratio"
+            message = "the probabilities of whole responses are all nearly 0"
+            raise IssueError(Issue(message, ("over",), "sequence with measure probability", hint=hint))
+        if self.low is None and self.high is None:
+            hint = "give low, high or both, such as low: -0.2, high: 0.2"
+            raise IssueError(Issue("nothing is outside the bounds", ("measure",), "probability", hint=hint))
+        return self
 
 
 class ToolSection(OpenSection):
@@ -284,7 +336,7 @@ class SamplerSection(Spec):
     """Whether it samples from a transformers module in the trainer's process, and so computes logprobs as the learner
     does. The module is the learner's own if it can read that, else a copy."""
 
-    temperature: float = Field(1.0, gt=0)
+    temperature: Annotated[float | ValueSchedule, Schedulable(gt=0)] = 1.0
     """Divisor of the logits, in the sampler and wherever logprobs are computed."""
     top_p: float = addition(1.0, gt=0, le=1)
     """Nucleus sampling: sample from the smallest set of tokens that holds this probability. rollout_logprobs are those

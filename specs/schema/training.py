@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from specs.bounds import MAX_RANKS
 from specs.metrics import METRICS, REWARD
 from specs.schema.base import Spec, addition, execution, no_flag
-from specs.schema.schedule import Schedulable, ValueSchedule
+from specs.schema.schedule import ClosedLoop, Schedulable, ValueSchedule
 
 if TYPE_CHECKING:
     GuardableMetric: TypeAlias = str
@@ -181,7 +181,7 @@ class Training(Spec):
     denominator stay the same. Metrics over tokens (entropy, kl, ratio, clip_fraction, weight) are then over the
     computed tokens, whose share is trained_fraction; an update that could skip all responses computes the shortest one.
     The logprobs of skipped tokens are not recorded."""
-    entropy_coef: float = addition(0.0, ge=0)
+    entropy_coef: Annotated[float | ValueSchedule | ClosedLoop, Schedulable(ge=0, of=("entropy",))] = addition(0.0)
     """Weight of the entropy bonus: the mean entropy of the policy at the sampled tokens, in nats, is added to the
     objective, averaged as the losses are."""
     router_aux_loss_coef: float | None = addition(None, ge=0)

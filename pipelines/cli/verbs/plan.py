@@ -19,7 +19,8 @@ def plan(
     file: SpecFile,
     overrides: Overrides = None,
     all_runs: Annotated[
-        bool, typer.Option("--all", help=f"Each run, where there are more than {MOST_RUNS}; else a summary.")
+        bool,
+        typer.Option("--all", help=f"Show each run, even if there are more than {MOST_RUNS}; by default a summary."),
     ] = False,
     resolved: Annotated[bool, typer.Option("--resolved", help=_RESOLVED)] = False,
     mean_response: Annotated[int, typer.Option("--mean-response", min=0, help=_MEAN.format("response"))] = 0,

@@ -1,4 +1,4 @@
-"""Where the spec leaves it open, the plan's arithmetic shares a GPU between learner and engine."""
+"""If the spec leaves it open, the plan's arithmetic shares a GPU between learner and engine."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,6 +177,11 @@ def test_a_shipped_spec_that_names_the_memory_alone_shares_this_machines_gpu(fil
         ("{device: cpu, memory_gib: 80}", "{type: local}", False),
         ("{memory_gib: 80}", "{type: slurm}", False),  # its nodes may have none
         ("{device: cuda, memory_gib: 80}", "{type: slurm}", True),
+        ("{memory_gib: 80}", "{type: slurm, options: ['--gres=gpu:8']}", True),
+        ("{memory_gib: 80}", "{type: slurm, options: [-G8]}", True),
+        ("{memory_gib: 80}", "{type: slurm, options: [--account=lab]}", False),
+        ("{}", "{type: slurm, options: ['--gres=gpu:8']}", False),
+        ("{device: cpu, memory_gib: 80}", "{type: slurm, options: ['--gres=gpu:8']}", False),
         ("{device: cuda}", "{type: slurm}", False),
     ],
 )

@@ -227,7 +227,7 @@ def test_a_response_ends_with_the_token_that_completes_a_stop_text(engine: Sampl
 
 
 def end_of(rollout: Rollout, stop: tuple[str, ...]) -> str:
-    """What ended it, having checked that nothing before the last token would have."""
+    """Returns the reason of its end, having checked that nothing before the last token would have."""
     words = ["" if token in (EOS, PAD) else WORDS[token] for token in rollout.response_ids]
     assert not any(text in "".join(words[:-1]) for text in stop)
     assert EOS not in rollout.response_ids[:-1]

@@ -1,4 +1,4 @@
-"""What a spec may say of vLLM's engines."""
+"""Allowed settings of vLLM's engines."""
 
 import pytest
 from spec_text import changed, message, warnings, write

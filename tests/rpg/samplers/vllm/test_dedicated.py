@@ -114,7 +114,7 @@ def test_an_engine_that_is_killed_fails_the_call_with_the_signal(engine: Dedicat
 
     with pytest.raises(EngineProcessError, match="the engine's process ended by signal 9 in generate") as killed:
         engine.generate([PROMPT], group_size=1, sampling=sampling(), seeds=[1])
-    assert cause_of(killed.value) == "other", "it is no rank that the others miss, but what they miss one for"
+    assert cause_of(killed.value) == "other", "an engine ended, not a peer"
     with pytest.raises(EngineProcessError, match="ended by signal 9 in load_directory"):
         engine.load_weights(qwen3().named_parameters(), policy_version=1)
 

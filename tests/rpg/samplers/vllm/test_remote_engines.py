@@ -1,4 +1,5 @@
-"""Engines on machines without ranks, as far as that shows without vLLM: how each finds its rank, and what goes over."""
+"""Engines on machines without ranks, as far as that shows without vLLM: how each finds its rank, and the transferred
+data."""
 
 import json
 import os
@@ -58,7 +59,7 @@ def test_an_engine_meets_its_own_rank_whoever_else_has_connected_before(
     with socket.create_connection(place) as babbler:
         babbler.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
     socket.create_connection(place).close()
-    with pytest.raises(MeetingError, match=r"who listens at 127\.0\.0\.2:\d+ for engine 3 has another launch's key"):
+    with pytest.raises(MeetingError, match=r"the process at 127\.0\.0\.2:\d+ for engine 3 has another launch's key"):
         meet_engine(3, ANOTHER, store)
     met = meet_engine(3, OURS, store)
     assert (met.host, met.own_address) == (socket.gethostname(), "127.0.0.1")
@@ -86,7 +87,7 @@ def test_one_who_connects_and_says_nothing_does_not_keep_the_rank_away(
 
 
 def test_an_engine_that_does_not_come_is_named(store: HashStore) -> None:
-    with pytest.raises(MeetingError, match=r"engine 1 has not said within 0\.2 s where it is"):
+    with pytest.raises(MeetingError, match=r"engine 1 has not reported its address within 0\.2 s"):
         meet_engine(1, OURS, store, seconds=0.2)
 
 
