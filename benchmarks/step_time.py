@@ -9,15 +9,15 @@ prompts of 10 to 30 tokens x 8 responses, temperature 1, one update of AdamW a s
 
 A round starts every way once, in a process of its own and with the round's seed; the first three steps of a process are
 not counted; the table has the median over the rounds of each process's median. Lengths are drawn, so few steps differ
-in them: "the same per token" is the ratio of milliseconds per response token. `floor`: the same sampler called
-directly with the trainer's seeds, then one plain forward and backward over what it sampled, sequences of like length
-together, without padding beyond that; no trainer. Threads wait as each way has them wait when it is started by hand:
-the trainer's spin shortly and sleep, so that other runs get the cores, which costs it 5 to 10 % on an idle machine.
-Here every group is trained on: the divergence gives it a gradient. A second table takes the divergence away, so that
-groups whose rewards do not vary, about half, have no gradient: with them computed, and with `skip_zero_advantage`.
-`--sums`: only steps with the divergence from the initial policy, a second model, summed over these tokens
-(`objective.kl`). `--vocabulary`: tokens of the model; as large a share of them ends a response.
-`--busy 1`: one other process computes all the while, as on a machine that is shared; the second table is left out.
+in them: "the same per token" is the ratio of milliseconds per response token. `floor`: the same sampler called directly
+with the trainer's seeds, then one plain forward and backward over its samples, sequences of like length together,
+without padding beyond that; no trainer. Threads wait as each way has them wait when it is started by hand: the
+trainer's spin shortly and sleep, so that other runs get the cores, which costs it 5 to 10 % on an idle machine. Here
+every group is trained on: the divergence gives it a gradient. A second table takes the divergence away, so that groups
+whose rewards do not vary, about half, have no gradient: with them computed, and with `skip_zero_advantage`. `--sums`:
+only steps with the divergence from the initial policy, a second model, summed over these tokens (`objective.kl`).
+`--vocabulary`: tokens of the model; as large a share of them ends a response. `--busy 1`: one other process computes
+all the while, as on a machine that is shared; the second table is left out.
 """
 
 import argparse

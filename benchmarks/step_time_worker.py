@@ -198,7 +198,7 @@ def make_run(directory: Path, lengths: str, signal: str, seed: int, steps: int, 
 
 
 def floor(directory: Path, lengths: str, signal: str, seed: int, steps: int, engine: str) -> dict[str, Any]:
-    """The sampler alone, as the trainer would call it, then one plain forward and backward over what it sampled."""
+    """The sampler alone, as the trainer would call it, then one plain forward and backward over its samples."""
     from transformers import AutoTokenizer
 
     from rpg.data.order import PromptOrder, seed_of

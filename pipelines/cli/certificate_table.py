@@ -122,6 +122,8 @@ def _lines(name: str, certificate: Certificate) -> list[str]:
     lines = [*long, _line(("" if long else name, *cells))]
     if left_out := listed(certificate.not_covered):
         lines += textwrap.wrap(f"not covered: {left_out}", 100, initial_indent="  ", subsequent_indent="  ")
+    if moved := listed(certificate.closed_loops):
+        lines += [f"  enumerated at the start of closed loops: {moved}"]
     return lines if certificate.holds else [*lines, _failure(certificate)]
 
 

@@ -11,6 +11,7 @@ from pipelines.planning.model_shape import teacher_shape
 from rpg.base.shape import ModelShape
 from specs.schema.experiment import Experiment
 from specs.schema.rollout import TurnBounds
+from specs.schema.schedule import largest
 from specs.schema.training import Lora, Training
 
 GIB = 2**30
@@ -160,7 +161,7 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     kept = {"behaviour": 0, "initial": 0 if adapters else trained, "snapshot": trained, "model": of_teacher}
     update = experiment.reference.update
     # An average is kept in float32; the learner uses a copy in the training precision.
-    averages = low_precision and update is not None and update.ema_decay > 0
+    averages = low_precision and update is not None and largest(update.ema_decay) > 0
     reference = kept[experiment.reference.source] * (4 + size if averages else size)
     tokens = _largest_microbatch(experiment)
     least = 1 if experiment.resources.device == "cpu" else TOKENS_ON_GPU
@@ -176,7 +177,9 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
         buckets=_buckets(trained, experiment, size) + _staged(shape, training) * size if stage else 0,
         optimizer=0 if training.offload.optimizer else optimizer // (training.ranks if stage else 1),
         reference=_shard(reference, training, 3),
-        sampler=0 if rollout.memory_share or rollout.reads_learner(training.zero_stage) else shape.parameters * size,
+        sampler=0
+        if elsewhere or rollout.memory_share or rollout.reads_learner(training.zero_stage)
+        else shape.parameters * size,
         gathered=_gathered(max(shape.parameters + adapters, of_teacher), training) * size,
         activations=_activations(shape, training, tokens, size, logits),
         logits=logits,
@@ -290,7 +293,7 @@ def _activations(shape: ModelShape, training: Training, tokens: int, size: int, 
     match training.gradient_checkpointing:
         case False:
             kept = layer
-        case True:
+        case True | "auto":  # a plan that knows the memory has chosen
             recomputed = layer
         case "selective":
             results, again = _product_activations(shape, size, fused=fused)

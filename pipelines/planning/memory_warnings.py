@@ -20,7 +20,7 @@ def disk_warnings(experiments: Iterable[Experiment], free: int) -> list[Issue]:
     """Returns a warning if the token rows of the runs may take more than a fifth of the free disk.
 
     Args:
-        experiments: of the runs that still train.
+        experiments: experiments of the unfinished runs.
         free: bytes.
     """
     each = [(batch_algebra(experiment).recorded_bytes, experiment.record.tokens) for experiment in experiments]
@@ -97,7 +97,7 @@ def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:
     remedies = {
         "weights": "training.zero_stage: 3 divides them among the ranks",
         "gradients": "training.zero_stage: 2 divides them among the ranks",
-        "buckets": "training.zero_stage: 0 adds them up where they are",
+        "buckets": "training.zero_stage: 0 adds them up in place",
         "optimizer": "training.zero_stage: 1 divides it, training.offload.optimizer moves it to the host",
         "reference": "reference.source: behaviour needs no second model, training.zero_stage: 3 divides it",
         "sampler": "below training.zero_stage: 3, with rollout.max_staleness: 0, sampling needs no second model",

@@ -126,7 +126,7 @@ def step_seconds(experiment: Experiment, shape: ModelShape, *, card: Card = H100
         token_seconds, length=length, responses=response / length, kernels=kernels_of(experiment), card=card
     )
     each = seconds_of(shape)
-    recomputed = {False: 0.0, True: each.recompute_all, "selective": each.recompute_some}
+    recomputed = {False: 0.0, "selective": each.recompute_some}
     logprobs = 0.0
     if not experiment.rollout.gives_old_logprobs:
         waits = experiment.first_pass_gives_old_logprobs and not training.router_aux_loss_coef
@@ -139,8 +139,8 @@ def step_seconds(experiment: Experiment, shape: ModelShape, *, card: Card = H100
     weights = 0 if training.lora else shape.parameters  # adapters are few
     passes = max(training.minibatches, math.ceil(tokens / training.microbatch_tokens))
     moved = weights * (PASS_BYTES * passes + UPDATE_BYTES * training.minibatches) / (card.bandwidth * BANDWIDTH)
-    passed = each.forward + each.backward + compared + recomputed[training.gradient_checkpointing]
-    once = tokens * passed + moved
+    recomputing = recomputed.get(training.gradient_checkpointing, each.recompute_all)
+    once = tokens * (each.forward + each.backward + compared + recomputing) + moved
     flops = shape.training_flops(
         tokens, sequences * response, pairs=sequences * length**2 / 2, frozen=training.lora is not None
     )

@@ -14,8 +14,8 @@ from rpg.objectives import TokenBatch, evaluate_objective, token_losses
 from rpg.objectives.distribution import StateDivergence
 from rpg.objectives.kl import reward_penalties
 from specs.schema.experiment import Experiment
-from specs.schema.objective import Direction, FormulaObjective, Objective, PublishedObjective
-from specs.schema.schedule import at_step, constant, schedules_in
+from specs.schema.objective import Direction, FormulaObjective, Objective, PublishedObjective, RegularizedObjective
+from specs.schema.schedule import at_step, constant, loops_in, schedules_in
 
 Turns = Literal["one", "outcome", "turn"]
 TOLERANCE = 1e-10
@@ -87,6 +87,9 @@ class Certificate:
     not_covered: dict[str, Any] = field(default_factory=dict)
     """Keys of the spec that may make its gradient differ from the certified one -> their values. Empty if there are
     none, or if the certificate covers an objective alone."""
+    closed_loops: dict[str, float] = field(default_factory=dict)
+    """Keys of the spec that a closed loop moves -> the start, at which the objective is enumerated. Empty if there are
+    none, or if the certificate covers an objective alone."""
 
     def as_json(self) -> dict[str, Any]:
         """Returns the certificate as plain data."""
@@ -151,7 +154,7 @@ def _gradients(
 
 def _few_likeliest(objective: Objective) -> Objective:
     """Returns the objective with at most TOP_K likeliest tokens to sum over."""
-    if objective.summed_over != "top_k":
+    if not isinstance(objective, RegularizedObjective) or objective.kl != "top_k":
         return objective
     return objective.model_copy(update={"kl_top_k": min(TOP_K, objective.kl_top_k)})
 
@@ -184,8 +187,12 @@ def certify_over_training(objective: Objective, turns: Turns = "one") -> dict[in
 def certify_experiment(experiment: Experiment) -> dict[int, Certificate]:
     """Returns the certificates of an experiment's objective by step, each with the keys that it does not cover."""
     left_out = not_covered(experiment)
+    loops = {".".join(("objective", *path)): loop.start or 0.0 for path, loop in loops_in(experiment.objective)}
     certificates = certify_over_training(experiment.objective, turns_of(experiment))
-    return {step: replace(certificate, not_covered=left_out) for step, certificate in certificates.items()}
+    return {
+        step: replace(certificate, not_covered=left_out, closed_loops=loops)
+        for step, certificate in certificates.items()
+    }
 
 
 def certificate_record(certificates: Mapping[int, Certificate]) -> dict[str, Any]:
@@ -208,7 +215,7 @@ def token_gradients(objective: Objective, cases: Cases, turns: Turns = "one") ->
     """Returns the gradient of each response's loss by the logits before each of its tokens. [responses, length,
     vocabulary]"""
     logprobs = cases.logprobs.clone().requires_grad_()
-    distributions = {}
+    distributions: dict[str, Any] = {}
     if objective.summed_over != "sampled":
         distributions = {
             "logits": cases.logits[cases.prefixes].requires_grad_(),

@@ -63,6 +63,11 @@ class Passes:
         """Whether a pass may hold several sequences in a row."""
         return self.packing_trial is not None and self.packing_trial.keeps_apart
 
+    def set_temperature(self, temperature: float) -> None:
+        """Sets the divisor of the logits in the passes to come."""
+        policy: Any = getattr(self._policy, "module", self._policy)  # an engine has the policy inside
+        policy.temperature = temperature
+
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
         """Returns logprobs and entropies of the batch's response tokens, nats. [n] each
 

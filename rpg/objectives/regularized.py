@@ -70,7 +70,9 @@ def _clipped_weight(objective: RegularizedObjective, terms: Terms) -> tuple[Tens
         case "truncate":
             return truncated_clip(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high)
         case "value":
-            return value_clip(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high, dual=clip.dual)
+            return value_clip(
+                terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high, dual=constant(clip.dual)
+            )
         case "dual":
             rule = rpg_style_clip if clip.branch == "raw" else algorithm_2_clip
             return rule(
@@ -79,7 +81,7 @@ def _clipped_weight(objective: RegularizedObjective, terms: Terms) -> tuple[Tens
                 kl_coef=kl_coef,
                 low=low,
                 high=high,
-                dual=clip.dual,
+                dual=constant(clip.dual),
                 keep_divergence=clip.keep_divergence,
             )
         case never:
@@ -96,7 +98,7 @@ def _clipped_loss(objective: RegularizedObjective, terms: Terms) -> tuple[Tensor
         case "dual":
             rule = dual_clip_loss if clip.branch == "raw" else algorithm_1_loss
             low, high = constant(clip.low), constant(clip.high)
-            return rule(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high, dual=clip.dual)
+            return rule(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high, dual=constant(clip.dual))
         case "truncate" | "value":
             raise ValueError(f"the schema refuses clip {clip.type} with the differentiable estimator")
         case never:

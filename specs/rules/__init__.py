@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from specs.bounds import repeats
 from specs.errors import Issue, Path
-from specs.rules import evaluation, guards, idle, model_evaluation, rollout, training, vllm
+from specs.rules import control, evaluation, guards, idle, model_evaluation, rollout, training, vllm
 from specs.rules.files import context_length, missing_files
 from specs.schema.experiment import Experiment
 from specs.schema.model import ScratchModel
@@ -240,9 +240,16 @@ RULES = (
     _record,
     _sinks,
     *training.RULES,
+    *control.RULES,
     *evaluation.RULES,
 )
-IDLE_KNOBS = (idle.issues, idle.unread_parameters, idle.unfinished_schedules, *guards.IDLE_KNOBS)
+IDLE_KNOBS = (
+    idle.issues,
+    idle.unread_parameters,
+    idle.unfinished_schedules,
+    rollout.idle_engines,
+    *guards.IDLE_KNOBS,
+)
 OF_A_MODEL = (
     _evaluation_sets,
     _names,

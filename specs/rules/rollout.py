@@ -18,6 +18,23 @@ def dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
+def engines(experiment: Experiment) -> Iterator[Issue]:
+    """Engines must be spread evenly over the machines."""
+    count, machines = experiment.rollout.engines, experiment.launcher.engine_machines
+    if count % machines:
+        given, hint = f"{count} engines on {machines} nodes", "rollout.engines must be a multiple of launcher.nodes"
+        yield Issue("the engines do not divide", ("rollout", "engines"), given=given, hint=hint)
+
+
+def idle_engines(experiment: Experiment) -> Iterator[Issue]:
+    """An engine without a prompt is idle."""
+    count, prompts = experiment.rollout.engines, experiment.training.prompts_per_step
+    if count > prompts:
+        hint = "raise training.prompts_per_step, or lower rollout.engines"
+        given = f"{count} engines for {prompts} prompts"
+        yield Issue("a step has fewer prompts than engines: some are idle", ("rollout", "engines"), given, hint=hint)
+
+
 def turns_without_rewards(experiment: Experiment) -> Iterator[Issue]:
     """Yields issues with credit per turn, which needs rewards of turns and an advantage per token."""
     if experiment.advantage.credit == "outcome":
@@ -133,6 +150,7 @@ def summed_divergence(experiment: Experiment) -> Iterator[Issue]:
 
 
 RULES = (
+    engines,
     summed_divergence,
     environment,
     dynamic_sampling,

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal, Self, assert_never
 
 from specs.schema.base import OpenSection, Spec, addition
-from specs.schema.schedule import Schedulable, ValueSchedule, constant
+from specs.schema.schedule import ClosedLoop, Schedulable, ValueSchedule, constant
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_length"]
 Divergence = Literal["forward", "reverse", "unnormalized_forward", "unnormalized_reverse", "jensen_shannon", "none"]
@@ -17,7 +17,10 @@ Scale = Literal["none", "group_std", "batch_std", "group_mean"]
 KlEstimator = Literal["k1", "k2", "k3"]
 RatioOver = Literal["token", "sequence", "geometric_mean"]
 """Unit of an importance ratio: a token; a whole response; the geometric mean over a response's tokens."""
-Weight = Annotated[float | ValueSchedule, Schedulable(ge=0)]
+Weight = Annotated[
+    float | ValueSchedule | ClosedLoop,
+    Schedulable(ge=0, of=("kl/reverse", "kl/forward", "drift/reverse", "drift/forward")),
+]
 Parameter = Annotated[float | ValueSchedule, Schedulable()]
 Claim = Literal["always", "on_policy", "never"]
 """When the expected gradient equals the claimed objective's gradient: always; while the policy is the sampling policy;

@@ -7,7 +7,7 @@ A new objective is a formula in a spec, or a class here that is in the union at 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, GetCoreSchemaHandler, model_validator
+from pydantic import GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from specs.errors import Issue, IssueError
@@ -32,6 +32,7 @@ from specs.schema.base_objective import (
 )
 from specs.schema.clip import (
     Clip,
+    DualBound,
     DualClip,
     EqualMargins,
     HigherMargins,
@@ -319,7 +320,7 @@ class Cispo(PublishedObjective):
     arXiv:2510.13786."""
 
     type: Literal["cispo"] = "cispo"
-    max_ratio: float = Field(5.0, gt=1)
+    max_ratio: DualBound = 5.0
     """Bound on the ratio: a value, not a margin (TRL's epsilon_high with its loss type cispo)."""
 
 

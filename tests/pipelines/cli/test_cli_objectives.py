@@ -124,7 +124,7 @@ def formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 
 def refusal(*arguments: str) -> str:
-    """What a command says that ends with a SpecError, for which `rpg` exits with 2."""
+    """Returns the message of a command that ends with a SpecError, for which `rpg` exits with 2."""
     error = CliRunner().invoke(app, arguments).exception
     assert isinstance(error, SpecError)
     return str(error)

@@ -1,4 +1,4 @@
-"""Times of passes by arithmetic, against what was worked out apart from it, and against each other."""
+"""Times of passes by arithmetic, compared with independent calculations and with each other."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`rpg replay` on what a real trainer recorded, and on tokens counted by hand."""
+"""`rpg replay` on a real trainer's record, and on tokens counted by hand."""
 
 import json
 import shutil
@@ -118,13 +118,25 @@ def test_so_does_one_with_nothing_beside_it(tmp_path: Path) -> None:
     assert found["left_out"] == []
 
 
+RAMPS = {
+    "kl_coef": {"schedule": [[1, 0.02], [3, 0.5]], "between": "linear"},
+    "clip": {"type": "dual", "high": {"schedule": [[1, 0.5], [3, 0.001]], "between": "cosine"}},
+}
+LOOPS = {
+    "kl_coef": {"target": 1e-6, "of": "kl/reverse", "start": 0.1, "gain": 1.0},
+    "clip": {"type": "dual", "high": {"target": 0.9, "of": "clip_fraction/high", "start": 0.01, "gain": 1.0}},
+}
+CORRECTED = {"top_p": 0.9, "correction": {"type": "mask", "over": "geometric_mean", "low": 0.8, "high": 1.2}}
+
+
 @pytest.mark.more
-def test_each_step_is_replayed_with_the_values_that_its_schedules_had_then(tmp_path: Path) -> None:
-    ramps = {
-        "kl_coef": {"schedule": [[1, 0.02], [3, 0.5]], "between": "linear"},
-        "clip": {"type": "dual", "high": {"schedule": [[1, 0.5], [3, 0.001]], "between": "cosine"}},
-    }
-    home = recorded(tmp_path, PLAIN | {"objective": OBJECTIVE | ramps})
+@pytest.mark.parametrize(
+    ("changes", "rollout"), [(RAMPS, {}), (LOOPS, CORRECTED)], ids=["schedules", "loops and a mask of responses"]
+)
+def test_each_step_is_replayed_with_the_values_that_it_had_in_training(
+    changes: dict[str, Any], rollout: dict[str, Any], tmp_path: Path
+) -> None:
+    home = recorded(tmp_path, PLAIN | {"objective": OBJECTIVE | changes, "rollout": rollout})
     assert_given_back(home, replays_of(home)[0].as_json())
     spec = home.run("tiny") / "spec.json"
     first = Experiment.model_validate_json(spec.read_text()).at_step(1)

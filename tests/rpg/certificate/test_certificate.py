@@ -1,4 +1,4 @@
-"""What the certificates say, and that they notice a wrong gradient."""
+"""The statements of certificates, and their detection of a wrong gradient."""
 
 import dataclasses
 import json
