@@ -23,7 +23,8 @@ _FOR_ANY_VALUE = """
 model.source model.path model.revision model.model_type model.config model.tokenizer.type model.tokenizer.vocab_size
 model.seed warm_up.steps warm_up.until_loss warm_up.batch_size warm_up.learning_rate warm_up.warmup_fraction
 warm_up.weight_decay training.lora.rank training.lora.alpha training.lora.target_modules
-data.train data.prompt.type data.prompt.template data.prompt.system data.prompt.enable_thinking data.deduplicate
+data.train data.prompt.type data.prompt.template data.prompt.system data.prompt.enable_thinking
+data.prompt.chat_template data.deduplicate
 data.overlap data.max_prompt_length reward
 rollout.temperature rollout.stop rollout.max_response_length
 """
