@@ -66,7 +66,8 @@ class RolloutRow:
     finish_reason: str
     """stop: the response ended by itself; length: it was cut at the maximum length."""
     policy_version: Int32
-    """Version of the policy that sampled it: how many times weights had been loaded."""
+    """Version of the policy that sampled it, with `rollout.partial` its first token: how many times weights had been
+    loaded."""
     trained_version: Int32
     """Version of the policy that the step began to train; less policy_version, the staleness in steps."""
     reference_version: Int32
@@ -112,6 +113,8 @@ class TokenRow:
     sampled: bool
     """Whether the policy sampled it. False: given by the environment of several turns (what a tool returned, what a
     user said), and context alone."""
+    policy_version: Int32 | None = None
+    """Version of the policy that sampled it; NULL of given tokens, and of rows of earlier releases."""
 
 
 @dataclass(frozen=True, slots=True)

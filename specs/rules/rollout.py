@@ -114,6 +114,29 @@ def replayed_routing(experiment: Experiment) -> Iterator[Issue]:
         yield Issue("the routing is not replayed where ranks share sequences", path, given, hint=hint)
 
 
+def partial(experiment: Experiment) -> Iterator[Issue]:
+    """Responses can go on in the next step only if they are single turns, whose end is seen in their tokens alone."""
+    rollout = experiment.rollout
+    if not rollout.partial:
+        return
+    path, without = ("rollout", "partial"), "leave partial out"
+    if not rollout.max_staleness:
+        hint = f"write rollout.max_staleness: 1, or {without}"
+        yield Issue("a response that goes on is older than its step", path, "true with max_staleness 0", hint=hint)
+    if (kind := rollout.rollouter.type) != "single_turn":
+        given = f"true with rollouter {kind}"
+        yield Issue("a response of several turns cannot go on in the next step", path, given, hint=without)
+    if rollout.dynamic_sampling:
+        hint = "leave one of them out"
+        yield Issue("both choose the groups of a step", path, "true with dynamic_sampling", hint=hint)
+    if rollout.stop:
+        problem = "a stop text that two steps sample would not be seen"
+        yield Issue(problem, path, f"true with stop {', '.join(map(repr, rollout.stop))}", hint="leave one of them out")
+    if rollout.replay_routing:
+        problem = "the experts of the tokens before the cut are not kept"
+        yield Issue(problem, path, "true with replay_routing", hint="leave one of them out")
+
+
 RULES = (
     environment,
     dynamic_sampling,
@@ -122,4 +145,5 @@ RULES = (
     mask_truncated,
     sampler_logprobs,
     replayed_routing,
+    partial,
 )

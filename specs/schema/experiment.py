@@ -147,6 +147,14 @@ class Experiment(Spec):
         return sum(map(self.rollout.samplers, self.launcher.ranks_of_machines(self.training.ranks)))
 
     @property
+    def in_flight(self) -> int:
+        """Responses under way at once with `rollout.partial`, in whole groups: those of a step, or fewer if the
+        samplers hold fewer. The responses of each step depend on it."""
+        size = self.training.group_size
+        held = self.rollout.max_concurrent * self.samplers // size
+        return size * max(1, min(self.training.prompts_per_step, held))
+
+    @property
     def concurrent_evaluation(self) -> Self:
         """The spec by which `evaluation.concurrent_ranks` measure checkpoints while training goes on."""
         ranks = self.evaluation.concurrent_ranks

@@ -110,7 +110,9 @@ class Decoding:
         self.max_length = max_length
         self.returning = ReturningContexts()
 
-    def run(self, on_response: OnResponse, admit: AdmitMore | None = None) -> int:
+    def run(
+        self, on_response: OnResponse, admit: AdmitMore | None = None, on_unfinished: OnResponse | None = None
+    ) -> int:
         """Samples until all responses to the admitted prompts have ended, or `admit` ends the call; see
         InProcessSampler.
 
@@ -138,11 +140,13 @@ class Decoding:
             done = ended | (self.counts[: self.active] >= self.most[: self.active])
             if done.any():
                 for slot in np.flatnonzero(done):
-                    if self.open_ended and ended[slot]:
+                    if self.open_ended and ended[slot] and not on_unfinished:
                         self._keep(int(slot))
                     on_response(int(self.responses[slot]), self._rollout(slot, stopped=bool(ended[slot])))
                 self._refill(np.flatnonzero(done))
                 asks = self.open_ended
+        for slot in np.flatnonzero(self.counts[: self.active]) if on_unfinished else ():
+            on_unfinished(int(self.responses[slot]), self._rollout(slot, stopped=False))
         return int(self.counts[: self.active].sum())
 
     def _rollout(self, slot: np.int64, *, stopped: bool) -> Rollout:

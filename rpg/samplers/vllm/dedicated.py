@@ -147,13 +147,24 @@ class DedicatedSampler:
                 unfinished: int = self._result("stream", kind, value)
                 return unfinished
 
-    def serve(self, next_turns: NextTurns, *, sampling: Sampling, on_response: OnResponse) -> int:
+    def serve(
+        self,
+        next_turns: NextTurns,
+        *,
+        sampling: Sampling,
+        on_response: OnResponse,
+        on_unfinished: OnResponse | None = None,
+    ) -> int:
         """Samples turns as they are requested; see Sampler. The engine waits during `next_turns`."""
-        self._send(("serve", {"sampling": sampling, "next_turns": True, "on_response": True}))
+        wanted = {"next_turns": True, "on_response": True} | ({"on_unfinished": True} if on_unfinished else {})
+        self._send(("serve", {"sampling": sampling, **wanted}))
         while True:
             kind, value = self._receive("serve")
             if kind == "response":
                 on_response(*value)
+            elif kind == "unfinished":
+                assert on_unfinished is not None
+                on_unfinished(*value)
             elif kind == "next_turns":
                 self._connection.send(next_turns(value))
             else:

@@ -20,7 +20,8 @@ Call = tuple[str, dict[str, Any]]
 """Method and its arguments."""
 Reply = tuple[str, Any]
 """Kind and content. During `generate` or `stream`: ("response", (index, rollout)). During `stream` also ("admit",
-None), a question: the trainer answers how many prompts may start, or None. At the end of a call: ("result", returned
+None), a question: the trainer answers how many prompts may start, or None. During `serve` also ("next_turns", pause), a
+question, and ("unfinished", (number, rollout)). At the end of a call: ("result", returned
 value), ("spec_error", issues), ("value_error", message) or ("failed", traceback)."""
 
 METHODS = frozenset(
@@ -65,6 +66,8 @@ def serve(connection: Any) -> None:
             method, arguments = connection.recv()
             if arguments.get("on_response"):
                 arguments["on_response"] = lambda *response: connection.send(("response", response))
+            if arguments.get("on_unfinished"):
+                arguments["on_unfinished"] = lambda *response: connection.send(("unfinished", response))
             if arguments.get("admit"):
                 arguments["admit"] = lambda: _ask(connection, "admit")
             if arguments.get("next_turns"):
