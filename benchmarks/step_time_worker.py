@@ -143,9 +143,10 @@ def ours(directory: Path, lengths: str, signal: str, seed: int, steps: int, engi
     }
 
 
-def make_run(directory: Path, lengths: str, signal: str, seed: int, steps: int, engine: str) -> Path:
+def make_run(directory: Path, lengths: str, signal: str, seed: int, steps: int, way: str) -> Path:
     from specs.schema.experiment import Experiment
 
+    engine, _, ahead = way.partition("-")
     data, run = directory / "data", directory / "run"
     data.mkdir()
     run.mkdir()
@@ -165,6 +166,7 @@ def make_run(directory: Path, lengths: str, signal: str, seed: int, steps: int, 
             "max_response_length": LIMITS[lengths],
             **({"cpu_cache_gib": CACHE_GIB[lengths]} if engine == "vllm" else {}),
             **({"dynamic_sampling": {"max_batches": 20, "refill": signal}} if signal in ("rounds", "stream") else {}),
+            **({"max_staleness": 1, "partial": ahead == "partial"} if ahead else {}),
         },
         # With a divergence every group has a gradient; the behaviour policy is at hand, so it costs no pass.
         "objective": {"type": "rpg", "kl_coef": 1e-4} if signal == "all" else {"type": "rpg", "divergence": "none"},

@@ -281,7 +281,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="partial/continued_fraction",
         title="Responses of several policies",
-        meaning="Share of the step's responses that began in an earlier step and went on under later weights.",
+        meaning="Share of the step's responses that began in an earlier step and continued under later weights.",
         unit="share",
         most=1.0,
         recorded_with="rollout.partial",
@@ -289,7 +289,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="partial/unfinished",
         title="Unfinished responses",
-        meaning="Responses under way when the step had its groups; they go on in the next step.",
+        meaning="Responses under way when the step had its groups; they continue in the next step.",
         unit="responses",
         recorded_with="rollout.partial",
     ),

@@ -53,7 +53,7 @@ class GradientFinding:
 
 @dataclass(frozen=True, slots=True)
 class PartialFinding:
-    """The gradient if a newer policy goes on with what an older one began (`rollout.partial`), in the worst case in
+    """The gradient if a newer policy continues what an older one began (`rollout.partial`), in the worst case in
     which the policy in training is the newer one."""
 
     error: float

@@ -125,10 +125,10 @@ def of_partial(partial: Mapping[str, float], tolerance: float) -> str:
     Example:
         >>> lengths = {"mean_length": 2.5, "short_length": 1.3}
         >>> of_partial({"error": 0.2, "short_error": 0.8, **lengths}, 1e-10)[:70]
-        'rollout.partial: where a newer policy goes on with a response, the gra'
+        'rollout.partial: if a newer policy continues a response, the gra'
     """
     return (
-        "rollout.partial: where a newer policy goes on with a response, the gradient is"
+        "rollout.partial: if a newer policy continues a response, the gradient is"
         f" {_off(partial['error'], tolerance)}. Groups that end first are trained on first: a bias towards short"
         " responses in the first steps, and the longest of the last steps are never trained on. Responses that end"
         f" before the change ({partial['short_length']:.1f} tokens in the mean, of {partial['mean_length']:.1f}) have a"

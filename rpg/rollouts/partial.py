@@ -1,9 +1,9 @@
 """Responses that several steps sample, each part under the weights of its step (`rollout.partial`).
 
 Sampling for a step ends once `prompts_per_step` groups have ended. The step takes these. The other groups stay open and
-go on in the next step: the sampler, which has new weights by then, computes prompt and tokens so far again.
+continue in the next step: the sampler, which has new weights by then, computes prompt and tokens so far again.
 
-Which responses are decoded together, and where they are cut, is counted in decoding steps, not in time. After every
+Decoding steps, not time, decide which responses are decoded together, and the positions of the cuts. After every
 ADMISSION_STEPS of them (`rpg/samplers/base.py`), on every rank:
 
 1. All ranks learn which responses have ended.
@@ -162,8 +162,8 @@ class OpenGroups:
         return {"begun": self._begun, "groups": groups}
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Restores the states of all ranks of a run, which may have had another number of ranks; none: no group has
-        begun."""
+        """Restores the states of all ranks of a run, which may have had another number of ranks. Without states no
+        group has begun."""
         self._begun, self.groups = states[0]["begun"] if states else 0, []
         for of_ranks in zip(*(state["groups"] for state in states), strict=True):
             rank, left = of_ranks[0]["rank"], of_ranks[0]["left"]
@@ -190,7 +190,7 @@ def _response(plain: Mapping[str, Any]) -> OpenResponse:
 
 
 class PartialSampling:
-    """This rank's sampling for one step: open groups go on, and others start, until the step has its groups."""
+    """This rank's sampling for one step: open groups continue, and others start, until the step has its groups."""
 
     def __init__(
         self,
@@ -237,10 +237,10 @@ class PartialSampling:
             self._groups.note(ended)
         if self._groups.has_step:
             return None
-        going_on = [] if self._turns else list(self._groups.groups)
+        continued = [] if self._turns else list(self._groups.groups)
         return [
             self._request(group, member)
-            for group in [*going_on, *self._begin(self._groups.ranks_of_next())]
+            for group in [*continued, *self._begin(self._groups.ranks_of_next())]
             for member, response in enumerate(group.responses)
             if not response.finish_reason
         ]

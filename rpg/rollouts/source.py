@@ -169,7 +169,7 @@ class RolloutSource:
 
         groups, surplus_tokens = self._training.prompts_per_step, 0
         if self._groups:
-            rollouts = self._go_on(step, self._groups, clock)
+            rollouts = self._continue(step, self._groups, clock)
         elif self._dynamic is None:
             rollouts = sample(0, groups)
         else:
@@ -196,8 +196,8 @@ class RolloutSource:
         in_flight = size * max(1, min(groups, held))
         return OpenGroups(groups=groups, group_size=size, in_flight=in_flight, samplers=self._samplers)
 
-    def _go_on(self, step: int, open_groups: OpenGroups, clock: Stopwatch) -> StepRollouts:
-        """Goes on with the open groups, and begins others, until enough have ended for a step. Returns those."""
+    def _continue(self, step: int, open_groups: OpenGroups, clock: Stopwatch) -> StepRollouts:
+        """Continues the open groups, and begins others, until enough have ended for a step. Returns those."""
         begun = 0
 
         def begin(on_ranks: Sequence[int]) -> list[OpenGroup]:

@@ -115,17 +115,17 @@ def replayed_routing(experiment: Experiment) -> Iterator[Issue]:
 
 
 def partial(experiment: Experiment) -> Iterator[Issue]:
-    """Responses can go on in the next step only if they are single turns, whose end is seen in their tokens alone."""
+    """Responses can continue in the next step only if they are single turns, whose end their own tokens show."""
     rollout = experiment.rollout
     if not rollout.partial:
         return
     path, without = ("rollout", "partial"), "leave partial out"
     if not rollout.max_staleness:
         hint = f"write rollout.max_staleness: 1, or {without}"
-        yield Issue("a response that goes on is older than its step", path, "true with max_staleness 0", hint=hint)
+        yield Issue("a response that continues is older than its step", path, "true with max_staleness 0", hint=hint)
     if (kind := rollout.rollouter.type) != "single_turn":
         given = f"true with rollouter {kind}"
-        yield Issue("a response of several turns cannot go on in the next step", path, given, hint=without)
+        yield Issue("a response of several turns cannot continue in the next step", path, given, hint=without)
     if rollout.dynamic_sampling:
         hint = "leave one of them out"
         yield Issue("both choose the groups of a step", path, "true with dynamic_sampling", hint=hint)

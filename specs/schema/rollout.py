@@ -309,11 +309,11 @@ class SamplerSection(Spec):
     way without a checkpoint of it, since only the sampler still had those weights; another attempt goes on from the one
     before. 0: under the weights that training on it begins from."""
     partial: bool = addition(False)
-    """Responses that are not done go on in the next step, with max_staleness above 0: sampling for a step ends as soon
-    as prompts_per_step groups have ended, and the others continue under the next weights, from their own tokens. Each
-    token has the logprob and the policy_version of the policy that sampled it. As many responses as a step has are
+    """Responses that are not done continue in the next step, with max_staleness above 0: sampling for a step ends as
+    soon as prompts_per_step groups have ended, and the others continue under the next weights, from their own tokens.
+    Each token has the logprob and the policy_version of the policy that sampled it. As many responses as a step has are
     under way at once, if max_concurrent of all samplers allows it. Long responses are trained on later than short ones,
-    in tokens up to staleness/max steps old."""
+    with tokens that are up to staleness/max steps old."""
     replay_routing: bool = addition(False)
     """For mixtures of experts, with rollouter single_turn: the learner sends each token to the experts that the sampler
     sent it to, arXiv:2510.11370, and the reference policy to those of its own choice. Else what the two differ by in

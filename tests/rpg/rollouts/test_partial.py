@@ -1,4 +1,4 @@
-"""Responses that go on in the next step: tokens, versions and weights against a replay, and exact resumes."""
+"""Responses that continue in the next step: tokens, versions and weights against a replay, and exact resumes."""
 
 import itertools
 import signal
