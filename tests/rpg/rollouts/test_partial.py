@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,15 @@ ROLLOUT: dict[str, Any] = {"max_response_length": LONGEST, "max_staleness": 1, "
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base model whose responses are long: one token in twenty-five is the last."""
+    """A base model and its data."""
     directory = tmp_path_factory.mktemp("inputs")
-    make_inputs(directory)
+    make_long(directory)
+    return directory
+
+
+def make_long(directory: Path, *, head_dim: int = 8) -> None:
+    """A model whose responses are long: one token in twenty-five is the last."""
+    make_inputs(directory, head_dim=head_dim)
     model = Qwen3ForCausalLM.from_pretrained(directory / "base")
     with torch.no_grad():  # hidden states share a direction, away from which the end token's row points
         embeddings = model.get_input_embeddings().weight
@@ -50,7 +57,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         embeddings[EOS] = -0.04
     model.config.max_position_embeddings = 128
     model.save_pretrained(directory / "base")
-    return directory
 
 
 def new_run(inputs: Path, where: Path, *, training: dict[str, Any] | None = None, **rollout: Any) -> Path:
@@ -234,13 +240,33 @@ def test_a_stopped_run_goes_on_with_its_open_responses_bit_for_bit(inputs: Path,
 @pytest.mark.more
 def test_a_killed_run_goes_on_bit_for_bit(inputs: Path, tmp_path: Path, whole: Path) -> None:
     killed = new_run(inputs, tmp_path)
-    process = start([sys.executable, "-m", "rpg.train", str(killed)])
-    wait_for_step(process, killed, 4, saved=True)
+    kill(killed)
+    same_end(killed, whole)
+
+
+def kill(run_dir: Path) -> None:
+    """Kills a run after a checkpoint, and trains to the end."""
+    process = start([sys.executable, "-m", "rpg.train", str(run_dir)])
+    wait_for_step(process, run_dir, 4, saved=True)
     process.send_signal(signal.SIGKILL)
     finish(process, expect=-signal.SIGKILL)
-    train(killed)
-    assert len(list((killed / "attempts").glob("*.json"))) == 2
-    same_end(killed, whole)
+    train(run_dir)
+    assert len(list((run_dir / "attempts").glob("*.json"))) == 2
+
+
+@pytest.mark.long
+@pytest.mark.vllm
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+@pytest.mark.parametrize("placement", ["colocated", "dedicated"])
+def test_a_killed_run_with_vllm_goes_on_bit_for_bit(tmp_path: Path, placement: str) -> None:
+    make_long(tmp_path, head_dim=32)
+    rollout = {"engine": "vllm", "cpu_cache_gib": 0.25, "placement": placement}
+    straight, killed = (new_run(tmp_path, tmp_path / name, **rollout) for name in ("straight", "killed"))
+    train(straight)
+    continued = [row["value"] for row in rows(straight, "metrics") if row["name"] == "partial/continued_fraction"]
+    assert max(continued) > 0
+    kill(killed)
+    same_end(killed, straight)
 
 
 @pytest.mark.more
