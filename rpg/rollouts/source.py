@@ -141,7 +141,7 @@ class RolloutSource:
         self._ordered = load_values(directory, ORDER, rank=0)
         opened = [load_values(directory, OPEN, rank=rank) for rank in range(count_values(directory, OPEN))]
         if self._ahead:
-            self._ahead.start_over([])
+            self._ahead.start_over([])  # nothing is sampled while the state changes
         if self._groups:
             self._groups.restore(opened)
             self._opened = self._groups.state()

@@ -15,11 +15,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
+from pipelines.planning.fingerprint import train_identity
 from rpg.data.order import PromptOrder, seed_of
 from rpg.rollouts.partial import OpenGroups
 from rpg.samplers.transformers.draws import draw, uniforms
+from specs.schema.experiment import Experiment
 from tests.rpg.checkpoints.test_resume import same_rows, wait_for_step
-from tests.rpg.tiny_run import PROBLEMS, STEADY, assert_trained, finish, make_inputs, make_run, rows, start, train
+from tests.rpg.tiny_run import PROBLEMS, SPEC, STEADY, assert_trained, finish, make_inputs, make_run, rows, start, train
 
 STEPS, GROUPS, SIZE, LONGEST = 6, 3, 4, 90
 IN_FLIGHT = GROUPS * SIZE
@@ -298,6 +300,19 @@ def test_a_run_goes_on_with_another_number_of_ranks(inputs: Path, tmp_path: Path
     assert len(told) == STEPS * GROUPS * SIZE
 
 
+def test_the_number_of_responses_under_way_is_part_of_a_fingerprint() -> None:
+    def identity(**rollout: Any) -> dict[str, Any]:
+        training = {**SPEC["training"], "prompts_per_step": GROUPS, "group_size": SIZE, "minibatches": 1}
+        spec = {**SPEC, "training": training, "rollout": {"max_staleness": 1, **rollout}}
+        return dict(train_identity(Experiment.model_validate(spec)))
+
+    assert identity(partial=True)["rollout.partial"] == IN_FLIGHT
+    assert identity(partial=True, max_concurrent=7)["rollout.partial"] == SIZE
+    assert identity(partial=True, max_concurrent=900) == identity(partial=True)
+    assert "rollout.partial" not in identity()
+    assert identity(max_concurrent=7) == identity()
+
+
 def groups_of(samplers: Sequence[int], *, in_flight: int) -> OpenGroups:
     return OpenGroups(groups=2, group_size=4, in_flight=in_flight, samplers=samplers)
 
@@ -317,7 +332,7 @@ def test_groups_start_while_there_is_room_on_the_rank_with_the_fewest() -> None:
     groups.note({2: 1})
     assert begin(groups) == [0]
     groups.note({1: 2, 0: 1, 3: 4})
-    assert begin(groups) == [0]
+    assert begin(groups) == [2], "two are under way there, and three on the other"
 
 
 def test_a_step_takes_the_groups_that_end_first_in_the_order_in_which_they_began() -> None:
