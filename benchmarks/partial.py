@@ -85,7 +85,8 @@ class Engine:
 
     def decode(self, most: int) -> tuple[float, np.ndarray]:
         """Up to `most` decoding steps: their seconds, and the group of each response that has ended."""
-        seconds, ended = 0.0, []
+        seconds = 0.0
+        ended: list[np.ndarray] = []
         for _ in range(most):
             if not len(self.left):
                 break
@@ -106,7 +107,7 @@ class Engine:
 
 def sampled_whole(load: Workload, engines: int, steps: int, rng: np.random.Generator) -> dict[str, float]:
     """Each step's responses to their end, with max_staleness 1."""
-    seconds = []
+    seconds: list[float] = []
     for _ in range(steps):
         of_engines = []
         for share in np.array_split(np.arange(load.groups), engines):
@@ -125,7 +126,9 @@ def sampled_in_parts(load: Workload, engines: int, steps: int, rng: np.random.Ge
     groups = OpenGroups(groups=load.groups, group_size=load.size, in_flight=in_flight, samplers=range(engines))
     lengths: dict[int, np.ndarray] = {}
     begun_in: dict[int, int] = {}
-    seconds, means, ages = [], [], []
+    seconds: list[float] = []
+    means: list[float] = []
+    ages: list[int] = []
     for step in range(steps):
         spent = max(engine.compute_again() for engine in of_engines)
         while not groups.has_step:
@@ -139,7 +142,7 @@ def sampled_in_parts(load: Workload, engines: int, steps: int, rng: np.random.Ge
                 groups.note(dict(zip(*(each.tolist() for each in np.unique(ended, return_counts=True)), strict=True)))
         taken = [group.number for group in groups.take()]
         seconds.append(spent)
-        means.append(np.mean([lengths[number].mean() for number in taken]))
+        means.append(statistics.mean([lengths[number].mean() for number in taken]))
         ages.append(max(step - begun_in[number] for number in taken))
     settled = slice(min(10, steps // 2), None)
     return {

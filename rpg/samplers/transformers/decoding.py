@@ -149,8 +149,9 @@ class Decoding:
                     on_response(int(self.responses[slot]), self._rollout(slot, stopped=bool(ended[slot])))
                 self._refill(np.flatnonzero(done))
                 asks = self.open_ended
-        for slot in np.flatnonzero(self.counts[: self.active]) if on_unfinished else ():
-            on_unfinished(int(self.responses[slot]), self._rollout(slot, stopped=False))
+        if on_unfinished:
+            for slot in np.flatnonzero(self.counts[: self.active]):
+                on_unfinished(int(self.responses[slot]), self._rollout(slot, stopped=False))
         return int(self.counts[: self.active].sum())
 
     def _add_slots(self) -> None:

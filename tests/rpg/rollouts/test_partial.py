@@ -164,7 +164,8 @@ class Replay:
         Returns w of each token."""
         rewards = torch.tensor([self.rewards[step, number] for number in range(GROUPS * SIZE)]).view(GROUPS, SIZE)
         advantages = (rewards - rewards.mean(1, keepdim=True)).flatten().tolist()
-        ratios, losses = [], []
+        ratios: list[float] = []
+        losses: list[torch.Tensor] = []
         for reply, advantage in zip(itertools.chain(*groups), advantages, strict=True):
             ids = torch.tensor([reply.prompt + reply.tokens])
             logits = self.model(input_ids=ids, use_cache=False).logits[0, len(reply.prompt) - 1 : -1]
@@ -202,9 +203,8 @@ def test_tokens_versions_and_weights_are_those_of_a_replay_in_plain_loops(inputs
 
 
 def test_the_record_tells_what_went_on(whole: Path) -> None:
-    tokens, metrics = rows(whole, "tokens"), {}
-    for row in rows(whole, "metrics"):
-        metrics[row["step"], row["name"]] = row["value"]
+    tokens = rows(whole, "tokens")
+    metrics = {(row["step"], row["name"]): row["value"] for row in rows(whole, "metrics")}
     for step in range(1, STEPS + 1):
         ages = [step - 1 - row["policy_version"] for row in tokens if row["step"] == step]
         assert metrics[step, "staleness/max"] == max(ages)
@@ -273,7 +273,7 @@ def test_a_killed_run_with_vllm_goes_on_bit_for_bit(tmp_path: Path, placement: s
 
 @pytest.mark.more
 def test_two_ranks_sample_what_one_does(inputs: Path, tmp_path: Path, whole: Path) -> None:
-    """As long as the weights are the same in every bit: those of the first two steps are the first ones."""
+    """The first two steps are sampled under the first weights, which are equal in every bit."""
     run_dir = new_run(inputs, tmp_path, training={"steps": 2, "ranks": 2})
     train(run_dir, ranks=2)
     names = ("step", "rollout_id", "position", "token_id", "policy_version")
