@@ -123,7 +123,7 @@ def sampled_in_parts(load: Workload, engines: int, steps: int, rng: np.random.Ge
     """With `partial`: seconds, mean lengths of the first steps and of all, and the age of tokens."""
     of_engines = [Engine(load.slots) for _ in range(engines)]
     in_flight = load.size * min(load.groups, load.slots * engines // load.size)
-    groups = OpenGroups(groups=load.groups, group_size=load.size, in_flight=in_flight, samplers=range(engines))
+    groups = OpenGroups(groups=load.groups, group_size=load.size, in_flight=in_flight, samplers=[1] * engines)
     lengths: dict[int, np.ndarray] = {}
     begun_in: dict[int, int] = {}
     seconds: list[float] = []

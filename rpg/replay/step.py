@@ -23,6 +23,7 @@ from rpg.batches.minibatches import Minibatch, cut, plan_step
 from rpg.batches.step_loss import pass_loss, step_advantages
 from rpg.objectives import TokenBatch
 from specs.schema.experiment import Experiment
+from specs.schema.schedule import constant
 
 PASS_TOKENS = 2**18
 """Tokens, padding included, that are processed at once; they take some hundred bytes each."""
@@ -159,7 +160,7 @@ def _replayed(
         "correction": result.correction,
         "share": share,
         "gradient": evaluation.weight * result.correction * share,
-        "bonus": -experiment.training.entropy_coef * batch.spread(entropies),
+        "bonus": -constant(experiment.training.entropy_coef) * batch.spread(entropies),
         "penalty": evaluation.losses * result.correction - without.evaluation.losses * result.correction,
         "penalty_weight": evaluation.weight - without.evaluation.weight,
     }

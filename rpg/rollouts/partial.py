@@ -10,7 +10,7 @@ ADMISSION_STEPS of them (`rpg/samplers/base.py`), on every rank:
 2. If enough groups have ended, sampling for the step ends. The step takes the first of them, in the order in which they
    began. If more have ended, they are the first that the next step takes.
 3. Otherwise prompts start, in their order, while fewer than `in_flight` responses are under way. A group starts on the
-   rank that has the fewest.
+   rank whose samplers have the fewest.
 
 So the lengths of the responses decide everything, and a step that is sampled again, after a kill, is the same in every
 bit: a checkpoint contains the open groups. Every response that begins is trained on once, in the step that its group
@@ -104,7 +104,7 @@ class OpenGroups:
             groups: number of groups of a step.
             group_size: number of responses of a group.
             in_flight: most responses under way at once, at least those of a group.
-            samplers: the ranks that sample.
+            samplers: number of samplers of each rank.
         """
         self._needed, self._group_size, self._in_flight = groups, group_size, in_flight
         self._samplers = samplers
@@ -131,7 +131,7 @@ class OpenGroups:
         loads = self._loads()
         starting = []
         while sum(loads.values()) + self._group_size <= self._in_flight:
-            starting.append(_lightest(loads))
+            starting.append(self._lightest(loads))
             loads[starting[-1]] += self._group_size
         return starting
 
@@ -167,8 +167,8 @@ class OpenGroups:
         self._begun, self.groups = states[0]["begun"] if states else 0, []
         for of_ranks in zip(*(state["groups"] for state in states), strict=True):
             rank, left = of_ranks[0]["rank"], of_ranks[0]["left"]
-            if len(states) != ranks.world_size() or rank not in self._samplers:
-                rank = _lightest(self._loads())
+            if len(states) != ranks.world_size() or not self._samplers[rank]:
+                rank = self._lightest(self._loads())
             group = OpenGroup(of_ranks[0]["number"], rank, of_ranks[0]["problem"], of_ranks[0]["seed"], left)
             if rank == ranks.rank():
                 plain = next(each["responses"] for each in of_ranks if each["responses"])
@@ -177,11 +177,12 @@ class OpenGroups:
 
     def _loads(self) -> dict[int, int]:
         """Returns the number of responses under way on each rank that samples."""
-        return {rank: sum(group.left for group in self.groups if group.rank == rank) for rank in self._samplers}
+        sampling = [rank for rank, samplers in enumerate(self._samplers) if samplers]
+        return {rank: sum(group.left for group in self.groups if group.rank == rank) for rank in sampling}
 
-
-def _lightest(loads: Mapping[int, int]) -> int:
-    return min(loads, key=lambda rank: (loads[rank], rank))
+    def _lightest(self, loads: Mapping[int, int]) -> int:
+        """Returns the rank with the fewest responses per sampler."""
+        return min(loads, key=lambda rank: (loads[rank] / self._samplers[rank], rank))
 
 
 def _response(plain: Mapping[str, Any]) -> OpenResponse:
@@ -258,6 +259,7 @@ class PartialSampling:
             (*self._prompt(group.problem), *response.token_ids),
             seed=seed_of(group.seed, member, done),
             limit=self._sampling.max_response_length - done,
+            prompt=group.number,
         )
 
     def _extend(self, turn: int, part: Rollout) -> None:

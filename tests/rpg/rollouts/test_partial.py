@@ -325,7 +325,7 @@ def begin(groups: OpenGroups) -> list[int]:
 
 
 def test_groups_start_while_there_is_room_on_the_rank_with_the_fewest() -> None:
-    groups = groups_of([0, 2], in_flight=12)
+    groups = groups_of([1, 0, 1], in_flight=12)
     assert begin(groups) == [0, 2, 0]
     groups.note({0: 3})
     assert begin(groups) == [], "three places are too few for a group"
@@ -336,7 +336,7 @@ def test_groups_start_while_there_is_room_on_the_rank_with_the_fewest() -> None:
 
 
 def test_a_step_takes_the_groups_that_end_first_in_the_order_in_which_they_began() -> None:
-    groups = groups_of([0], in_flight=16)
+    groups = groups_of([1], in_flight=16)
     begin(groups)
     groups.note({3: 4, 0: 3})
     assert not groups.has_step
