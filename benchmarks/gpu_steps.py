@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 KINDS = {"attention_ms": ("attn", "attention"), "matrix_ms": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")}
-"""Parts of the names of torch's operations, by what a profile calls them."""
+"""Parts of the names of torch's operations, by their names in a profile."""
 _COMPARED = 16
 """Responses whose logprobs are compared."""
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")

@@ -59,6 +59,7 @@ from rpg.run_recorder.recorder import RunRecorder
 from rpg.run_recorder.state import TrainingState
 from rpg.stopwatch import Stopwatch
 from specs.machine.cards import peak_flops
+from specs.schema.objective import RegularizedObjective
 from specs.schema.schedule import constant, value_at
 
 MOST_SKIPPED_IN_A_ROW = 20
@@ -399,9 +400,10 @@ class Trainer:
             gives_old: whether the pass's logprobs are the old ones as well.
         """
         state = None
-        if ledger.reference:
+        objective = self.spec.objective
+        if ledger.reference and isinstance(objective, RegularizedObjective):
             passes, rows = self.components.learner.passes, ledger.reference.read(batch)
-            logprobs, entropies, state = passes.compared(batch, self.spec.objective.divergence, rows)
+            logprobs, entropies, state = passes.compared(batch, objective.divergence, rows)
         else:
             logprobs, entropies = self.components.learner.logprobs(batch)
         if gives_old:

@@ -103,7 +103,7 @@ def gpu_sharing(experiment: Experiment, shape: ModelShape, device: Device | None
     """Returns the choice of the open keys. None if no key is open, or the run does not fit in any way."""
     if experiment.training.gradient_checkpointing != "auto":
         return _of_memory(experiment, shape, device)
-    if device is None or not knows_gpu(experiment):
+    if device is None:
         return None
     for level in LEVELS:
         tried = experiment.sharing_memory({"gradient_checkpointing": level})

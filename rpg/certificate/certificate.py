@@ -14,7 +14,7 @@ from rpg.objectives import TokenBatch, evaluate_objective, token_losses
 from rpg.objectives.distribution import StateDivergence
 from rpg.objectives.kl import reward_penalties
 from specs.schema.experiment import Experiment
-from specs.schema.objective import Direction, FormulaObjective, Objective, PublishedObjective
+from specs.schema.objective import Direction, FormulaObjective, Objective, PublishedObjective, RegularizedObjective
 from specs.schema.schedule import at_step, constant, loops_in, schedules_in
 
 Turns = Literal["one", "outcome", "turn"]
@@ -174,7 +174,7 @@ def _gradients(
 
 def _few_likeliest(objective: Objective) -> Objective:
     """Returns the objective with at most TOP_K likeliest tokens to sum over."""
-    if objective.summed_over != "top_k":
+    if not isinstance(objective, RegularizedObjective) or objective.kl != "top_k":
         return objective
     return objective.model_copy(update={"kl_top_k": min(TOP_K, objective.kl_top_k)})
 
@@ -260,7 +260,7 @@ def token_gradients(objective: Objective, cases: Cases, turns: Turns = "one") ->
     """Returns the gradient of each response's loss by the logits before each of its tokens. [responses, length,
     vocabulary]"""
     logprobs = cases.logprobs.clone().requires_grad_()
-    distributions = {}
+    distributions: dict[str, Any] = {}
     if objective.summed_over != "sampled":
         distributions = {
             "logits": cases.logits[cases.prefixes].requires_grad_(),

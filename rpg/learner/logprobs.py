@@ -91,9 +91,11 @@ def token_divergences(
     """
     size = _chunk(hidden, weight, targets, chunk)
     apply: Callable[..., tuple[Tensor, ...]] = _TokenLogprobs.apply
-    logprobs, entropy, *divergences = apply(hidden, weight, bias, targets, temperature, size, False, compared)
+    given = hidden, weight, bias, targets, temperature, size, False, compared
+    logprobs, entropy, value, reverse, forward = apply(*given)
     outside = torch.zeros_like(targets, dtype=torch.bool)
-    return logprobs, entropy if entropy_gradient else entropy.detach(), StateDivergence(*divergences, outside)
+    state = StateDivergence(value, reverse, forward, outside)
+    return logprobs, entropy if entropy_gradient else entropy.detach(), state
 
 
 @torch.no_grad()

@@ -65,7 +65,8 @@ class Passes:
 
     def set_temperature(self, temperature: float) -> None:
         """Sets the divisor of the logits in the passes to come."""
-        getattr(self._policy, "module", self._policy).temperature = temperature  # an engine has the policy inside
+        policy: Any = getattr(self._policy, "module", self._policy)  # an engine has the policy inside
+        policy.temperature = temperature
 
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
         """Returns logprobs and entropies of the batch's response tokens, nats. [n] each

@@ -136,7 +136,9 @@ def recorded_tokens(recorded: RecordedStep, batch: Microbatch, advantages: Tenso
     columns = {name: torch.where(trained, values, 0.0).to(batch.targets.device) for name, values in columns.items()}
     entropies = columns.pop("entropies")
     tokens = TokenBatch(
-        **{name: batch.spread(values) for name, values in columns.items()},
+        logprobs=batch.spread(columns["logprobs"]),
+        old_logprobs=batch.spread(columns["old_logprobs"]),
+        ref_logprobs=batch.spread(columns["ref_logprobs"]),
         advantages=batch.spread(advantages[places].to(entropies)),
         response_mask=batch.spread(trained.to(entropies)),
     )

@@ -47,10 +47,11 @@ def _unmoved(experiment: Experiment, key: str) -> tuple[str, str] | None:
     )
     if follows and on_policy(experiment):
         return "the policy is its own reference, so the divergence is always 0", f"{another}, or {more_updates}"
-    in_loss = isinstance(objective, PublishedObjective) and objective.penalizes_loss
-    if in_loss and objective.kl_estimator == "k1" and not objective.kl_weighted:
-        return "k1 in the loss has an expected gradient of 0", "write kl_weighted: true, or another kl_estimator"
-    return None
+    match objective:
+        case PublishedObjective(penalizes_loss=True, kl_estimator="k1", kl_weighted=False):
+            return "k1 in the loss has an expected gradient of 0", "write kl_weighted: true, or another kl_estimator"
+        case _:
+            return None
 
 
 def plateau(experiment: Experiment) -> Iterator[Issue]:

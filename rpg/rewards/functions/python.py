@@ -56,9 +56,11 @@ def arguments_of(tree: ast.Module, function: str) -> Arguments:
 
 class Python(Reward):
     """A function of a Python file, called in the scoring sandbox: without a network, and without the machine's files
-    except Python and its packages. Needs bubblewrap. The function's parameters select its arguments: `response`,
-    `answer`, `prompt`, `problem`, or a column of the data. It returns a number. A function with the parameter
-    `completions`, as in TRL, gets lists of one item, and returns such a list.
+    except Python and its packages. Needs bubblewrap.
+
+    The function's parameters select its arguments: `response`, `answer`, `prompt`, `problem`, or a column of the data.
+    It returns a number. A function with the parameter `completions`, as in TRL, gets lists of one item, and returns
+    such a list.
     """
 
     sealed: ClassVar = "always"

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from pipelines.planning.device import Device
 from pipelines.planning.gpu_hours import gpu_hours
 from pipelines.planning.gpu_sharing import planned_on, sharing_inputs
 from pipelines.planning.memory import GIB, memory_estimate
+from pipelines.planning.model_shape import model_shape
 from pipelines.planning.steps.changes import changes, placement_keys, placements
 from pipelines.planning.steps.parts import NETWORK, NVLINK, MeanLengths, step_parts
 from pipelines.planning.steps.words import placement_lines, step_data, step_lines
@@ -156,3 +158,15 @@ def test_without_a_gpu_nothing_is_recomputed_and_on_an_unknown_one_everything(tm
     unknown = auto.model_copy(update={"resources": auto.resources.model_copy(update={"memory_gib": 0})})
     assert sharing_inputs(unknown)["sharing"]["gradient_checkpointing"] is True
     assert on_cpu.sharing_memory({"gradient_checkpointing": False}).training.gradient_checkpointing is False
+
+
+def test_a_shipped_spec_recomputes_only_what_the_memory_asks_for() -> None:
+    """Whole GPU hours, as docs/performance.md has them."""
+    path = ROOT / "specs" / "experiments" / "qwen3-4b-tools.yaml"
+    shape = model_shape(load_experiment(path))
+    assert shape is not None
+    training = [
+        gpu_hours(load_experiment(path, [f"training.gradient_checkpointing={level}"]), shape).training
+        for level in ("true", "auto")
+    ]
+    assert [round(hours) for hours in training] == [206, 179]

@@ -30,7 +30,7 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
             "{type: ray, address: 'ray://head:10001'}",
             "launcher.address: is not the address of a cluster with this machine as a node",
         ),
-        ("{type: ray, address: head}", "launcher.address: is no address"),
+        ("{type: ray, address: head}", "launcher.address: is not the address"),
         ("{type: ray, resources: {GPU: 1}}", "launcher.resources.GPU: has a key of its own"),
         ("{type: ray, resources: {a: 0}}", "launcher.resources.a: must be above 0"),
         ("{type: slurm, nodes: 3}", "launcher.nodes: the ranks do not divide"),
