@@ -186,7 +186,9 @@ class OpenGroups:
 
 
 def _response(plain: Mapping[str, Any]) -> OpenResponse:
-    values = {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in plain.items()}
+    values: dict[str, Any] = {
+        name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in plain.items()
+    }
     return OpenResponse(**values)
 
 
