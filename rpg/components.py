@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rpg.base.teacher import teacher_directory
 from rpg.data.loading import encode_prompts, load_problems
 from rpg.data.order import PromptOrder, order_of, seed_of
-from rpg.evaluation.answers import answers
+from rpg.evaluation.answers import answers, drift_responses
+from rpg.evaluation.drift import DriftSample, decode_response, drift_samples, encode_response, response_logprobs
 from rpg.evaluation.inputs import EvaluationInputs, evaluation_inputs
-from rpg.evaluation.records import Answered
+from rpg.evaluation.records import Answered, Evaluated
+from rpg.evaluation.sequences import TokenSequence, token_logprobs_of
 from rpg.guards import Guards
+from rpg.learner.adapters import has_adapters, without_adapters
 from rpg.learner.deepspeed import Learner, open_teacher
 from rpg.learner.passes import Passes
 from rpg.pretrained import config_of, context_of, tokenizer_of
@@ -76,13 +80,62 @@ class TrainerComponents:
         if self.sentinel:
             self.sentinel.check(self.sampler, self.learner.probe)
 
-    def evaluate(self) -> list[list[Answered]]:
-        """Returns the sampler's answers to each evaluation problem. All ranks call it while the sampler is idle."""
+    def evaluate(self) -> Evaluated:
+        """Returns the results of the sampler's policy on the evaluation sets. All ranks call it while the sampler is
+        idle."""
         if self.evaluation is None:
-            return []
+            return Evaluated([])
         answered = answers(self.spec, self.evaluation, self.tokenizer, self.sampler, self.scorer, self.device)
+        drift = self._drift(self.evaluation, answered) if self.spec.measures_drift else None
         self.sampler.forget()
-        return answered
+        return Evaluated(answered, drift)
+
+    def sample_before_training(self) -> None:
+        """Stores responses of the policy before training, for the forward drift of later evaluations. All ranks call
+        it before the first step."""
+        if self.evaluation is None or not self.spec.measures_drift:
+            return
+        found = drift_responses(self.spec, self.evaluation, self.tokenizer, self.sampler, self.device)
+        self.sampler.forget()
+        if ranks.rank() == 0:
+            self.run.keep_initial_responses([encode_response(each) for each in found])
+
+    def _drift(self, asked: EvaluationInputs, answered: list[list[Answered]]) -> list[DriftSample]:
+        """Returns the responses that tell how far the policy is from that before training, with their logprobs under
+        both; without those of the forward direction if they were not sampled before training."""
+        own = drift_responses(self.spec, asked, self.tokenizer, self.sampler, self.device, answered)
+        kept = ranks.from_first(self.run.initial_responses() if ranks.rank() == 0 else [])
+        problems = {(each.dataset, each.problem_id): each for each in asked.problems}
+        before = [each for fields in kept if (each := decode_response(fields, problems))]
+        self.sampler.sleep()
+
+        def of(passes: Passes) -> tuple[list[float], list[float]]:
+            def logprobs(sequences: Sequence[TokenSequence]) -> list[NDArray[np.float64]]:
+                most = self.spec.training.microbatch_tokens
+                return token_logprobs_of(sequences, passes, self.device, most_tokens=most)
+
+            return response_logprobs(own, logprobs), response_logprobs(before, logprobs)
+
+        policy = of(self.learner.passes)
+        with self._initial_passes() as passes:
+            initial = of(passes)
+        self.give_sampler_weights(self.sampler.policy_version)
+        reverse = drift_samples(own, "reverse", policy[0], initial[0])
+        return reverse + drift_samples(before, "forward", policy[1], initial[1])
+
+    @contextmanager
+    def _initial_passes(self) -> Iterator[Passes]:
+        """Gives, within the block, passes of the policy before training. Its weights are loaded unless the learner has
+        them."""
+        if self.spec.reference.source == "initial" and self.reference:
+            with self.reference.passes(self.learner.passes) as passes:
+                yield passes
+        elif has_adapters(self.learner.model):
+            with without_adapters(self.learner.model), self.learner.passes.choosing_experts():
+                yield self.learner.passes
+        else:
+            base = self.run.path / self.run.inputs()["base"]
+            yield open_teacher(base, self.spec.training, temperature=1.0, device=self.device)
 
     def sentinel_metrics(self) -> dict[str, float]:
         """Returns the distance of this rank's sampler from the learner at the last check, nats. Empty without a

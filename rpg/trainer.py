@@ -114,6 +114,8 @@ class Trainer:
     def train(self, stop: StopAfterStep) -> bool:
         """Trains to the last step. Returns False if it paused or was asked to stop; its state is then saved."""
         with stop.between_steps_only():
+            if self.state.step == 0 and self.evaluates and (self.spec.evaluation.every_steps or self.until):
+                self.components.sample_before_training()
             if self.evaluation_is_due():  # the previous attempt was stopped before it could evaluate
                 self.evaluate()
                 self.recorder.flush()

@@ -162,9 +162,11 @@ class EvaluationRow:
     """Name of the evaluation set."""
     metric: str
     """mean@k: share of right answers among k responses; pass@k: whether one of k is right; maj@k: whether the answer
-    that most of k give is right. score@k: mean score of k responses, of a graded reward; such a set has no other."""
+    that most of k give is right. score@k: mean score of k responses, of a graded reward; such a set has no other. Of
+    sets that are scored by likelihood: accuracy, or bits_per_byte. drift/reverse, drift/forward: divergence between the
+    policy and the policy before training, nats per token; with _response at the end, per response."""
     value: float
-    """Mean over the problems: a share, 0 to 1; of score@k in the reward's own units."""
+    """Mean over the problems: a share, 0 to 1; of score@k in the reward's own units, of drift in nats."""
     ci_low: float
     """Lower end of the interval of the value, at the level of `evaluation.confidence`."""
     ci_high: float
@@ -227,6 +229,38 @@ class EvaluationSampleRow:
 
 
 @dataclass(frozen=True, slots=True)
+class DriftSampleRow:
+    """One response under the policy and under the policy before training, by the learner at temperature 1."""
+
+    run_id: str
+    """The run, as in `runs`."""
+    fingerprint: str
+    """Fingerprint of the evaluate stage, as in `evaluations`."""
+    step: Int32
+    """Step of training whose policy was measured."""
+    dataset: str
+    """Name of the evaluation set."""
+    problem_id: str
+    """Content hash of the problem."""
+    sample: Int32
+    """Number of the response to its problem, from 0."""
+    direction: str
+    """reverse: the policy sampled the response; forward: the policy before training did."""
+    logprob: float
+    """Logprob of the response's sampled tokens under the policy, together, nats."""
+    initial_logprob: float
+    """Logprob of these tokens under the policy before training, nats."""
+    num_tokens: Int32
+    """Sampled tokens of the response."""
+    recorded_at: datetime
+    """When it was measured."""
+    attempt: Int32 | None = None
+    """Which start of the trainer measured it, as in `evaluations`."""
+    cluster: str | None = None
+    """What the problem shares with others of its set; NULL: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointRow:
     """One saved state of a run."""
 
@@ -272,6 +306,7 @@ TABLES = {
     "turns": TurnRow,
     "evaluations": EvaluationRow,
     "evaluation_samples": EvaluationSampleRow,
+    "drift_samples": DriftSampleRow,
     "checkpoints": CheckpointRow,
     "events": EventRow,
 }

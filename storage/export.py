@@ -12,6 +12,7 @@ TABLES = (
     "turns",
     "evaluations",
     "evaluation_samples",
+    "drift_samples",
     "checkpoints",
     "events",
     "stages",

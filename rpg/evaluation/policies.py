@@ -6,11 +6,14 @@ from pathlib import Path
 
 import torch
 
-from rpg.evaluation.answers import answers
+from rpg.evaluation.answers import answers, drift_responses
+from rpg.evaluation.drift import LogprobsOf, SampledResponse, drift_samples, response_logprobs
 from rpg.evaluation.inputs import evaluation_inputs
 from rpg.evaluation.kept import KeptAnswers
-from rpg.evaluation.records import Answered
+from rpg.evaluation.records import Answered, Evaluated
 from rpg.evaluation.results import MeasuredPolicy
+from rpg.evaluation.sequences import token_logprobs_of
+from rpg.learner.deepspeed import open_teacher
 from rpg.pretrained import model_of, tokenizer_of
 from rpg.processes import ranks
 from rpg.processes.device import choose_device, use_threads
@@ -32,15 +35,18 @@ def evaluating_ranks(spec: Experiment) -> Iterator[torch.device]:
         yield device
 
 
-def policies_answers(
+def policies_results(
     policies: Sequence[MeasuredPolicy],
     spec: Experiment,
     inputs: Mapping[str, Path],
     device: torch.device,
     kept: Path | None = None,
     place: Place | None = None,
-) -> Iterator[tuple[MeasuredPolicy, list[list[Answered]]]]:
-    """Yields each policy with its answers, a list per problem. All ranks iterate over it; empty without problems.
+) -> Iterator[tuple[MeasuredPolicy, Evaluated]]:
+    """Yields each policy with its results. All ranks iterate over it; empty without problems.
+
+    The sampler answers for all policies before the learner's passes compute logprobs, so their memory is never needed
+    at once.
 
     Args:
         inputs: data and base: the staged data and the base model.
@@ -56,12 +62,52 @@ def policies_answers(
     if not asked.problems:
         print("there is no evaluation set: nothing to measure", flush=True)
         return
+    drifts = spec.measures_drift and any(policy.step for policy in policies)
+    base = MeasuredPolicy(0, inputs["base"])
+    answered: dict[int, list[list[Answered]]] = {}
+    responses: dict[int, list[SampledResponse]] = {}
     # The engine always opens on the same weights, regardless of what is left to measure: they may set its precision.
     opened_on = policies[0].weights if spec.evaluation.checkpoints == "final" else inputs["base"]
+    sampled = [*policies, *([base] if drifts and all(policy.step for policy in policies) else ())]
     with open_scorers(spec, place) as scorer:
-        for policy, sampler in _samplers(spec, policies, opened_on, asked.max_length, device):
-            answers_of_policy = KeptAnswers.of(policy, kept) if kept else None
-            yield policy, answers(spec, asked, tokenizer, sampler, scorer, device, answers_of_policy)
+        for policy, sampler in _samplers(spec, sampled, opened_on, asked.max_length, device):
+            if policy in policies:
+                kept_here = KeptAnswers.of(policy, kept) if kept else None
+                answered[policy.step] = answers(spec, asked, tokenizer, sampler, scorer, device, kept_here)
+            if drifts:
+                of_policy = answered.get(policy.step)
+                responses[policy.step] = drift_responses(spec, asked, tokenizer, sampler, device, of_policy)
+    initial: dict[int, list[float]] = {}
+    if drifts:
+        with logprobs_under(base.weights, spec, device) as logprobs:
+            initial = {step: response_logprobs(of_policy, logprobs) for step, of_policy in responses.items()}
+    for policy in policies:
+        if not spec.measures_drift or policy.step == 0:
+            yield policy, Evaluated(answered[policy.step], [] if spec.measures_drift else None)
+            continue
+        with logprobs_under(policy.weights, spec, device) as logprobs:
+            drift = [
+                sample
+                for direction, step in (("reverse", policy.step), ("forward", 0))
+                for sample in drift_samples(
+                    responses[step], direction, response_logprobs(responses[step], logprobs), initial[step]
+                )
+            ]
+        yield policy, Evaluated(answered[policy.step], drift)
+
+
+@contextmanager
+def logprobs_under(weights: Path, spec: Experiment, device: torch.device) -> Iterator[LogprobsOf]:
+    """Gives, within the block, the logprobs of tokens under a policy on disk, by the learner's passes. Each rank holds
+    the whole model."""
+    whole = {"zero_stage": 0, "sequence_parallel_size": 1, "packing": False}
+    held = [open_teacher(weights, spec.training.model_copy(update=whole), temperature=1.0, device=device)]
+    try:
+        yield lambda sequences: token_logprobs_of(
+            sequences, held[0], device, most_tokens=spec.training.microbatch_tokens
+        )
+    finally:
+        held.clear()  # frees the model, though the caller may still hold the function
 
 
 def _samplers(
@@ -74,13 +120,14 @@ def _samplers(
         max_length=max_length,
         seed=spec.evaluation.seed,
     )
-    sampler = open_sampler(spec.rollout.model_copy(update={"replay_routing": False}), settings)
+    sampler, held = open_sampler(spec.rollout.model_copy(update={"replay_routing": False}), settings), opened_on
     try:
         for policy in policies:
-            if policy.weights != opened_on:
+            if policy.weights != held:
                 model = model_of(policy.weights, dtype="auto")
                 sampler.load_weights(model.named_parameters(), policy_version=sampler.policy_version + 1)
                 del model
+            held = policy.weights
             yield policy, sampler
     finally:
         sampler.close()

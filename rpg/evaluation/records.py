@@ -3,17 +3,20 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
+from rpg.evaluation.drift import DriftSample, drift_measures, no_drift
 from rpg.evaluation.measures import EvaluationMeasure, mean_at_k, measures, score_measure
+from rpg.evaluation.sequences import TokenSequence
 from rpg.messages import message
 from rpg.recording.segments import SegmentWriter
 from rpg.rewards import Score
 from rpg.statistics.variance import THESE_WEIGHTS
 from rpg.types import FinishReason, Problem, RecordedTurn
-from specs.records import EvaluationRow, EvaluationSampleRow, Int32
+from specs.records import DriftSampleRow, EvaluationRow, EvaluationSampleRow, Int32
 from specs.schema.evaluation import Evaluation
 
 
@@ -32,6 +35,18 @@ class Answered:
     score: Score
     turns: tuple[RecordedTurn, ...] = ()
     """Turns of the response; empty if no environment gives turns."""
+    sequences: tuple[TokenSequence, ...] = ()
+    """Tokens of the response after their contexts; empty if nothing is measured on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The results of one policy."""
+
+    answered: Sequence[list[Answered]]
+    """Answers to each problem."""
+    drift: Sequence[DriftSample] | None = None
+    """Responses with which drift was measured; empty for the policy before training; None if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +63,21 @@ class Recorder:
     """Returns the least value of a set's reward, by the set's path in the spec; None if the reward is not graded or has
     no bound."""
 
-    def record(self, step: int, answered: Sequence[list[Answered]]) -> list[dict[str, Any]]:
-        """Records one policy's answers, a list per problem, and returns its part of the summary, set by set."""
+    def record(self, step: int, evaluated: Evaluated) -> list[dict[str, Any]]:
+        """Records one policy's results, and returns its part of the summary, set by set."""
         summary: list[dict[str, Any]] = []
+        answered, drift, at = evaluated.answered, evaluated.drift, datetime.now(UTC)
+        self.writer.rows(self._drift_sample(step, each, at) for each in drift or ())
         for dataset in dict.fromkeys(group[0].problem.dataset for group in answered):
             groups = [group for group in answered if group[0].problem.dataset == dataset]
             problems = [group[0].problem for group in groups]
             named = any(each.cluster for each in problems)
             clusters = [each.cluster or each.problem_id for each in problems] if named else None
             measured, means = self._measures(groups, clusters)
+            if drift is not None:
+                of_set = [each for each in drift if each.problem.dataset == dataset]
+                confidence = self.spec.confidence
+                measured += drift_measures(of_set, confidence=confidence, clusters=named) if drift else no_drift()
             self.writer.rows(self._sample(step, each) for group in groups for each in group)
             worst = self.worst(problems[0].source)
             self.writer.rows(self._measure(step, dataset, len(groups), each, worst) for each in measured)
@@ -93,6 +114,23 @@ class Recorder:
             samples_per_problem=Int32(self.spec.samples_per_problem),
             attempt=self.attempt,
             worst=worst if measure.metric.startswith("score@") else None,
+        )
+
+    def _drift_sample(self, step: int, sample: DriftSample, at: datetime) -> DriftSampleRow:
+        return DriftSampleRow(
+            run_id=self.run_id,
+            fingerprint=self.fingerprint,
+            step=Int32(step),
+            dataset=sample.problem.dataset,
+            problem_id=sample.problem.problem_id,
+            sample=Int32(sample.sample),
+            direction=sample.direction,
+            logprob=sample.logprob,
+            initial_logprob=sample.initial_logprob,
+            num_tokens=Int32(sample.num_tokens),
+            recorded_at=at,
+            attempt=self.attempt,
+            cluster=sample.problem.cluster or None,
         )
 
     def _sample(self, step: int, answered: Answered) -> EvaluationSampleRow:

@@ -21,7 +21,7 @@ from specs.machine.manifests import NOTES, find_damage, list_files
 from specs.records import TABLES
 
 _SUMMARY = "result.json"
-_TABLES = ("evaluations", "evaluation_samples")
+_TABLES = ("evaluations", "evaluation_samples", "drift_samples")
 
 
 @message

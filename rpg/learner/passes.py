@@ -83,6 +83,19 @@ class Passes:
             )
         return logprobs, entropies
 
+    @torch.no_grad()
+    def given(self, input_ids: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
+        """Returns the logprobs of tokens in padded rows at temperature 1, nats; routers choose for themselves. [n]
+
+        Args:
+            input_ids: token ids, padded on the right. [b, L]
+            sources: positions in the flattened input ids whose hidden states predict the targets. [n]
+            targets: token ids. [n]
+        """
+        show_work()
+        logprobs, _ = self._policy(input_ids, sources, targets, 1.0)
+        return logprobs  # type: ignore[no-any-return]
+
     def _packed(
         self,
         input_ids: Tensor,

@@ -98,6 +98,11 @@ class Experiment(Spec):
         """Whether a policy is trained: not where a model is measured as it is."""
         return True
 
+    @property
+    def measures_drift(self) -> bool:
+        """Whether evaluations measure the divergence from the policy before training."""
+        return self.trains and self.evaluation.drift
+
     def reward_at(self, place: str) -> Reward:
         """What scores a set, by its place, such as `data.train.0`; the experiment's reward where it has none."""
         return self.own_rewards.get(place, self.reward)

@@ -1,5 +1,5 @@
 -- What anyone may query: the recorded rows that count, under the names of the contract.
--- `recorded` has the rows: of metrics, rollouts, tokens, turns and evaluation_samples those alone that no later attempt superseded.
+-- `recorded` has the rows: of metrics, rollouts, tokens, turns, evaluation_samples and drift_samples those alone that no later attempt superseded.
 -- A row counts unless a later attempt of its run resumed from a step before it; an evaluation's counts while the run's state names it.
 -- That a run was rolled back counts in any case: it happened to the run, and not in a step that another one stands for.
 CREATE VIEW recorded.superseded AS
@@ -14,8 +14,6 @@ CREATE VIEW trials AS SELECT * EXCLUDE (unit) FROM recorded.trials;
 CREATE VIEW confirmations AS SELECT * EXCLUDE (unit) FROM recorded.confirmations;
 CREATE VIEW artifacts AS SELECT * EXCLUDE (unit) FROM recorded.artifacts;
 CREATE VIEW provenance AS SELECT * EXCLUDE (unit) FROM recorded.provenance;
-
-CREATE VIEW metrics AS SELECT * EXCLUDE (attempt) FROM recorded.metrics;
 
 CREATE VIEW rollouts AS SELECT * EXCLUDE (attempt) FROM recorded.rollouts;
 
@@ -44,6 +42,28 @@ SELECT e.* EXCLUDE (fingerprint, attempt)
 FROM recorded.evaluation_samples AS e
 WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint)
 QUALIFY rank() OVER (PARTITION BY e.run_id, e.step ORDER BY e.attempt DESC NULLS FIRST) = 1;
+
+CREATE VIEW drift_samples AS
+SELECT e.* EXCLUDE (fingerprint, attempt)
+FROM recorded.drift_samples AS e
+WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint)
+QUALIFY rank() OVER (PARTITION BY e.run_id, e.step ORDER BY e.attempt DESC NULLS FIRST) = 1;
+
+-- Drift is of all evaluation sets together, at the evaluated steps; `evaluations` has each set's, with intervals.
+CREATE VIEW metrics AS
+SELECT * EXCLUDE (attempt) FROM recorded.metrics
+UNION ALL BY NAME
+SELECT run_id, step, 'drift/reverse' AS name, sum(logprob - initial_logprob) / sum(num_tokens) AS value, max(recorded_at) AS recorded_at
+FROM drift_samples WHERE direction = 'reverse' GROUP BY run_id, step
+UNION ALL BY NAME
+SELECT run_id, step, 'drift/reverse_response' AS name, sum(logprob - initial_logprob) / count(*) AS value, max(recorded_at) AS recorded_at
+FROM drift_samples WHERE direction = 'reverse' GROUP BY run_id, step
+UNION ALL BY NAME
+SELECT run_id, step, 'drift/forward' AS name, sum(initial_logprob - logprob) / sum(num_tokens) AS value, max(recorded_at) AS recorded_at
+FROM drift_samples WHERE direction = 'forward' GROUP BY run_id, step
+UNION ALL BY NAME
+SELECT run_id, step, 'drift/forward_response' AS name, sum(initial_logprob - logprob) / count(*) AS value, max(recorded_at) AS recorded_at
+FROM drift_samples WHERE direction = 'forward' GROUP BY run_id, step;
 
 -- Turns of evaluations too. Records from before an agent could write its history anew lack restart: none did. Of training rollout_id says of which response, of an evaluation dataset, problem_id and sample do.
 --   rollout_id: the response, as in rollouts; NULL: of an evaluation
