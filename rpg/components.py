@@ -9,16 +9,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from rpg.base.teacher import teacher_directory
 from rpg.data.loading import encode_prompts, load_problems
 from rpg.data.order import PromptOrder, order_of, seed_of
 from rpg.evaluation.answers import answers, drift_responses
-from rpg.evaluation.drift import DriftSample, decode_response, drift_samples, encode_response, response_logprobs
+from rpg.evaluation.drift import (
+    DriftSample,
+    LogprobsOf,
+    SampledResponse,
+    decode_response,
+    drift_samples,
+    encode_response,
+    response_logprobs,
+)
 from rpg.evaluation.inputs import EvaluationInputs, evaluation_inputs
-from rpg.evaluation.records import Answered, Evaluated
-from rpg.evaluation.sequences import TokenSequence, token_logprobs_of
+from rpg.evaluation.records import Evaluated
+from rpg.evaluation.sequences import token_logprobs_of
 from rpg.guards import Guards
 from rpg.learner.adapters import has_adapters, without_adapters
 from rpg.learner.deepspeed import Learner, open_teacher
@@ -83,45 +90,50 @@ class TrainerComponents:
     def evaluate(self) -> Evaluated:
         """Returns the results of the sampler's policy on the evaluation sets. All ranks call it while the sampler is
         idle."""
-        if self.evaluation is None:
+        asked, spec = self.evaluation, self.spec
+        if asked is None:
             return Evaluated([])
-        answered = answers(self.spec, self.evaluation, self.tokenizer, self.sampler, self.scorer, self.device)
-        drift = self._drift(self.evaluation, answered) if self.spec.measures_drift else None
+        answered = answers(spec, asked, self.tokenizer, self.sampler, self.scorer, self.device)
+        drifts = spec.measures_drift and bool(answered)
+        own = drift_responses(spec, asked, self.tokenizer, self.sampler, self.device, answered) if drifts else []
         self.sampler.forget()
-        return Evaluated(answered, drift)
+        if not drifts and not asked.unanswered:
+            return Evaluated(answered, [] if spec.measures_drift else None)
+        self.sampler.sleep()
+        scored = [each.scored(self._logprobs_by(self.learner.passes)) for each in asked.unanswered]
+        drift = self._drift(asked, own) if drifts else None
+        self.give_sampler_weights(self.sampler.policy_version)
+        return Evaluated(answered, drift, scored)
 
     def sample_before_training(self) -> None:
         """Stores responses of the policy before training, for the forward drift of later evaluations. All ranks call
         it before the first step."""
-        if self.evaluation is None or not self.spec.measures_drift:
+        if self.evaluation is None or not self.evaluation.problems or not self.spec.measures_drift:
             return
         found = drift_responses(self.spec, self.evaluation, self.tokenizer, self.sampler, self.device)
         self.sampler.forget()
         if ranks.rank() == 0:
             self.run.keep_initial_responses([encode_response(each) for each in found])
 
-    def _drift(self, asked: EvaluationInputs, answered: list[list[Answered]]) -> list[DriftSample]:
-        """Returns the responses that tell how far the policy is from that before training, with their logprobs under
-        both; without those of the forward direction if they were not sampled before training."""
-        own = drift_responses(self.spec, asked, self.tokenizer, self.sampler, self.device, answered)
+    def _drift(self, asked: EvaluationInputs, own: list[SampledResponse]) -> list[DriftSample]:
+        """Returns the policy's own responses, and those that were sampled before training, with their logprobs under
+        both policies. Of a run whose first steps were not measured none were sampled before training."""
         kept = ranks.from_first(self.run.initial_responses() if ranks.rank() == 0 else [])
         problems = {(each.dataset, each.problem_id): each for each in asked.problems}
         before = [each for fields in kept if (each := decode_response(fields, problems))]
-        self.sampler.sleep()
 
-        def of(passes: Passes) -> tuple[list[float], list[float]]:
-            def logprobs(sequences: Sequence[TokenSequence]) -> list[NDArray[np.float64]]:
-                most = self.spec.training.microbatch_tokens
-                return token_logprobs_of(sequences, passes, self.device, most_tokens=most)
+        def both(passes: Passes) -> list[list[float]]:
+            return [response_logprobs(each, self._logprobs_by(passes)) for each in (own, before)]
 
-            return response_logprobs(own, logprobs), response_logprobs(before, logprobs)
-
-        policy = of(self.learner.passes)
+        policy = both(self.learner.passes)
         with self._initial_passes() as passes:
-            initial = of(passes)
-        self.give_sampler_weights(self.sampler.policy_version)
+            initial = both(passes)
         reverse = drift_samples(own, "reverse", policy[0], initial[0])
         return reverse + drift_samples(before, "forward", policy[1], initial[1])
+
+    def _logprobs_by(self, passes: Passes) -> LogprobsOf:
+        most = self.spec.training.microbatch_tokens
+        return lambda sequences: token_logprobs_of(sequences, passes, self.device, most_tokens=most)
 
     @contextmanager
     def _initial_passes(self) -> Iterator[Passes]:

@@ -229,6 +229,37 @@ class EvaluationSampleRow:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationScoreRow:
+    """One metric of one item of an evaluation set that is not answered: of a question, a piece of text, a document of
+    an lm-eval task."""
+
+    run_id: str
+    """The run, as in `runs`."""
+    fingerprint: str
+    """Fingerprint of the evaluate stage, as in `evaluations`."""
+    step: Int32
+    """Step of training whose policy was measured; 0: the base model."""
+    dataset: str
+    """Name of the evaluation set."""
+    metric: str
+    """Metric, as in `evaluations`."""
+    item_id: str
+    """Identity of the item in its set, the same for every policy."""
+    value: float
+    """Value of the metric: of accuracy 1 or 0, of bits_per_byte the item's own bits per byte."""
+    num_bytes: Int32 | None
+    """Bytes of a piece of text, by which bits_per_byte weights it; NULL of other metrics."""
+    text: str
+    """The question, or the piece of text."""
+    response: str | None
+    """The likeliest choice; NULL of a text."""
+    answer: str | None
+    """The right choice; NULL of a text."""
+    attempt: Int32 | None = None
+    """Which start of the trainer measured it, as in `evaluations`."""
+
+
+@dataclass(frozen=True, slots=True)
 class DriftSampleRow:
     """One response under the policy and under the policy before training, by the learner at temperature 1."""
 
@@ -306,6 +337,7 @@ TABLES = {
     "turns": TurnRow,
     "evaluations": EvaluationRow,
     "evaluation_samples": EvaluationSampleRow,
+    "evaluation_scores": EvaluationScoreRow,
     "drift_samples": DriftSampleRow,
     "checkpoints": CheckpointRow,
     "events": EventRow,
@@ -313,3 +345,5 @@ TABLES = {
 LARGE_TABLES = ("rollouts", "tokens", "turns")
 """Tables that are most of a record. Each rank writes a share of them. Of a record elsewhere they are fetched only where
 somebody asks for them."""
+EVALUATED = ("evaluations", "evaluation_samples", "evaluation_scores", "drift_samples")
+"""Tables that the evaluate stage writes; the trainer writes all of them."""

@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 
 from rpg.evaluation.answers import answers, drift_responses
-from rpg.evaluation.drift import LogprobsOf, SampledResponse, drift_samples, response_logprobs
+from rpg.evaluation.drift import DriftSample, LogprobsOf, SampledResponse, drift_samples, response_logprobs
 from rpg.evaluation.inputs import evaluation_inputs
 from rpg.evaluation.kept import KeptAnswers
+from rpg.evaluation.likelihood import ScoredSet
 from rpg.evaluation.records import Answered, Evaluated
 from rpg.evaluation.results import MeasuredPolicy
 from rpg.evaluation.sequences import token_logprobs_of
@@ -59,10 +60,10 @@ def policies_results(
         return
     tokenizer = tokenizer_of(inputs["base"])
     asked = evaluation_inputs(spec, inputs["data"], inputs["base"], tokenizer)
-    if not asked.problems:
+    if not asked.exist:
         print("there is no evaluation set: nothing to measure", flush=True)
         return
-    drifts = spec.measures_drift and any(policy.step for policy in policies)
+    drifts = spec.measures_drift and bool(asked.problems) and any(policy.step for policy in policies)
     base = MeasuredPolicy(0, inputs["base"])
     answered: dict[int, list[list[Answered]]] = {}
     responses: dict[int, list[SampledResponse]] = {}
@@ -70,7 +71,7 @@ def policies_results(
     opened_on = policies[0].weights if spec.evaluation.checkpoints == "final" else inputs["base"]
     sampled = [*policies, *([base] if drifts and all(policy.step for policy in policies) else ())]
     with open_scorers(spec, place) as scorer:
-        for policy, sampler in _samplers(spec, sampled, opened_on, asked.max_length, device):
+        for policy, sampler in _samplers(spec, sampled, opened_on, asked.max_length, device) if asked.problems else ():
             if policy in policies:
                 kept_here = KeptAnswers.of(policy, kept) if kept else None
                 answered[policy.step] = answers(spec, asked, tokenizer, sampler, scorer, device, kept_here)
@@ -82,18 +83,15 @@ def policies_results(
         with logprobs_under(base.weights, spec, device) as logprobs:
             initial = {step: response_logprobs(of_policy, logprobs) for step, of_policy in responses.items()}
     for policy in policies:
-        if not spec.measures_drift or policy.step == 0:
-            yield policy, Evaluated(answered[policy.step], [] if spec.measures_drift else None)
-            continue
-        with logprobs_under(policy.weights, spec, device) as logprobs:
-            drift = [
-                sample
-                for direction, step in (("reverse", policy.step), ("forward", 0))
-                for sample in drift_samples(
-                    responses[step], direction, response_logprobs(responses[step], logprobs), initial[step]
-                )
-            ]
-        yield policy, Evaluated(answered[policy.step], drift)
+        drift: list[DriftSample] | None = [] if spec.measures_drift else None
+        scored: list[ScoredSet] = []
+        if asked.unanswered or (drifts and policy.step):
+            with logprobs_under(policy.weights, spec, device) as logprobs:
+                scored = [each.scored(logprobs) for each in asked.unanswered]
+                for direction, step in (("reverse", policy.step), ("forward", 0)) if drifts and policy.step else ():
+                    policy_logprobs = response_logprobs(responses[step], logprobs)
+                    drift = [*(drift or ()), *drift_samples(responses[step], direction, policy_logprobs, initial[step])]
+        yield policy, Evaluated(answered.get(policy.step, []), drift, scored)
 
 
 @contextmanager

@@ -21,6 +21,12 @@ class Source(OpenSection):
     generated: ClassVar[bool] = False
     """Whether a program makes up its problems. Many are alike then, and they are told apart by their prompts alone."""
 
+    answered: ClassVar[bool] = True
+    """Whether the policy answers its problems, and a reward scores the answers. Other sets are for evaluation alone:
+    what they hold is scored by its likelihood, or by a package of evaluations."""
+    measures: ClassVar[tuple[str, ...]] = ()
+    """Metrics of a set that is not answered; empty where its file or its package decides them."""
+
     source: str
     """Name of the kind of source."""
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$")

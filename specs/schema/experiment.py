@@ -122,10 +122,11 @@ class Experiment(Spec):
         return {".".join(map(str, at)): source.reward for at, source in self.sets() if source.reward}
 
     def sets(self) -> Iterator[tuple[Path, Source]]:
-        """Each training and evaluation set, with its place."""
+        """Each training and evaluation set whose problems the policy answers, with its place."""
         for split in ("train", "evaluation"):
             for index, source in enumerate(getattr(self.data, split)):
-                yield ("data", split, index), source
+                if source.answered:
+                    yield ("data", split, index), source
 
     def rewards(self) -> Iterator[tuple[Path, Reward]]:
         """Each reward that scores something, with where it is written."""

@@ -1,5 +1,5 @@
 -- What anyone may query: the recorded rows that count, under the names of the contract.
--- `recorded` has the rows: of metrics, rollouts, tokens, turns, evaluation_samples and drift_samples those alone that no later attempt superseded.
+-- `recorded` has the rows: of metrics, rollouts, tokens, turns, evaluation_samples, evaluation_scores and drift_samples those alone that no later attempt superseded.
 -- A row counts unless a later attempt of its run resumed from a step before it; an evaluation's counts while the run's state names it.
 -- That a run was rolled back counts in any case: it happened to the run, and not in a step that another one stands for.
 CREATE VIEW recorded.superseded AS
@@ -40,6 +40,12 @@ QUALIFY rank() OVER (PARTITION BY e.run_id, e.step ORDER BY e.attempt DESC NULLS
 CREATE VIEW evaluation_samples AS
 SELECT e.* EXCLUDE (fingerprint, attempt)
 FROM recorded.evaluation_samples AS e
+WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint)
+QUALIFY rank() OVER (PARTITION BY e.run_id, e.step ORDER BY e.attempt DESC NULLS FIRST) = 1;
+
+CREATE VIEW evaluation_scores AS
+SELECT e.* EXCLUDE (fingerprint, attempt)
+FROM recorded.evaluation_scores AS e
 WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint)
 QUALIFY rank() OVER (PARTITION BY e.run_id, e.step ORDER BY e.attempt DESC NULLS FIRST) = 1;
 

@@ -4,7 +4,7 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from rpg.data.columns import TableSource, existing_file
 from rpg.data.problems import SourceProblem
@@ -25,18 +25,28 @@ class JsonlSource(TableSource):
     def read(self) -> Iterator[SourceProblem]:
         """See Source; skips empty lines."""
         file = existing_file(self.path)
-        with _opened(file) as lines:
-            for number, line in enumerate(_lines(lines, file), 1):
-                if not line.strip():
-                    continue
-                where = f"{file.name}, line {number}"
-                try:
-                    row = parse_json(line.rstrip())
-                except ValueError as error:
-                    raise _bad_line(f"{where}: {error}", line) from None
-                if not isinstance(row, dict):
-                    raise _bad_line(f"{where}: not a JSON object", line)
-                yield self.problem(row, self.name or Path(file.name.removesuffix(".gz")).stem, where)
+        for where, row in json_rows(file):
+            yield self.problem(row, self.name or Path(file.name.removesuffix(".gz")).stem, where)
+
+
+def json_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields each object of a JSON Lines file with its place, `train.jsonl, line 3`; skips empty lines.
+
+    Raises:
+        SpecError: a line is not a JSON object, or the file cannot be unpacked; at the path of the source's `path`.
+    """
+    with _opened(file) as lines:
+        for number, line in enumerate(_lines(lines, file), 1):
+            if not line.strip():
+                continue
+            where = f"{file.name}, line {number}"
+            try:
+                row = parse_json(line.rstrip())
+            except ValueError as error:
+                raise _bad_line(f"{where}: {error}", line) from None
+            if not isinstance(row, dict):
+                raise _bad_line(f"{where}: not a JSON object", line)
+            yield where, row
 
 
 def _opened(file: Path) -> IO[bytes]:
