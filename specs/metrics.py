@@ -39,6 +39,8 @@ class Metric:
     """Reports and comparisons of runs show it, in the order of this file; `pipelines/report/curves.py` draws it."""
     tells_outcome: bool = False
     """It says what the policy became, not how fast: a report holds its last steps side by side."""
+    at_evaluations: bool = False
+    """It is recorded at evaluated steps only; at the end of training it is its last value, not a mean of last steps."""
     recorded_with: str = ""
     """The spec's key or engine without which it is not recorded; empty: it always is."""
 
@@ -107,6 +109,7 @@ METRICS: tuple[Metric, ...] = (
         least=-math.inf,
         charted=True,
         tells_outcome=True,
+        at_evaluations=True,
         recorded_with="evaluation.drift",
     ),
     Metric(
@@ -118,6 +121,7 @@ METRICS: tuple[Metric, ...] = (
         least=-math.inf,
         charted=True,
         tells_outcome=True,
+        at_evaluations=True,
         recorded_with="evaluation.drift",
     ),
     Metric(
@@ -127,6 +131,7 @@ METRICS: tuple[Metric, ...] = (
         unit="nats a response",
         better="lower",
         least=-math.inf,
+        at_evaluations=True,
         recorded_with="evaluation.drift",
     ),
     Metric(
@@ -136,6 +141,7 @@ METRICS: tuple[Metric, ...] = (
         unit="nats a response",
         better="lower",
         least=-math.inf,
+        at_evaluations=True,
         recorded_with="evaluation.drift",
     ),
     Metric(
@@ -649,3 +655,18 @@ def progress_text(values: Mapping[str, float | None]) -> str:
     """
     shown = ((metric.short_name, values.get(metric.name)) for metric in METRICS if metric.short_name)
     return "  ".join(f"{short_name} {value:.4g}" for short_name, value in shown if value is not None)
+
+
+def lower_is_better(measure: str) -> bool:
+    """Whether less of a measure of an evaluation is better: of drift, of bits per byte, of a perplexity.
+
+    Example:
+        >>> [lower_is_better(measure) for measure in ("drift/reverse", "bits_per_byte", "word_perplexity", "accuracy")]
+        [True, True, True, False]
+    """
+    return measure.startswith("drift/") or measure == "bits_per_byte" or measure.endswith("perplexity")
+
+
+def is_share(measure: str) -> bool:
+    """Whether a measure of a set that is not answered is a share between 0 and 1."""
+    return measure == "accuracy"

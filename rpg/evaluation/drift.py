@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rpg.evaluation.measures import EvaluationMeasure
+from rpg.evaluation.measures import EvaluationMeasure, ratio_values
 from rpg.evaluation.sequences import TokenSequence, decode_sequences
 from rpg.messages import message
 from rpg.statistics.intervals import mean_interval
@@ -122,7 +122,7 @@ def drift_measures(
         labels = [problem.cluster or problem.problem_id for problem in problems] if clusters else None
         divergence = np.array([np.mean([each.divergence for each in group]) for group in by_problem.values()])
         tokens = np.array([np.mean([each.num_tokens for each in group]) for group in by_problem.values()])
-        values = {f"drift/{direction}": per_token(divergence, tokens), f"drift/{direction}_response": divergence}
+        values = {f"drift/{direction}": ratio_values(divergence, tokens), f"drift/{direction}_response": divergence}
         for metric, of_problems in values.items():
             interval = mean_interval(of_problems, confidence=confidence, clusters=labels, shares=False)
             found.append(EvaluationMeasure(metric, interval.value, interval.low, interval.high))
@@ -133,19 +133,3 @@ def no_drift() -> list[EvaluationMeasure]:
     """Returns the measures of the policy before training itself."""
     names = [f"drift/{direction}{of}" for direction in DIRECTIONS for of in ("", "_response")]
     return [EvaluationMeasure(name, 0.0, 0.0, 0.0) for name in names]
-
-
-def per_token(divergence: NDArray[np.float64], tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns a value for each problem whose mean is the divergence per token, and whose spread gives the interval of
-    that ratio (the delta method). [problems]
-
-    Args:
-        divergence: mean divergence of a response to each problem, nats. [problems]
-        tokens: mean tokens of a response to each problem. [problems]
-    Example: 3 nats over 6 tokens are half a nat per token.
-        >>> per_token(np.array([1.0, 2.0]), np.array([2.0, 4.0])).tolist()
-        [0.5, 0.5]
-    """
-    ratio = divergence.sum() / tokens.sum()
-    linear: NDArray[np.float64] = ratio + (divergence - ratio * tokens) / tokens.mean()
-    return linear

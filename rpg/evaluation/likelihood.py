@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpg.data.unanswered import Item
-from rpg.evaluation.drift import LogprobsOf, per_token
-from rpg.evaluation.measures import EvaluationMeasure
+from rpg.evaluation.drift import LogprobsOf
+from rpg.evaluation.measures import EvaluationMeasure, ratio_values
 from rpg.evaluation.sequences import TokenSequence
 from rpg.statistics.intervals import mean_interval
 from specs.errors import Issue, SpecError
@@ -54,7 +54,7 @@ class ScoredSet:
         values = np.array([item.value for item in self.items])
         if all(item.num_bytes for item in self.items):
             sizes = np.array([item.num_bytes for item in self.items], dtype=np.float64)
-            values = per_token(values * sizes, sizes)
+            values = ratio_values(values * sizes, sizes)
         interval = mean_interval(values, confidence=confidence, shares=self.metric == "accuracy")
         return EvaluationMeasure(self.metric, interval.value, interval.low, interval.high)
 

@@ -66,6 +66,8 @@ class Evaluation(Spec):
     """Whether each evaluation measures the divergence between the policy and the policy before training, as
     `drift/reverse` and `drift/forward`. It needs responses sampled at temperature 1 without top_p and top_k: those of
     the evaluation if they are sampled so, else as many again. The model before training is loaded for it once more."""
+    literature: tuple[LiteratureTable, ...] = execution(())
+    """Accuracies that others report, to be shown beside ours."""
 
     @property
     def samples_policy(self) -> bool:

@@ -177,11 +177,12 @@ class Goal(Spec):
     """Measure that a trial is judged by: of its last checkpoint, or a training metric, over its seeds."""
 
     dataset: str = ""
-    """An evaluation set of the experiment, for mean@k, pass@k, maj@k and score@k; empty for a training metric."""
+    """An evaluation set of the experiment, for mean@k, pass@k, maj@k, score@k and the metrics of sets that are not
+    answered; for drift that of the responses to its problems; empty for a training metric."""
     metric: str = "mean@1"
-    """mean@k, pass@k or maj@k, k at most evaluation.samples_per_problem; of a graded reward score@k; or a metric that
-    training records, such as
-    kl/reverse: its mean over the last ten steps."""
+    """mean@k, pass@k or maj@k, k at most evaluation.samples_per_problem; of a graded reward score@k; accuracy or
+    bits_per_byte; or a metric that training records, such as kl/reverse: its mean over the last ten steps, of drift its
+    last value."""
     direction: Literal["maximize", "minimize"] = "maximize"
     """Whether more or less of it is better."""
     over_seeds: Literal["mean", "lower_bound"] = "mean"
