@@ -100,7 +100,8 @@ class TrainerComponents:
         if not drifts and not asked.unanswered:
             return Evaluated(answered, [] if spec.measures_drift else None)
         self.sampler.sleep()
-        scored = [each.scored(self._logprobs_by(self.learner.passes)) for each in asked.unanswered]
+        logprobs = self._logprobs_by(self.learner.passes)
+        scored = [found for each in asked.unanswered for found in each.scored(logprobs)]
         drift = self._drift(asked, own) if drifts else None
         self.give_sampler_weights(self.sampler.policy_version)
         return Evaluated(answered, drift, scored)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rpg.data.loading import encode_prompts, load_problems
 from rpg.data.unanswered import load_items
 from rpg.evaluation.likelihood import TokenizedSet, tokenized_sets
+from rpg.evaluation.lm_tasks import TaskSet
 from rpg.pretrained import config_of, context_of
 from rpg.types import Problem
 from specs import errors
@@ -25,8 +26,8 @@ class EvaluationInputs:
     prompts: list[list[int]]
     """Token ids of each problem's prompt."""
     max_response_length: int
-    unanswered: list[TokenizedSet] = field(default_factory=list)
-    """The chosen sets that are scored by likelihood."""
+    unanswered: list[TokenizedSet | TaskSet] = field(default_factory=list)
+    """The chosen sets that are not answered."""
 
     @property
     def exist(self) -> bool:
@@ -59,7 +60,15 @@ def evaluation_inputs(
     prompts = encode_prompts(tokenizer, [problem.prompt for problem in problems], spec.data)
     response = spec.evaluation.max_response_length or spec.rollout.max_response_length
     chosen = [item for item in items if item.dataset in wanted]
-    unanswered = tokenized_sets(chosen, tokenizer, context_of(config_of(base_dir))) if chosen else []
+    context = context_of(config_of(base_dir))
+    unanswered: list[TokenizedSet | TaskSet] = [
+        *tokenized_sets([item for item in chosen if item.kind != "lm_eval"], tokenizer, context),
+        *(
+            TaskSet(item, tokenizer, context or 0, spec.evaluation.confidence)
+            for item in chosen
+            if item.kind == "lm_eval"
+        ),
+    ]
     inputs = EvaluationInputs(problems, prompts, response, unanswered)
     _check_context(spec, base_dir, inputs)
     return inputs

@@ -48,9 +48,20 @@ class ScoredSet:
     dataset: str
     metric: str
     items: tuple[ScoredItem, ...]
+    known: EvaluationMeasure | None = None
+    """The metric on the set, if it is not computed from the items."""
+    num_known: int = 0
+    """Number of items that it was computed from."""
+
+    @property
+    def size(self) -> int:
+        """Number of items of the set."""
+        return self.num_known or len(self.items)
 
     def measure(self, confidence: float) -> EvaluationMeasure:
         """Returns the metric on the set, with its interval for new items."""
+        if self.known:
+            return self.known
         values = np.array([item.value for item in self.items])
         if all(item.num_bytes for item in self.items):
             sizes = np.array([item.num_bytes for item in self.items], dtype=np.float64)
@@ -70,7 +81,7 @@ class TokenizedSet:
     starts: tuple[NDArray[np.int64], ...] = ()
     """Byte at which each token of each text begins; empty for questions."""
 
-    def scored(self, logprobs: LogprobsOf) -> ScoredSet:
+    def scored(self, logprobs: LogprobsOf) -> list[ScoredSet]:
         """Returns the set's scores under a policy. All ranks call it."""
         found = iter(logprobs([sequence for each in self.sequences for sequence in each]))
         of_items = [[next(found) for _ in each] for each in self.sequences]
@@ -81,9 +92,9 @@ class TokenizedSet:
                 for item, values, starts in zip(self.items, of_items, self.starts, strict=True)
                 for scored in _pieces(item, np.concatenate(values), starts, whole=not alone)
             ]
-            return ScoredSet(self.dataset, "bits_per_byte", tuple(texts))
+            return [ScoredSet(self.dataset, "bits_per_byte", tuple(texts))]
         questions = [_answered(item, values) for item, values in zip(self.items, of_items, strict=True)]
-        return ScoredSet(self.dataset, "accuracy", tuple(questions))
+        return [ScoredSet(self.dataset, "accuracy", tuple(questions))]
 
 
 def tokenized_sets(
@@ -118,7 +129,7 @@ def _choices(item: Item, tokenizer: Any, context: int | None) -> Iterator[TokenS
         ids = list(tokenizer(prompt + between + choice)["input_ids"])
         begin = min(len(before), len(ids) - 1)
         if not begin:
-            ids, begin = [_first_token(tokenizer), *ids], 1
+            ids, begin = [first_token(tokenizer), *ids], 1
         if context is not None and len(ids) > context:
             raise SpecError(
                 Issue(
@@ -132,7 +143,8 @@ def _choices(item: Item, tokenizer: Any, context: int | None) -> Iterator[TokenS
         yield TokenSequence(tuple(ids), ((begin, len(ids)),))
 
 
-def _first_token(tokenizer: Any) -> int:
+def first_token(tokenizer: Any) -> int:
+    """Returns the token that the first token of a text follows. Raises SpecError if the tokenizer has none."""
     first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if first is None:
         hint = "take a model whose tokenizer has one, or give every question a prompt"
@@ -143,7 +155,7 @@ def _first_token(tokenizer: Any) -> int:
 def _windows(item: Item, tokenizer: Any, context: int | None) -> tuple[tuple[TokenSequence, ...], NDArray[np.int64]]:
     """Returns a text's windows, each token scored once, and the byte at which each token begins."""
     encoded = tokenizer(item.text, add_special_tokens=False, return_offsets_mapping=True)
-    ids = [_first_token(tokenizer), *encoded["input_ids"]]
+    ids = [first_token(tokenizer), *encoded["input_ids"]]
     width = min(item.settings["window"], context or item.settings["window"])
     windows = [
         TokenSequence(tuple(part), ((1, len(part)),))

@@ -87,7 +87,7 @@ def policies_results(
         scored: list[ScoredSet] = []
         if asked.unanswered or (drifts and policy.step):
             with logprobs_under(policy.weights, spec, device) as logprobs:
-                scored = [each.scored(logprobs) for each in asked.unanswered]
+                scored = [found for each in asked.unanswered for found in each.scored(logprobs)]
                 for direction, step in (("reverse", policy.step), ("forward", 0)) if drifts and policy.step else ():
                     policy_logprobs = response_logprobs(responses[step], logprobs)
                     drift = [*(drift or ()), *drift_samples(responses[step], direction, policy_logprobs, initial[step])]

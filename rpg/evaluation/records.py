@@ -93,12 +93,12 @@ class Recorder:
         """Records a set that is not answered, and returns its part of the summary."""
         measured = scored.measure(self.spec.confidence)
         self.writer.rows(self._score(step, scored, each) for each in scored.items)
-        self.writer.rows([self._measure(step, scored.dataset, len(scored.items), measured, None, samples=1)])
+        self.writer.rows([self._measure(step, scored.dataset, scored.size, measured, None, samples=1)])
         _print(step, scored.dataset, measured)
         return {
             "step": step,
             "dataset": scored.dataset,
-            "num_problems": len(scored.items),
+            "num_problems": scored.size,
             "metrics": _values([measured]),
         }
 

@@ -91,14 +91,17 @@ def _of_batch(
     batch: Sequence[int], sequences: Sequence[TokenSequence], passes: Passes, device: torch.device
 ) -> dict[int, NDArray[np.float64]]:
     chosen = [sequences[index] for index in batch]
-    width = max(len(each.token_ids) for each in chosen)
+    width = max(len(each.token_ids) for each in chosen) - 1  # a last token is only predicted
     input_ids = np.zeros((len(batch), width), dtype=np.int64)
-    places = []
+    places, wanted = list[int](), list[int]()
     for row, each in enumerate(chosen):
-        input_ids[row, : len(each.token_ids)] = each.token_ids
-        places += [row * width + place for begin, end in each.scored for place in range(begin, end)]
-    targets = torch.from_numpy(input_ids.reshape(-1)[places]).to(device)
-    sources = torch.tensor(places, dtype=torch.int64, device=device) - 1
+        shown = each.token_ids[:width]
+        input_ids[row, : len(shown)] = shown
+        for begin, end in each.scored:
+            places += range(row * width + begin - 1, row * width + end - 1)
+            wanted += each.token_ids[begin:end]
+    targets = torch.tensor(wanted, dtype=torch.int64, device=device)
+    sources = torch.tensor(places, dtype=torch.int64, device=device)
     logprobs = passes.given(torch.from_numpy(input_ids).to(device), sources, targets).double().cpu().numpy()
     ends = np.cumsum([0, *(each.num_scored for each in chosen)]).tolist()
     return {index: logprobs[begin:end] for index, (begin, end) in zip(batch, pairwise(ends), strict=True)}
