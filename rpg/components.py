@@ -118,7 +118,7 @@ class TrainerComponents:
 
     def _drift(self, asked: EvaluationInputs, own: list[SampledResponse]) -> list[DriftSample]:
         """Returns the policy's own responses, and those that were sampled before training, with their logprobs under
-        both policies. Of a run whose first steps were not measured none were sampled before training."""
+        both policies. Some runs have none from before training: those that took their first steps from another."""
         kept = ranks.from_first(self.run.initial_responses() if ranks.rank() == 0 else [])
         problems = {(each.dataset, each.problem_id): each for each in asked.problems}
         before = [each for fields in kept if (each := decode_response(fields, problems))]

@@ -230,15 +230,15 @@ class EvaluationSampleRow:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationScoreRow:
-    """One metric of one item of an evaluation set that is not answered: of a question, a piece of text, a document of
-    an lm-eval task."""
+    """One metric on one item of an evaluation set that is not answered. An item is a question, a piece of text, or a
+    document of an lm-eval task."""
 
     run_id: str
     """The run, as in `runs`."""
     fingerprint: str
     """Fingerprint of the evaluate stage, as in `evaluations`."""
     step: Int32
-    """Step of training whose policy was measured; 0: the base model."""
+    """Step of training whose policy was measured. The base model has step 0."""
     dataset: str
     """Name of the evaluation set."""
     metric: str
@@ -288,7 +288,7 @@ class DriftSampleRow:
     attempt: Int32 | None = None
     """Which start of the trainer measured it, as in `evaluations`."""
     cluster: str | None = None
-    """What the problem shares with others of its set; NULL: nothing."""
+    """Name of the problem's cluster in its set; NULL if it has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ def drift_responses(
 
 
 def _shared(spec: Experiment, asked: EvaluationInputs, make: Callable[[EvaluationInputs], list[T]]) -> list[T]:
-    """Returns what is made of each problem, in their order; the ranks with a sampler share the work."""
+    """Returns the result of `make` for each problem, in their order; the ranks with a sampler share the work."""
     samplers = sampling_ranks(spec.rollout)
     count = len(samplers)
 

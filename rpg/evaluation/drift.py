@@ -106,7 +106,7 @@ def drift_measures(
     """Returns drift per token and per response in each direction that has samples, with intervals for new problems.
 
     Args:
-        samples: of one set.
+        samples: the responses to one set.
         confidence: level of the intervals, in (0, 1).
         clusters: whether problems of one cluster are not independent.
     """

@@ -22,8 +22,8 @@ class Source(OpenSection):
     """Whether a program makes up its problems. Many are alike then, and they are told apart by their prompts alone."""
 
     answered: ClassVar[bool] = True
-    """Whether the policy answers its problems, and a reward scores the answers. Other sets are for evaluation alone:
-    what they hold is scored by its likelihood, or by a package of evaluations."""
+    """Whether the policy answers its problems, and a reward scores the answers. Other sets are for evaluation only; the
+    likelihood of their texts is their score."""
     measures: ClassVar[tuple[str, ...]] = ()
     """Metrics of a set that is not answered; empty where its file or its package decides them."""
 

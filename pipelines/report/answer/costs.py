@@ -1,4 +1,4 @@
-"""The price of a gain: drift from the policy before training, and scores on sets that nobody trains for."""
+"""The price of a gain: drift from the policy before training, and scores on sets that are not answered."""
 
 from collections.abc import Sequence
 

@@ -53,7 +53,7 @@ class LmEvalSource(Source):
         )
 
     def _file(self) -> Path:
-        """Returns the task's file. Raises SpecError if there is none, or lm-eval is not installed."""
+        """Returns the task's file. Raises SpecError if it has no file, or lm-eval is not installed."""
         if not _version():
             hint = 'pip install "rpg-experiments[lm_eval]"'
             raise SpecError(

@@ -77,7 +77,7 @@ def own_results(directory: Path, task: str, monkeypatch: pytest.MonkeyPatch) -> 
     }
 
 
-@pytest.mark.filterwarnings("default")  # lm-eval and what it imports give some
+@pytest.mark.filterwarnings("default")  # lm-eval gives some
 @pytest.mark.parametrize(
     ("task", "metrics"),
     [("quiz", {"acc", "acc_norm"}), ("prose", {"word_perplexity", "byte_perplexity", "bits_per_byte"})],

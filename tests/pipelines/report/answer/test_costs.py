@@ -116,7 +116,7 @@ def test_compare_and_the_report_show_what_the_gain_cost(home: Home, monkeypatch:
     assert "Bits_per_byte on prose at step 60: clip.high 0.1 is best" in result.output
     assert "change of bits_per_byte prose" in result.output
     page = write_experiment_report(home, "sums").read_text()
-    assert "What the gain cost" in page
+    assert "Drift and retention" in page
     assert "Gain on two-terms over drift/reverse on two-terms" in page
     assert "Gain on two-terms over change of bits_per_byte on prose" in page
 
