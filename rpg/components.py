@@ -18,9 +18,9 @@ from rpg.evaluation.drift import (
     DriftSample,
     LogprobsOf,
     SampledResponse,
-    decode_response,
     drift_samples,
-    encode_response,
+    keep_responses,
+    kept_responses,
     response_logprobs,
 )
 from rpg.evaluation.inputs import EvaluationInputs, evaluation_inputs
@@ -113,15 +113,12 @@ class TrainerComponents:
             return
         found = drift_responses(self.spec, self.evaluation, self.tokenizer, self.sampler, self.device)
         self.sampler.forget()
-        if ranks.rank() == 0:
-            self.run.keep_initial_responses([encode_response(each) for each in found])
+        keep_responses(self.run, found)
 
     def _drift(self, asked: EvaluationInputs, own: list[SampledResponse]) -> list[DriftSample]:
         """Returns the policy's own responses, and those that were sampled before training, with their logprobs under
         both policies. Some runs have none from before training: those that took their first steps from another."""
-        kept = ranks.from_first(self.run.initial_responses() if ranks.rank() == 0 else [])
-        problems = {(each.dataset, each.problem_id): each for each in asked.problems}
-        before = [each for fields in kept if (each := decode_response(fields, problems))]
+        before = kept_responses(self.run, asked.problems)
 
         def both(passes: Passes) -> list[list[float]]:
             return [response_logprobs(each, self._logprobs_by(passes)) for each in (own, before)]
@@ -148,7 +145,8 @@ class TrainerComponents:
                 yield self.learner.passes
         else:
             base = self.run.path / self.run.inputs()["base"]
-            yield open_teacher(base, self.spec.training, temperature=1.0, device=self.device)
+            alone = self.spec.training.model_copy(update={"sequence_parallel_size": 1})
+            yield open_teacher(base, alone, temperature=1.0, device=self.device)
 
     def sentinel_metrics(self) -> dict[str, float]:
         """Returns the distance of this rank's sampler from the learner at the last check, nats. Empty without a

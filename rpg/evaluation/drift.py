@@ -7,9 +7,9 @@ unbiased; its estimate of a small divergence may be negative. Per token it is th
 their tokens.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from rpg.evaluation.measures import EvaluationMeasure, ratio_values
 from rpg.evaluation.sequences import TokenSequence, decode_sequences
 from rpg.messages import message
+from rpg.processes import ranks
+from rpg.recording.run_directory import RunDirectory
 from rpg.statistics.intervals import mean_interval
 from rpg.types import Problem
 
@@ -37,24 +39,34 @@ class SampledResponse:
     sequences: tuple[TokenSequence, ...]
 
 
-def encode_response(response: SampledResponse) -> dict[str, Any]:
-    """Returns a response as plain data, from which `decode_response` makes it again."""
-    sequences = [[each.token_ids, each.scored] for each in response.sequences]
-    problem = response.problem
-    return {
-        "dataset": problem.dataset,
-        "problem_id": problem.problem_id,
-        "sample": response.sample,
-        "sequences": sequences,
-    }
+def keep_responses(run: RunDirectory, responses: Sequence[SampledResponse]) -> None:
+    """Stores responses of the policy before training in the run's directory. All ranks call it, rank 0 writes."""
+    if ranks.rank() == 0:
+        run.keep_initial_responses(
+            [
+                {
+                    "dataset": each.problem.dataset,
+                    "problem_id": each.problem.problem_id,
+                    "sample": each.sample,
+                    "sequences": [[part.token_ids, part.scored] for part in each.sequences],
+                }
+                for each in responses
+            ]
+        )
 
 
-def decode_response(fields: Mapping[str, Any], problems: Mapping[tuple[str, str], Problem]) -> SampledResponse | None:
-    """Returns a response from plain data; None if its problem is not among these, by dataset and id."""
-    problem = problems.get((fields["dataset"], fields["problem_id"]))
-    if problem is None:
-        return None
-    return SampledResponse(problem, fields["sample"], decode_sequences(fields["sequences"]))
+def kept_responses(run: RunDirectory, problems: Iterable[Problem]) -> list[SampledResponse]:
+    """Returns the stored responses to these problems; empty if they match another evaluate stage, or none are stored.
+    All ranks call it."""
+    kept = ranks.from_first(run.initial_responses() if ranks.rank() == 0 else [])
+    known = {(problem.dataset, problem.problem_id): problem for problem in problems}
+    return [
+        SampledResponse(
+            known[fields["dataset"], fields["problem_id"]], fields["sample"], decode_sequences(fields["sequences"])
+        )
+        for fields in kept
+        if (fields["dataset"], fields["problem_id"]) in known
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,16 @@ from pathlib import Path
 import torch
 
 from rpg.evaluation.answers import answers, drift_responses
-from rpg.evaluation.drift import DriftSample, LogprobsOf, SampledResponse, drift_samples, response_logprobs
+from rpg.evaluation.drift import (
+    Direction,
+    DriftSample,
+    LogprobsOf,
+    SampledResponse,
+    drift_samples,
+    keep_responses,
+    kept_responses,
+    response_logprobs,
+)
 from rpg.evaluation.inputs import evaluation_inputs
 from rpg.evaluation.kept import KeptAnswers
 from rpg.evaluation.likelihood import ScoredSet
@@ -18,6 +27,7 @@ from rpg.learner.deepspeed import open_teacher
 from rpg.pretrained import model_of, tokenizer_of
 from rpg.processes import ranks
 from rpg.processes.device import choose_device, use_threads
+from rpg.recording.run_directory import RunDirectory
 from rpg.rewards import Place, open_scorers
 from rpg.samplers import SamplerSettings, open_sampler
 from rpg.samplers.base import Sampler
@@ -64,34 +74,39 @@ def policies_results(
         print("there is no evaluation set: nothing to measure", flush=True)
         return
     drifts = spec.measures_drift and bool(asked.problems) and any(policy.step for policy in policies)
-    base = MeasuredPolicy(0, inputs["base"])
+    base, run = MeasuredPolicy(0, inputs["base"]), RunDirectory(inputs["run"]) if "run" in inputs else None
     answered: dict[int, list[list[Answered]]] = {}
-    responses: dict[int, list[SampledResponse]] = {}
+    before = kept_responses(run, asked.problems) if drifts and run else []
+    responses: dict[int, list[SampledResponse]] = {0: before} if before else {}
     # The engine always opens on the same weights, regardless of what is left to measure: they may set its precision.
     opened_on = policies[0].weights if spec.evaluation.checkpoints == "final" else inputs["base"]
-    sampled = [*policies, *([base] if drifts and all(policy.step for policy in policies) else ())]
+    lacks_base = drifts and not before and all(policy.step for policy in policies)
+    sampled = [*policies, *([base] if lacks_base else ())] if asked.problems else []
     with open_scorers(spec, place) as scorer:
-        for policy, sampler in _samplers(spec, sampled, opened_on, asked.max_length, device) if asked.problems else ():
+        for policy, sampler in _samplers(spec, sampled, opened_on, asked.max_length, device):
             if policy in policies:
                 kept_here = KeptAnswers.of(policy, kept) if kept else None
                 answered[policy.step] = answers(spec, asked, tokenizer, sampler, scorer, device, kept_here)
-            if drifts:
-                of_policy = answered.get(policy.step)
-                responses[policy.step] = drift_responses(spec, asked, tokenizer, sampler, device, of_policy)
+            if drifts and policy.step not in responses:
+                own = answered.get(policy.step)
+                responses[policy.step] = drift_responses(spec, asked, tokenizer, sampler, device, own)
+    if lacks_base and run and (run.path / "inputs.json").is_file():
+        keep_responses(run, responses[0])
     initial: dict[int, list[float]] = {}
     if drifts:
         with logprobs_under(base.weights, spec, device) as logprobs:
             initial = {step: response_logprobs(of_policy, logprobs) for step, of_policy in responses.items()}
     for policy in policies:
-        drift: list[DriftSample] | None = [] if spec.measures_drift else None
+        drift: list[DriftSample] = []
         scored: list[ScoredSet] = []
-        if asked.unanswered or (drifts and policy.step):
+        steps: dict[Direction, int] = {"reverse": policy.step, "forward": 0} if drifts and policy.step else {}
+        if asked.unanswered or steps:
             with logprobs_under(policy.weights, spec, device) as logprobs:
                 scored = [found for each in asked.unanswered for found in each.scored(logprobs)]
-                for direction, step in (("reverse", policy.step), ("forward", 0)) if drifts and policy.step else ():
-                    policy_logprobs = response_logprobs(responses[step], logprobs)
-                    drift = [*(drift or ()), *drift_samples(responses[step], direction, policy_logprobs, initial[step])]
-        yield policy, Evaluated(answered.get(policy.step, []), drift, scored)
+                for direction, step in steps.items():
+                    of_policy = response_logprobs(responses[step], logprobs)
+                    drift += drift_samples(responses[step], direction, of_policy, initial[step])
+        yield policy, Evaluated(answered.get(policy.step, []), drift if spec.measures_drift else None, scored)
 
 
 @contextmanager
@@ -111,7 +126,9 @@ def logprobs_under(weights: Path, spec: Experiment, device: torch.device) -> Ite
 def _samplers(
     spec: Experiment, policies: Sequence[MeasuredPolicy], opened_on: Path, max_length: int, device: torch.device
 ) -> Iterator[tuple[MeasuredPolicy, Sampler]]:
-    """Yields one engine, loaded with each policy's weights in turn."""
+    """Yields one engine, loaded with each policy's weights in turn; opens none without policies."""
+    if not policies:
+        return
     settings = SamplerSettings(
         weights_dir=opened_on,
         device=device,
