@@ -23,7 +23,7 @@ from rpg.evaluation.likelihood import ScoredSet
 from rpg.evaluation.records import Answered, Evaluated
 from rpg.evaluation.results import MeasuredPolicy
 from rpg.evaluation.sequences import token_logprobs_of
-from rpg.learner.deepspeed import open_teacher
+from rpg.learner.passes import frozen_passes
 from rpg.pretrained import model_of, tokenizer_of
 from rpg.processes import ranks
 from rpg.processes.device import choose_device, use_threads
@@ -114,7 +114,7 @@ def logprobs_under(weights: Path, spec: Experiment, device: torch.device) -> Ite
     """Gives, within the block, the logprobs of tokens under a policy on disk, by the learner's passes. Each rank holds
     the whole model."""
     whole = {"zero_stage": 0, "sequence_parallel_size": 1, "packing": False}
-    held = [open_teacher(weights, spec.training.model_copy(update=whole), temperature=1.0, device=device)]
+    held = [frozen_passes(weights, spec.training.model_copy(update=whole), temperature=1.0, device=device)]
     try:
         yield lambda sequences: token_logprobs_of(
             sequences, held[0], device, most_tokens=spec.training.microbatch_tokens

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from rpg.batches.batch import Microbatch
 from rpg.learner.own_logits import prove_policy
 from rpg.learner.packing import Packing, use_newer_flash
 from rpg.learner.packing_trial import PackingTrial, try_packing
+from rpg.learner.policy import Policy, frozen_model
 from rpg.learner.sequence_parallel import SequenceGroup
 from specs.errors import Issue, SpecError
 from specs.machine.standstill import show_work
@@ -124,3 +126,11 @@ class Passes:
             yield
         finally:
             self._replays = True
+
+
+def frozen_passes(weights_dir: Path, training: Training, *, temperature: float, device: torch.device) -> Passes:
+    """Returns the passes of a model that is never trained, whole on this rank. Arguments and errors are those of
+    `open_teacher`."""
+    model = frozen_model(weights_dir, training)
+    policy: Any = Policy(model, temperature=temperature)
+    return Passes(policy.to(device), model.config, training, device)
