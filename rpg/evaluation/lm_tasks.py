@@ -100,8 +100,8 @@ class TaskSet:
         """Returns a context and its continuation, whose tokens are scored."""
         stripped = context.rstrip()
         continuation = context[len(stripped) :] + continuation
-        before = self._encoded(stripped) if context else [first_token(self.tokenizer)]
-        whole = self._encoded(stripped + continuation) if context else [*before, *self._encoded(continuation)]
+        before = self._encoded(stripped) if stripped else [first_token(self.tokenizer)]
+        whole = self._encoded(stripped + continuation) if stripped else [*before, *self._encoded(continuation)]
         ids = whole[-((self.context or _LONGEST) + 1) :]
         num_scored = min(len(whole) - len(before), len(ids) - 1)
         return TokenSequence(tuple(ids), ((len(ids) - num_scored, len(ids)),))

@@ -216,7 +216,7 @@ ORDER BY runs.experiment, runs.name;
 --   cell: the matrix cell, or what a study's trial varies: path in the spec -> value
 --   setting: digest of what the run is made from without its seed, see runs
 --   dataset: name of the evaluation set
---   metric: mean@k, pass@k, maj@k or score@k
+--   metric: as in evaluations; less is better for drift, bits_per_byte and perplexities
 --   value: mean over the seeds: a share, 0 to 1; of score@k in the reward's own units
 --   std: standard deviation over the seeds, ddof 1; NULL of one seed
 --   lowest: of the seeds
@@ -244,7 +244,12 @@ settings AS (
     WHERE runs.status = 'finished'
     GROUP BY ALL
 )
-SELECT rank() OVER (PARTITION BY dataset, metric ORDER BY value DESC) AS rank, *
+SELECT
+    rank() OVER (
+        PARTITION BY dataset, metric
+        ORDER BY if(metric LIKE 'drift/%' OR metric = 'bits_per_byte' OR metric LIKE '%perplexity', value, -value)
+    ) AS rank,
+    *
 FROM settings
 ORDER BY dataset, metric, rank, experiment;
 

@@ -145,6 +145,17 @@ def test_the_tables_give_the_values_that_evaluations_record(home: Home) -> None:
     assert np.mean(list(texts["bits_per_byte"]["prose"][run_id][60].values())) == pytest.approx(whole.value)
 
 
+def test_the_leaderboard_ranks_less_drift_and_fewer_bits_first(home: Home) -> None:
+    with Store.open(home.root) as store:
+        rows = store.query(
+            "SELECT metric, rank, value FROM leaderboard WHERE metric NOT LIKE 'mean@%' ORDER BY ALL"
+        ).rows
+    values = {metric: [value for name, _, value in rows if name == metric] for metric, _, _ in rows}
+    assert set(values) == {"drift/reverse", "bits_per_byte"}
+    assert all(found == sorted(found) for found in values.values())
+    assert all(len(set(found)) > 1 for found in values.values())
+
+
 def test_a_study_takes_drift_and_retention_as_goal_and_constraint(home: Home) -> None:
     runs = ["sums-wide-s0", "sums-wide-s1"]
     with Store.open(home.root) as store:
