@@ -673,4 +673,4 @@ def lower_is_better(measure: str) -> bool:
 
 def is_share(measure: str) -> bool:
     """Whether a measure of a set that is not answered is a share between 0 and 1."""
-    return measure == "accuracy"
+    return measure in ("accuracy", "acc", "acc_norm")
