@@ -226,6 +226,8 @@ class TurnRequest:
     """Seed of all randomness in the turn."""
     limit: int
     """Most tokens of the turn."""
+    prompt: int = 0
+    """Index of its prompt in the call. An engine that has cached a prompt's turns samples the later ones too."""
 
 
 OnResponse = Callable[[int, Rollout], None]

@@ -44,6 +44,8 @@ SHORT = {
     "reverse KL of the response": "reverse whole",
     "forward KL of the response": "forward whole",
     "minus the forward KL of each token": "minus forward",
+    "Jensen-Shannon divergence of each token": "JS token",
+    "Jensen-Shannon divergence of the response": "JS whole",
     "": "none",
 }
 Row = tuple[str, Certificate]
@@ -120,6 +122,8 @@ def _lines(name: str, certificate: Certificate) -> list[str]:
     lines = [*long, _line(("" if long else name, *cells))]
     if left_out := listed(certificate.not_covered):
         lines += textwrap.wrap(f"not covered: {left_out}", 100, initial_indent="  ", subsequent_indent="  ")
+    if moved := listed(certificate.closed_loops):
+        lines += [f"  enumerated at the start of closed loops: {moved}"]
     return lines if certificate.holds else [*lines, _failure(certificate)]
 
 

@@ -353,10 +353,10 @@ class Microbatch:
     layers, experts per token]"""
 
     def look_up(self, values: Tensor) -> Tensor:
-        """Returns this pass's values out of the [M] values of all sampled tokens held here, on its device; 0 if the
-        pass does not count. Does not wait for the device if the values are already there. [n]"""
+        """Returns this pass's values out of the [M, ...] values of all sampled tokens held here, on its device; 0 if
+        the pass does not count. Does not wait for the device if the values are already there. [n, ...]"""
         values = values.to(self.tokens.device)
-        return values[self.tokens] if self.counts else values.new_zeros(len(self.tokens))
+        return values[self.tokens] if self.counts else values.new_zeros(len(self.tokens), *values.shape[1:])
 
     def pick(self, values: Tensor) -> Tensor:
         """Returns the sampled tokens' values of [b, T] as [n]."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from rpg.certificate.enumeration import (
     sequence_objective,
     token_objective,
 )
+from specs.schema.base_objective import Direction
 
 SIZES = tuple((vocabulary, length) for vocabulary in (3, 4, 5) for length in (1, 2, 3, 4))
 """(Vocabulary, length) of the worlds."""
@@ -22,6 +24,8 @@ FAR_SIZES, FAR_SIZES_OF_TURNS = ((3, 3), (4, 2)), ((3, 4),)
 """Sizes of the worlds in which policies lie far apart."""
 SPREAD, FAR_SPREAD = 0.5, 6.0
 """Standard deviations of the nats by which policies differ. Far apart, log-ratios of tokens reach 20."""
+ABSENT = -1e3
+"""Logit of a token that a world lacks: its probability is 0 in float64."""
 SEEDS = (0, 1)
 SITUATIONS = tuple((policy, reference) for policy in ("on_policy", "off_policy") for reference in ("sampler", "apart"))
 """Pairs: whether the policy is the sampler, and whether the reference is."""
@@ -71,6 +75,10 @@ class Cases:
     """Repeated prefixes after new contexts: a response and two of its positions with the same prefix. [pairs, 3]"""
     policy: Tensor
     """Probabilities of the policy; 0 for tokens that a world lacks. [prefixes, vocabulary]"""
+    logits: Tensor
+    """Logits of the policy; ABSENT for tokens that a world lacks, as in the next. [prefixes, vocabulary]"""
+    ref_logits: Tensor
+    """Logits of the reference. [prefixes, vocabulary]"""
     case_of_prefix: Tensor
     """Index of each prefix's case. [prefixes]"""
     case_of_response: Tensor
@@ -80,25 +88,32 @@ class Cases:
     exact: dict[tuple[str, str], Tensor]
     """(truth, level) -> exact gradient. [prefixes, vocabulary]"""
 
-    def expected(self, slopes: Tensor) -> Tensor:
-        """Returns minus the expected gradient of a loss, given its derivatives by the logprobs [responses, length].
-        [prefixes, vocabulary]"""
-        weight = torch.where(self.response_mask, -self.probability[:, None] * slopes, 0.0).flatten()
-        rows, chosen = self.prefixes.flatten(), self.tokens.flatten()
-        gradient = torch.zeros_like(self.policy).index_put((rows, chosen), weight, accumulate=True)
-        return gradient.index_add(0, rows, -weight[:, None] * self.policy[rows])
+    def gradients(self, slopes: Tensor, of_logits: Tensor | None = None) -> Tensor:
+        """Returns the gradient of each token's loss by the logits before it. [responses, length, vocabulary]
 
-    def variance(self, slopes: Tensor) -> Tensor:
+        Args:
+            slopes: derivatives of the responses' losses by the logprobs. [responses, length]
+            of_logits: those by the logits themselves, of losses that read whole distributions. [responses, length,
+                vocabulary]
+        """
+        along = torch.zeros_like(self.policy[self.prefixes]).scatter(-1, self.tokens[..., None], 1.0)
+        gradient = slopes[..., None] * (along - self.policy[self.prefixes])
+        gradient = gradient if of_logits is None else gradient + of_logits
+        return torch.where(self.response_mask[..., None], gradient, 0.0)
+
+    def expected(self, gradients: Tensor) -> Tensor:
+        """Returns minus the expected gradient of a loss, see `gradients`. [prefixes, vocabulary]"""
+        weighted = -self.probability[:, None, None] * gradients
+        return torch.zeros_like(self.policy).index_add(0, self.prefixes.flatten(), weighted.flatten(0, 1))
+
+    def variance(self, gradients: Tensor) -> Tensor:
         """Returns the trace of the covariance of the gradient from one sampled response. [cases]"""
-        policy = self.policy[self.prefixes]
-        chosen, size = policy.gather(-1, self.tokens[..., None])[..., 0], (policy**2).sum(-1)
-        squared = torch.where(self.response_mask, slopes**2 * (1 - 2 * chosen + size), 0.0).sum(-1)
+        squared = gradients.square().sum((-2, -1))
         response, first, second = self.again.unbind(-1)  # tokens of one row are not orthogonal
-        one, other = (response, first), (response, second)
-        inner = (self.tokens[one] == self.tokens[other]).double() - chosen[one] - chosen[other] + size[one]
-        squared = squared.index_add(0, response, 2 * slopes[one] * slopes[other] * inner)
+        inner = (gradients[response, first] * gradients[response, second]).sum(-1)
+        squared = squared.index_add(0, response, 2 * inner)
         mean_square = self._by_case(self.probability * squared, self.case_of_response)
-        return mean_square - self.inner(self.expected(slopes), self.expected(slopes))
+        return mean_square - self.inner(self.expected(gradients), self.expected(gradients))
 
     def inner(self, one: Tensor, other: Tensor) -> Tensor:
         """Returns the inner product of two tables of gradients. [cases]"""
@@ -153,8 +168,10 @@ def enumerated_cases(*, turns: bool = False, engine: bool = False, far: bool = F
     def tokenwise(values: list[Tensor]) -> Tensor:
         return torch.cat([torch.nn.functional.pad(value, (0, longest - value.shape[-1])) for value in values])
 
-    def rowwise(values: list[Tensor]) -> Tensor:
-        return torch.cat([torch.nn.functional.pad(value, (0, widest - value.shape[-1])) for value in values])
+    def rowwise(values: list[Tensor], absent: float = 0.0) -> Tensor:
+        return torch.cat(
+            [torch.nn.functional.pad(value, (0, widest - value.shape[-1]), value=absent) for value in values]
+        )
 
     probabilities = [response_probabilities(case.world, case.engine) for case in cases]
     centred = [
@@ -180,6 +197,8 @@ def enumerated_cases(*, turns: bool = False, engine: bool = False, far: bool = F
         tokens=tokenwise([case.world.tokens for case in cases]),
         again=same.triu(diagonal=1).nonzero(),
         policy=rowwise([torch.softmax(case.policy, -1) for case in cases]),
+        logits=rowwise([case.policy for case in cases], ABSENT),
+        ref_logits=rowwise([case.reference for case in cases], ABSENT),
         case_of_prefix=numbers.repeat_interleave(starts.diff()),
         case_of_response=numbers.repeat_interleave(torch.tensor([len(case.world.rewards) for case in cases])),
         situation=torch.tensor([case.situation for case in cases]),
@@ -194,19 +213,19 @@ def entropies(table: Tensor) -> Tensor:
 
 
 def exact_gradients(case: Case) -> dict[tuple[str, str], Tensor]:
-    """Returns (truth, level) -> gradient of the expected reward, or of either divergence, by the policy's table."""
+    """Returns (truth, level) -> gradient of the expected reward, or of a divergence, by the policy's table."""
     table = case.policy.clone().requires_grad_()
 
-    def total(level: str, *, forward: bool, kl_coef: float) -> Tensor:
+    def total(level: str, direction: Direction, kl_coef: float) -> Tensor:
         if level == "sequence":
-            return sequence_objective(case.world, table, case.reference, forward=forward, kl_coef=kl_coef)
-        return token_objective(case.world, table, case.engine, case.reference, forward=forward, kl_coef=kl_coef)
+            return sequence_objective(case.world, table, case.reference, direction=direction, kl_coef=kl_coef)
+        return token_objective(case.world, table, case.engine, case.reference, direction=direction, kl_coef=kl_coef)
 
     gradients = {}
     for level in ("token", "sequence"):
-        (reward,) = torch.autograd.grad(total(level, forward=False, kl_coef=0.0), table)
+        (reward,) = torch.autograd.grad(total(level, "reverse", 0.0), table)
         gradients["reward", level] = reward
-        for truth in ("reverse", "forward"):
-            (regularized,) = torch.autograd.grad(total(level, forward=truth == "forward", kl_coef=1.0), table)
+        for truth in get_args(Direction):
+            (regularized,) = torch.autograd.grad(total(level, truth, 1.0), table)
             gradients[truth, level] = reward - regularized
     return gradients

@@ -26,6 +26,8 @@ def in_words(certificate: Mapping[str, Any], *, updates: int, max_staleness: int
     claimed = named(certificate["claimed"]) if unnormalized else certificate["claimed"]
     worded = {**certificate, "findings": findings, "claimed": claimed}
     meaning = _meaning(worded, updates, max_staleness)
+    if moved := listed(certificate.get("closed_loops", {})):
+        meaning += f" A closed loop moves {moved}: the certificate is of that start."
     if left_out := listed(certificate.get("not_covered", {})):
         meaning += f" The certificate does not cover what these keys of the spec do to the gradient: {left_out}."
     return worded | {"meaning": meaning}
@@ -109,7 +111,7 @@ def _meaning(certificate: Mapping[str, Any], updates: int, max_staleness: int) -
             f"{off_policy} where the policy has moved far. That is what bounding the ratio costs, for less variance."
         )
     if updates == 1:
-        return f"In this run every update is on policy, so that it has on average exactly the gradient of {claimed}."
+        return f"In this run every update is on policy, so that on average it has exactly the gradient of {claimed}."
     return (
         f"In this run the first of the {updates} updates of a step has on average exactly the gradient of {claimed}. "
         f"The later ones are near it, and {off_policy} where the policy has moved far: what bounding the ratio costs, "

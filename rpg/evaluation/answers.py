@@ -18,7 +18,7 @@ from rpg.rollouters.rollouter import SeededPrompt, check_rollouts
 from rpg.rollouters.scoring import Scoring
 from rpg.samplers.base import Sampler
 from rpg.samplers.out_of_memory import memory_of_sampler
-from rpg.samplers.sampling_ranks import sampling_ranks
+from rpg.samplers.sampling_ranks import own_samplers, samplers_of_ranks
 from rpg.types import OnResponse, Problem, RolloutGroup, Sampling
 from specs.schema.experiment import Experiment
 
@@ -96,14 +96,15 @@ def drift_responses(
 
 def _shared(spec: Experiment, asked: EvaluationInputs, make: Callable[[EvaluationInputs], list[T]]) -> list[T]:
     """Returns the result of `make` for each problem, in their order; the ranks with a sampler share the work."""
-    samplers = sampling_ranks(spec.rollout)
-    count = len(samplers)
+    samplers = samplers_of_ranks(spec.sampling)
+    rank_of = [rank for rank, count in enumerate(samplers) for _ in range(count)]
+    dealt = [rank_of[index % len(rank_of)] for index in range(len(asked.problems))]
 
     def of_rank() -> list[T]:
-        return make(asked.share(samplers.index(ranks.rank()), count)) if ranks.rank() in samplers else []
+        return make(asked.share([index for index, rank in enumerate(dealt) if rank == ranks.rank()]))
 
-    parts = ranks.gather_made(of_rank, what="evaluation")
-    return [parts[samplers[index % count]][index // count] for index in range(len(asked.problems))]
+    parts = [iter(part) for part in ranks.gather_made(of_rank, what="evaluation")]
+    return [next(parts[rank]) for rank in dealt]
 
 
 def _sampling(spec: Experiment, asked: EvaluationInputs) -> Sampling:
@@ -119,7 +120,8 @@ def _sampling(spec: Experiment, asked: EvaluationInputs) -> Sampling:
 def _parts(spec: Experiment, asked: EvaluationInputs) -> Iterator[tuple[list[Problem], list[list[int]]]]:
     """Yields problems and prompts in parts: large enough to keep the engine full, small enough for regular progress
     lines."""
-    size = max(1, 8 * spec.rollout.max_concurrent // spec.evaluation.samples_per_problem)
+    engines = len(own_samplers(spec.sampling))
+    size = max(1, 8 * spec.rollout.max_concurrent * engines // spec.evaluation.samples_per_problem)
     for first in range(0, len(asked.problems), size):
         yield asked.problems[first : first + size], asked.prompts[first : first + size]
 

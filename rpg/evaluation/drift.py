@@ -141,6 +141,18 @@ def drift_measures(
     return found
 
 
+def drift_figures(samples: Iterable[DriftSample]) -> dict[str, float]:
+    """Returns drift per token and per response over all sets, by metric, for each direction that has samples."""
+    found: dict[str, float] = {}
+    samples = list(samples)
+    for direction in DIRECTIONS:
+        if own := [each for each in samples if each.direction == direction]:
+            total = sum(each.divergence for each in own)
+            found[f"drift/{direction}"] = total / sum(each.num_tokens for each in own)
+            found[f"drift/{direction}_response"] = total / len(own)
+    return found
+
+
 def no_drift() -> list[EvaluationMeasure]:
     """Returns the measures of the policy before training itself."""
     names = [f"drift/{direction}{of}" for direction in DIRECTIONS for of in ("", "_response")]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from rpg.data.chat_template import choose_template
 from rpg.evaluation.answers import answers, drift_responses
 from rpg.evaluation.drift import (
     Direction,
@@ -27,6 +28,7 @@ from rpg.learner.passes import frozen_passes
 from rpg.pretrained import model_of, tokenizer_of
 from rpg.processes import ranks
 from rpg.processes.device import choose_device, use_threads
+from rpg.processes.numa import bind_to_gpu
 from rpg.recording.run_directory import RunDirectory
 from rpg.rewards import Place, open_scorers
 from rpg.samplers import SamplerSettings, open_sampler
@@ -43,6 +45,7 @@ def evaluating_ranks(spec: Experiment) -> Iterator[torch.device]:
     device = choose_device(spec.resources)
     with ranks.joined(device.type):
         use_threads(spec.resources, processes=ranks.on_this_machine())
+        bind_to_gpu(device)
         yield device
 
 
@@ -69,6 +72,7 @@ def policies_results(
     if not policies:
         return
     tokenizer = tokenizer_of(inputs["base"])
+    choose_template(tokenizer, spec.data.prompt)
     asked = evaluation_inputs(spec, inputs["data"], inputs["base"], tokenizer)
     if not asked.exist:
         print("there is no evaluation set: nothing to measure", flush=True)
@@ -135,7 +139,8 @@ def _samplers(
         max_length=max_length,
         seed=spec.evaluation.seed,
     )
-    sampler, held = open_sampler(spec.rollout.model_copy(update={"replay_routing": False}), settings), opened_on
+    sampler = open_sampler(spec.sampling.model_copy(update={"replay_routing": False}), settings)
+    held = opened_on
     try:
         for policy in policies:
             if policy.weights != held:

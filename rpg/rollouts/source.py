@@ -30,11 +30,12 @@ from rpg.rollouts.dealing import SeenLengths
 from rpg.rollouts.dynamic_sampling import refill
 from rpg.rollouts.stream import Admission, RankStream
 from rpg.samplers.out_of_memory import memory_of_sampler
-from rpg.samplers.sampling_ranks import sampling_ranks
+from rpg.samplers.sampling_ranks import samplers_of_ranks
 from rpg.stopwatch import Stopwatch
 from rpg.types import Rollout, RolloutGroup, Sampling
 from specs.schema.reward import Overlong
 from specs.schema.rollout import DynamicSampling
+from specs.schema.schedule import value_at
 
 LENGTHS = "lengths"
 """Stem of the checkpoint file with the lengths of responses."""
@@ -60,7 +61,7 @@ class RolloutSource:
         self._training = components.spec.training
         rollout = components.spec.rollout
         self._sampling = Sampling(
-            rollout.temperature,
+            value_at(rollout.temperature, 1),
             rollout.top_p,
             rollout.max_response_length,
             rollout.top_k,
@@ -73,7 +74,7 @@ class RolloutSource:
         self._ahead = SamplingQueue(self._make, components.device) if self._staleness else None
         self._gather = ranks.Channel().gather if self._ahead else ranks.gather
         self._position = components.order.position
-        self._samplers = sampling_ranks(rollout)
+        self._samplers = samplers_of_ranks(components.spec.sampling)
         self._lengths = SeenLengths(len(components.problems))
         self._seen: Tensor | None = None
         """Lengths seen up to the last batch that was fetched; None without any."""
@@ -141,10 +142,12 @@ class RolloutSource:
 
     def _make(self, step: int, clock: Stopwatch) -> QueuedBatch:
         """Makes the batch of a step. If the spec asks for it, refills it until every group's scores vary."""
+        temperature = value_at(self._components.spec.rollout.temperature, step)
+        self._sampling = replace(self._sampling, temperature=temperature)
 
         def sample(taken: int, count: int) -> StepRollouts:
             problems = self._components.order.take(count)
-            places = self._of_ranks(self._lengths.deal(problems, len(self._samplers)))
+            places = self._lengths.deal(problems, self._samplers)
             share = partial(self._share, step, taken, problems, places[ranks.rank()], clock)
             shares = ranks.gather_made(share, what="rollouts", gather=self._gather, for_others=_known_to_others)
             return self._together(shares, places)
@@ -186,14 +189,10 @@ class RolloutSource:
         return self._together([share for share, _ in shares], places), sum(tokens for _, tokens in shares)
 
     def _places_in_stream(self, count: int) -> list[Integers]:
-        """Returns the indices that each rank has among this number of streamed prompts."""
-        samplers = len(self._samplers)
-        return self._of_ranks([np.arange(first, count, samplers) for first in range(samplers)])
-
-    def _of_ranks(self, shares: Sequence[Integers]) -> list[Integers]:
-        """Returns the shares of the ranks that sample, in their order, with an empty share for each of the others."""
-        dealt = dict(zip(self._samplers, shares, strict=True))
-        return [dealt.get(rank, np.empty(0, dtype=np.int64)) for rank in range(ranks.world_size())]
+        """Returns the indices that each rank has among this number of streamed prompts, ascending."""
+        rank_of = np.repeat(np.arange(len(self._samplers)), self._samplers)
+        ranks_of_prompts = np.resize(rank_of, count)
+        return [np.flatnonzero(ranks_of_prompts == rank) for rank in range(len(self._samplers))]
 
     def _together(self, shares: Sequence[StepRollouts | None], places: Sequence[Integers]) -> StepRollouts:
         """Returns the shares of all ranks as one batch in the order of its prompts; shares of other ranks come without

@@ -43,6 +43,8 @@ class Sampler(Protocol):
 
     policy_version: int
     """Number of times that weights were loaded."""
+    engines: int
+    """Number of engines over which the prompts of a call are dealt."""
 
     def generate(
         self,
@@ -122,9 +124,11 @@ class Sampler(Protocol):
         """Loads the learner's weights, by the names of the transformers model."""
         ...
 
-    def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
-        """Returns logprobs of the tokens after the prompt, under the sampler's present weights, nats; for the
-        sentinel."""
+    def logprobs(
+        self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0, engine: int = 0
+    ) -> list[float]:
+        """Returns logprobs of the tokens after the prompt, under the present weights of one of the engines, nats; for
+        the sentinel."""
         ...
 
     def forget(self) -> None:
@@ -144,6 +148,7 @@ class InProcessSampler(ABC):
     """A Sampler in this process, which implements `generate` and `stream` with one sampling method."""
 
     policy_version = 0
+    engines = 1
 
     def generate(
         self,

@@ -18,6 +18,23 @@ def dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
+def engines(experiment: Experiment) -> Iterator[Issue]:
+    """Engines must be spread evenly over the machines."""
+    count, machines = experiment.rollout.engines, experiment.launcher.engine_machines
+    if count % machines:
+        given, hint = f"{count} engines on {machines} nodes", "rollout.engines must be a multiple of launcher.nodes"
+        yield Issue("the engines do not divide", ("rollout", "engines"), given=given, hint=hint)
+
+
+def idle_engines(experiment: Experiment) -> Iterator[Issue]:
+    """An engine without a prompt is idle."""
+    count, prompts = experiment.rollout.engines, experiment.training.prompts_per_step
+    if count > prompts:
+        hint = "raise training.prompts_per_step, or lower rollout.engines"
+        given = f"{count} engines for {prompts} prompts"
+        yield Issue("a step has fewer prompts than engines: some are idle", ("rollout", "engines"), given, hint=hint)
+
+
 def turns_without_rewards(experiment: Experiment) -> Iterator[Issue]:
     """Yields issues with credit per turn, which needs rewards of turns and an advantage per token."""
     if experiment.advantage.credit == "outcome":
@@ -117,7 +134,24 @@ def replayed_routing(experiment: Experiment) -> Iterator[Issue]:
         yield Issue("routing replay does not support ranks that share sequences", path, given, hint=hint)
 
 
+def summed_divergence(experiment: Experiment) -> Iterator[Issue]:
+    """A divergence that is summed over tokens needs the reference's distribution at every token."""
+    if (kl := experiment.objective.summed_over) == "sampled":
+        return
+    path, hint = ("objective", "kl"), "write kl: sampled"
+    if (size := experiment.training.sequence_parallel_size) > 1:
+        given = f"{kl} with training.sequence_parallel_size {size}"
+        message = "ranks that share a sequence do not share the reference's distributions of its tokens"
+        yield Issue(message, path, given, hint=f"{hint}, or leave sequence_parallel_size out")
+    if experiment.reference.source == "behaviour" and (staleness := experiment.rollout.max_staleness):
+        given = f"{kl} with reference.source behaviour and rollout.max_staleness {staleness}"
+        message = "the policy that sampled is gone when its distributions are needed"
+        yield Issue(message, path, given, hint=f"{hint}, leave max_staleness out, or take another reference.source")
+
+
 RULES = (
+    engines,
+    summed_divergence,
     environment,
     dynamic_sampling,
     turns_without_rewards,

@@ -61,12 +61,12 @@ def certify(
 def _catalogue() -> "dict[str, list[Named]]":
     """Returns heading -> (name, certificates) of every objective."""
     from pipelines.cli.certificate_table import by_kind
-    from rpg.certificate.catalogue import catalogue
+    from rpg.certificate.catalogue import certified_objectives
     from rpg.certificate.certificate import certify_over_training
 
     return {
         name: [(label, certify_over_training(objective)) for label, objective in rows]
-        for heading, items in catalogue().items()
+        for heading, items in certified_objectives().items()
         for name, rows in by_kind(heading, items).items()
     }
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from rpg.data.columns import MissingColumnError, cell, existing_file, missing, names
 from rpg.data.problems import SourceProblem
-from rpg.data.sources.jsonl import json_rows
+from rpg.data.sources.jsonl import rows_of
 from specs.errors import Issue, SpecError
 from specs.schema.base import Spec, names_path
 from specs.schema.data import Source
@@ -44,7 +44,7 @@ class MultipleChoiceSource(Source):
         """See Source."""
         file = existing_file(self.path)
         dataset = self.name or Path(file.name.removesuffix(".gz")).stem
-        for where, row in json_rows(file):
+        for where, row in rows_of(file):
             prompt, choices, answer = (self._cell(row, role, where) for role in ("prompt", "choices", "answer"))
             if not isinstance(prompt, str):
                 raise self._wrong("prompt", where, prompt, "a text")

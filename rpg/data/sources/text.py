@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rpg.data.columns import MissingColumnError, cell, existing_file, missing, names
 from rpg.data.problems import SourceProblem
-from rpg.data.sources.jsonl import json_rows
+from rpg.data.sources.jsonl import rows_of
 from specs.errors import Issue, SpecError
 from specs.schema.base import names_path
 from specs.schema.data import Source
@@ -49,7 +49,7 @@ class TextSource(Source):
             except UnicodeDecodeError as error:
                 raise SpecError(Issue(f"{file.name} is not UTF-8: {error}", ("path",), given=self.path)) from None
             return
-        for where, row in json_rows(file):
+        for where, row in rows_of(file):
             try:
                 text = cell(row, self.column)
             except MissingColumnError:

@@ -147,7 +147,14 @@ class VllmSampler(InProcessSampler):
             results: list[Any] = self._llm.collective_rpc(method, kwargs=arguments or {})
         return results
 
-    def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
+    def logprobs(
+        self,
+        token_ids: Sequence[int],
+        *,
+        prompt_length: int,
+        temperature: float = 1.0,
+        engine: int = 0,  # noqa: ARG002  # there is one
+    ) -> list[float]:
         """Returns logprobs of the tokens after the prompt, nats, by a prefill that reads no cache.
 
         Raises:
@@ -250,7 +257,7 @@ class VllmSampler(InProcessSampler):
             RuntimeError: no weights were loaded since it went to sleep.
         """
         if not self._has_weights:
-            raise RuntimeError("vLLM has slept, and was given no weights since")
+            raise RuntimeError("vLLM has slept and has got no weights since")
         if self._asleep:
             self._llm.wake_up()
             peak_of_gpu().unmapped(asleep_bytes())

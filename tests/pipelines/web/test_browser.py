@@ -58,13 +58,13 @@ ENDLESS = SPEC.replace("name: tiny", "name: endless").replace("steps: 6\n", "ste
 
 @dataclass
 class Visit:
-    """One browser window, and what it did beside showing pages."""
+    """One browser window, and its actions besides showing pages."""
 
     page: Page
     elsewhere: list[str] = field(default_factory=list)
     """Addresses beyond this machine that it asked for."""
     errors: list[str] = field(default_factory=list)
-    """What the pages' scripts, style and policy had to complain of."""
+    """Complaints of the pages' scripts, style and policy."""
 
 
 @pytest.fixture(scope="module")

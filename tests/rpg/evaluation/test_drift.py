@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rpg.stage
-from rpg.evaluation.drift import DriftSample, drift_measures
+from rpg.evaluation.drift import DriftSample, drift_figures, drift_measures
 from rpg.types import Problem
 from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import PROBLEMS, SPEC, make_inputs, make_run, rows, train
@@ -157,6 +157,40 @@ def test_training_measures_the_drift_that_the_evaluate_stage_measures(
                 (row["logprob"], row["initial_logprob"]), abs=1e-4
             )
     assert any(abs(policy - initial) > 1e-3 for policy, initial in values.values())
+
+
+def test_drift_over_all_sets_is_the_sum_over_all_tokens() -> None:
+    sampled = [("a", 2, -1.0, -3.0), ("b", 6, -5.0, -4.0)]
+    samples = [
+        DriftSample(Problem("p", "", "", dataset), 0, direction, tokens, policy, initial)
+        for dataset, tokens, policy, initial in sampled
+        for direction in ("reverse", "forward")
+    ]
+    # (2 - 1) nats over 8 tokens and 2 responses; the forward direction has the other sign.
+    assert drift_figures(samples) == {
+        "drift/reverse": 0.125, "drift/reverse_response": 0.5,
+        "drift/forward": -0.125, "drift/forward_response": -0.5,
+    }  # fmt: skip
+    assert drift_figures([]) == {}
+
+
+@pytest.mark.more
+def test_a_closed_loop_follows_drift_at_evaluations(inputs: Path, tmp_path: Path) -> None:
+    run_dir = make_run(
+        inputs,
+        tmp_path / "run",
+        data=DATA,
+        objective={"kl_coef": {"target": 5.0, "of": "drift/reverse", "start": 0.1}},
+        training={"steps": 4},
+        evaluation=EVALUATED | {"every_steps": 2},
+    )
+    known = json.loads((run_dir / "inputs.json").read_text())
+    (run_dir / "inputs.json").write_text(json.dumps(known | {"evaluation": "e" * 64}))
+    train(run_dir)
+    chosen = [row["value"] for row in rows(run_dir, "metrics") if row["name"] == "kl_coef"]
+    # Drift is far below the target: after step 2 the weight falls, and only there.
+    assert chosen[0] == chosen[1] == 0.1
+    assert chosen[2] == chosen[3] < 0.1
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""What a spec may say of sampling, of sampling ahead, and of trusting the sampler's logprobs."""
+"""Allowed settings of sampling, of sampling ahead, and of trusting the sampler's logprobs."""
 
 import pytest
 from places import PACKAGES
@@ -235,3 +235,35 @@ def test_turns_that_are_rewarded_may_answer_for_their_returns() -> None:
     assert "a whole response has one weight" in message(
         with_rollout(BY_TURN).replace("type: rpg", "type: rpg\n  level: sequence") + "advantage: {credit: turn}\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("correction", "said"),
+    [
+        ("{type: mask, low: 1.5}", "rollout.correction.low: low is a bound on the ratio\n"),
+        ("{type: mask, high: 0.5}", "rollout.correction.high: high is a bound on the ratio\n"),
+        ("{type: mask, measure: probability, low: 0.2, high: 0.3}", "low is a bound on the difference of two"),
+        ("{type: mask, measure: probability}", "rollout.correction.measure: nothing is outside the bounds\n"),
+        ("{type: truncate, measure: probability, high: 0.2}", "a difference of probabilities is no weight\n"),
+        ("{type: mask, over: sequence, measure: probability, high: 0.2}", "rollout.correction.over: the probabilities"),
+        ("{type: mask, over: sequences}", "hint: did you mean `sequence`?"),
+    ],
+)
+def test_bounds_that_say_nothing_clear_are_refused(correction: str, said: str) -> None:
+    assert said in message(changed("rollout: {", f"rollout: {{engine: vllm, correction: {correction}, "))
+
+
+@pytest.mark.parametrize(
+    ("correction", "bounds"),
+    [
+        ("{type: mask}", (0.5, 2)),
+        ("{type: truncate, bound: 4}", (0, 4)),
+        ("{type: mask, low: 0.125, high: 8}", (0.125, 8)),
+        ("{type: truncate, low: 0.5}", (0.5, 2)),
+        ("{type: mask, over: geometric_mean, low: 0.999, high: 1.001}", (0.999, 1.001)),
+        ("{type: mask, measure: probability, low: -0.2, high: 0.2}", (-0.2, 0.2)),
+    ],
+)
+def test_one_bound_or_two_bound_a_correction(correction: str, bounds: tuple[float, float]) -> None:
+    text = changed("rollout: {", f"rollout: {{correction: {correction}, ")
+    assert load_experiment(write(text)).rollout.correction.bounds == bounds
