@@ -1,7 +1,7 @@
 """Measures of a trial's runs: a goal's measure over the seeds, constraints, and costs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipelines.home.home import Home
 from pipelines.report.answer.costs import measured_by
@@ -87,6 +87,7 @@ def _evaluated(
     ).rows
     if {row[0] for row in rows} != set(run_ids):
         return None, []
+    scores: Mapping[str, Mapping[int, Mapping[str, float]]]
     if kind:
         scores = accuracies(store, run_ids)[dataset]
     elif not EVALUATED.fullmatch(goal.metric):

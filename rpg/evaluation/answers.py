@@ -142,7 +142,7 @@ def _rollouts(
         for problem, token_ids in zip(problems, prompts, strict=True)
     ]
     with memory_of_sampler(spec.rollout, device):
-        groups = spec.rollout.rollouter.generate(
+        groups: list[RolloutGroup] = spec.rollout.rollouter.generate(
             seeded, sampler, tokenizer, group_size=samples, sampling=sampling, on_response=on_response
         )
     check_rollouts(groups, seeded, group_size=samples, sampling=sampling)

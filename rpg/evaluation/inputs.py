@@ -56,7 +56,7 @@ def evaluation_inputs(
     """
     problems = load_problems(data_dir, "evaluation", tokenizer, spec.data, spec.rollout.rollouter.shown_tools)
     items = load_items(data_dir)
-    wanted = _chosen_sets(spec, {each.dataset for each in (*problems, *items)})
+    wanted = _chosen_sets(spec, {each.dataset for each in problems} | {each.dataset for each in items})
     problems = [problem for problem in problems if problem.dataset in wanted]
     prompts = encode_prompts(tokenizer, [problem.prompt for problem in problems], spec.data)
     response = spec.evaluation.max_response_length or spec.rollout.max_response_length

@@ -76,7 +76,7 @@ class TaskSet:
 
         task_set = self
 
-        class Learner(LM):
+        class Learner(LM):  # type: ignore[misc]  # lm-eval has no types
             """The learner's policy as a model of lm-eval."""
 
             def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
@@ -154,7 +154,7 @@ class TaskSet:
     def _encoded(self, text: str) -> list[int]:
         begin = self.tokenizer.bos_token
         special = {"add_special_tokens": False} if begin and text.startswith(str(begin)) else {}
-        return list(self.tokenizer.encode(text, **special))  # type: ignore[arg-type]
+        return list(self.tokenizer.encode(text, **special))
 
 
 def _beside(files: Any, directory: Path) -> Any:

@@ -80,7 +80,8 @@ def task_settings(file: Path) -> dict[str, Any]:
     Raises:
         SpecError: the file, or one that it includes, runs code.
     """
-    from ruamel.yaml import YAML, YAMLError
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
     text = file.read_text(encoding="utf-8")
     for number, line in enumerate(text.splitlines(), 1):
