@@ -132,7 +132,7 @@ def test_ranks_that_nccl_waited_for_in_vain_are_named(tmp_path: Path) -> None:
     spec: Any = SimpleNamespace(
         stages=SimpleNamespace(train=SimpleNamespace(timeout_seconds=60.0)),
         training=SimpleNamespace(ranks=4),
-        launcher=SimpleNamespace(collective_timeout_seconds=900.0),
+        launcher=SimpleNamespace(type="local", collective_timeout_seconds=900.0),
     )
     execution: Any = SimpleNamespace(
         directory=tmp_path, plan=SimpleNamespace(experiment=spec), stop_requested=lambda: None, progress=Silent()
