@@ -13,7 +13,7 @@ SpecFile = Annotated[
 ]
 
 
-def _recorded(*folders: str) -> Callable[[str], list[str]]:
+def complete_recorded(*folders: str) -> Callable[[str], list[str]]:
     """Returns a completer of the names that the home records in these folders."""
 
     def complete(incomplete: str) -> list[str]:
@@ -31,7 +31,7 @@ RunId = Annotated[
     typer.Argument(
         metavar="RUN",
         help="A run's id; or its beginning, or that of its last eight characters, where that fits no other run.",
-        autocompletion=_recorded("runs"),
+        autocompletion=complete_recorded("runs"),
     ),
 ]
 RunsName = Annotated[
@@ -39,7 +39,7 @@ RunsName = Annotated[
     typer.Argument(
         metavar="RUN-or-EXPERIMENT",
         help="A run, or an experiment or NAME@VERSION with all its runs.",
-        autocompletion=_recorded("runs", "experiments"),
+        autocompletion=complete_recorded("runs", "experiments"),
     ),
 ]
 Overrides = Annotated[

@@ -47,6 +47,8 @@ def run_here(
     if running_services(home) is None and is_all_done(plan, home):  # no dashboard shows the repeated request
         shown = Silent() if quiet else ConsoleProgress()
         return execute_plan(plan, home, lambda runs: recall(runs, shown), only=only)
+    if not quiet:
+        print(f"live: {_live_page(home, plan.document.experiment.name)}", file=sys.stderr)
     with Api(home, forks=own_process) as api, api.connected():
         at_once = min(len(plan.runs), runs_at_once(plan.runs, ask) if parallel == "auto" else int(parallel))
         return _run_plan(plan, home, only, at_once, api.url, quiet=quiet)
@@ -78,6 +80,8 @@ def run_study_here(
     home.create()
     for orphan in reap(home):
         print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
+    if not quiet:
+        print(f"live: {_live_page(home, document.study.name)}", file=sys.stderr)
     progress, others = Silent() if quiet else ConsoleProgress(), (parallel or document.study.parallel) - 1
     with Api(home, forks=own_process) as api:
         # Imported after the fork, which would lack DuckDB's thread; the report needs it at the end, when files may have
@@ -88,6 +92,17 @@ def run_study_here(
         stop = StudyStop(home, document.study.name, began)
         with api.connected(), more_workers(document, home, api.url, others):
             return work(document, home, stop, say=progress.note, progress=progress)
+
+
+def _live_page(home: Home, name: str) -> str:
+    """Returns the link of the live page, or the command that serves it if no server of the home does."""
+    from pipelines.prefect.server.api import running_services
+    from pipelines.web.serve import live_path
+
+    services = running_services(home)
+    if services and services.record_url:
+        return f"{services.record_url}{live_path([name])}"
+    return f"rpg watch --web {name}"
 
 
 def _planned(document: Document, home: Home, *, quiet: bool) -> Plan:

@@ -48,7 +48,9 @@ def report(
     if serve and profile:
         raise typer.BadParameter("the server's own address shows its record in a browser", param_hint="--serve")
     if serve:
-        _serve(Home.from_environment(), host, port)
+        from pipelines.web.serve import serve_here
+
+        serve_here(Home.from_environment(), host, port)
         return
     if not name:
         raise typer.BadParameter("name a run or an experiment, or give --serve for all", param_hint="RUN-or-EXPERIMENT")
@@ -111,15 +113,3 @@ def _for_papers(
             found = study_figures(home, read_study(home, name)) | found
         for path in save_figures(list(found.values()), figures, safe=safe):
             typer.echo(path)
-
-
-def _serve(home: Home, host: str, port: int) -> None:
-    from pipelines.launchers.network import free_port
-    from pipelines.web.serve import DEFAULT_PORT, serve
-    from specs.errors import RpgError
-
-    chosen = free_port(port or DEFAULT_PORT)
-    if port and chosen != port:
-        hint = "name another, or leave --port out: then a free one is taken"
-        raise RpgError(f"port {port} is taken\n  hint: {hint}")
-    serve(home, host, chosen)

@@ -7,7 +7,7 @@ best and which groups differ; tables mark the same differences and no others.
 
 from pipelines.report.answer.answers import answers, answers_of, answers_of_other_measures, confidence_of
 from pipelines.report.answer.curve import Accuracy, accuracies_by_step, left_behind
-from pipelines.report.answer.looks import note_looks
+from pipelines.report.answer.looks import note_looks, seeds_ended
 from pipelines.report.answer.outcome import (
     SCORE,
     Answer,
@@ -41,5 +41,6 @@ __all__ = [
     "outcomes_of",
     "percent",
     "points",
+    "seeds_ended",
     "with_interval",
 ]
