@@ -1,6 +1,6 @@
 // The live page: asks the server for the steps that it lacks, and draws the runs' curves over each other by charts.js.
 const about = JSON.parse(document.getElementById("about").textContent);
-const LEAST_POINTS = 40, MOST_POINTS = 6000;  // of a line; and drawn over all charts, so that a redraw takes less than 100 ms
+const LEAST_POINTS = 24, MOST_POINTS = 2400;  // of a line; and over all charts, so that a redraw takes less than 100 ms
 const AXES = { steps: "step", tokens: "response tokens", time: "minutes of training" };
 const by = (id) => document.getElementById(id);
 const runs = new Map();  // run id -> {known: [stamp, attempt, step], curves: {metric: {x: steps, y}}}
