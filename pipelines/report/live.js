@@ -3,10 +3,10 @@ const about = JSON.parse(document.getElementById("about").textContent);
 const LEAST_POINTS = 24, MOST_POINTS = 2400;  // of a line; and over all charts, so that a redraw takes less than 100 ms
 const AXES = { steps: "step", tokens: "response tokens", time: "minutes of training" };
 const by = (id) => document.getElementById(id);
-const runs = new Map();  // run id -> {known: [stamp, attempt, step], curves: {metric: {x: steps, y}}}
+const runs = new Map();  // run id -> {known: [state, rows, attempt, step], curves: {metric: {x: steps, y}}}
 const shown = new Map();  // metric -> its chart, with `full`: its lines with all points
 const state = readState();  // the choices, which the page's address keeps
-let groups = [], recorded = [], measured = [], range = null, look = false, timer = 0, drawing = Promise.resolve(), asked = 0;
+let groups = [], recorded = [], range = null, look = false, timer = 0, drawing = Promise.resolve(), asked = 0;
 
 function readState() {
   const given = new URLSearchParams(location.hash.slice(1));
@@ -214,13 +214,11 @@ async function syncCharts() {
 }
 
 const isAnswer = (name) => /^(mean|score)@/.test(name);
-const chosen = () => state.metrics.length ? state.metrics : [...measured.filter(isAnswer), ...about.first.filter((name) => recorded.includes(name))];
+const chosen = () => state.metrics.length ? state.metrics : recorded.filter((name) => isAnswer(name) || about.first.includes(name));
 
 function showChoice() {
-  const names = [...measured, ...(recorded.length ? recorded : Object.keys(about.metrics))];
-  const wanted = chosen();
-  const box = by("metrics"), listed = [...box.querySelectorAll("input")].map(({ value }) => value);
-  if (names.join("\n") !== listed.join("\n")) box.replaceChildren(...names.map((name) => {
+  const wanted = chosen(), box = by("metrics"), listed = [...box.querySelectorAll("input")].map(({ value }) => value);
+  if (recorded.join("\n") !== listed.join("\n")) box.replaceChildren(...recorded.map((name) => {
     const label = document.createElement("label"), input = Object.assign(document.createElement("input"), { type: "checkbox", value: name });
     label.append(input, ` ${about.metrics[name]?.heading ?? name}`);
     return label;
@@ -234,7 +232,7 @@ function showSeries() {
     const button = Object.assign(document.createElement("button"), { type: "button" }), color = document.createElement("i");
     color.style.background = `var(--c${place % 8})`;
     const ended = group.runs.filter(({ status }) => !["pending", "running"].includes(status)).length;
-    const step = Math.max(...group.runs.map(({ id }) => runs.get(id)?.known[2] ?? 0), 0);
+    const step = Math.max(...group.runs.map(({ id }) => runs.get(id)?.known[3] ?? 0), 0);
     const seeds = group.runs.length > 1 ? `${ended} of ${group.runs.length} ended` : group.runs[0].status;
     const told = Object.assign(document.createElement("small"), { textContent: `${seeds}${group.steps ? `, step ${step} of ${group.steps}` : ""}` });
     button.append(color, `${group.label} `, told);
@@ -280,8 +278,8 @@ function take(sent) {
     runs.set(id, Object.assign(run, { known: of.known }));
   }
   groups = sent.groups;
-  recorded = sent.recorded ?? recorded;
-  measured = [...new Set([...measured, ...sent.measured])].sort();
+  const order = Object.keys(about.metrics), all = new Set([...recorded, ...sent.recorded]), known = order.filter((name) => all.has(name));
+  recorded = [...[...all].filter((name) => !order.includes(name)).sort(), ...known];
 }
 
 async function ask() {
@@ -290,8 +288,7 @@ async function ask() {
   let wait = 10;
   try {
     const known = Object.fromEntries([...runs].map(([id, run]) => [id, run.known]));
-    const metrics = state.metrics.filter((name) => !measured.includes(name));
-    const body = JSON.stringify({ of: about.of, metrics: state.metrics.length ? [...metrics, "reward/mean"] : [], x: state.axis, known, look });
+    const body = JSON.stringify({ of: about.of, metrics: state.metrics, x: state.axis, known, look });
     const answer = await fetch(location.origin + location.pathname, { method: "POST", body });
     if (!answer.ok) throw new Error(await answer.text());
     const sent = await answer.json();
@@ -299,7 +296,8 @@ async function ask() {
     [wait, look] = [sent.wait, false];
     if (sent.groups) {
       take(sent);
-      showChoice(); showSeries(); showAnswer(sent.answer);
+      showChoice(); showSeries();
+      if (sent.answer) showAnswer(sent.answer);
       await syncCharts();
       await recompute();
     }

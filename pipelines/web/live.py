@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipelines.home.home import Home
@@ -33,6 +34,8 @@ from specs.errors import RpgError, SpecError
 from specs.machine.files import read_json
 from specs.metrics import BY_NAME, METRICS
 from storage import Store
+from storage.growth import new_rows
+from storage.segments import BadSegmentError
 
 AXES = {"steps": "", "tokens": "response_length/mean", "time": "time/step"}
 """The x axes, each with the metric of which it is the sum over the steps before."""
@@ -44,6 +47,8 @@ _SHARE = 0.01
 _LEAST_SECONDS, _MOST_SECONDS, _ENDED_SECONDS = 2.0, 60.0, 30.0
 """Bounds of the time between two questions of a page, and this time when no run is live."""
 _DIGITS = 6
+_EVALUATED = " on "
+"""Part of the name of an evaluation's measure, between the measure and its set; of no metric's."""
 _MOST_SEEDS = 64
 """Seeds from which on the factor of Student's interval counts as constant."""
 _NAMES = "SELECT DISTINCT name FROM metrics WHERE list_contains(?, run_id)"
@@ -61,14 +66,28 @@ _EVALUATIONS = """
 
 
 @dataclass(frozen=True, slots=True)
+class State:
+    """Digests of a run's state."""
+
+    about: str
+    """Digest of its status, its attempts and the evaluations after training."""
+    rows: str
+    """Digest of the list of files with its steps."""
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
     """The part of a run that a page has."""
 
-    stamp: str
-    """Digest of the run's state when it was read."""
+    state: str
+    rows: str
+    """The digests of `State` when it was read."""
     attempt: int
     step: int
     """The last step that was sent; -1 if none was."""
+
+
+_NOTHING = Known("", "", -1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +104,22 @@ class Question:
     look: bool = False
     """Whether to show the answer although that is a further interim analysis."""
 
+    @property
+    def columns(self) -> list[str]:
+        """The metrics that are read: those that are shown, and that of the axis."""
+        return list(dict.fromkeys([*(self.metrics or _FIRST), *filter(None, [AXES[self.axis]])]))
+
     @classmethod
     def of(cls, body: bytes) -> "Question":
         """Reads a request. Raises ValueError or another error of a wrong form."""
         asked = json.loads(body)
-        known = {run_id: Known(str(s), int(a), int(n)) for run_id, (s, a, n) in dict(asked.get("known", {})).items()}
+        given = dict(asked.get("known", {})).items()
+        known = {run_id: Known(str(state), str(rows), int(at), int(step)) for run_id, (state, rows, at, step) in given}
         axis = asked.get("x", "steps")
         if axis not in AXES:
             raise ValueError(axis)
         names, metrics = (tuple(map(str, asked.get(key, ()))) for key in ("of", "metrics"))
+        "".join(names).encode()  # half a character is a ValueError
         return cls(names, metrics, axis, known, bool(asked.get("look")))
 
 
@@ -145,19 +171,35 @@ class Live:
             begun = time.process_time()
             groups = self._groups_of(wanted.names)
             statuses = {run_id: status_of(self._home, run_id) for group in groups for run_id in group.run_ids}
-            stamps = {run_id: f"{_changed_at(self._home, run_id)} {status}" for run_id, status in statuses.items()}
-            known = {run_id: of_run.stamp for run_id, of_run in wanted.known.items()}
-            changed = [run_id for run_id, stamp in stamps.items() if known.get(run_id) != stamp]
-            sent: dict[str, Any] = {}
-            if changed or wanted.look:
-                sent = {"groups": [_shown(group, statuses) for group in groups]}
-                with Store.open(self._home.root) as store:
-                    sent |= _rows(store, wanted, changed, stamps)
-                    sent["answer"] = self._answer(store, wanted, statuses)
+            states = {run_id: _state_of(self._home, run_id, status) for run_id, status in statuses.items()}
+            sent = self._changed(wanted, states, statuses)
+            if sent:
+                sent["groups"] = [_shown(group, statuses) for group in groups]
             is_live = any(status in _LIVE for status in statuses.values())
-            spent = (time.process_time() - begun) / _SHARE
+            spent = (time.process_time() - begun) / _SHARE if wanted.known else 0.0  # the first question comes once
             least = _LEAST_SECONDS if is_live else _ENDED_SECONDS
             return sent | {"wait": round(min(max(spent, least), _MOST_SECONDS), 1)}
+
+    def _changed(self, wanted: Question, states: Mapping[str, State], statuses: Mapping[str, str]) -> dict[str, Any]:
+        """Returns the new rows, and the answer if it may be another one. A run that has only made more steps is read
+        from its own files, any other through the store."""
+        grown, others, names = dict[str, Any](), list[str](), set[str]()
+        for run_id, state in states.items():
+            known = wanted.known.get(run_id)
+            if known is None or known.state != state.about:
+                others.append(run_id)
+            elif known.rows != state.rows:
+                try:
+                    grown[run_id], of_run = _grown(self._home, run_id, wanted, state)
+                    names |= of_run
+                except (BadSegmentError, FileNotFoundError):
+                    others.append(run_id)
+        if not others and not wanted.look:
+            return {"runs": grown, "recorded": _ordered(names)} if grown else {}
+        with Store.open(self._home.root) as store:
+            sent = _rows(store, wanted, others, states)
+            sent["runs"] |= grown
+            return sent | {"answer": self._answer(store, wanted, statuses)}
 
     def _groups_of(self, names: tuple[str, ...]) -> list[Group]:
         """Returns the groups of seeds, read again if runs were added."""
@@ -220,35 +262,58 @@ class Live:
         return {"text": self._answers[name][1], "note": note, "asks": False}
 
 
-def _rows(store: Store, wanted: Question, changed: Sequence[str], stamps: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the new rows of the runs that have changed, and the names of what can be shown."""
-    recorded = {name for (name,) in store.query(_NAMES, [list(stamps)]).rows} if not wanted.metrics else set()
-    metrics = wanted.metrics or tuple(name for name in _FIRST if name in recorded)
-    attempts = dict(store.query(_ATTEMPTS, [list(changed)]).rows)
+def _rows(store: Store, wanted: Question, run_ids: Sequence[str], states: Mapping[str, State]) -> dict[str, Any]:
+    """Returns the new rows of runs, and the names of what can be shown."""
+    recorded = {name for (name,) in store.query(_NAMES, [list(states)]).rows}
+    attempts = dict(store.query(_ATTEMPTS, [list(run_ids)]).rows)
     runs: dict[str, dict[str, Any]] = {}
-    for run_id in changed:
-        attempt, before = attempts.get(run_id, 0), wanted.known.get(run_id, Known("", -1, -1))
-        whole = before.attempt != attempt
-        runs[run_id] = {"whole": whole, "curves": {}, "known": [stamps[run_id], attempt, -1 if whole else before.step]}
-    # The last step is sent again: some of its rows may have been written later.
-    since = [runs[run_id]["known"][2] for run_id in changed]
-    values = {"runs": list(changed), "since": since, "names": [*metrics, AXES[wanted.axis]]}
+    for run_id in run_ids:
+        attempt, before = attempts.get(run_id, 0), wanted.known.get(run_id, _NOTHING)
+        whole, state = before.attempt != attempt, states[run_id]
+        known = [state.about, state.rows, attempt, -1 if whole else before.step]
+        runs[run_id] = {"whole": whole, "curves": {}, "known": known}
+    values = {"runs": list(run_ids), "since": [run["known"][3] for run in runs.values()], "names": wanted.columns}
     table = store.query(_CURVES, values).arrow()
     columns = (table.column(name) for name in ("name", "run_id", "steps", "curve"))
     for name, run_id, steps, curve in zip(*columns, strict=True):
         x, y = (part.values.to_numpy(zero_copy_only=False) for part in (steps, curve))
         of_run = runs[run_id.as_py()]
         of_run["curves"][name.as_py()] = {"x": _steps(x), "y": _short(y)}
-        of_run["known"][2] = max(of_run["known"][2], int(x[-1]))
-    measured = set()
-    for run_id, name, steps, curve in store.query(_EVALUATIONS, [list(changed)]).rows:
-        measured.add(name)
+        of_run["known"][3] = max(of_run["known"][3], int(x[-1]))
+    for run_id, name, steps, curve in store.query(_EVALUATIONS, [list(run_ids)]).rows:
+        recorded.add(name)
         runs[run_id]["curves"][name] = {"x": steps, "y": _short(np.array(curve, dtype=float)), "whole": True}
-    sent: dict[str, Any] = {"runs": runs, "measured": sorted(measured)}
-    if recorded:
-        order = [*BY_NAME, *sorted(recorded - BY_NAME.keys())]
-        sent["recorded"] = [name for name in order if name in recorded]
-    return sent
+    return {"runs": runs, "recorded": _ordered(recorded)}
+
+
+def _grown(home: Home, run_id: str, wanted: Question, state: State) -> tuple[dict[str, Any], set[str]]:
+    """Returns the new rows of a run that has made more steps since it was read, in the same attempt; and the names of
+    what it records.
+
+    Raises:
+        BadSegmentError, FileNotFoundError: see `new_rows`.
+    """
+    before = wanted.known[run_id]
+    curves: dict[str, Any] = {}
+    # The last step is sent again: some of its rows may have been written later.
+    rows = new_rows(home.root, run_id, "metrics", before.attempt, before.step)
+    names = set(rows["name"].unique().to_pylist())
+    for name in names.intersection(wanted.columns):
+        of_name = rows.filter(pc.equal(rows["name"], name)).sort_by("step")
+        curves[name] = {"x": _steps(of_name["step"].to_numpy()), "y": _short(of_name["value"].to_numpy())}
+    last = pc.max(rows["step"]).as_py() or before.step
+    for row in new_rows(home.root, run_id, "evaluations", before.attempt, 0).sort_by("step").to_pylist():
+        names.add(name := f"{row['metric']}{_EVALUATED}{row['dataset']}")
+        curve = curves.setdefault(name, {"x": [], "y": []})
+        curve["x"].append(row["step"])
+        curve["y"] += _short(np.array([row["value"]]))
+    return {"whole": False, "curves": curves, "known": [state.about, state.rows, before.attempt, last]}, names
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    """Returns the names of evaluations, then those of metrics in the order of `METRICS`, unknown ones at the end."""
+    order = {name: place for place, name in enumerate(BY_NAME)}
+    return sorted(names, key=lambda name: (_EVALUATED not in name, order.get(name, len(order)), name))
 
 
 def _shown(group: Group, statuses: Mapping[str, str]) -> dict[str, Any]:
@@ -301,10 +366,10 @@ def _template() -> Chart:
     )
 
 
-def _changed_at(home: Home, run_id: str) -> str:
-    """Returns when a run's documents, rows, attempts and evaluations last changed."""
+def _state_of(home: Home, run_id: str, status: str) -> State:
     run = home.run(run_id)
-    return "-".join(map(_time_of, (run, run / "segments/metrics", run / "attempts", run / "evaluate")))
+    about = "-".join([*map(_time_of, (run / "attempts", run / "evaluate", run / "concurrent")), status])
+    return State(about, "-".join(_time_of(run / "segments" / table) for table in ("metrics", "evaluations")))
 
 
 def _written_at(home: Home, name: str) -> tuple[str, ...]:
@@ -319,5 +384,5 @@ def _written_at(home: Home, name: str) -> tuple[str, ...]:
 def _time_of(path: Path) -> str:
     try:
         return f"{path.stat().st_mtime_ns:x}"
-    except OSError:
+    except (OSError, ValueError):  # there is none, or no file has such a name
         return ""

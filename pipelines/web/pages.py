@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.home.home import Home
+from pipelines.home.versions import looks_of
 from pipelines.remote.record_files import read_listings
 from pipelines.report import write_experiment_report, write_run_report
-from pipelines.home.versions import looks_of
 from pipelines.report.answer import note_looks, seeds_ended
 from pipelines.report.answer.whole import answered
 from pipelines.report.evidence import experiment_groups, told_apart
 from pipelines.report.page import render
 from pipelines.studies.answers.report import write_study_report
+from specs.errors import RpgError
 from specs.machine.files import read_json
 from specs.machine.scratch import Scratch
 from storage import Store
@@ -87,7 +88,7 @@ class Pages:
                 text = "no run has begun"
             else:
                 live = sum(run.status in ("pending", "running") for group in groups for run in group.runs)
-                is_new = 1 < seeds_ended(groups) and seeds_ended(groups) not in looks_of(self._home, name)
+                is_new = seeds_ended(groups) > 1 and seeds_ended(groups) not in looks_of(self._home, name)
                 text = f"{live} of {sum(len(group.runs) for group in groups)} runs have not ended"
                 if not (live and is_new):
                     text = answered(self._home, store, name, groups)[0]
