@@ -1,4 +1,4 @@
-"""New steps of a run that trains, from its own files: whoever follows many runs asks often, and needs no more."""
+"""New steps of a run that trains, from its own files: a reader that follows many runs asks often."""
 
 from pathlib import Path
 

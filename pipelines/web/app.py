@@ -192,7 +192,7 @@ def _live(live: Live, request: Request) -> Response:
 
 
 async def _rows(live: Live, request: Request) -> Response:
-    """Returns what a live page lacks."""
+    """Returns the new rows for a live page."""
     try:
         wanted = Question.of(await _body(request))
     except TooLongError as error:

@@ -1,7 +1,7 @@
 """The live page: the curves of runs, overlaid while they train, and the answer so far.
 
-The page asks for what it lacks and gets the new steps alone. How long it waits between two questions follows from what
-an answer costs: the server spends at most 1 % of a CPU on a page. It reads the record alone.
+The page asks for new steps at intervals that follow from the cost of an answer: the server spends at most 1 % of a CPU
+on a page. It reads the record alone.
 """
 
 import json
@@ -134,8 +134,8 @@ class Live:
         """Name -> the state of its runs, and the answer in that state."""
 
     def current(self) -> list[str]:
-        """Returns the experiments with runs that are live; the newest one if there are none; empty for an empty
-        home."""
+        """Returns the experiments with runs that are live; the newest one if no run is live; empty for an
+        empty home."""
         query = """
             SELECT experiment, count(*) FILTER (status IN ('pending', 'running')) AS live FROM runs
             WHERE experiment IS NOT NULL GROUP BY experiment ORDER BY max(created_at) DESC, experiment
@@ -162,7 +162,7 @@ class Live:
         return render("live.html", names=names, about=about, chart=_template(), confidence=confidence)
 
     def changes(self, wanted: Question) -> dict[str, Any]:
-        """Returns what has changed since the state that the page knows, and the seconds until it may ask again.
+        """Returns the changes since the state that the page knows, and the seconds until it may ask again.
 
         Raises:
             RpgError: a name matches nothing.
@@ -225,7 +225,7 @@ class Live:
             raise RpgError(f"nothing is recorded under {name[:80]!r}") from error
 
     def _answer(self, store: Store, wanted: Question, statuses: Mapping[str, str]) -> dict[str, Any]:
-        """Returns the answer so far, or what it would cost to see it; both empty for a selection of runs."""
+        """Returns the answer so far, or the cost of seeing it; both empty for a selection of runs."""
         name, *others = wanted.names
         if others or not statuses or not (is_study(self._home, name) or is_experiment(self._home, name)):
             return {"text": "", "note": "", "asks": False}
@@ -288,7 +288,7 @@ def _rows(store: Store, wanted: Question, run_ids: Sequence[str], states: Mappin
 
 def _grown(home: Home, run_id: str, wanted: Question, state: State) -> tuple[dict[str, Any], set[str]]:
     """Returns the new rows of a run that has made more steps since it was read, in the same attempt; and the names of
-    what it records.
+    all metrics in them.
 
     Raises:
         BadSegmentError, FileNotFoundError: see `new_rows`.
@@ -384,5 +384,5 @@ def _written_at(home: Home, name: str) -> tuple[str, ...]:
 def _time_of(path: Path) -> str:
     try:
         return f"{path.stat().st_mtime_ns:x}"
-    except (OSError, ValueError):  # there is none, or no file has such a name
+    except (OSError, ValueError):  # it does not exist, or no file has such a name
         return ""

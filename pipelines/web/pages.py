@@ -78,8 +78,8 @@ class Pages:
         return render("record.html", home=self._home.root.name, **tables)
 
     def _answer(self, store: Store, name: str) -> str:
-        """Returns the answer of an experiment that is over, or that was shown before; else why there is none: to show
-        it would be a further interim analysis, of which its page says the cost."""
+        """Returns the answer of an experiment that is over, and an answer that was shown before. Otherwise returns how
+        many runs have not ended: a new answer would be a further interim analysis."""
         version = self._version(f"experiments/{name}")
         if self._answers.get(name, ("",))[0] != version:
             try:

@@ -22,22 +22,22 @@ PATIENCE = 120_000
 
 @dataclass
 class Visit:
-    """One browser window, and what it did beside showing pages."""
+    """A browser window, with its errors and its requests to other machines."""
 
     page: Page
     elsewhere: list[str] = field(default_factory=list)
     """Addresses beyond this machine that it asked for."""
     errors: list[str] = field(default_factory=list)
-    """What the pages' scripts, style and policy had to complain of."""
+    """Errors of the pages' scripts, style and policy."""
 
 
 @contextmanager
 def visit(browser: Browser, credentials: Any = None, *, width: int = 1280) -> Iterator[Visit]:
-    """A window of its own.
+    """Opens a window that shares nothing with others.
 
     Args:
-        credentials: for a page that asks for a password in HTTP's own way; None: it is refused.
-        width: of the window, pixels.
+        credentials: login for pages that ask for one by HTTP; without it they refuse.
+        width: width of the window, pixels.
     """
     viewport: Any = {"width": width, "height": 900}
     context: BrowserContext = browser.new_context(viewport=viewport, http_credentials=credentials)
@@ -59,7 +59,7 @@ def visit(browser: Browser, credentials: Any = None, *, width: int = 1280) -> It
 
 @contextmanager
 def served(home: Home) -> Iterator[str]:
-    """The address of a home's pages."""
+    """Serves a home's pages and yields their address."""
     port = free_port()
     server = uvicorn.Server(uvicorn.Config(make_app(home, lambda _shown: True), port=port, log_level="warning"))
     thread = threading.Thread(target=server.run)

@@ -1,5 +1,6 @@
-"""What the live page is sent: the steps that it lacks, of the runs that have changed, and the answer so far."""
+"""Data of the live page: new steps of the runs that have changed, and the answer so far."""
 
+import html
 import json
 from collections.abc import Iterator
 from datetime import timedelta
@@ -147,6 +148,7 @@ def test_an_answer_before_the_end_is_shown_to_who_asks_and_says_what_it_costs(tm
     write(about, json.loads(about.read_text()) | {"versions": versions})
     set_status(home, "sums-s3", "pending")
     with client_of(home) as client:
+        assert "1 of 4 runs have not ended" in client.get("/").text
         before = ask(client, "sums")["answer"]
         assert before == {
             "text": "",
@@ -158,8 +160,9 @@ def test_an_answer_before_the_end_is_shown_to_who_asks_and_says_what_it_costs(tm
         shown = ask(client, "sums", look=True)["answer"]
         assert shown["text"]
         assert looks_of(home, "sums") == (3,)
-        # What was shown stays there, and costs no more.
+        # A second question with the same seeds costs no more.
         assert ask(client, "sums")["answer"] == shown
+        assert html.escape(shown["text"]) in client.get("/").text
         set_status(home, "sums-s3", "finished")
         over = ask(client, "sums")["answer"]
         assert over["note"] == "Intervals hold at 98.5 %; after another look, at more seeds, at 99.5 %."
