@@ -59,6 +59,16 @@ ServerRecord = Annotated[
 SafeCsv = Annotated[
     bool, typer.Option("--safe-csv", help="In CSV, write text that a spreadsheet would compute (=, +, -, @) as text.")
 ]
+Rows = Annotated[
+    list[str] | None,
+    typer.Option("--rows", metavar="TEXT", help="Only rows whose first column contains TEXT; several: any of them."),
+]
+Digits = Annotated[
+    int | None,
+    typer.Option(
+        "--digits", min=0, max=15, metavar="N", help="After the decimal point; without it by the interval's width."
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pipelines.home.home import Home
-    from pipelines.planning.plan import Plan
-    from pipelines.prefect.flows.experiment import RunOutcome
+    from pipelines.planning.plan import Plan, RunPlan
+    from pipelines.prefect.flows.experiment import Outcomes, RunOutcome
     from specs.loader import Document
     from specs.study_document import StudyDocument
 
@@ -47,8 +49,6 @@ def run_here(
     if running_services(home) is None and is_all_done(plan, home):  # no dashboard shows the repeated request
         shown = Silent() if quiet else ConsoleProgress()
         return execute_plan(plan, home, lambda runs: recall(runs, shown), only=only)
-    if not quiet:
-        print(f"live: {_live_page(home, plan.document.experiment.name)}", file=sys.stderr)
     with Api(home, forks=own_process) as api, api.connected():
         at_once = min(len(plan.runs), runs_at_once(plan.runs, ask) if parallel == "auto" else int(parallel))
         return _run_plan(plan, home, only, at_once, api.url, quiet=quiet)
@@ -118,6 +118,7 @@ def _planned(document: Document, home: Home, *, quiet: bool) -> Plan:
 
 
 def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str, *, quiet: bool) -> tuple[RunOutcome, ...]:
+    import sys
     from contextlib import nullcontext
 
     from pipelines.prefect.flows.experiment import execute_in_turn, execute_plan
@@ -126,21 +127,23 @@ def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str, *, 
     from pipelines.running.time_left import TimeLeft
 
     document = plan.document
+
+    def announce() -> None:
+        # After the experiment is recorded: the command finds nothing before.
+        if not quiet:
+            print(f"live: {_live_page(home, document.experiment.name)}", file=sys.stderr)
+
+    def in_turn(runs: Sequence[RunPlan]) -> Outcomes:
+        announce()
+        progress = Silent() if quiet else ConsoleProgress(left=TimeLeft(runs))
+        return execute_in_turn(document, runs, home, shared=not only, progress=progress)
+
+    def in_parallel(runs: Sequence[RunPlan]) -> Outcomes:
+        announce()
+        return execute_in_parallel(document, runs, home, api_url, at_once, progress)
+
     if at_once == 1:
-        return execute_plan(
-            plan,
-            home,
-            lambda runs: execute_in_turn(
-                document,
-                runs,
-                home,
-                shared=not only,
-                progress=Silent() if quiet else ConsoleProgress(left=TimeLeft(runs)),
-            ),
-            only=only,
-        )
+        return execute_plan(plan, home, in_turn, only=only)
     shown = nullcontext(Silent()) if quiet else ParallelProgress(TimeLeft(plan.runs, at_once))
     with shown as progress:
-        return execute_plan(
-            plan, home, lambda runs: execute_in_parallel(document, runs, home, api_url, at_once, progress)
-        )
+        return execute_plan(plan, home, in_parallel)

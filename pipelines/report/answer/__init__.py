@@ -18,7 +18,15 @@ from pipelines.report.answer.outcome import (
     outcomes_of,
 )
 from pipelines.report.answer.scores import BySteps
-from pipelines.report.answer.wording import change, figure, percent, points, with_interval
+from pipelines.report.answer.wording import (
+    change,
+    digits_of,
+    figure,
+    figure_and_interval,
+    percent,
+    points,
+    with_interval,
+)
 
 __all__ = [
     "SCORE",
@@ -33,7 +41,9 @@ __all__ = [
     "change",
     "clusters_of",
     "confidence_of",
+    "digits_of",
     "figure",
+    "figure_and_interval",
     "headline",
     "left_behind",
     "note_looks",
