@@ -1,4 +1,4 @@
-"""How much of everything a spec may hold, so that any file is answered within two seconds; and reading so much."""
+"""Limits on the size of specs, so that any file is checked within two seconds; and reading within a limit."""
 
 import errno
 import os
@@ -7,19 +7,19 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 MAX_BYTES = 1 << 18
-"""Bytes of a spec file, and of a model's config.json, which is read to check it."""
+"""Most bytes of a spec file, and of a model's config.json, which is read to check the spec."""
 MAX_DEPTH = 32
 """Levels of nesting."""
 MAX_VALUES = 10_000
 """Keys, list items and sections of a file; an alias counts as often as it is used."""
 MAX_DIGITS = 100
-"""Digits of a whole number, to any base: a fraction can hold it."""
+"""Digits of a whole number, in any base, so that a float can represent it."""
 MAX_RANKS = 1 << 20
-"""Ranks of a run; and its nodes."""
+"""Ranks of a run, and its nodes."""
 MAX_RUNS = 4096
 """Runs of an experiment: cells x seeds."""
 MAX_COMBINATIONS = 4096
-"""Combinations of a matrix, those that `exclude` leaves out included."""
+"""Combinations of a matrix, including those that `exclude` leaves out."""
 MAX_EXCLUDED = 256
 """Entries of `exclude`."""
 MAX_CHECKED_VALUES = 1 << 16
@@ -27,14 +27,14 @@ MAX_CHECKED_VALUES = 1 << 16
 MAX_PARAMETERS = 32
 """Parameters of a study."""
 MAX_CANDIDATES = 512
-"""Candidates of one parameter that lists them."""
+"""Candidates that one parameter lists."""
 MAX_TRIED_VALUES = 1 << 15
-"""Values of all trials together that show whether a study's candidates are possible: each has all values of the
+"""Values in all trials together that check whether a study's candidates are possible; each trial has all values of the
 spec."""
 MAX_ISSUES = 100
-"""Problems that are told of one file."""
+"""Problems reported for one file."""
 MAX_TOLD = 2000
-"""Characters of a line of a problem."""
+"""Characters of a reported line."""
 
 BOUNDS = {
     "bytes of a file, and of a model's config.json": MAX_BYTES,
@@ -50,27 +50,27 @@ BOUNDS = {
     "candidates that one parameter lists": MAX_CANDIDATES,
     "values in all trials of which one is tried for each candidate": MAX_TRIED_VALUES,
 }
-"""Name -> bound, in the reference's words."""
+"""Name in the reference -> bound."""
 
 
 class NotPlainError(OSError):
-    """Something that may have no end stands in the place of a file."""
+    """Error: the path is a pipe or a device, which may have no end."""
 
 
 class TooLargeError(ValueError):
-    """A file is larger than whoever reads it takes."""
+    """Error: the file is larger than its reader allows."""
 
 
 def read_within(path: str, most: int = MAX_BYTES) -> bytes:
-    """The content of a plain file.
+    """Returns the content of a plain file.
 
     Raises:
-        NotPlainError: it is a pipe or a device, which may have no end.
+        NotPlainError: the file is a pipe or a device, which may have no end.
         TooLargeError: it is larger than `most` bytes.
         OSError: it cannot be read for another reason.
         ValueError: no file can have that name.
     """
-    mode = os.stat(path).st_mode  # not of the open file: opening a pipe waits for a writer
+    mode = os.stat(path).st_mode  # before opening the file: opening a pipe waits for a writer
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise NotPlainError(errno.EINVAL, "a pipe" if stat.S_ISFIFO(mode) else "a device, not a file", path)
     with open(path, "rb") as file:
@@ -81,7 +81,7 @@ def read_within(path: str, most: int = MAX_BYTES) -> bytes:
 
 
 def repeats(values: Iterable[Any]) -> Iterator[int]:
-    """The places of values that stand earlier in the list too. 1, 1.0 and true are one value.
+    """Yields the places of values that occur earlier in the list. 1, 1.0 and true are one value.
 
     >>> list(repeats([1, "a", {"low": [1]}, 2, {"low": [1.0]}, "a"]))
     [4, 5]
@@ -95,7 +95,7 @@ def repeats(values: Iterable[Any]) -> Iterator[int]:
 
 
 def comparable(value: Any) -> Hashable:
-    """Plain data as a key, equal where the data are."""
+    """Returns a key for plain data; keys are equal if the data are equal."""
     if isinstance(value, dict):
         return ("a mapping", frozenset((key, comparable(item)) for key, item in value.items()))
     if isinstance(value, (list, tuple)):

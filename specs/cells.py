@@ -1,4 +1,4 @@
-"""The cells of a matrix: which there are, the data of each, and the issues of any, at the matrix's line."""
+"""The cells of a matrix: their values, the data of each, and their issues, reported at the matrix's line."""
 
 import copy
 import math
@@ -22,7 +22,7 @@ FIXED = ("name", "question", "seeds", "matrix")
 
 
 def combinations(matrix: Matrix | None) -> list[dict[str, Any]]:
-    """The values of each cell, path -> value; one empty cell without a matrix."""
+    """Returns the values of each cell, path -> value; one empty cell without a matrix."""
     if matrix is None:
         return [{}]
     rows = zip(*matrix.zip.values(), strict=True) if matrix.zip else iter([()])
@@ -41,7 +41,8 @@ def _agrees(cell: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
 
 
 def cell_label(matrix: Matrix | None, values: Mapping[str, Any]) -> str:
-    """Name of a cell in the spec: its row's label and what else varies; empty where rows have no labels."""
+    """Returns the name of a cell in the spec: its row's label and the values of `product`; empty if rows have no
+    labels."""
     if matrix is None or not matrix.labels:
         return ""
     label = matrix.labels[_row(matrix, values)]
@@ -53,15 +54,16 @@ def _as_text(value: Any) -> str:
 
 
 def cell_source(source: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The data of one cell: what the files say, with its values and without the matrix."""
+    """Returns the data of one cell: the files' data, with the cell's values and without the matrix."""
     return with_values({key: value for key, value in source.items() if key != "matrix"}, values)
 
 
 def with_values(source: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the source with values set at their dotted paths: a section before its fields, its type before others.
+    """Returns a copy of the source with values set at their dotted paths: a section before its fields, its type before
+    others.
 
-    A section that becomes another type keeps the fields that this type has too; one that becomes another source loses
-    its other fields: they belonged to what it was.
+    A section that changes its type keeps the fields that the new type has too. A section that changes its source loses
+    its other fields, since they belonged to the old source.
     """
     result = copy.deepcopy(dict(source))
     for path, value in sorted(((split(text), value) for text, value in values.items()), key=_setting_order):
@@ -94,7 +96,7 @@ def _set(target: Any, path: Path, value: Any) -> None:
 
 
 def base_of(source: dict[str, Any]) -> dict[str, Any]:
-    """The source, with the first cell's value where the matrix alone supplies a field."""
+    """Returns the source, with the first cell's values for fields that only the matrix supplies."""
     matrix, issues = parse(Matrix, source.get("matrix") or {})
     if issues or list(_matrix_issues(matrix, source)):
         return source
@@ -107,7 +109,7 @@ def _present(source: Any, path: Path) -> bool:
         if source is None or (isinstance(source, dict) and part not in source):
             return False
         if not isinstance(source, (dict, list)):
-            return True  # a value where a section belongs: for the schema to report
+            return True  # a value in place of a section, which the schema reports
         source = source[part] if isinstance(source, dict) else source[int(part)]
     return True
 
@@ -115,7 +117,7 @@ def _present(source: Any, path: Path) -> bool:
 def check_cells(
     source: dict[str, Any], experiment: Experiment, positions: Positions
 ) -> tuple[list[Issue], list[Issue]]:
-    """Errors of any run, and warnings: each once, at the matrix's line where the matrix is its cause."""
+    """Returns the errors and warnings of all runs: each once, and at the matrix's line if the matrix causes it."""
     issues = list(_matrix_issues(experiment.matrix, source)) if experiment.matrix else []
     if issues:
         return issues, []
@@ -149,7 +151,8 @@ def check_cells(
 
 
 def num_values_of(source: Mapping[str, Any]) -> int:
-    """Keys and list items of the data without the matrix, which say how long one of its cells takes to check."""
+    """Returns the number of keys and list items of the data without the matrix: the time to check a cell grows with
+    it."""
     waiting: list[Any] = [value for key, value in source.items() if key != "matrix"]
     count = 0
     while waiting:
@@ -161,7 +164,7 @@ def num_values_of(source: Mapping[str, Any]) -> int:
 
 
 def multiplied_by_another_file(matrix: Matrix | None, positions: Positions) -> list[Issue]:
-    """A warning where fields of a matrix are varied by the file that is extended, and others by the file itself."""
+    """Returns a warning if both the extended file and the file itself vary fields in a matrix."""
     here, there = positions.get(()), {}
     for part, paths in (("product", matrix.product), ("zip", matrix.zip)) if matrix else ():
         for path in paths:
@@ -177,10 +180,10 @@ def multiplied_by_another_file(matrix: Matrix | None, positions: Positions) -> l
 
 
 def varied_place(matrix: Matrix | None, values: Mapping[str, Any], path: Path) -> Path | None:
-    """Where the matrix gives a cell what stands at a path of its spec; None where it does not vary.
+    """Returns the place in the matrix of a cell's value at a path of its spec; None if the value does not vary.
 
     Args:
-        values: of the cell.
+        values: the cell's values.
     """
     related = [text for text in values if _related(split(text), path)]
     if matrix is None or not related:
@@ -193,7 +196,8 @@ def varied_place(matrix: Matrix | None, values: Mapping[str, Any], path: Path) -
 def _blame(
     issue: Issue, having: list[dict[str, Any]], num_cells: int, matrix: Matrix | None, positions: Positions
 ) -> Issue:
-    """The issue at the line of the matrix value that causes it; as it is if no value does. `having`: cells with it."""
+    """Returns the issue at the line of the matrix value that causes it; unchanged if no value does. `having` are the
+    cells with it."""
     if matrix is None:
         return issue
     values = having[0]
@@ -215,13 +219,13 @@ def _related(path: Path, other: Path) -> bool:
 
 
 def _row(matrix: Matrix, values: Mapping[str, Any]) -> int:
-    """Which row of `zip` a cell has; rows are told apart by all that they vary."""
+    """Returns the row of `zip` of a cell, found by all values of the row."""
     wanted = tuple(values[path] for path in matrix.zip)
     return next(index for index, row in enumerate(zip(*matrix.zip.values(), strict=True)) if row == wanted)
 
 
 def _place(matrix: Matrix, path: str, values: Mapping[str, Any]) -> Path:
-    """Where the matrix has a cell's value of a path."""
+    """Returns the place in the matrix of a cell's value of a path."""
     if path in matrix.product:
         return ("matrix", "product", path, matrix.product[path].index(values[path]))
     return ("matrix", "zip", path, _row(matrix, values))
@@ -250,7 +254,7 @@ def _matrix_issues(matrix: Matrix, source: Mapping[str, Any]) -> Iterator[Issue]
 
 
 def _too_many_combinations(matrix: Matrix) -> Issue | None:
-    """The issue with a matrix that is not gone through: what `exclude` leaves out counts too."""
+    """Returns the issue with a matrix that is too large to expand; combinations that `exclude` leaves out count too."""
     lengths = [len(values) for values in matrix.product.values()]
     lengths += [len(values) for values in list(matrix.zip.values())[:1]]
     if math.prod(lengths) > MAX_COMBINATIONS:
@@ -289,7 +293,8 @@ def _axis_issues(section: str, path: str, values: list[Any], source: Mapping[str
 
 
 def _beside_nothing(experiment: Experiment) -> Iterator[Issue]:
-    """Figures of others that would stand beside none of ours. Without a matrix, as in a study, none are shown."""
+    """Yields issues for figures from the literature that match no row or set. Without a matrix, as in a study, none are
+    shown."""
     if experiment.matrix is None:
         return
     labels = experiment.matrix.labels

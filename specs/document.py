@@ -1,4 +1,4 @@
-"""A spec as read: the experiment, where each of its fields stands in a file, and the runs that it expands to."""
+"""A spec as read: the experiment, the place of each field in a file, and the runs that it expands to."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -39,50 +39,53 @@ from specs.schema.fields import no_such_item, split, unknown
 
 @dataclass(frozen=True)
 class Reuse:
-    """Which recorded results are taken, beside those of this very spec and code, and which of those are not."""
+    """Choice of recorded results to reuse, beyond those of exactly this spec and code, and of those to compute
+    again."""
 
     accept_code: bool = False
-    """Results are taken whatever code has made them."""
+    """Whether results of any code version are reused."""
     fresh: tuple[str, ...] = ()
-    """The stages whose results are made anew."""
+    """Stages whose results are computed again."""
     asked_at_ns: int = 0
-    """When that was asked for, ns since 1970: what was made since then is fresh."""
+    """Time of that request, ns since 1970; newer results count as fresh."""
 
     def since_of(self, stage: str) -> int:
-        """The time from which on a stage's result counts, ns since 1970; 0: whenever it was made."""
+        """Returns the time from which on a stage's results are reused, ns since 1970; 0 for results of any age."""
         return self.asked_at_ns if stage in self.fresh else 0
 
 
 @dataclass(frozen=True)
 class Document:
-    """An experiment with the places its fields come from. Frozen as JSON, it needs none of its files any more."""
+    """An experiment with the places of its fields. Once frozen as JSON, it no longer needs its files."""
 
     experiment: Experiment
-    """The base configuration, matrix and seeds included."""
+    """Base configuration, including matrix and seeds."""
     source: dict[str, Any]
-    """What the files say, merged, paths absolute. A cell starts from it, so published settings follow its objective."""
+    """Merged data of the files, with absolute paths. Each cell starts from it, so that published settings follow the
+    cell's objective."""
     positions: Positions
     warnings: tuple[Issue, ...] = ()
-    """What the experiment says without effect or can hardly mean, each at its place."""
+    """Warnings of settings without effect or that are probably mistakes, each at its place."""
     reuse: Reuse = Reuse()
-    """Which recorded results are taken; no part of the spec."""
+    """Choice of recorded results to reuse; not part of the spec."""
 
     def locate(self, issue: Issue, values: Mapping[str, Any] | None = None) -> Issue:
-        """The issue with file, line and snippet, from its path or the nearest ancestor that stands in the file.
+        """Returns the issue with file, line and snippet of its path, or of the nearest ancestor in the file.
 
         Args:
-            values: of the matrix in the run that has the issue: what these give is at the matrix's line.
+            values: the matrix's values in the run with the issue; issues with these values are placed at the matrix's
+                line.
         """
         place = None if issue.file else varied_place(self.experiment.matrix, values or {}, issue.path)
         at = nearest_position(place, self.positions) if place else None
         return placed(issue, at) if at else locate(issue, self.positions)
 
     def with_values(self, values: Mapping[str, Any], at: Position) -> "Document":
-        """The document with fields set by their dotted paths, checked like a file. Raises SpecError.
+        """Returns the document with fields set by their dotted paths, checked like a file. Raises SpecError.
 
         Args:
             values: path -> value, e.g. {"objective.kl_coef": 0.01}.
-            at: the position of these values, which issues with them are given.
+            at: the position of issues with these values.
         """
         for path in values:
             parts = split(path)
@@ -99,7 +102,7 @@ class Document:
         return checked(with_values(self.source, values), positions | dict.fromkeys(changed, at))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data that `from_json` reads; `experiment` is the resolved form, for other readers."""
+        """Returns plain data that `from_json` reads; `experiment` is the resolved form, for other readers."""
         return {
             "source": self.source,
             "experiment": self.experiment.model_dump(mode="json"),
@@ -110,14 +113,14 @@ class Document:
 
     @classmethod
     def recorded(cls, path: FilePath) -> "Document | None":
-        """The frozen document of a run (document.json) or an experiment (spec.json); None: there is none. Errors are as
-        of `from_json`."""
+        """Returns the frozen document of a run (document.json) or an experiment (spec.json); None if the file is
+        missing. Raises the errors of `from_json`."""
         data = read_document(path)
         return cls.from_json(data) if data else None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Document":
-        """The document that `to_json` wrote. Raises SpecError where this version's schema no longer takes it."""
+        """Returns the document that `to_json` wrote. Raises SpecError if this version's schema no longer accepts it."""
         positions = read_positions(data["positions"])
         warnings = tuple(read_issue(plain) for plain in data["warnings"])
         source = _with_earlier_precision(data["source"], data["experiment"])
@@ -127,20 +130,20 @@ class Document:
 
 
 def _with_earlier_precision(source: dict[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """A frozen document's source, with the float32 that it was resolved to written out where `device: cuda` means
-    bfloat16 today: what was begun in float32 goes on in it."""
-    precision = resolved["training"].get("precision")  # none where nothing is trained
+    """Returns a frozen document's source, with its resolved float32 written out if `device: cuda` would mean bfloat16
+    today, so that the run continues in float32."""
+    precision = resolved["training"].get("precision")  # missing in evaluations
     in_float32 = resolved["resources"]["device"] == "cuda" and precision == "float32"
     return with_values(source, {"training.precision": "float32"}) if in_float32 else source
 
 
 def _leads_to(path: str, place: Path) -> bool:
-    """Whether the dotted path is that of the place or of a section around it."""
+    """Returns whether the dotted path is that of the place or of an enclosing section."""
     return place[: len(split(path))] == split(path)
 
 
 def checked(source: dict[str, Any], positions: Positions) -> Document:
-    """The document of a source, its runs checked one by one. Raises SpecError with every issue, in file order."""
+    """Returns the document of a source, after a check of each run. Raises SpecError with every issue, in file order."""
     experiment = experiment_of(base_of(source), positions)
     issues, warnings = check_cells(source, experiment, positions)
     refuse(issues, positions)
@@ -149,9 +152,10 @@ def checked(source: dict[str, Any], positions: Positions) -> Document:
 
 
 def experiment_of(data: Mapping[str, Any], positions: Mapping[Path, Position]) -> Experiment:
-    """The experiment that plain data describes. Raises SpecError with every issue, at its position where it has one.
+    """Returns the experiment that plain data describes. Raises SpecError with every issue, at its position if it has
+    one.
 
-    A run's resolved spec has no positions. It is refused where a package is missing that it needs.
+    A run's resolved spec has no positions. It is refused if a package that it needs is missing.
     """
     experiment, issues = parse(schema_of(data), dict(data))
     refuse(issues, positions)
@@ -166,14 +170,14 @@ class Cell:
     values: dict[str, Any]
     """Matrix path -> this run's value; empty without a matrix."""
     label: str
-    """What the matrix calls the cell; empty where it gives no labels."""
+    """Label of the cell in the matrix; empty without labels."""
     seed: int
     experiment: Experiment
-    """The run's spec: matrix None, this seed alone."""
+    """Spec of the run, with matrix None and this seed only."""
 
 
 def expand(document: Document) -> list[Cell]:
-    """The runs in the order of the file: product (last path fastest), then the rows of zip, then the seeds."""
+    """Returns the runs in the order of the file: product (last path fastest), then the rows of zip, then the seeds."""
     cells: list[Cell] = []
     for values in combinations(document.experiment.matrix):
         experiment = experiment_of(cell_source(document.source, values), document.positions)

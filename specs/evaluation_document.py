@@ -1,6 +1,6 @@
-"""An evaluation's file as a document: a matrix whose rows are its models, each with each sampling setting.
+"""An evaluation's file as a document: a matrix with a row for each model and sampling setting.
 
-What follows of a document (plan, flow, record) then needs to know of evaluations only that nothing is trained.
+Plan, flow and record then treat an evaluation like an experiment in which nothing is trained.
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ from specs.reading.validate import parse
 from specs.records import EVALUATION
 
 WeightsOf = Callable[[EvaluatedRun], str]
-"""The directory with the weights that a run has exported. Raises SpecError, its paths relative to the model."""
+"""Finder of the directory with a run's exported weights. It raises SpecError with paths relative to the model."""
 _PROMPT = "data.prompt"
 _SETTINGS = tuple(name for name in SamplingSetting.model_fields if name != "name")
 
 
 def no_weights(model: EvaluatedRun) -> str:
-    """Finds no run, for a file that is read where there is no home."""
+    """Raises SpecError, for a file that is read without a home."""
     raise SpecError(Issue("names a run, and there is no home to look for it", ("run",), model.run))
 
 
@@ -40,14 +40,14 @@ class _Row:
     """One run: a model with a sampling setting."""
 
     model: int
-    """Its place in `models`."""
+    """Index in `models`."""
     setting: int | None
-    """Its place in `sampling`; None where that is empty."""
+    """Index in `sampling`; None if `sampling` is empty."""
     label: str
 
 
 def evaluation_document(source: dict[str, Any], positions: Positions, weights_of: WeightsOf) -> Document:
-    """The document of an evaluation's source. Raises SpecError with every issue, located."""
+    """Returns the document of an evaluation's source. Raises SpecError with every issue, located."""
     evaluation, issues = parse(ModelEvaluation, source)
     refuse([misplaced(issue, ModelEvaluation) for issue in issues], positions)
     assert isinstance(evaluation, ModelEvaluation)
@@ -82,13 +82,13 @@ def evaluation_document(source: dict[str, Any], positions: Positions, weights_of
 
 
 def evaluation_source(run: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The part of an evaluation's file that gives one run of it again, and no other.
+    """Returns the part of an evaluation's file that repeats one of its runs, and no other.
 
-    Figures of others are left out: they stand beside the models of the whole evaluation.
+    Figures from the literature are left out: they belong to the whole evaluation.
 
     Args:
-        run: the run's data, as its document gives it (`cell_source`) or resolved.
-        name: what the model is called, with the sampling setting.
+        run: the run's data, from its document (`cell_source`) or resolved.
+        name: name of the model, with the sampling setting.
     """
     written: dict[str, Any] = {}
     for key, value in run.items():
@@ -101,7 +101,7 @@ def evaluation_source(run: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def name_of(model: EvaluatedModel) -> str:
-    """Name of a model."""
+    """Returns the name of a model."""
     if model.name:
         return model.name
     if isinstance(model, EvaluatedRun):
@@ -111,7 +111,7 @@ def name_of(model: EvaluatedModel) -> str:
 
 
 def _label(evaluation: ModelEvaluation, models: Sequence[int], setting: int | None) -> str:
-    """`ours last, greedy`; of checkpoints that are one `ours last = ours best, greedy`."""
+    """Returns a row's label: `ours last, greedy`, or `ours last = ours best, greedy` for identical checkpoints."""
     parts = [of_same(name_of(evaluation.models[model]) for model in models)]
     return ", ".join(parts if setting is None else [*parts, evaluation.sampling[setting].name])
 
@@ -129,7 +129,7 @@ def _names_taken(evaluation: ModelEvaluation) -> Iterator[Issue]:
 def _models(
     evaluation: ModelEvaluation, written: Sequence[Mapping[str, Any]], positions: Positions, weights_of: WeightsOf
 ) -> list[dict[str, Any]]:
-    """Each model as the section `model` of its runs. A run's weights are a directory like any other."""
+    """Returns each model as the section `model` of its runs. A run's weights are a directory like any other."""
     models: list[dict[str, Any]] = []
     issues: list[Issue] = []
     for index, model in enumerate(evaluation.models):
@@ -146,7 +146,7 @@ def _models(
 
 
 def _same_weights(evaluation: ModelEvaluation, models: Sequence[Mapping[str, Any]]) -> dict[int, list[int]]:
-    """The models' places, those that are the same weights and asked in the same way under the first of them."""
+    """Returns the models' indices, grouped under the first one with the same weights and prompt."""
     first: dict[Hashable, int] = {}
     same: dict[int, list[int]] = {}
     for index, model in enumerate(models):
@@ -157,8 +157,8 @@ def _same_weights(evaluation: ModelEvaluation, models: Sequence[Mapping[str, Any
 
 
 def _given_twice(evaluation: ModelEvaluation, same: Mapping[int, Sequence[int]]) -> Iterator[Issue]:
-    """A model that another one is too. Only checkpoints of runs may turn out to be one: which is the best, no file can
-    know."""
+    """Yields models given twice. Only checkpoints of runs may coincide, since no file knows which checkpoint is the
+    best."""
     for first, *others in same.values():
         checkpoints = [_checkpoint(evaluation.models[first])]
         for index in others:
@@ -170,12 +170,12 @@ def _given_twice(evaluation: ModelEvaluation, same: Mapping[int, Sequence[int]])
 
 
 def _checkpoint(model: EvaluatedModel) -> tuple[str, str | int] | None:
-    """The checkpoint that a model names; None where it is no run's."""
+    """Returns the checkpoint that a model names; None if the model does not come from a run."""
     return (model.run, model.checkpoint) if isinstance(model, EvaluatedRun) else None
 
 
 def _measured_once(evaluation: ModelEvaluation, same: Mapping[int, Sequence[int]]) -> Iterator[Issue]:
-    """Says of checkpoints that are one that they share a row."""
+    """Yields a warning for each checkpoint that shares a row with an identical one."""
     for first, *others in same.values():
         label = _label(evaluation, [first, *others], None)
         for index in others:
@@ -184,7 +184,7 @@ def _measured_once(evaluation: ModelEvaluation, same: Mapping[int, Sequence[int]
 
 
 def _setting(evaluation: ModelEvaluation, source: Mapping[str, Any], row: _Row, field: str) -> Any:
-    """A row's value for a field of `evaluation`, as the file writes it."""
+    """Returns a row's value for a field of `evaluation`, as the file writes it."""
     assert row.setting is not None
     written = source["sampling"][row.setting].get(field)
     if written is not None:
@@ -194,7 +194,7 @@ def _setting(evaluation: ModelEvaluation, source: Mapping[str, Any], row: _Row, 
 
 
 def _places(positions: Positions, rows: Sequence[_Row], varied: Sequence[str]) -> Iterator[tuple[Path, Position]]:
-    """Where the parts of the matrix stand in the file."""
+    """Yields the positions in the file of the matrix's parts."""
     below = _by_section(positions)
 
     def moved(old: Path, new: Path) -> Iterator[tuple[Path, Position]]:
@@ -216,7 +216,7 @@ def _places(positions: Positions, rows: Sequence[_Row], varied: Sequence[str]) -
 
 
 def _by_section(positions: Positions) -> dict[Path, list[tuple[Path, Position]]]:
-    """For each section down to the fields of a model: the places in it, its own first."""
+    """Returns, for each section down to the fields of a model, the positions in it, its own first."""
     below: dict[Path, list[tuple[Path, Position]]] = {}
     for path, at in positions.items():
         for length in range(1, min(len(path), 3) + 1):

@@ -1,9 +1,9 @@
-"""From a name in a spec to the class that does the work: one of ours, or one that an installed package offers.
+"""Lookup of the class that a name in a spec refers to: a built-in one, or one that an installed package offers.
 
-Classes come in kinds, such as the rewards; a kind is an open section of the schema, `specs.schema.base.OpenSection`.
-Ours of a kind are the modules of one package, each called what a spec calls it; an installed package offers others as
-entry points of the kind's group. Only for a name that is none of ours are the installed packages asked: that takes some
-50 ms. Nothing is imported but the module of the class that is asked for.
+Classes come in kinds, such as the rewards; a kind is an open section of the schema, `specs.schema.base.OpenSection`. A
+kind's built-in classes are the modules of one package, named as in specs; an installed package offers others as entry
+points of the kind's group. Installed packages are searched, which takes some 50 ms, only for names that are not built
+in. Only the module of the requested class is imported.
 """
 
 import difflib
@@ -26,10 +26,8 @@ Kind = type[Any]
 
 
 def find_variant(kind: Kind, name: Any) -> Kind:
-    """The variant of this name.
-
-    Raises:
-        IssueError: there is none, or the package that offers it is broken; the path is that of the tag.
+    """Returns the variant of this name. Raises: IssueError: no variant has the name, or its package is broken; the path
+    is that of the tag.
     """
     if name in our_names(kind.package):
         return _ours(kind, name)
@@ -43,24 +41,25 @@ def find_variant(kind: Kind, name: Any) -> Kind:
 
 
 def is_offered(kind: Kind, name: Any) -> bool:
-    """Whether an installed package offers a variant of this name."""
+    """Returns whether an installed package offers a variant of this name."""
     return any(entry.name == name for entry in _entry_points(kind.group, tuple(sys.path)))
 
 
 def variants(kind: Kind, *, installed: bool = True) -> dict[str, Kind]:
-    """Name -> variant: ours, then those of installed packages that can be loaded."""
+    """Returns name -> variant: built-in ones, then those of installed packages that can be loaded."""
     known = {name: _ours(kind, name) for name in our_names(kind.package)}
     for entry in _entry_points(kind.group, tuple(sys.path)) if installed else ():
         try:
             known.setdefault(entry.name, find_variant(kind, entry.name))
         except IssueError:
-            continue  # told to whoever names it
+            continue  # reported when a spec names it
     return known
 
 
 @lru_cache
 def our_names(package: str) -> tuple[str, ...]:
-    """The modules of the package, which are not imported; none of no package: the schema itself has our variants."""
+    """Returns the names of the package's modules, without importing them; empty without a package, whose variants are
+    in the schema."""
     if not package:
         return ()
     return tuple(sorted(module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__)))
@@ -78,7 +77,8 @@ def _ours(kind: Kind, name: str) -> Kind:
 
 @lru_cache
 def _entry_points(group: str, _path: tuple[str, ...]) -> tuple["EntryPoint", ...]:
-    """Entry points of all packages on the path, which is an argument so that another path is searched anew."""
+    """Returns the entry points of all packages on the path. The path is an argument so that a new path is searched
+    again."""
     from importlib.metadata import entry_points
 
     return tuple(entry_points(group=group))
@@ -92,7 +92,7 @@ def _loaded(kind: Kind, entry: "EntryPoint") -> Kind:
     package = _package_of(entry)
     try:
         variant: Any = entry.load()
-    except Exception as error:  # whatever the package does as it is imported
+    except Exception as error:  # the package may do anything on import
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise _at_tag(kind, entry.name, f"{package} cannot be loaded: {reason}", "install it again") from error
     if inspect.isfunction(variant) and kind.of_function[0]:
@@ -112,7 +112,7 @@ def _loaded(kind: Kind, entry: "EntryPoint") -> Kind:
 
 @lru_cache
 def _calling(function: Any, module: str, base: str, name: str) -> Kind:
-    """The variant that calls a function, the same each time."""
+    """Returns the variant that calls a function, the same class each time."""
     called: Kind = getattr(importlib.import_module(module), base)
     return type(name, (called,), {"function": staticmethod(function), "__module__": function.__module__})
 

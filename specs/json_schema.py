@@ -16,14 +16,14 @@ EXTENDS = {
 }
 _REFERENCE = "#/$defs/"
 _PART = "Part"
-"""Ends the names of sections of a file that extends another: it need not say what the other says."""
+"""Suffix of the sections of a file that extends another, in which no key is required."""
 
 
 def json_schema(kind: Kind, *, installed: bool = True) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a file of this kind; every field carries its documentation.
+    """Returns the JSON Schema (draft 2020-12) of a file of this kind, with the documentation of each field.
 
     Args:
-        installed: with what the packages offer that are installed here.
+        installed: whether to include variants of the packages installed here.
     """
     root = SCHEMAS[kind].model_json_schema()
     sections: dict[str, Any] = root.pop("$defs", {})
@@ -35,7 +35,7 @@ def json_schema(kind: Kind, *, installed: bool = True) -> dict[str, Any]:
         _name_variants(section, sections)
         _take_null(section)
     root["properties"] = {"extends": EXTENDS, **root["properties"]}
-    if kind == "experiment":  # the cells may have what the base configuration has not
+    if kind == "experiment":  # the matrix may supply fields that the base configuration lacks
         root["anyOf"] = [{"required": ["matrix"]}, {"required": root.pop("required")}]
     parts = {f"{name}{_PART}": _part(section) for name, section in sections.items()}
     return {
@@ -48,7 +48,7 @@ def json_schema(kind: Kind, *, installed: bool = True) -> dict[str, Any]:
 
 
 def _list_variants(sections: dict[str, Any], *, installed: bool) -> None:
-    """Makes each open section one of its variants, ours and those of the packages installed here."""
+    """Replaces each open section by a choice among its variants, built-in and from installed packages."""
     listed: set[str] = set()
     while open_ones := [
         each for each in OpenSection.__subclasses__() if each.__name__ in sections and each.__name__ not in listed
@@ -59,7 +59,7 @@ def _list_variants(sections: dict[str, Any], *, installed: bool) -> None:
 
 
 def _forms(section: type[OpenSection], sections: dict[str, Any], *, installed: bool) -> list[dict[str, Any]]:
-    """The variants of an open section; what they are made of is added to the sections."""
+    """Returns the variants of an open section, and adds their own sections to `sections`."""
     forms = []
     for name, variant in variants(section, installed=installed).items():
         form = variant.model_json_schema()
@@ -72,7 +72,7 @@ def _forms(section: type[OpenSection], sections: dict[str, Any], *, installed: b
 
 
 def _name_variants(section: dict[str, Any], sections: dict[str, Any]) -> None:
-    """Has each variant of a union ask for the tag that tells it, but for the one that is meant where none is said."""
+    """Makes the tag required in each variant of a union, except in the default variant."""
     told = section.get("discriminator", {})
     default = section.pop(DEFAULT_VARIANT, None)
     if default == "":
@@ -85,13 +85,13 @@ def _name_variants(section: dict[str, Any], sections: dict[str, Any]) -> None:
 
 
 def _take_null(section: dict[str, Any]) -> None:
-    """Has a text, list or mapping that is empty by default be null too, which empties it."""
+    """Allows null, which means empty, for a text, list or mapping that is empty by default."""
     if is_empty(section.get("default")) and isinstance(section.get("type"), str):
         section["type"] = [section["type"], "null"]
 
 
 def _part(section: Any) -> Any:
-    """The section as it stands in a file that extends another. Lists replace, so that their items are whole."""
+    """Returns the section's form in a file that extends another. Lists replace, so their items are complete."""
     if isinstance(section, list):
         return [_part(item) for item in section]
     if not isinstance(section, dict):
@@ -114,7 +114,7 @@ def _part(section: Any) -> Any:
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    """Each mapping in nested data."""
+    """Yields each mapping in nested data."""
     if isinstance(value, dict):
         yield value
     for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

@@ -1,18 +1,18 @@
-"""Labels of a matrix's rows, and the other names of a row: figures of others name their row by it."""
+"""Labels of a matrix's rows, by which figures from the literature name their row."""
 
 from collections.abc import Iterable
 
 _SAME = " = "
-"""Between the names of checkpoints of an evaluation that are one."""
+"""Separator between the names of identical checkpoints of an evaluation."""
 
 
 def of_same(names: Iterable[str]) -> str:
-    """The label of one row with several names: `ours last = ours best`."""
+    """Returns the label of one row with several names: `ours last = ours best`."""
     return _SAME.join(names)
 
 
 def is_called(label: str, name: str) -> bool:
-    """Whether a cell's label is the name's: alone, with what else varies, or as one of several.
+    """Returns whether a cell's label has the name: alone, with other varied values, or as one of several names.
 
     Example:
         >>> is_called("ours last = ours best, greedy", "ours best"), is_called("RPG-REINFORCE", "RPG")

@@ -1,4 +1,4 @@
-"""Spec files, and a run's spec under another objective: what they describe, or SpecError with every issue."""
+"""Reading of spec files, and of a run's spec under another objective. Raises SpecError with every issue."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -39,12 +39,12 @@ __all__ = [
 
 FilePath = str | os.PathLike[str]
 Spec = FilePath | Mapping[str, Any]
-"""A file, or a mapping that says what a file would."""
+"""A file, or a mapping with the content of one."""
 Overrides = Iterable[str] | Mapping[str, Any]
 """`path.to.field=value` each, the value as YAML; or path -> value."""
 Kind = Literal["experiment", "study", "evaluation"]
 SCHEMAS: Mapping[Kind, type[BaseModel]] = {"experiment": Experiment, "study": Study, "evaluation": ModelEvaluation}
-"""What each kind of file describes."""
+"""Kind of file -> its schema."""
 _NOUNS = {"experiment": "an experiment", "study": "a study", "evaluation": "an evaluation of models as they are"}
 _VERBS = {"experiment": "rpg run", "study": "rpg study run", "evaluation": "rpg evaluate"}
 
@@ -60,7 +60,7 @@ def load_document(spec: Spec, overrides: Overrides = (), *, rewards: OwnRewards 
 
 
 def load_experiment(spec: Spec, overrides: Overrides = ()) -> Experiment:
-    """The experiment that a file describes. Raises SpecError with every issue as file:line."""
+    """Returns the experiment that a file describes. Raises SpecError with every issue as file:line."""
     return load_document(spec, overrides).experiment
 
 
@@ -68,21 +68,21 @@ def load_study_document(spec: Spec, overrides: Overrides = (), *, rewards: OwnRe
     """Reads a study's file and that of its experiment. Raises SpecError with every issue as file:line.
 
     Args:
-        rewards: see `load_any`; they are named in the study's file or in its experiment's.
+        rewards: see `load_any`; the study's file or its experiment's may name them.
     """
     source, positions = _source(spec, overrides, "study", rewards)
     return checked_study(source, positions, partial(load_document, rewards=rewards))
 
 
 def load_study(spec: Spec, overrides: Overrides = ()) -> Study:
-    """The study that a file describes. Raises SpecError with every issue as file:line."""
+    """Returns the study that a file describes. Raises SpecError with every issue as file:line."""
     return load_study_document(spec, overrides).study
 
 
 def load_evaluation(
     spec: Spec, overrides: Overrides = (), *, weights_of: WeightsOf = no_weights, rewards: OwnRewards = NONE_OWN
 ) -> Document:
-    """Reads the file of an evaluation of models as they are. Raises SpecError with every issue as file:line.
+    """Reads the file of an evaluation of models. Raises SpecError with every issue as file:line.
 
     Args:
         weights_of: finds the weights of the runs that the file names.
@@ -95,7 +95,7 @@ def load_evaluation(
 def load_runs(
     spec: Spec, overrides: Overrides = (), *, weights_of: WeightsOf = no_weights, rewards: OwnRewards = NONE_OWN
 ) -> Document:
-    """Reads an experiment's or an evaluation's file: either describes runs."""
+    """Reads the file of an experiment or evaluation; both describe runs."""
     if kind_of(spec) == "evaluation":
         return load_evaluation(spec, overrides, weights_of=weights_of, rewards=rewards)
     return load_document(spec, overrides, rewards=rewards)
@@ -108,7 +108,7 @@ def load_any(
 
     Args:
         weights_of: finds the weights of the runs that an evaluation names.
-        rewards: name -> what stands for a reward of that name, which the product does not know.
+        rewards: name -> replacement for a reward of that name, which is not built in.
     """
     if kind_of(spec) == "study":
         return load_study_document(spec, overrides, rewards=rewards)
@@ -116,7 +116,7 @@ def load_any(
 
 
 def kind_of(spec: Spec) -> Kind:
-    """Kind of document that a file or a mapping is. Raises SpecError where it cannot be read."""
+    """Returns the kind of document of a file or mapping. Raises SpecError if it cannot be read."""
     return _kind(_tree(spec, Experiment).plain())
 
 
@@ -125,14 +125,14 @@ def _tree(spec: Spec, schema: type[BaseModel]) -> YamlNode:
 
 
 def _kind(source: Mapping[str, Any]) -> Kind:
-    """Kind of document, by the keys that only its kind has."""
+    """Returns the kind of document, by keys that only this kind has."""
     if "experiment" in source or "parameters" in source:
         return "study"
     return "evaluation" if "models" in source else "experiment"
 
 
 def parse_objective(data: Mapping[str, Any]) -> Objective:
-    """The objective that a mapping describes, validated as in a file. Raises SpecError."""
+    """Returns the objective that a mapping describes, validated as in a file. Raises SpecError."""
     objective, issues = parse(Objective, dict(data))
     if issues:
         raise SpecError(*(replace(issue, path=("objective", *issue.path)) for issue in issues))
@@ -141,7 +141,7 @@ def parse_objective(data: Mapping[str, Any]) -> Objective:
 
 
 def _source(spec: Spec, overrides: Overrides, wanted: Kind, rewards: OwnRewards) -> tuple[dict[str, Any], Positions]:
-    """Source of the file or mapping, if it is of the wanted kind."""
+    """Returns the source of the file or mapping. Raises SpecError if it is not of the wanted kind."""
     schema = SCHEMAS[wanted]
     root = _tree(spec, schema)
     if (kind := _kind(root.plain())) != wanted:
@@ -168,16 +168,17 @@ _SECTIONS = ("objective", "advantage")
 
 
 def with_objective(spec: Mapping[str, Any], given: str, overrides: Iterable[str] = ()) -> Experiment:
-    """The experiment of a run's resolved spec under another objective.
+    """Returns the experiment of a run's resolved spec under another objective.
 
-    The advantage is the one that comes with the objective: what a spec file says of it, else the run's own where the
-    objective is of the run's type, else the objective's published setting; overrides last.
+    The advantage comes with the objective: from the given spec file, else the run's own if the objective has the run's
+    type, else the objective's published setting. Overrides apply last.
 
     Args:
-        given: a mapping (`{type: grpo}`), a file that holds one, or an experiment's spec file. Empty: the run's own.
+        given: a mapping (`{type: grpo}`), a file with one, or an experiment's spec file. Empty means the run's own
+            objective.
         overrides: `objective.kl_coef=0.1`, `advantage.scale=none`.
     Raises:
-        SpecError: every issue with what was given.
+        SpecError: has every issue with the arguments.
     """
     own = YamlNode.of(spec, Position("the run's spec", 0, ""))
     assert isinstance(own.value, dict)
@@ -195,7 +196,7 @@ def with_objective(spec: Mapping[str, Any], given: str, overrides: Iterable[str]
 
 
 def _given(text: str) -> dict[str, YamlNode]:
-    """The sections that a mapping or a file gives."""
+    """Returns the sections in a mapping or a file."""
     if text.lstrip().startswith("{"):
         at = Position(f"--objective {text}", 0, "")
         return {"objective": parse_text(text, lambda _line: at) or YamlNode({}, at)}

@@ -1,7 +1,7 @@
 """Every metric that a step of training records, described once.
 
-What a guard may watch, which checkpoint is the best, the progress lines, the charts of a report and docs/metrics.md all
-follow from these entries. To add a metric, add its entry here and its value in rpg/metrics.py.
+These entries define the metrics of guards, the choice of the best checkpoint, the progress lines, the charts of a
+report and docs/metrics.md. To add a metric, add its entry here and its value in rpg/metrics.py.
 """
 
 import math
@@ -12,35 +12,36 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One number a step, as it stands in the table `metrics`."""
+    """One number per step in the table `metrics`."""
 
     name: str
     """Name in the table `metrics`."""
     title: str
     """Title of its chart, without the unit."""
     meaning: str
-    """A sentence or two of Markdown; formulas as code."""
+    """Explanation in a sentence or two of Markdown, with formulas as code."""
     unit: str = ""
-    """Empty for a number without one, and for the reward's own."""
+    """Unit; empty for a number without a unit, and for reward units."""
     better: Literal["higher", "lower", ""] = ""
-    """Which way is better, other things equal; empty where neither is."""
+    """Better direction, other things equal; empty if neither is better."""
     least: float = 0.0
-    """No value is below it; minus infinity, in SQL NULL: there is no such bound."""
+    """Lower bound of the values; minus infinity, NULL in SQL, if unbounded."""
     most: float = math.inf
-    """No value is above it; infinity, in SQL NULL: there is no such bound."""
+    """Upper bound of the values; infinity, NULL in SQL, if unbounded."""
     short_name: str = ""
-    """In the progress lines; empty: they leave it out."""
+    """Name in the progress lines, which leave it out if this is empty."""
     guardable: bool = False
-    """A guard may watch it, and the best checkpoint may be chosen by it: it is recorded at every step, all ranks know
-    it before the step's checkpoint is saved, and it is repeatable."""
+    """Whether guards and the choice of the best checkpoint may use it: it is recorded at every step, all ranks know it
+    before the step's checkpoint is saved, and it is repeatable."""
     repeatable: bool = True
-    """A repeated run gives the same values; times and memory differ."""
+    """Whether a repeated run gives the same values; times and memory do not."""
     charted: bool = False
-    """Reports and comparisons of runs show it, in the order of this file; `pipelines/report/curves.py` draws it."""
+    """Whether reports and comparisons of runs show it, in the order of this file; `pipelines/report/curves.py` draws
+    it."""
     tells_outcome: bool = False
-    """It says what the policy became, not how fast: a report holds its last steps side by side."""
+    """Whether it describes the trained policy, not the speed; a report compares its last steps between runs."""
     recorded_with: str = ""
-    """The spec's key or engine without which it is not recorded; empty: it always is."""
+    """Key of the spec or engine that it requires; empty if it is always recorded."""
 
     @property
     def heading(self) -> str:
@@ -63,15 +64,15 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="reward/std",
         title="Spread of the reward",
-        meaning="Standard deviation of the rewards of the step's responses, ddof 1; 0 of a single response.",
+        meaning="Standard deviation of the rewards of the step's responses, ddof 1; 0 for a single response.",
         guardable=True,
     ),
     Metric(
         name="reward/error_fraction",
         title="Responses that could not be scored",
-        meaning="Share of the step's responses on which the reward failed: it raised, hung, died, or what it asks did"
-        " not answer. They count with reward 0, or the worst value of a graded one. With dynamic sampling, of all that"
-        " was sampled for the step.",
+        meaning="Share of the step's responses on which the reward failed: it raised, hung, died, or its service did"
+        " not answer. They count with reward 0, or the worst value of a graded reward. With dynamic sampling the"
+        " share is over all responses sampled for the step.",
         unit="share",
         better="lower",
         most=1.0,
@@ -148,7 +149,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="response_length/mean",
         title="Response length",
-        meaning="Mean length of the step's responses: tokens that the policy sampled.",
+        meaning="Mean length of the step's responses, counting the tokens that the policy sampled.",
         unit="tokens",
         short_name="length",
         guardable=True,
@@ -158,7 +159,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="response_length/max",
         title="Longest response",
-        meaning="Length of the longest: tokens that the policy sampled.",
+        meaning="Length of the longest response, counting the tokens that the policy sampled.",
         unit="tokens",
         guardable=True,
     ),
@@ -184,7 +185,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="calls/mean",
         title="Calls of tools",
-        meaning="Mean number of calls in a response that were answered.",
+        meaning="Mean number of answered calls in a response.",
         unit="calls",
         charted=True,
         tells_outcome=True,
@@ -193,7 +194,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="calls/error_fraction",
         title="Calls answered by an error",
-        meaning="Share of the calls that were answered by an error: no such tool, wrong arguments, or the tool failed.",
+        meaning="Share of the calls that were answered with an error: no such tool, wrong arguments, or the tool"
+        " failed.",
         unit="share",
         better="lower",
         most=1.0,
@@ -203,7 +205,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="turn_reward/mean",
         title="Rewards of turns",
-        meaning="Mean over the responses of the rewards that the environment gave their turns, together.",
+        meaning="Mean over the responses of the sum of the rewards that the environment gave to their turns.",
         unit="reward units",
         charted=True,
         recorded_with="rollout.rollouter",
@@ -211,7 +213,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="given_fraction",
         title="Given tokens",
-        meaning="Share of the response tokens that the environment gave: context, which nothing trains on.",
+        meaning="Share of the response tokens that the environment gave: context that is not trained on.",
         unit="share of tokens",
         most=1.0,
         charted=True,
@@ -220,8 +222,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="zero_std_fraction",
         title="Groups without a signal",
-        meaning="Share of the step's groups whose rewards are all equal: within the group nothing is better. With"
-        " `advantage.rewards: normalized_each` what counts are the normalised sums of the terms.",
+        meaning="Share of the step's groups whose rewards are all equal, so that no response of the group is better."
+        " With `advantage.rewards: normalized_each` the normalised sums of the terms count.",
         unit="share",
         better="lower",
         most=1.0,
@@ -247,7 +249,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="dynamic_sampling/dropped_tokens",
         title="Tokens thrown away",
-        meaning="Sampled tokens of those groups.",
+        meaning="Sampled tokens of the groups thrown away.",
         unit="tokens",
         better="lower",
         recorded_with="rollout.dynamic_sampling",
@@ -263,7 +265,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="dynamic_sampling/reward_mean",
         title="Score, mean of all that was sampled",
-        meaning="Mean score of all responses sampled for the step, those thrown away included; without penalties.",
+        meaning="Mean score of all responses sampled for the step, including those thrown away, without penalties.",
         better="higher",
         least=-math.inf,
         recorded_with="rollout.dynamic_sampling",
@@ -271,8 +273,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="dynamic_sampling/surplus_tokens",
         title="Tokens sampled ahead for nothing",
-        meaning="Tokens sampled for prompts after the last one that the step needed, which `refill: stream` begins"
-        " before it knows. Their groups are not trained on, and the prompts are taken again by the next step. 0 with"
+        meaning="Tokens sampled for prompts beyond the last one that the step needed, which `refill: stream` starts"
+        " ahead of time. Their groups are not trained on, and the next step samples the prompts again. 0 with"
         " `refill: rounds`.",
         unit="tokens",
         better="lower",
@@ -289,7 +291,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="loss",
         title="Loss",
-        meaning="Mean of the updates' losses, without that which balances experts. The value of a policy-gradient loss"
+        meaning="Mean of the updates' losses, without the load-balancing loss. The value of a policy-gradient loss"
         " says nothing about progress.",
         least=-math.inf,
         guardable=True,
@@ -298,23 +300,23 @@ METRICS: tuple[Metric, ...] = (
         name="aux_loss",
         title="Load-balancing loss",
         meaning="Mean over the updates of `experts * sum_e f_e P_e`: `f_e` is the share of an update's trained tokens"
-        " that expert `e` is chosen for, `P_e` its mean probability, both over all layers. Of an even load it is the"
-        " number of experts a token. Not multiplied by `training.router_aux_loss_coef`, and not part of `loss`.",
+        " that expert `e` is chosen for, `P_e` its mean probability, both over all layers. With an even load it is"
+        " the number of experts per token. Not multiplied by `training.router_aux_loss_coef`, and not part of `loss`.",
         better="lower",
         recorded_with="a mixture of experts",
     ),
     Metric(
         name="experts/largest_load",
         title="Largest load of an expert",
-        meaning="Tokens of the busiest expert of any layer, over the mean of its layer's experts: 1 where the load is"
-        " even. By the learner's routers, or with `rollout.replay_routing` by the sampler's.",
+        meaning="Tokens of the busiest expert of any layer, over the mean of its layer's experts: 1 if the load is"
+        " even. The learner's routers count, or the sampler's with `rollout.replay_routing`.",
         better="lower",
         recorded_with="a mixture of experts",
     ),
     Metric(
         name="experts/idle_fraction",
         title="Idle experts",
-        meaning="Share of the experts of all layers that none of the step's trained tokens was sent to.",
+        meaning="Share of the experts of all layers that got none of the step's trained tokens.",
         unit="share",
         better="lower",
         most=1.0,
@@ -331,15 +333,15 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="skipped_updates",
         title="Updates skipped",
-        meaning="Updates of the step that were not made, since their gradients were not finite. They are in no other"
-        " metric; a step without any other update has no metrics of updates.",
+        meaning="Updates of the step that were skipped because their gradients were not finite. Other metrics exclude"
+        " them; a step whose updates were all skipped has no metrics of updates.",
         better="lower",
         recorded_with="`training.on_not_finite: skip`",
     ),
     Metric(
         name="ratio/mean",
         title="Mean importance ratio",
-        meaning="Mean of r = π/π_old: of a token, or of the whole response where the objective takes it so.",
+        meaning="Mean of r = π/π_old, per token, or per whole response if the objective's ratio is over responses.",
         guardable=True,
     ),
     Metric(
@@ -422,27 +424,27 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="staleness/max",
         title="Largest staleness",
-        meaning="The same, of the oldest response.",
+        meaning="Staleness of the oldest response.",
         unit="steps",
         better="lower",
     ),
     Metric(
         name="reference/version",
         title="Version of the reference",
-        meaning="How often the reference has moved.",
+        meaning="Number of updates of the reference.",
         unit="moves",
     ),
     Metric(
         name="reference/age_steps",
         title="Age of the reference",
-        meaning="Steps since the reference moved.",
+        meaning="Steps since the last update of the reference.",
         unit="steps",
         charted=True,
     ),
     Metric(
         name="learning_rate",
         title="Learning rate",
-        meaning="Of the step's last update, after schedule and guards.",
+        meaning="Learning rate of the step's last update, after schedule and guards.",
         charted=True,
     ),
     Metric(
@@ -478,7 +480,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="time/rollout",
         title="Time of sampling",
-        meaning="Sampling; with `rollout.max_staleness` only what training waited for it.",
+        meaning="Sampling; with `rollout.max_staleness` only the time that training waited for it.",
         unit="seconds",
         better="lower",
         repeatable=False,
@@ -486,7 +488,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="time/reward",
         title="Time of scoring",
-        meaning="Handing responses to the scorer and waiting for it; it works while other responses are sampled.",
+        meaning="Passing responses to the scorer and waiting for it; it works while other responses are sampled.",
         unit="seconds",
         better="lower",
         repeatable=False,
@@ -494,7 +496,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="time/tools",
         title="Time of tools",
-        meaning="Answering calls, all calls of the step added up; other responses are sampled meanwhile.",
+        meaning="Answering calls, summed over all calls of the step; other responses are sampled meanwhile.",
         unit="seconds",
         better="lower",
         repeatable=False,
@@ -519,7 +521,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="time/sync",
         title="Time of loading weights",
-        meaning="Loading the new weights into the sampler, and proving that they arrived.",
+        meaning="Loading the new weights into the sampler, and verifying them.",
         unit="seconds",
         better="lower",
         repeatable=False,
@@ -527,7 +529,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="time/checkpoint",
         title="Time of saving",
-        meaning="Exporting weights and copying the state; writing it goes on beside the next step.",
+        meaning="Exporting weights and copying the state; the state is written during the next step.",
         unit="seconds",
         better="lower",
         repeatable=False,
@@ -544,7 +546,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="time/step",
         title="Time of a step",
-        meaning="The whole step, from the end of the one before.",
+        meaning="The whole step, from the end of the previous one.",
         unit="seconds",
         better="lower",
         repeatable=False,
@@ -553,8 +555,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tokens_per_second/rollout",
         title="Sampling",
-        meaning="Response tokens sampled, over the time that sampling took. 0 where a run went on with rollouts that"
-        " were sampled before.",
+        meaning="Response tokens sampled, over the time that sampling took. 0 if a resumed run used rollouts that had"
+        " been sampled before.",
         unit="tokens a second",
         better="higher",
         repeatable=False,
@@ -563,7 +565,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tokens_per_second/train",
         title="Training",
-        meaning="Tokens trained on, prompts and given tokens included, once an epoch, over `time/update`.",
+        meaning="Tokens trained on, including prompts and given tokens, counted once per epoch, over `time/update`.",
         unit="tokens a second",
         better="higher",
         repeatable=False,
@@ -572,8 +574,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="mfu",
         title="Share of the GPU's peak",
-        meaning="Operations of the first rank's passes, forward and backward, without those that are recomputed, over"
-        " what its GPU could do in `time/update` at its bfloat16 peak. `rpg plan` says what to expect.",
+        meaning="Operations of the first rank's passes, forward and backward, without recomputed ones, as a share of"
+        " its GPU's bfloat16 peak in `time/update`. `rpg plan` shows the expected value.",
         unit="share",
         better="higher",
         repeatable=False,
@@ -583,24 +585,25 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="memory/peak_gib",
         title="Peak memory",
-        meaning="Of the first rank's process since it began: on a GPU what torch allocated at most, less the whole"
-        " segments that a sleeping engine had given back, so at least that much; on a CPU its largest resident set.",
+        meaning="Peak of the first rank's process since its start. On a GPU it is torch's largest allocation minus"
+        " the whole segments that a sleeping engine had released, a lower bound; on a CPU it is the largest resident"
+        " set.",
         unit="GiB",
         better="lower",
         repeatable=False,
         charted=True,
     ),
 )
-"""All of them, in the order in which reports and docs show them."""
+"""All metrics, in the order of reports and docs."""
 
 CHARTED = tuple(metric for metric in METRICS if metric.charted)
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 REWARD = BY_NAME["reward/mean"]
-"""What training raises: the learning curve, and what the best checkpoint is chosen by where the spec names no other."""
+"""Reward metric: the learning curve, and the default criterion for the best checkpoint."""
 
 
 def progress_text(values: Mapping[str, float | None]) -> str:
-    """Text of a step on a progress line; metrics that have no value are left out.
+    """Returns the text of a step on a progress line; metrics without a value are left out.
 
     Example:
         >>> progress_text({"kl/reverse": 0.00123, "reward/mean": 0.4375, "loss": 0.1})

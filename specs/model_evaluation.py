@@ -1,4 +1,4 @@
-"""ModelEvaluation: the root of an evaluation's file; and the run that each of its models becomes."""
+"""The evaluation of models, the root of an evaluation's file, and the run of each model."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -21,37 +21,37 @@ from specs.schema.training import Training
 
 
 class _Evaluated(Spec):
-    """Fields of every model of an evaluation beside where it comes from."""
+    """Fields of every model of an evaluation, in addition to its source."""
 
     name: str = ""
-    """What tables and charts call it; empty: the last part of its path or id, or the run and its checkpoint."""
+    """Name in tables and charts. Empty means the last part of its path or id, or the run and its checkpoint."""
     prompt: Prompt | None = None
-    """How this model is asked, where that differs from data.prompt: a base model by a template, a chat model by its own
-    chat template."""
+    """Prompt of this model, if it differs from data.prompt: a template for a base model, its own chat template for a
+    chat model."""
 
 
 class EvaluatedPretrained(PretrainedModel, _Evaluated):
-    """A Hub id or a directory."""
+    """A model from a Hub id or a directory."""
 
 
 class EvaluatedScratch(ScratchModel, _Evaluated):
-    """A model with random weights: what chance alone gets right."""
+    """A model with random weights, for the score of chance alone."""
 
 
 class EvaluatedRun(_Evaluated):
-    """The weights that a run of this home has exported."""
+    """A model from the exported weights of a run of this home."""
 
     source: Literal["run"] = "run"
     run: str = Field(min_length=1)
-    """The run's id, a beginning of it that no other run shares, or an experiment that has one run."""
+    """Id of the run, a unique prefix of it, or the name of an experiment with one run."""
     checkpoint: Literal["last", "best"] | Annotated[int, Field(ge=0)] = "last"
-    """last: of its last step; best: of the exported step with the highest accuracy, on the set that the run's
-    training.checkpoint.keep_best.accuracy_on names, else in the mean over its sets; a number: of that step, which it
-    must have exported (training.export_every_steps); 0: its base model."""
+    """Checkpoint of the run. last: that of its last step. best: that of the exported step with the highest accuracy, on
+    the set that the run's training.checkpoint.keep_best.accuracy_on names, else in the mean over its sets. A number:
+    that of the step, which the run must have exported (training.export_every_steps). 0 means its base model."""
 
 
 def _with_source(value: Any) -> Any:
-    """A model that names a run is a run's, any other that says nothing else exists already."""
+    """Adds the source of a model: run for a model that names a run, else pretrained."""
     if not isinstance(value, dict) or "source" in value:
         return value
     return {"source": "run" if "run" in value else "pretrained", **value}
@@ -63,12 +63,12 @@ EvaluatedModel = Annotated[
 
 
 class SamplingSetting(Spec):
-    """One way to sample. What it leaves out is as `evaluation` has it."""
+    """One sampling setting. Keys that are left out take the values of `evaluation`."""
 
     name: str = Field(min_length=1)
-    """What tables and charts call it: greedy, published."""
+    """Name in tables and charts, such as greedy or published."""
     samples_per_problem: int | None = Field(None, ge=1)
-    """Answers to each problem, like evaluation.samples_per_problem."""
+    """Responses per problem, like evaluation.samples_per_problem."""
     temperature: float | None = Field(None, ge=0)
     """Sampling temperature, like evaluation.temperature: 0 is greedy decoding."""
     top_p: float | None = Field(None, gt=0, le=1)
@@ -84,57 +84,57 @@ class SamplingSetting(Spec):
 
 
 class EvaluationData(Data):
-    """The sets to evaluate on. Nothing is trained, so that there are no training sets."""
+    """The sets to evaluate on. An evaluation has no training sets."""
 
     train: tuple[Source, ...] = Field((), max_length=0)
-    """None."""
+    """Unused."""
     evaluation: tuple[Source, ...] = Field(min_length=1)
-    """Named sets, of which `evaluation.datasets` chooses."""
+    """Named sets, from which `evaluation.datasets` chooses."""
     overlap: Literal["error", "drop"] = "error"
-    """Without effect."""
+    """Unused."""
 
 
 class ModelEvaluation(Spec):
-    """Models as they are, measured on evaluation sets. Each model with each sampling setting is a run on record."""
+    """An evaluation of models without training. Each model with each sampling setting is a recorded run."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
     """Lower-case letters, digits and hyphens."""
     question: str = ""
-    """What the evaluation answers, in a sentence."""
+    """The evaluation's question, in a sentence."""
     models: tuple[EvaluatedModel, ...] = Field(min_length=1)
-    """The models that are measured: {path: a Hub id or a directory}, {run: a run's id, checkpoint: last}, or {source:
-    scratch}. The first is the one that the others are held against."""
+    """Models to evaluate: {path: a Hub id or a directory}, {run: a run's id, checkpoint: last}, or {source: scratch}.
+    The first is the baseline of comparisons."""
     sampling: tuple[SamplingSetting, ...] = ()
-    """Ways to sample, each for every model; none: the one that `evaluation` says."""
+    """Sampling settings, each used for every model. Empty means one setting, that of `evaluation`."""
     data: EvaluationData
-    """Evaluation problems, and how they become prompts."""
+    """Evaluation problems, and the form of prompts."""
     rollout: Rollout = TransformersRollout()
-    """The engine that samples; how, `evaluation` and `sampling` say."""
+    """Sampling engine; `evaluation` and `sampling` have the sampling settings."""
     reward: Reward
     """How responses are scored."""
     evaluation: Evaluation = Evaluation()
-    """How models are measured."""
+    """How models are evaluated."""
     ranks: int = execution(1, ge=1, le=MAX_RANKS)
-    """Processes that share the problems; with GPUs, one each."""
+    """Number of processes that share the problems; each has its own GPU if there are GPUs."""
     launcher: Launcher = LocalLauncher()
-    """What starts the ranks."""
+    """Program that starts the ranks."""
     resources: Resources = Resources()
-    """What a rank may use."""
+    """Resources of a rank."""
     stages: Stages = Stages()
     """Retries and time limits."""
     notify: tuple[Notice, ...] = execution(())
-    """Who is told of failures and completions, when it is submitted."""
+    """Notices of failures and completions, sent if the evaluation is submitted."""
 
 
 class Ranks(Training):
-    """The part of the section `training` that measuring a model takes: the ranks."""
+    """The section `training` of an evaluation, of which only the ranks have an effect."""
 
     steps: int = 0
-    """None."""
+    """Unused."""
     prompts_per_step: int = 1
-    """Without effect."""
+    """Unused."""
     group_size: int = 1
-    """Without effect."""
+    """Unused."""
 
 
 _OF_TRAINING: Mapping[str, tuple[str, ...]] = {
@@ -142,24 +142,25 @@ _OF_TRAINING: Mapping[str, tuple[str, ...]] = {
     "evaluation": ("checkpoints", "every_steps"),
     "": ("seeds", "warm_up", "objective", "advantage", "reference", "record", "sinks"),
 }
-"""Section -> its fields that say how a policy is trained."""
+"""Section -> its fields that only training uses."""
 
 
 class MeasuredModel(Experiment):
-    """One model with one sampling setting, as a run's spec. As plain data it says nothing of any training."""
+    """The spec of a run that evaluates one model with one sampling setting. Its plain data has no fields of
+    training."""
 
     kind: Literal["evaluation"] = "evaluation"
-    """Tells it from an experiment's run."""
+    """Kind that distinguishes it from an experiment's run."""
     data: EvaluationData
-    """The sets it is measured on."""
+    """Sets to evaluate on."""
     objective: Objective = Rloo()
-    """Without effect."""
+    """Unused."""
     training: Ranks = Ranks()
     """The ranks."""
 
     @property
     def trains(self) -> bool:
-        """A model as it is."""
+        """False: an evaluation does not train."""
         return False
 
     @model_serializer(mode="wrap")
@@ -175,5 +176,5 @@ class MeasuredModel(Experiment):
 
 
 def schema_of(data: Mapping[str, Any]) -> type[Experiment]:
-    """The schema of a run's or an experiment's plain data."""
+    """Returns the schema of a run's or an experiment's plain data."""
     return MeasuredModel if data.get("kind") == EVALUATION else Experiment

@@ -1,6 +1,4 @@
-"""Where each value of a run's spec comes from: a line of a file, an override, the matrix, a published setting, a
-default.
-"""
+"""The origin of each value of a run's spec: a file's line, an override, the matrix, a published setting, a default."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,28 +17,28 @@ Kind = Literal["file", "set", "matrix", "published", "default"]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where one value of a run's spec comes from."""
+    """The origin of one value of a run's spec."""
 
     path: Path
     """Path of the value in the spec. A list of plain values is one value."""
     kind: Kind
-    """file: a spec file, one that it extends or a study's; set: `--set`; matrix: the run's cell or seed; published: the
-    setting that the objective was published with; default: the schema's."""
+    """file: a spec file, one that it extends, or a study's; set: `--set`; matrix: the run's cell or seed; published:
+    the objective's published setting; default: the schema's default."""
     file: str = ""
-    """The file as the user named it; empty where no file says the value."""
+    """Path of the file as the user named it; empty if the value is in no file."""
     line: int = 0
-    """From 1; 0: no line of a file."""
+    """Line number, from 1; 0 if it is not in a file."""
 
     def to_json(self) -> list[Any]:
-        """[path, kind, file, line]"""
+        """Returns [path, kind, file, line]."""
         return [list(self.path), self.kind, self.file, self.line]
 
 
 def origins_of(document: Document, values: Mapping[str, Any], experiment: Experiment) -> list[Origin]:
-    """The origin of each value of a run's spec, in the spec's order.
+    """Returns the origin of each value of a run's spec, in the spec's order.
 
     Args:
-        values: those of the matrix in this run, by dotted path.
+        values: the matrix's values in this run, by dotted path.
         experiment: the run's spec.
     """
     given = cell_source(document.source, values)
@@ -64,18 +62,18 @@ def origins_of(document: Document, values: Mapping[str, Any], experiment: Experi
 
 
 def _is_rivals(experiment: Experiment, path: Path) -> bool:
-    """Whether the field is one of a rival, whose defaults are what it was published with."""
+    """Returns whether the field belongs to a published objective, whose defaults are its published settings."""
     return path[0] == "objective" and isinstance(experiment.objective, PublishedObjective)
 
 
 def _matrix_place(document: Document, values: Mapping[str, Any], path: Path) -> Position | None:
-    """Where the matrix gives a cell's value of a path."""
+    """Returns the position in the matrix of a cell's value of a path."""
     place = varied_place(document.experiment.matrix, values, path)
     return nearest_position(place, document.positions) if place else None
 
 
 def _leaves(value: Any, path: Path) -> Iterator[Path]:
-    """The paths of the values; a list is a value of its own unless it holds mappings."""
+    """Yields the paths of the values; a list is one value unless it contains mappings."""
     if isinstance(value, Mapping) and value:
         for key, child in value.items():
             yield from _leaves(child, (*path, key))

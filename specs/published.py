@@ -1,4 +1,4 @@
-"""Published settings that differ between the cells of a matrix: what varies there although no file says so."""
+"""Published settings that differ between the cells of a matrix, although no file varies them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from specs.schema.experiment import Experiment, Matrix
 from specs.schema.fields import says, split
 
 SECTIONS = ("objective", "advantage", "reference")
-"""Where a field that is left out takes the setting that the objective was published with."""
+"""Sections in which left-out fields take the objective's published setting."""
 
 OF_DIVERGENCE = ("divergence", "kl_estimator", "kl_in", "kl_weighted")
-"""Fields of an objective that act through its divergence alone."""
+"""Fields of an objective that act only through its divergence."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class SpecOfCell:
     """A cell of a matrix."""
 
     source: Mapping[str, Any]
-    """The written spec, with the cell's values."""
+    """Spec as written, with the cell's values."""
     experiment: Experiment
 
 
 def published_differences(cells: Sequence[SpecOfCell]) -> dict[Path, dict[str, Any]]:
-    """The fields that have one value with one objective and another with another, and are written for not all of them.
+    """Returns the fields whose values differ between objectives and that the spec does not write for all of them.
 
     Returns:
         Path -> type of the objective -> value, in the order of the cells.
@@ -49,7 +49,7 @@ def published_differences(cells: Sequence[SpecOfCell]) -> dict[Path, dict[str, A
 
 
 def warnings_of_cells(cells: Sequence[SpecOfCell], matrix: Matrix) -> Iterator[Issue]:
-    """A warning, at the matrix's line of the objective, where published settings differ."""
+    """Yields a warning, at the matrix's line of the objective, if published settings differ."""
     differing = published_differences(cells)
     axes = {path: axis for axis in ("product", "zip") for path in getattr(matrix, axis)}
     varied = next((path for path in axes if split(path)[0] == "objective"), None)
@@ -64,7 +64,7 @@ def warnings_of_cells(cells: Sequence[SpecOfCell], matrix: Matrix) -> Iterator[I
 
 
 def described(path: Path, values: Mapping[str, Any]) -> str:
-    """`advantage.scale none (rpg), group_std (grpo, dapo)`."""
+    """Returns a text such as `advantage.scale none (rpg), group_std (grpo, dapo)`."""
     kinds: dict[str, list[str]] = {}
     for kind, value in values.items():
         kinds.setdefault(value if isinstance(value, str) else show(value), []).append(kind)
@@ -72,7 +72,7 @@ def described(path: Path, values: Mapping[str, Any]) -> str:
 
 
 def _fields(experiment: Experiment) -> Iterator[tuple[Path, Any]]:
-    """The values of the sections that published settings reach; a list is one value."""
+    """Yields the values of the sections with published settings; a list is one value."""
     has_divergence = experiment.objective.needs_reference
     for section in SECTIONS:
         for path, value in _leaves(getattr(experiment, section).model_dump(mode="json"), (section,)):

@@ -1,9 +1,8 @@
-"""The recorded rows, as plain classes: the one description that the trainer writes by and the store reads by.
+"""The recorded rows, as plain classes: the single description that trainer and store share.
 
-Every row of a segment carries `run_id` and `attempt` (which start of the trainer wrote it) as columns.
-Times are UTC. Column types follow from the annotations: int -> BIGINT, float -> DOUBLE, Float32 -> FLOAT,
-Int32 -> INTEGER, str -> VARCHAR, bool -> BOOLEAN, datetime -> TIMESTAMP WITH TIME ZONE; `| None` marks a column that
-may be NULL.
+Every row of a segment carries `run_id` and `attempt` (which start of the trainer wrote it) as columns. Times are UTC.
+The annotations determine the column types: int -> BIGINT, float -> DOUBLE, Float32 -> FLOAT, Int32 -> INTEGER, str ->
+VARCHAR, bool -> BOOLEAN, datetime -> TIMESTAMP WITH TIME ZONE; `| None` marks a column that may be NULL.
 """
 
 from dataclasses import dataclass
@@ -14,25 +13,25 @@ Float32 = NewType("Float32", float)
 Int32 = NewType("Int32", int)
 
 EVALUATION = "evaluation"
-"""The `kind` in the documents of a run that measures a model as it is; those of a run that trains have none."""
+"""Value of `kind` in the documents of a run that evaluates a model; documents of a training run have no `kind`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One figure of one step."""
+    """One value of one metric at one step."""
 
     run_id: str
-    """The run, as in `runs`."""
+    """Id of the run, as in `runs`."""
     attempt: Int32
-    """Which start of the trainer wrote the row, from 1; see `attempts`."""
+    """Number of the trainer's start that wrote the row, from 1; see `attempts`."""
     step: Int32
     """Step of training, from 1."""
     name: str
-    """A name of the page Metrics, such as `reward/mean`."""
+    """Name on the page Metrics, such as `reward/mean`."""
     value: float
-    """In the metric's unit, see the page Metrics."""
+    """Value in the metric's unit, see the page Metrics."""
     recorded_at: datetime
-    """When the step's figures were written."""
+    """Time at which the step's metrics were written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,112 +39,114 @@ class RolloutRow:
     """One response."""
 
     run_id: str
-    """The run, as in `runs`."""
+    """Id of the run, as in `runs`."""
     attempt: Int32
-    """Which start of the trainer wrote the row, from 1; see `attempts`."""
+    """Number of the trainer's start that wrote the row, from 1; see `attempts`."""
     step: Int32
-    """Step of training that sampled it for its batch, from 1."""
+    """Step of training for whose batch it was sampled, from 1."""
     rollout_id: Int32
     """Position in the step's batch, from 0."""
     prompt_id: str
     """Content hash of the problem."""
     group_id: Int32
-    """Responses to one prompt share it; numbered from 0 in each step."""
+    """Number of the group, shared by the responses to one prompt, from 0 in each step."""
     prompt: str
-    """The text that the policy was given."""
+    """Text of the prompt."""
     response: str
-    """The text that followed: what the policy sampled and, in several turns, what its environment said."""
+    """Text of the response: the policy's text and, with several turns, the environment's."""
     reward: float
-    """Reward units; penalties and rewards of turns included."""
+    """Reward, in reward units, including penalties and rewards of turns."""
     correct: bool | None
-    """Whether the scorer takes the answer for right, penalties aside; NULL of a graded reward, which does not say."""
+    """Whether the scorer marked the answer right, regardless of penalties; NULL for a graded reward, which does not
+    mark answers."""
     advantage: float
-    """Reward units: the mean advantage of its tokens."""
+    """Mean advantage of its tokens, in reward units."""
     num_tokens: Int32
-    """Tokens that the policy sampled. Those that its environment gave are rows of `tokens` and not counted here."""
+    """Tokens that the policy sampled. Tokens that its environment gave are rows of `tokens` and not counted here."""
     finish_reason: str
     """stop: the response ended by itself; length: it was cut at the maximum length."""
     policy_version: Int32
-    """Version of the policy that sampled it: how many times weights had been loaded."""
+    """Version of the policy that sampled it: the number of weight loads before."""
     trained_version: Int32
-    """Version of the policy that the step began to train; less policy_version, the staleness in steps."""
+    """Version of the policy at the beginning of the step; minus policy_version, it is the staleness in steps."""
     reference_version: Int32
-    """Version of the reference at that step: how often it had moved."""
+    """Version of the reference at that step: the number of its updates before."""
     reward_error: str | None
-    """Why the scorer failed; NULL where it did not."""
+    """Reason why the scorer failed; NULL if it did not."""
     reward_terms: str | None = None
-    """Terms of a weighted_sum, JSON: {"NAME": [value, weight]}. NULL of other rewards, and where the scorer failed."""
+    """Terms of a weighted_sum, JSON: {"NAME": [value, weight]}. NULL for other rewards, and if the scorer failed."""
     verdicts: str | None = None
-    """What judges said, JSON; the view `verdicts` has a row for each. NULL where none was asked."""
+    """Answers of judges, JSON; the view `verdicts` has a row for each. NULL if no judge was asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """One response token. All logprobs in nats. Of a token that the policy did not sample none is known."""
+    """One response token. All logprobs are in nats, and NULL for a token that the policy did not sample."""
 
     run_id: str
-    """The run, as in `runs`."""
+    """Id of the run, as in `runs`."""
     attempt: Int32
-    """Which start of the trainer wrote the row, from 1; see `attempts`."""
+    """Number of the trainer's start that wrote the row, from 1; see `attempts`."""
     step: Int32
     """Step of training, from 1."""
     rollout_id: Int32
-    """The response, as in `rollouts`."""
+    """Number of the response, as in `rollouts`."""
     position: Int32
-    """Place in the response, from 0; given tokens are counted."""
+    """Place in the response, from 0, counting given tokens."""
     token_id: Int32
     """Number of the token in the tokenizer's vocabulary."""
     logprob: Float32 | None
-    """log π: of the policy at the update that last trained on the token, nats; NULL if none did."""
+    """log π under the policy at the last update that trained on the token, nats; NULL if no update did."""
     old_logprob: Float32 | None
-    """log π_old: of the policy at the start of the step, by the learner, nats."""
+    """log π_old under the policy at the start of the step, computed by the learner, nats."""
     rollout_logprob: Float32 | None
-    """Logprob under the policy that sampled, by the engine, nats."""
+    """Logprob under the policy that sampled, computed by the engine, nats."""
     ref_logprob: Float32 | None
-    """log π_ref: of the reference policy, nats."""
+    """log π_ref under the reference policy, nats."""
     ratio: Float32 | None
-    """exp(logprob - old_logprob), without a unit; of the whole response where the objective takes it so."""
+    """exp(logprob - old_logprob), without a unit; that of the whole response if the objective's ratio is over
+    responses."""
     clipped: bool | None
     """Whether a bound of the clip acted on the token."""
     entropy: Float32 | None
     """Entropy of the distribution of the next token, at the sampling temperature, nats."""
     sampled: bool
-    """Whether the policy sampled it. False: given by the environment of several turns (what a tool returned, what a
-    user said), and context alone."""
+    """Whether the policy sampled it. False for context from the environment, such as a tool's answer or a user's
+    remark."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnRow:
-    """One turn of a response, where the environment gives turns."""
+    """One turn of a response, for environments of several turns."""
 
     run_id: str
-    """The run, as in `runs`."""
+    """Id of the run, as in `runs`."""
     attempt: Int32
-    """Which start of the trainer wrote the row, from 1; see `attempts`."""
+    """Number of the trainer's start that wrote the row, from 1; see `attempts`."""
     step: Int32
     """Step of training, from 1."""
     rollout_id: Int32
-    """The response, as in `rollouts`."""
+    """Number of the response, as in `rollouts`."""
     turn: Int32
     """Place in the response, from 0; the first follows the prompt."""
     sampled: bool
-    """Whether the policy sampled it. False: given by the environment, and context alone."""
+    """Whether the policy sampled it. False for context from the environment."""
     tool: str | None
-    """Name of the tool whose answer it is, as the policy called it; NULL of all other turns."""
+    """Name, as the policy called it, of the tool that answered; NULL for all other turns."""
     text: str
-    """Its tokens as text, special tokens included."""
+    """Text of its tokens, including special tokens."""
     num_tokens: Int32
     """Tokens of the turn."""
     reward: float | None
-    """Reward of a turn of the policy by itself, reward units, beside that of the response; NULL: it has none."""
+    """Own reward of a policy's turn, in reward units, in addition to the response's reward; NULL if it has none."""
     error: str | None
-    """Why the call was answered by an error, or how an agent's program failed behind this turn; NULL: nothing went
-    wrong."""
+    """Reason for an error as the call's answer, or of a failure of an agent's program after this turn; NULL without an
+    error."""
     seconds: float | None
-    """Wall time that the tool took; NULL of all other turns."""
+    """Wall time of the tool, seconds; NULL for all other turns."""
     restart: bool
-    """Whether the given tokens are the whole context of what follows: an agent's program has written its history anew,
-    and nothing before them is seen from here on."""
+    """Whether these given tokens replace all earlier context: an agent's program has rewritten its history, and the
+    policy no longer sees the turns before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,32 +154,33 @@ class EvaluationRow:
     """One measure of one checkpoint on one set."""
 
     run_id: str
-    """The run, as in `runs`."""
+    """Id of the run, as in `runs`."""
     fingerprint: str
-    """Fingerprint of the evaluate stage whose settings it was measured with; the run's state names the current one."""
+    """Fingerprint of the evaluate stage that measured it; the run's state names the current one."""
     step: Int32
-    """Step of training whose policy was measured; 0: the base model."""
+    """Step of training whose policy was measured; 0 for the base model."""
     dataset: str
     """Name of the evaluation set."""
     metric: str
     """mean@k: share of right answers among k responses; pass@k: whether one of k is right; maj@k: whether the answer
-    that most of k give is right. score@k: mean score of k responses, of a graded reward; such a set has no other."""
+    that most of k give is right. score@k: mean score of k responses under a graded reward, the only measure of such a
+    set."""
     value: float
-    """Mean over the problems: a share, 0 to 1; of score@k in the reward's own units."""
+    """Mean over the problems: a share, 0 to 1, or for score@k a value in the reward's units."""
     ci_low: float
-    """Lower end of the interval of the value, at the level of `evaluation.confidence`."""
+    """Lower end of the value's interval, at the level of `evaluation.confidence`."""
     ci_high: float
     """Upper end of that interval."""
     num_problems: Int32
-    """Problems of the set that were answered."""
+    """Number of the set's problems that were answered."""
     samples_per_problem: Int32
-    """Responses to each problem."""
+    """Number of responses to each problem."""
     attempt: Int32 | None = None
-    """Which start of the trainer measured it, or exported what was measured while training went on; NULL where the
-    evaluate stage did."""
+    """Number of the trainer's start that measured it, or that exported the checkpoint for an evaluation during
+    training; NULL if the evaluate stage measured it."""
     worst: float | None = None
-    """Least value of score@k that the reward says there can be; NULL: it says none, and of other measures, where it
-    is 0."""
+    """Least possible value of score@k according to the reward; NULL if the reward declares none, and for other
+    measures, whose least value is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +188,11 @@ class EvaluationSampleRow:
     """One response of an evaluation."""
 
     run_id: str
-    """The run, as in `runs`."""
+    """Id of the run, as in `runs`."""
     fingerprint: str
     """Fingerprint of the evaluate stage, as in `evaluations`."""
     step: Int32
-    """Step of training whose policy answered; 0: the base model."""
+    """Step of training whose policy answered; 0 for the base model."""
     dataset: str
     """Name of the evaluation set."""
     problem_id: str
@@ -198,32 +200,34 @@ class EvaluationSampleRow:
     sample: Int32
     """Number of the response to its problem, from 0."""
     prompt: str
-    """The text that the policy was given."""
+    """Text of the prompt."""
     response: str
-    """The text that followed: what the policy sampled and, in several turns, what its environment said."""
+    """Text of the response: the policy's text and, with several turns, the environment's."""
     answer: str
-    """The right answer."""
+    """Right answer of the problem."""
     extracted: str | None
-    """What the scorer read as the answer; responses that agree in it vote together in maj@k."""
+    """Answer that the scorer extracted; responses with the same one vote together in maj@k."""
     score: float
-    """What the scorer gives, reward units; no penalties."""
+    """Score, in reward units, without penalties."""
     correct: bool | None
-    """Whether the scorer takes the answer for right; NULL of a graded reward, which does not say."""
+    """Whether the scorer marked the answer right; NULL for a graded reward, which does not mark answers."""
     num_tokens: Int32
     """Tokens that the policy sampled."""
     finish_reason: str
     """stop: the response ended by itself; length: it was cut at the maximum length."""
     reward_error: str | None
-    """Why the scorer failed; NULL where it did not."""
+    """Reason why the scorer failed; NULL if it did not."""
     attempt: Int32 | None = None
-    """Which start of the trainer asked, or exported the policy that was asked while training went on; NULL where the
-    evaluate stage did."""
+    """Number of the trainer's start that sampled it, or that exported the policy for an evaluation during training;
+    NULL if the evaluate stage sampled it."""
     cluster: str | None = None
-    """What the problem shares with others of its set, as `data.evaluation[].cluster` has it; NULL: nothing."""
+    """Value of the problem's field `data.evaluation[].cluster`, shared with related problems of the set; NULL if it has
+    none."""
     verdicts: str | None = None
-    """What judges said, JSON; the view `verdicts` has a row for each. NULL where none was asked."""
+    """Answers of judges, JSON; the view `verdicts` has a row for each. NULL if no judge was asked."""
     turns: str | None = None
-    """Turns of the response, JSON; the view `turns` has a row for each. NULL where no environment gives turns."""
+    """Turns of the response, JSON; the view `turns` has a row for each. NULL without an environment of several
+    turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,38 +235,39 @@ class CheckpointRow:
     """One saved state of a run."""
 
     run_id: str
-    """The run, as in `runs`."""
+    """Id of the run, as in `runs`."""
     attempt: Int32
-    """Which start of the trainer wrote the row, from 1; see `attempts`."""
+    """Number of the trainer's start that wrote the row, from 1; see `attempts`."""
     step: Int32
     """Step of training after which it was saved."""
     path: str
     """Path of its directory, relative to the run's directory."""
     kind: str
-    """full: everything needed to go on; weights: the policy alone, as safetensors."""
+    """full: the whole state, for resuming; weights: the policy alone, as safetensors."""
     num_bytes: int
-    """Size, bytes."""
+    """Size in bytes."""
     recorded_at: datetime
-    """When it was saved."""
+    """Time at which it was saved."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """Something that happened to a run."""
+    """One event of a run."""
 
     run_id: str
-    """The run, as in `runs`."""
+    """Id of the run, as in `runs`."""
     attempt: Int32
-    """Which start of the trainer wrote the row, from 1; see `attempts`. 0: none did, but what executes the run."""
+    """Number of the trainer's start that wrote the row, from 1; see `attempts`. 0 for events of the process that
+    executes the run."""
     step: Int32
-    """Step of training at which it happened; 0: before the first."""
+    """Step of training at which it happened; 0 for events before the first step."""
     kind: str
     """started, resumed, not_packed, reference_moved, updates_skipped, checkpoint_saved, reward_failed, finished,
-    sink_failed, ... A rolled_back counts even where the run later goes back to before its step."""
+    sink_failed, ... A rolled_back counts even if the run later returns to an earlier step."""
     message: str
-    """What happened, in words."""
+    """Description of the event."""
     recorded_at: datetime
-    """When it happened."""
+    """Time of the event."""
 
 
 TABLES = {
@@ -276,5 +281,5 @@ TABLES = {
     "events": EventRow,
 }
 LARGE_TABLES = ("rollouts", "tokens", "turns")
-"""Tables that are most of a record. Each rank writes a share of them. Of a record elsewhere they are fetched only where
-somebody asks for them."""
+"""Tables that make up most of a record. Each rank writes a share of them. From a remote record they are fetched only on
+request."""

@@ -1,4 +1,4 @@
-"""Secrets: how a spec refers to one, what looks like one, and how its value is kept out of what is written down.
+"""Secrets: references to them in specs, detection of likely ones, and removal of their values from written text.
 
 A spec holds `env:NAME` or `file:PATH` and never a secret itself: specs are shared, frozen and stored. The machine that
 needs the value reads it. Standard library only: nodes of a cluster import this.
@@ -17,7 +17,7 @@ from specs.bounds import read_within
 from specs.errors import RpgError
 
 HIDDEN = "(hidden)"
-"""Stands where a secret's value stood."""
+"""Replacement for a secret's value."""
 NAMES = "RPG_SECRETS"
 """Environment variable that names further variables whose values are secret, separated by commas."""
 _LEAST_LENGTH = 8
@@ -25,12 +25,13 @@ _LEAST_LENGTH = 8
 _REFERENCE = re.compile(r"env:(?P<variable>[A-Za-z_][A-Za-z0-9_]*)|file:(?P<file>(?!//)[/~].+)")
 _PASSWORDS = r"PASSWORD|PASSWD|PASSPHRASE|(?<!BY)PASS|(?<=_)PWD|SECRET|AUTH_STRING"
 _PASSWORD_NAME = re.compile(rf"({_PASSWORDS})(_|$)", re.IGNORECASE)
-"""Here digits alone are a secret too; in a variable called KEY or TOKEN they are a number. PWD is a directory."""
+"""Names of variables in which digits alone are a secret too; in a variable called KEY or TOKEN they are a number. PWD
+is a directory."""
 _SECRET_NAME = re.compile(rf"({_PASSWORDS}|TOKEN|CREDENTIALS?|APIKEY|(^|_)KEY|(^|_)PAT)(_|$)", re.IGNORECASE)
 _NAME_OF_OTHERS = re.compile(r"_(FILE|PATH|DIR|ID|NAME)$|^GOOGLE_APPLICATION_CREDENTIALS$", re.IGNORECASE)
-"""A variable that says where a secret is, or whose."""
+"""Names of variables that refer to a secret's place or owner."""
 _AUTH_NAME = re.compile(r"AUTH_STRING$", re.IGNORECASE)
-"""Its value is `user:password`, as Prefect has it."""
+"""Names of variables whose value is `user:password`, as in Prefect."""
 _SHAPES = (
     r"hf_[A-Za-z0-9]{16,}",
     r"gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}",
@@ -43,28 +44,29 @@ _SHAPES = (
 """Tokens of Hugging Face, GitHub and GitLab, OpenAI and others, Slack, AWS; JSON web tokens; private keys."""
 _TOKEN = re.compile("|".join(_SHAPES))
 _URL_PASSWORD = re.compile(r"://[^/\s:@]*:(?!\d+/)(?=(?P<password>\S+)@)")
-"""Up to the last @, since a password may have one, and a slash: what follows the colon is one unless it is a port."""
+"""Password of a URL, up to the last @, since it may contain @ and slashes: the text after the colon unless it is a
+port."""
 
 
 class SecretError(RpgError):
-    """A secret that a spec refers to is not on this machine."""
+    """Error: a secret that a spec refers to is not on this machine."""
 
 
 def is_reference(value: str) -> bool:
-    """Whether the value says where a secret is: `env:NAME`, or `file:` and a path that begins with `/` or `~`."""
+    """Returns whether the value refers to a secret: `env:NAME`, or `file:` and a path that begins with `/` or `~`."""
     return _REFERENCE.fullmatch(value) is not None
 
 
 def variable_of(value: str) -> str:
-    """The environment variable that a reference names; empty for any other value."""
+    """Returns the environment variable that a reference names; empty for any other value."""
     reference = _REFERENCE.fullmatch(value)
     return (reference["variable"] or "") if reference else ""
 
 
 def resolved(values: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The values with each reference replaced by the secret that it names on this machine.
+    """Returns the values, with each reference replaced by the secret that it names on this machine.
 
-    Where there is a secret, RPG_SECRETS comes with it: processes that get these variables keep their values hidden.
+    If any value is a secret, RPG_SECRETS is added, so that processes with these variables hide their values.
 
     Raises:
         SecretError: a variable is not set or a file cannot be read.
@@ -89,7 +91,7 @@ def _resolved(name: str, value: str, environment: Mapping[str, str]) -> str:
 
 
 def looks_secret(name: str, value: str) -> bool:
-    """Whether the value of a variable is likely a secret: by the variable's name, or by the value's shape."""
+    """Returns whether the value of a variable is likely a secret, by the variable's name or the value's shape."""
     if is_reference(value) or len(value) < _LEAST_LENGTH:
         return False
     if value.replace(".", "", 1).isdecimal() and not _PASSWORD_NAME.search(name):
@@ -99,15 +101,16 @@ def looks_secret(name: str, value: str) -> bool:
 
 
 def masked(values: Mapping[str, str]) -> dict[str, str]:
-    """The variables, for a record: HIDDEN in the place of what looks secret. A reference stays, it tells nothing."""
+    """Returns the variables for a record, with HIDDEN in place of likely secrets. References are kept, since they
+    reveal nothing."""
     return {name: HIDDEN if looks_secret(name, value) else value for name, value in values.items()}
 
 
 def secrets_in(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The secrets that variables hold, in each way that they may be written; the longest first.
+    """Returns the secrets in the variables, in each way that they may be written; the longest first.
 
-    Those are the variables that RPG_SECRETS names, and those that look secret. Of URLs it is the passwords alone; of
-    `user:password` the password too, and both as a request's header has them.
+    These are the values of variables that RPG_SECRETS names, and likely secrets. For a URL only the password counts;
+    for `user:password` the whole, the password alone, and the base64 form of a request's header.
     """
     named = environment.get(NAMES, "").split(",")
     values: set[str] = set()
@@ -122,13 +125,13 @@ def secrets_in(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _passwords_of_urls(value: str) -> Iterator[str]:
-    """Candidates for the password of each URL: up to each of the @ that follow, of which one ends it."""
+    """Yields candidates for the password of each URL: up to each of the following @, one of which ends it."""
     for match in _URL_PASSWORD.finditer(value):
         yield from accumulate(match["password"].split("@"), "{}@{}".format)
 
 
 def _spellings(values: Iterable[str]) -> list[str]:
-    """The values as they are, as in JSON, as in a URL, and as Python shows them."""
+    """Returns the values as they are, as in JSON, as in a URL, and as in Python's repr."""
     ways = {
         way for value in values for way in (value, json.dumps(value)[1:-1], quote(value, safe=""), repr(value)[1:-1])
     }
@@ -136,7 +139,7 @@ def _spellings(values: Iterable[str]) -> list[str]:
 
 
 def hide(text: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The text without the secrets that the variables hold."""
+    """Returns the text without the secrets in the variables."""
     for secret in secrets_in(environment):
         text = text.replace(secret, HIDDEN)
     return text

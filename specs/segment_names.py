@@ -11,22 +11,23 @@ _NAME = re.compile(r"([ac])(\d+)-s(\d+)-(\d+)(?:-r(\d+)of(\d+))?-([0-9a-f]{16})\
 
 @dataclass(frozen=True, slots=True)
 class SegmentName:
-    """`a<attempt>-s<first step>-<last step>-<digest>.parquet`; with `c<generation>`, others were merged into it.
+    """The name `a<attempt>-s<first step>-<last step>-<digest>.parquet`, or `c<generation>-...` for a merged segment.
 
-    Where several ranks wrote a table, each has a share of its rows: `...<last step>-r<rank>of<ranks>-<digest>.parquet`.
+    If several ranks wrote a table, each file has a share of its rows: `...<last
+    step>-r<rank>of<ranks>-<digest>.parquet`.
     """
 
     is_compacted: bool
     number: int
-    """Which start of the trainer wrote it; of a compacted one how often rows of it were merged."""
+    """Number of the trainer's start that wrote it; for a compacted segment, how often its rows were merged."""
     first_step: int
     last_step: int
     digest: str
     """Digest of the content: the first 16 hexadecimal digits of its SHA-256; empty before it is written."""
     rank: int = 0
-    """Whose share it is, from 0."""
+    """Rank that wrote the share, from 0."""
     ranks: int = 1
-    """How many shares there are. The rows of none of them count before all are on disk."""
+    """Number of shares. Their rows count only once all shares are on disk."""
 
     def __str__(self) -> str:
         digest = f"-{self.digest}" if self.digest else ""
@@ -35,22 +36,23 @@ class SegmentName:
         return f"{kind}{self.number:04}-s{self.first_step:06}-{self.last_step:06}{share}{digest}.parquet"
 
     def share(self, rank: int) -> "SegmentName":
-        """Segment of a share that the rank writes beside it; without the digest, which the writer alone knows."""
+        """Returns the name of another rank's share of the same rows, without the digest, which only its writer
+        knows."""
         return replace(self, digest="", rank=rank)
 
     @property
     def first_share(self) -> "SegmentName":
-        """Name of rank 0's share, the same for all shares of the same rows."""
+        """Name of rank 0's share, which is the same for all shares of the same rows."""
         return self.share(0)
 
     @property
     def stem(self) -> str:
-        """The name up to the digest."""
+        """Name up to the digest."""
         return str(replace(self, digest="")).removesuffix(".parquet")
 
 
 def parse_segment_name(name: str) -> SegmentName | None:
-    """Parts of a file's name; None where it is not named like a segment."""
+    """Returns the parts of a segment's file name; None for any other name."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -61,20 +63,20 @@ def parse_segment_name(name: str) -> SegmentName | None:
 
 
 def content_digest(path: Path) -> str:
-    """The digest that a segment of this content has in its name. Reads the whole file."""
+    """Returns the digest for the name of a segment with this content. Reads the whole file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 class DigestedFile(io.FileIO):
-    """A new file that is written from its beginning to its end, and the digest of what was written."""
+    """A new file, written sequentially, with the digest of its content."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "wb")
         self._hash = hashlib.sha256()
 
     def write(self, content: bytes) -> int:  # type: ignore[override]
-        """Writes all of it."""
+        """Writes all of the content."""
         rest = memoryview(content).cast("B")
         self._hash.update(rest)
         size = len(rest)
@@ -84,5 +86,5 @@ class DigestedFile(io.FileIO):
 
     @property
     def digest(self) -> str:
-        """Digest of what was written so far."""
+        """Digest of the content so far."""
         return self._hash.hexdigest()[:16]

@@ -45,38 +45,38 @@ from specs.study_space import (
 )
 
 MOST_TRIED = 16
-"""Candidates of a finite range that are tried; of more, the ends and the next to the lowest."""
+"""Most candidates of a finite range that are all tried. Of more, only the ends and the second lowest are tried."""
 
 
 @dataclass(frozen=True)
 class StudyDocument:
-    """A study with the places its fields come from, and the experiment that its trials are variants of."""
+    """A study with the places of its fields, and the experiment that its trials vary."""
 
     study: Study
     experiment: Document
-    """The study's experiment, `overrides` applied."""
+    """Experiment of the study, with `overrides` applied."""
     source: dict[str, Any]
-    """What the study's file says, paths absolute."""
+    """Data of the study's file, with absolute paths."""
     positions: Positions
     """Positions in the study's own file."""
 
     warnings: tuple[Issue, ...] = ()
-    """What has no effect in any trial, and what the study says without effect, each at its place."""
+    """Warnings of settings without effect, in every trial or in the study itself, each at its place."""
 
     def locate(self, issue: Issue) -> Issue:
-        """The issue with file, line and snippet of the study's file."""
+        """Returns the issue with file, line and snippet of the study's file."""
         return locate(issue, self.positions)
 
     def trial(self, values: Mapping[str, Any]) -> Document:
-        """The experiment with a trial's values (path -> value), checked like a file. Raises SpecError."""
+        """Returns the experiment with a trial's values (path -> value), checked like a file. Raises SpecError."""
         return self.experiment.with_values(values, self.positions.get(("parameters",), Position("", 0, "")))
 
     def own_value(self, path: str) -> Any:
-        """The experiment's own value at a path; None where it has none."""
+        """Returns the experiment's own value at a path; None if it has no value there."""
         return item_at(self.experiment.experiment.model_dump(mode="json"), split(path))
 
     def own_params(self) -> tuple[Params, list[str]]:
-        """The params that give the experiment as it is, and the paths whose own value the space does not hold."""
+        """Returns the params that reproduce the experiment, and the paths whose own value is outside the space."""
         space = self.study.parameters
         params: Params = {}
         outside: list[str] = []
@@ -91,10 +91,10 @@ class StudyDocument:
         return {path: params[path] for path in space if path in params}, outside
 
     def _own_param(self, path: str, params: Params) -> tuple[Any] | None:
-        """The param that gives what the experiment has at the path; None where the range does not hold that.
+        """Returns the param that reproduces the experiment's value at the path; None if the value is outside the range.
 
         Args:
-            params: those of the parameters before it.
+            params: the params of earlier parameters.
         """
         searched, own = self.study.parameters[path], self.own_value(path)
         if not isinstance(searched, (Choice, Cases)):
@@ -105,8 +105,8 @@ class StudyDocument:
         return None
 
     def _changes_nothing(self, path: str, value: Any, params: Params) -> bool:
-        """Whether a section written otherwise says the same: with the defaults that it leaves out, and with the
-        experiment's own values of the parameters that are searched inside it."""
+        """Returns whether a section means the same as the experiment's own, with its left-out defaults, and with the
+        experiment's values for parameters searched inside it."""
         if not isinstance(value, dict):
             return False
         inside = {
@@ -120,7 +120,7 @@ class StudyDocument:
             return False
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data that `from_json` reads."""
+        """Returns plain data that `from_json` reads."""
         return {
             "source": self.source,
             "study": self.study.model_dump(mode="json"),
@@ -131,7 +131,7 @@ class StudyDocument:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "StudyDocument":
-        """The document that `to_json` wrote. Raises SpecError where this version's schema no longer takes it."""
+        """Returns the document that `to_json` wrote. Raises SpecError if this version's schema no longer accepts it."""
         positions = read_positions(data["positions"])
         study = _study(data["source"], positions)
         warnings = tuple(read_issue(plain) for plain in data.get("warnings", ()))
@@ -141,7 +141,7 @@ class StudyDocument:
 def checked_study(
     source: dict[str, Any], positions: Positions, load_document: Callable[[str], Document]
 ) -> StudyDocument:
-    """The document of a study's source. Raises SpecError with every issue, located."""
+    """Returns the document of a study's source. Raises SpecError with every issue, located."""
     study = _study(source, positions)
     issues = _path_issues(study, "overrides", lambda path: unknown(Experiment, split(path)))
     issues += _path_issues(study, "parameters", lambda path: unknown(Experiment, split(path)) or _fixed(path))
@@ -167,7 +167,8 @@ def checked_study(
 
 
 def _with_overrides(experiment: Document, study: Study, positions: Positions) -> Document:
-    """The experiment with the study's overrides. Raises SpecError with each issue at the override that causes it."""
+    """Returns the experiment with the study's overrides. Raises SpecError with each issue at the override that causes
+    it."""
     try:
         return experiment.with_values(study.overrides, positions[("overrides",)])
     except SpecError as error:
@@ -181,14 +182,15 @@ def _with_overrides(experiment: Document, study: Study, positions: Positions) ->
 
 
 def _path_issues(study: Study, section: str, check: Callable[[str], Issue | None]) -> list[Issue]:
-    """Issues that `check` finds with the paths that a section of the study names, told at those paths."""
+    """Returns the issues that `check` finds with the paths in a section of the study, placed at those paths."""
     return [
         dataclasses.replace(issue, path=(section, path)) for path in getattr(study, section) if (issue := check(path))
     ]
 
 
 def _no_item_to_search(study: Study, experiment: Document, path: str) -> Issue | None:
-    """A place in a list that there is not. One inside a section that the study sets is known when that is tried."""
+    """Returns the issue with a missing item of a list. Items inside a section that the study sets are checked when a
+    candidate is tried."""
     inside = any(other != path and _containing([other], split(path)) for other in study.parameters)
     return None if inside else no_such_item(experiment.source, split(path))
 
@@ -211,7 +213,7 @@ def _fixed(path: str) -> Issue | None:
 
 
 def _too_many_candidates(study: Study, experiment: Document) -> Iterator[Issue]:
-    """The issue with candidates of which not each can be tried in the spec; told at the longest list of them."""
+    """Yields an issue if the candidates are too many to try each in the spec, placed at the longest list."""
     counts = {path: _num_tried(searched) for path, searched in study.parameters.items()}
     num_values = num_values_of(experiment.source)
     if sum(counts.values()) * num_values > MAX_TRIED_VALUES:
@@ -222,16 +224,17 @@ def _too_many_candidates(study: Study, experiment: Document) -> Iterator[Issue]:
 
 
 def _num_tried(searched: Range) -> int:
-    """How many candidates `_tried` gives at most."""
+    """Returns the most candidates that `_tried` returns."""
     return num_candidates(searched) if isinstance(searched, (Choice, Cases)) else MOST_TRIED
 
 
 def _try_candidates(document: StudyDocument) -> tuple[list[Document], list[Issue]]:
-    """Trials that have, in turn, each candidate of each parameter (of a range its ends); and why some cannot be.
+    """Returns trials that together have each candidate of each parameter (for a range its ends), and the issues of
+    impossible ones.
 
-    A candidate is tried with the experiment's own values elsewhere, or the lowest where the space lacks those; a
-    conditional one with values of the others under which it is searched. Then all have their lowest value, and all
-    their highest.
+    A candidate is tried with the experiment's own values of the other parameters, or their lowest if the own value is
+    outside the space. A conditional parameter is tried with values of the others under which it is searched. Two more
+    trials have all lowest and all highest values.
     """
     space = document.study.parameters
     tried = {path: _tried(searched) for path, searched in space.items()}
@@ -252,7 +255,7 @@ def _try_candidates(document: StudyDocument) -> tuple[list[Document], list[Issue
                 blamed = _at_candidate(issue, varied, params, document.study)
                 refused.append((blamed.path[:2] == ("parameters", varied), issue, blamed))
     issues: dict[tuple[Path, str], dict[Path, Issue]] = {}
-    # Where it is the candidate's own turn, the message names no other parameter.
+    # In the candidate's own trial the message names no other parameter.
     for own_turn, issue, blamed in sorted(refused, key=lambda item: not item[0]):
         places = issues.setdefault((issue.path, issue.message), {})
         if own_turn or not places:
@@ -261,22 +264,22 @@ def _try_candidates(document: StudyDocument) -> tuple[list[Document], list[Issue
 
 
 def _tried(searched: Range) -> list[Any]:
-    """The candidates that are tried: the lowest, the highest, then others."""
+    """Returns the candidates to try: the lowest, the highest, then others."""
     count = num_candidates(searched)
     if isinstance(searched, (Choice, Cases)) or 0 < count <= MOST_TRIED:
         first, *others = candidates(searched)
         return [first, *reversed(others)]
     low, high = bounds(searched)
     if isinstance(searched, FloatRange) and not searched.step:
-        return [low, high, low + (high - low) * 0.381966]  # not a whole number, should the field take only these
+        return [low, high, low + (high - low) * 0.381966]  # not a whole number, to test whether the field accepts one
     return [low, high, low + searched.step]
 
 
 def _at_candidate(issue: Issue, varied: str, params: Params, study: Study) -> Issue:
-    """The issue of a trial, told at the parameter that has the value, or else at the one whose turn it was.
+    """Returns a trial's issue, placed at the parameter that has the value, or else at the varied one.
 
     Args:
-        varied: whose turn it was; empty where all parameters had their lowest or highest value.
+        varied: the parameter that the trial varied; empty if all parameters had their lowest or highest value.
     """
     above = _containing(params, issue.path)
     inside = [path for path in params if issue.path and split(path)[: len(issue.path)] == issue.path]
@@ -292,7 +295,7 @@ def _at_candidate(issue: Issue, varied: str, params: Params, study: Study) -> Is
     if cause and cause != path:
         message += f" (with {cause}={search_space.shown(params[cause])})"
         if (below or issue.message in ("unknown field", "no such item")) and cause not in study.parameters[path].when:
-            hint = f"search it only where it acts: when: {{{cause}: [...]}}"
+            hint = f"search it only while it has an effect: when: {{{cause}: [...]}}"
     elif not above:
         message += f" (with {search_space.shown(params[path])})"
     searched = study.parameters[path]
@@ -305,13 +308,13 @@ def _at_candidate(issue: Issue, varied: str, params: Params, study: Study) -> Is
 
 
 def _containing(paths: Iterable[str], place: Path) -> str:
-    """The longest of the paths that lead to the place or end above it; empty where none does."""
+    """Returns the longest of the paths that are the place or above it; empty if there is no such path."""
     above = [path for path in paths if place[: len(split(path))] == split(path)]
     return max(above, key=lambda path: len(split(path)), default="")
 
 
 def _shared_warnings(study: Study, tried: list[Document]) -> Iterator[Issue]:
-    """The warnings that every trial has, those about a field that the study varies at its parameter."""
+    """Yields the warnings that every trial has; those about a varied field are placed at its parameter."""
     everywhere = set.intersection(*({(each.path, each.message) for each in trial.warnings} for trial in tried))
     for warning in tried[0].warnings:
         if (warning.path, warning.message) not in everywhere:
@@ -325,7 +328,8 @@ def _shared_warnings(study: Study, tried: list[Document]) -> Iterator[Issue]:
 
 
 def _own_values_outside(document: StudyDocument) -> Iterator[Issue]:
-    """The baseline is a trial with the experiment's own values: a warning where the space does not hold them."""
+    """Yields a warning for each own value of the experiment that is outside the space, since the baseline is a trial
+    with these values."""
     _, outside = document.own_params()
     for path in outside:
         own = document.own_value(path)

@@ -1,7 +1,7 @@
-"""A study's search space: what a parameter can be, and when it is searched.
+"""A study's search space: the values of parameters, and the conditions under which they are searched.
 
-A trial's *params* are what is recorded of it: path -> value, of `cases` the case's name; a parameter whose `when` does
-not hold has none.
+A trial's *params* are its recorded values: path -> value, or for `cases` the case's name. A parameter whose `when` does
+not hold has no entry.
 """
 
 import json
@@ -20,25 +20,26 @@ Params = dict[str, Any]
 
 
 def names(searched: Choice | Cases) -> list[Any]:
-    """The candidates as params have them."""
+    """Returns the candidates as they appear in params."""
     return list(searched.choice) if isinstance(searched, Choice) else list(searched.cases)
 
 
 def values_by_name(searched: Choice | Cases) -> list[tuple[Any, Any]]:
-    """Each candidate as params have it, and what it sets in the experiment."""
+    """Returns each candidate as it appears in params, and its value in the experiment."""
     return (
         list(searched.cases.items()) if isinstance(searched, Cases) else [(value, value) for value in searched.choice]
     )
 
 
 def bounds(searched: FloatRange | IntRange) -> tuple[Any, Any]:
-    """The lowest and the highest candidate. The highest is below the upper end where no step leads to that."""
+    """Returns the lowest and the highest candidate. The highest is below the upper end if the steps do not reach
+    that."""
     low, high = searched.float if isinstance(searched, FloatRange) else searched.int
     return (low, on_grid(searched, num_candidates(searched) - 1)) if searched.step else (low, high)
 
 
 def num_candidates(searched: Range) -> int:
-    """How many values the parameter can have; 0: any number between two ends."""
+    """Returns the number of values of the parameter; 0 for any number between two ends."""
     if isinstance(searched, (Choice, Cases)):
         return len(names(searched))
     if isinstance(searched, IntRange):
@@ -48,14 +49,14 @@ def num_candidates(searched: Range) -> int:
 
 
 def candidates(searched: Range) -> Iterable[Any]:
-    """The params that the parameter can have, of a range that is finite."""
+    """Returns the params of a parameter with a finite range."""
     if isinstance(searched, (Choice, Cases)):
         return names(searched)
     return (on_grid(searched, index) for index in range(num_candidates(searched)))
 
 
 def holds(searched: Range, value: Any) -> bool:
-    """Whether a range has the param."""
+    """Returns whether a range contains the param."""
     if isinstance(searched, (Choice, Cases)):
         return is_among(value, names(searched))
     if isinstance(value, bool) or not isinstance(value, int if isinstance(searched, IntRange) else (int, float)):
@@ -68,9 +69,9 @@ def holds(searched: Range, value: Any) -> bool:
 
 
 def is_same(value: Any, other: Any) -> bool:
-    """Whether two params are one: numbers by value (1 is 1.0), all else as it is written."""
+    """Returns whether two params are equal: numbers by value (1 is 1.0), all else as written."""
     if all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in (value, other)):
-        # What a step leads to may differ from what a file says in the last digit.
+        # A computed step may differ from the written number in the last digit.
         with suppress(OverflowError):
             return math.isclose(value, other, rel_tol=1e-12)
         return bool(value == other)
@@ -78,26 +79,26 @@ def is_same(value: Any, other: Any) -> bool:
 
 
 def is_among(value: Any, params: Iterable[Any]) -> bool:
-    """Whether one of the params is this one."""
+    """Returns whether the params contain this one."""
     return any(is_same(value, param) for param in params)
 
 
 def wanted_values(condition: Any) -> list[Any]:
-    """The params that an entry of `when` allows, written as a list or as one value."""
+    """Returns the params that an entry of `when` allows, written as a list or as one value."""
     return list(condition) if isinstance(condition, (list, tuple)) else [condition]
 
 
 def is_active(searched: Range, params: Mapping[str, Any]) -> bool:
-    """Whether the parameter is searched where others have these params."""
+    """Returns whether the parameter is searched while others have these params."""
     return all(
         path in params and is_among(params[path], wanted_values(condition)) for path, condition in searched.when.items()
     )
 
 
 def conditions(space: Space, path: str) -> Iterator[tuple[str, str, list[Any]]]:
-    """All that has to hold for the parameter to be searched: whose condition it is, on which path, the params allowed.
+    """Yields the conditions for searching the parameter: the condition's owner, its path, and the allowed params.
 
-    A parameter that depends on another is searched only while that one is.
+    A parameter that depends on another is searched only while the other is.
     """
     owners = [path]
     for owner in owners:
@@ -108,7 +109,8 @@ def conditions(space: Space, path: str) -> Iterator[tuple[str, str, list[Any]]]:
 
 
 def allowed_by_conditions(space: Space, path: str) -> dict[str, list[Any]]:
-    """The params of other paths with which the parameter is searched; none where its conditions contradict."""
+    """Returns the params of other paths with which the parameter is searched; an empty list for contradictory
+    conditions."""
     allowed: dict[str, list[Any]] = {}
     for _, parent, params in conditions(space, path):
         allowed[parent] = [value for value in allowed.get(parent, params) if is_among(value, params)]
@@ -116,7 +118,7 @@ def allowed_by_conditions(space: Space, path: str) -> dict[str, list[Any]]:
 
 
 def in_order(space: Space) -> list[str]:
-    """The paths, each after those that its `when` names."""
+    """Returns the paths, each after those that its `when` names."""
     ordered: list[str] = []
     while len(ordered) < len(space):
         ready = [path for path in space if path not in ordered and set(space[path].when) <= set(ordered)]
@@ -126,7 +128,7 @@ def in_order(space: Space) -> list[str]:
 
 
 def build(space: Space, choose: Callable[[str], Any]) -> Params:
-    """A trial's params: `choose(path)` for each parameter whose conditions hold under those chosen before."""
+    """Returns a trial's params: `choose(path)` for each parameter whose conditions hold under earlier choices."""
     params: Params = {}
     for path in in_order(space):
         if is_active(space[path], params):
@@ -135,21 +137,21 @@ def build(space: Space, choose: Callable[[str], Any]) -> Params:
 
 
 def combinations(space: Space) -> Iterator[Params]:
-    """Every combination of the params once, the last path fastest. Every range is finite."""
+    """Yields every combination of the params once, the last path fastest. Every range must be finite."""
     for params in _extended({}, in_order(space), space):
         yield {path: params[path] for path in space if path in params}
 
 
 def num_combinations(space: Space) -> int:
-    """How many `combinations` there are, without going through them."""
+    """Returns the number of `combinations`, without enumerating them."""
     ordered = in_order(space)
     dependents = {path: frozenset(other for other in space if path in space[other].when) for path in space}
     losses = {path: _losses(space, path, dependents[path]) for path in space}
 
     @cache
     def count(index: int, inactive: frozenset[str]) -> int:
-        """Number of combinations of the parameters from this one on, where those of them that can no longer be searched
-        are known."""
+        """Returns the number of combinations of the parameters from this one on, given those that can no longer be
+        searched."""
         if index == len(ordered):
             return 1
         path = ordered[index]
@@ -161,7 +163,7 @@ def num_combinations(space: Space) -> int:
 
 
 def _losses(space: Space, path: str, dependents: frozenset[str]) -> Counter[frozenset[str]]:
-    """How many values of a parameter leave the same others inactive."""
+    """Returns, for each set of others that become inactive, the number of a parameter's values with that effect."""
     named = [value for value in _values_in_conditions(space, path) if holds(space[path], value)]
     others = num_candidates(space[path]) - len(named)  # with them no condition on it holds
     losses = Counter({dependents: others})
@@ -173,7 +175,7 @@ def _losses(space: Space, path: str, dependents: frozenset[str]) -> Counter[froz
 
 
 def settings(params: Mapping[str, Any], space: Space) -> dict[str, Any]:
-    """Settings in the experiment for the params: path -> value."""
+    """Returns the settings in the experiment for the params: path -> value."""
     return {
         path: searched.cases[value] if isinstance(searched := space[path], Cases) else value
         for path, value in params.items()
@@ -181,7 +183,7 @@ def settings(params: Mapping[str, Any], space: Space) -> dict[str, Any]:
 
 
 def _values_in_conditions(space: Space, path: str) -> list[Any]:
-    """The params of a parameter that others' conditions name, each once."""
+    """Returns the params of a parameter that others' conditions name, each once."""
     named: list[Any] = []
     for searched in space.values():
         for value in wanted_values(searched.when.get(path, [])):
@@ -203,7 +205,7 @@ def _extended(params: Params, rest: list[str], space: Space) -> Iterator[Params]
 
 
 def on_grid(searched: FloatRange | IntRange, index: int) -> Any:
-    """The candidate so many steps above the lowest, of a range with steps."""
+    """Returns the candidate that is `index` steps above the lowest, in a range with steps."""
     if isinstance(searched, IntRange):
         return searched.int[0] + index * searched.step
     return float(Decimal(str(searched.float[0])) + index * Decimal(str(searched.step)))

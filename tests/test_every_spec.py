@@ -18,7 +18,7 @@ from specs.study_space import bounds, build, names, settings
 
 HERE = Path(specs.__file__).parent
 PUBLISHED = {
-    "the divergence is invisible beside the reward",
+    "the divergence is negligible compared with the reward",
     "settings that the spec leaves out differ between the cells, as their objectives were published",
     "dynamic sampling throws away groups that have an advantage",
     "the matrix of the extended file varies fields too",

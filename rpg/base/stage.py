@@ -229,7 +229,7 @@ def _local_directory(spec: PretrainedModel) -> Path:
         if not directory.is_dir():
             raise _no_model("no such model directory", spec, f"there is no directory {directory}")
         if not (directory / "config.json").is_file():
-            raise _no_model("the directory holds no model", spec, "a model directory has a config.json")
+            raise _no_model("the directory contains no model", spec, "a model directory has a config.json")
         return directory
     from huggingface_hub import snapshot_download
 

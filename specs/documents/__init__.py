@@ -1,1 +1,1 @@
-"""The documents of a record: the shape of each, and the one way to read them."""
+"""The documents of a record: their shapes, and the reading of them."""

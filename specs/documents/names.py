@@ -1,4 +1,4 @@
-"""Rules for names: of a run or a file that a record is given, and of one that lies in it."""
+"""Rules for names of runs and files: stricter for names to be recorded, looser for names in a record."""
 
 import re
 
@@ -8,10 +8,12 @@ _GLOB_SIGNS = frozenset("*?[]")
 
 
 def is_portable_name(text: str) -> bool:
-    """Whether a text can be the name of a file or a run in any home: no separator, no glob sign, no leading dot."""
+    """Returns whether a text can be the name of a file or a run in any home: no separator, no glob sign, no leading
+    dot."""
     return bool(re.fullmatch(PORTABLE, text))
 
 
 def is_readable_name(text: str) -> bool:
-    """Whether an entry of a directory can be read by its name: it is text, has no leading dot and no glob sign."""
+    """Returns whether an entry of a directory can be read by its name: it is text, has no leading dot and no glob
+    sign."""
     return text.isprintable() and not text.startswith(".") and not _GLOB_SIGNS.intersection(text)

@@ -1,7 +1,7 @@
-"""Reading a document of a record that may be damaged, of another version, or made by somebody else.
+"""Reading of recorded documents, which may be damaged, of another version, or written by another program.
 
-Pydantic compares it with its shape. A reader gets the parts that fit, so that it can trust their types; the smallest
-part that has another type is left out.
+Pydantic compares a document with its shape. The reader gets the parts that fit, so that it can trust their types; the
+smallest part with a wrong type is left out.
 """
 
 import json
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _LONGEST = 64 << 20
-"""Characters of a document; those of the largest runs have a few million."""
+"""Most characters of a document; the documents of the largest runs have a few million."""
 _SHOWN = 60
-"""Characters of a text that a problem quotes; of a longer one it says that it is a text."""
+"""Most characters of a text that a problem quotes; a longer one is only called a text."""
 _NUMBER = re.compile(r"[0-9]{1,9}\.json")
 _MOST_PROBLEMS = 10_000
-"""A document with more is left out whole: they would take gigabytes."""
+"""Most problems of a document; one with more is left out as a whole, since they would take gigabytes."""
 _Place = tuple[str | int, ...]
 """Keys and indices that lead to a part of a document; () is the document."""
 _CALLED = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", list: "a list"}
 _CALLED |= {dict: "an object", type(None): "null"}
 _WANTED = {"string_type": str, "int_type": int, "float_type": float, "bool_type": bool, "list_type": list}
 _WANTED |= {"dict_type": dict, "tuple_type": list}
-"""Pydantic's errors -> type that each asks for."""
+"""Pydantic's error -> the type that it expects."""
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -38,15 +38,15 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def read_checked(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Returns the document, and what of the file had to be passed over: `stages: a list; expected an object`.
+    """Returns the document, and the problems of left-out parts: `stages: a list; expected an object`.
 
-    A file that is not there has nothing wrong.
+    A missing file has no problems.
     """
     try:
         text = _text(path)
         value = json.loads(text)
         if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # half a character, as "\ud800", fits into no column
+            json.dumps(value, ensure_ascii=False).encode()  # half a character, as "\ud800", cannot be stored
     except (FileNotFoundError, NotADirectoryError):
         return {}, []
     except (OSError, ValueError, RecursionError):
@@ -59,7 +59,7 @@ def read_checked(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def numbered(directory: Path) -> list[Path]:
-    """Returns the documents of a directory whose files are called by numbers, in their order."""
+    """Returns the documents of a directory whose files have numbers as names, in their order."""
     try:
         names = [name for name in os.listdir(directory) if _NUMBER.fullmatch(name)]
     except OSError:
@@ -80,8 +80,8 @@ def _text(path: Path) -> str:
 
 
 def _shape_of(path: Path, value: dict[str, Any]) -> Any:
-    """Returns the shape of a document, by its file's name; None: anything."""
-    from specs.documents import shapes  # here, as a query that reads no document is answered sooner without
+    """Returns the shape of a document, by its file's name; None if any shape is allowed."""
+    from specs.documents import shapes  # imported here, to speed up queries that read no document
 
     if path.name == "certificate.json" and "steps" in value:
         return shapes.Certificates
@@ -96,13 +96,13 @@ def _adapter(shape: Any) -> "TypeAdapter[Any]":
 
 
 def _leave_out_misfits(document: dict[str, Any], shape: Any) -> list[str]:
-    """Removes the smallest parts that do not fit, and returns what was wrong with them."""
+    """Removes the smallest parts that do not fit, and returns their problems."""
     from pydantic import ValidationError
 
     from specs.documents.shapes import WHOLE
 
     problems: list[str] = []
-    while True:  # an object that has lost a key that it needs is found at the next look
+    while True:  # the next iteration finds objects that lost a required key
         try:
             _adapter(shape).validate_python(document)
         except ValidationError as error:
@@ -114,14 +114,14 @@ def _leave_out_misfits(document: dict[str, Any], shape: Any) -> list[str]:
                 wanted.setdefault(_place_of(each["loc"], document), []).append(_wanted(each))
         else:
             return problems
-        # A key that is null counts as missing. Others are looked at when these are gone.
+        # A key that is null counts as missing. Other problems are handled once these are removed.
         nulls = [place for place in wanted if place and isinstance(place[-1], str) and _at(document, place) is None]
         if not nulls or shape in WHOLE:
             problems += [_problem(place, _at(document, place), all) for place, all in wanted.items()]
         if () in wanted or shape in WHOLE:
             document.clear()
             return problems
-        for place in sorted(nulls or wanted, reverse=True):  # a list's last items first, and what is inside of others
+        for place in sorted(nulls or wanted, reverse=True):  # last items and inner parts first
             del _at(document, place[:-1])[place[-1]]
 
 
@@ -144,7 +144,7 @@ def _at(document: Any, place: _Place) -> Any:
 
 
 def _wanted(error: "ErrorDetails") -> str:
-    """Returns in words what Pydantic asks for."""
+    """Returns the value that Pydantic expects, in words."""
     if error["type"] == "missing":
         key = error["loc"][-1]
         return f"an object with {key}" if isinstance(key, str) else "a longer list"

@@ -1,4 +1,4 @@
-"""Shapes of a record's JSON documents. Keys that are not named here may hold anything, and null counts as missing."""
+"""Shapes of a record's JSON documents. Keys that are not named here may have any value, and null counts as missing."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal, Required
@@ -41,7 +41,7 @@ Values = dict[str, Any]
 
 
 class RunDocument(TypedDict, total=False):
-    """run.json: what a run is."""
+    """run.json: the identity of a run."""
 
     run_id: Name
     experiment: Text
@@ -70,7 +70,7 @@ class Stage(TypedDict, total=False):
 
 
 class State(TypedDict, total=False):
-    """state.json: how a run stands."""
+    """state.json: the status of a run."""
 
     status: Text
     started_at: Moment | None
@@ -87,7 +87,7 @@ class State(TypedDict, total=False):
 
 
 class Progress(TypedDict, total=False):
-    """progress.json: how far the trainer is."""
+    """progress.json: the trainer's progress."""
 
     step: Whole | None
     steps: Whole | None
@@ -105,7 +105,7 @@ class PlannedStage(TypedDict, total=False):
 
 
 class Plan(TypedDict, total=False):
-    """plan.json: what a run's stages are made from."""
+    """plan.json: the inputs of a run's stages."""
 
     stages: dict[str, PlannedStage]
 
@@ -123,7 +123,7 @@ class Finding(TypedDict, total=False):
 
 
 class Certificate(TypedDict, total=False):
-    """certificate.json: how an objective's gradient compares with the exact one."""
+    """certificate.json: the comparison of an objective's gradient with the exact one."""
 
     claim: Required[Literal["always", "on_policy", "never"]]
     claimed: Required[Text]
@@ -136,7 +136,7 @@ class Certificate(TypedDict, total=False):
 
 
 class Certificates(TypedDict, total=False):
-    """Certificates of an objective that schedules change: one for each step at which they do."""
+    """Certificates of an objective with schedules: one for each step at which these change it."""
 
     steps: Required[dict[str, Certificate]]
 
@@ -197,7 +197,7 @@ class ExportedExperiment(TypedDict, total=False):
 
 
 class Export(TypedDict, total=False):
-    """export.json: a run in a directory of its own."""
+    """export.json: an exported run in its own directory."""
 
     format: Required[Whole]
     run_id: Required[PortableName]
@@ -225,7 +225,7 @@ class Confirmation(TypedDict, total=False):
 
 
 class Rung(TypedDict, total=False):
-    """How a trial stood at a rung."""
+    """A trial's value at a rung."""
 
     value: Required[Number]
     low: Number | None
@@ -256,7 +256,7 @@ class Trial(TypedDict, total=False):
 
 
 class StudyDocument(TypedDict, total=False):
-    """study.json: a study's trials and what confirmed them."""
+    """study.json: a study's trials and their confirmation."""
 
     name: Name
     question: Text | None
@@ -279,7 +279,7 @@ class StudyDocument(TypedDict, total=False):
 
 
 class Recorded(TypedDict, total=False):
-    """Which rows an attempt was told to record."""
+    """The kinds of rows that an attempt records."""
 
     tokens: Text
     rollouts: Text
@@ -302,7 +302,7 @@ class Attempt(TypedDict, total=False):
 
 
 class LeaseDocument(TypedDict, total=False):
-    """leases/NUMBER.json: who holds a run."""
+    """leases/NUMBER.json: the holder of a run."""
 
     number: Whole
     host: Text
@@ -320,7 +320,7 @@ class LeaseDocument(TypedDict, total=False):
 
 
 class Origins(TypedDict, total=False):
-    """provenance.json: where the values of a run's spec come from: path, kind, file and line."""
+    """provenance.json: the origin of each value of a run's spec: path, kind, file and line."""
 
     origins: list[tuple[list[Text | Whole], Text, Text | None, Whole | None]]
 
@@ -348,8 +348,8 @@ SHAPES: dict[str, Any] = {
     "provenance.json": Origins,
     "freed.json": dict[str, Freed],
 }
-"""File -> what it may hold."""
+"""File -> its shape."""
 NUMBERED: dict[str, Any] = {"attempts": Attempt, "leases": LeaseDocument}
-"""Directory -> what its files may hold."""
+"""Directory -> the shape of its files."""
 WHOLE = (Manifest, Export)
-"""Documents of which a part says nothing: a list of files that lacks one would call a result whole that is not."""
+"""Documents that are useless in part: a list of files that lacks one would make an incomplete result look complete."""

@@ -1,6 +1,6 @@
-"""JSON that somebody else wrote: read as JSON defines it, or refused with a reason in a few words.
+"""Strict reading of JSON from other programs: by the JSON standard, or refused with a short reason.
 
-Python's own reader takes more: halves of characters, which no tokenizer, database or file takes afterwards, NaN, and
+Python's own reader accepts more: halves of characters, which no tokenizer, database or file accepts later, NaN, and
 objects in which the last of two equal keys wins.
 """
 
@@ -10,20 +10,20 @@ from typing import Any
 
 
 class NotJsonError(ValueError):
-    """A text is no JSON at all."""
+    """Error: a text is not JSON."""
 
 
 _HALF = "\\ud"
-"""Every half of a character is written with it."""
+"""Prefix of every written half of a character."""
 
 
 def parse_json(text: str | bytes) -> Any:
     """Returns the value of a JSON text.
 
     Raises:
-        NotJsonError: it is none.
-        ValueError: it holds half a character, a number that is none or too long, or a key twice in one
-            object. The message says which, without the text.
+        NotJsonError: it is not JSON.
+        ValueError: it has half a character, a number that is NaN, infinite or too long, or a key twice in one object.
+            The message names the reason, without the text.
     """
     if isinstance(text, bytes):
         try:
@@ -48,7 +48,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def half_character(text: str) -> str:
-    """Returns which half of a character a text holds, as a reason to refuse it; empty if it holds none."""
+    """Returns a reason to refuse a text that contains half a character; else an empty text."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""An agent: it asks a model for a product, works out what the model calls for, and asks again."""
+"""An agent: it asks a model for a product, computes the model's calls, and asks again."""
 
 import re
 from functools import cache
@@ -8,7 +8,7 @@ from openai import OpenAI
 
 
 def solve(problem: Any, base_url: str, api_key: str) -> None:
-    """Asks `37*48=`. Where the model says `[37*48]`, it is told `(1776)` and says the answer."""
+    """Asks `37*48=`. If the model writes `[37*48]`, the agent answers `(1776)` and the model writes the result."""
     model = _client(base_url).with_options(api_key=api_key)
     messages: list[Any] = [{"role": "user", "content": problem.prompt}]
     said = _asked(model, messages)

@@ -38,7 +38,7 @@ def explained(path: Path) -> Iterator[None]:
         reason = _REASONS.get(_errno_of(error))
         if reason is None:
             raise
-        hint = "with that mended, `rpg resume` goes on from the last whole checkpoint"
+        hint = "after fixing that, `rpg resume` continues from the last whole checkpoint"
         raise DiskError(f"cannot write {path}: {reason}; {hint}") from error
 
 

@@ -23,7 +23,7 @@ def launch_key() -> bytes:
     """Returns this launch's key. Raises RuntimeError if it is not set."""
     if key := os.environ.get(KEY):
         return key.encode()
-    raise RuntimeError(f"{KEY} is not set: ranks meet only where a launcher has started them and given them one")
+    raise RuntimeError(f"{KEY} is not set: ranks can connect only if a launcher started them and gave them a key")
 
 
 def engines_elsewhere() -> bool:

@@ -81,6 +81,6 @@ def _absent(script: str, line: str, name: str, allowed: str) -> IssueError:
     elif " " in name:
         hint = f"env takes all that follows for one name; write #!/usr/bin/env -S {name}"
     else:
-        hint = "install it, mend the script's first line, or write the interpreter before the script in the command"
+        hint = "install it, fix the script's first line, or write the interpreter before the script in the command"
     shown = f"{script} begins with #!{line}".replace("\r", "\\r")
     return IssueError(Issue("the script's interpreter is not here", (), shown, allowed, hint=hint))

@@ -1,5 +1,5 @@
-"""How a spec file becomes a tree, and a tree a model.
+"""The steps from a spec file to a tree, and from a tree to a model.
 
-YAML text with the place of every key, what a file extends laid under it, `--set` laid over it, and Pydantic's errors
-turned into plain words at those places. Imports the schema, `extensions` and the errors.
+They parse YAML with the place of every key, merge the extended files and `--set`, and turn Pydantic's errors into plain
+messages at those places. Imports the schema, `extensions` and the errors.
 """

@@ -1,4 +1,4 @@
-"""A spec file as a tree: what it extends laid under it, overrides laid over it, its paths made absolute."""
+"""A spec file as a tree, merged over the file that it extends and under overrides, with absolute paths."""
 
 import difflib
 import os
@@ -26,23 +26,24 @@ _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
 _AXES = ("product", "zip")
 """Parts of a matrix that name fields."""
 _BRACKETS = re.compile(r"\[(\d+)\]")
-"""A place in a list, as Python writes it."""
+"""Place in a list, as Python writes it."""
 
 
 def read_tree(path: str, schema: type[BaseModel]) -> YamlNode:
-    """The file and all it extends, merged as the schema has it, paths absolute. Raises SpecError."""
+    """Returns the tree of the file and all that it extends, merged by the schema, with absolute paths. Raises
+    SpecError."""
     return _absolute(_without_extends(path, (), None, schema), [schema])
 
 
 def tree_of(spec: Mapping[str, Any], schema: type[BaseModel]) -> YamlNode:
-    """A mapping as the tree of a file that says the same and lies in the working directory; no value has a place in a
-    file. Raises SpecError."""
+    """Returns a mapping as the tree of a file with the same content in the working directory; the values have no place
+    in a file. Raises SpecError."""
     root = YamlNode(_node(spec, (), Position("", 0, "")).value, Position("", 0, ""))
     return _absolute(_over_extended(root, "", (), schema), [schema])
 
 
 def override(root: YamlNode, setting: str, schema: type[BaseModel]) -> YamlNode:
-    """The tree with one `path.to.field=value` laid over it. Raises SpecError where the schema has no such path."""
+    """Returns the tree with one `path.to.field=value` set. Raises SpecError if the schema has no such path."""
     name, equals, text = setting.partition("=")
     at = Position(f"--set {setting}", 0, "")
     if not equals:
@@ -52,7 +53,7 @@ def override(root: YamlNode, setting: str, schema: type[BaseModel]) -> YamlNode:
 
 
 def override_value(root: YamlNode, name: str, value: Any, schema: type[BaseModel]) -> YamlNode:
-    """The tree with a value laid over it at a dotted path. Raises SpecError where the schema has no such path."""
+    """Returns the tree with a value set at a dotted path. Raises SpecError if the schema has no such path."""
     return _set(root, name, _node(value, split(name), Position(f"--set {name}={value}", 0, "")), schema)
 
 
@@ -67,7 +68,7 @@ def _set(root: YamlNode, name: str, node: YamlNode, schema: type[BaseModel]) -> 
 
 
 def _node(value: Any, path: Path, at: Position) -> YamlNode:
-    """A value of Python as a file would say it. Raises SpecError for one that no file can."""
+    """Returns a Python value as the node of a file. Raises SpecError for a value that no file can hold."""
     match value:
         case Mapping():
             return YamlNode({str(key): _node(item, (*path, str(key)), at) for key, item in value.items()}, at)
@@ -95,7 +96,8 @@ def _on_one_line(node: YamlNode, at: Position) -> YamlNode:
 
 
 def _without_extends(path: str, chain: tuple[str, ...], named_at: Position | None, schema: type[BaseModel]) -> YamlNode:
-    """The file's tree over that of the file it extends. `chain`: the files on the way here, real paths."""
+    """Returns the file's tree merged over that of the file it extends. `chain` has the real paths of the extending
+    files."""
     real = os.path.realpath(path) if "\0" not in path else path
     if real in chain:
         names = [os.path.basename(file) for file in (*chain[chain.index(real) :], real)]
@@ -104,7 +106,8 @@ def _without_extends(path: str, chain: tuple[str, ...], named_at: Position | Non
 
 
 def _over_extended(root: YamlNode, path: str, chain: tuple[str, ...], schema: type[BaseModel]) -> YamlNode:
-    """The tree of the file at `path` over that of the file it extends. `chain`: the files on the way, this one too."""
+    """Returns the tree of the file at `path` merged over that of the file it extends. `chain` has the extending files,
+    including this one."""
     assert isinstance(root.value, dict)
     if "extends" not in root.value:
         return root
@@ -118,7 +121,7 @@ def _over_extended(root: YamlNode, path: str, chain: tuple[str, ...], schema: ty
 
 
 def _without_dropped_axes(under: YamlNode, over: YamlNode) -> tuple[YamlNode, YamlNode]:
-    """The trees without those fields of the matrix of `under` that `over` says null of: they do not vary there."""
+    """Returns the trees without the matrix fields of `under` that `over` sets to null: these do not vary."""
     for part in _AXES:
         varied, said = (_section(tree, "matrix", part) for tree in (under, over))
         dropped = {path for path, node in said.items() if node.value is None and path in varied}
@@ -128,7 +131,7 @@ def _without_dropped_axes(under: YamlNode, over: YamlNode) -> tuple[YamlNode, Ya
 
 
 def _section(tree: YamlNode, *path: str) -> dict[str, YamlNode]:
-    """The entries of a section; none where there is no such section."""
+    """Returns the entries of a section; empty if the section is missing."""
     node: YamlNode | None = tree
     for key in path:
         node = node.value.get(key) if node and isinstance(node.value, dict) else None
@@ -136,7 +139,7 @@ def _section(tree: YamlNode, *path: str) -> dict[str, YamlNode]:
 
 
 def _without(tree: YamlNode, path: Path, keys: set[str]) -> YamlNode:
-    """The tree without keys of the section at a path."""
+    """Returns the tree without some keys of the section at a path."""
     assert isinstance(tree.value, dict)
     if not path:
         return YamlNode({key: node for key, node in tree.value.items() if key not in keys}, tree.at)
@@ -164,7 +167,7 @@ def _read(path: str, named_at: Position | None) -> YamlNode:
 
 
 def _spec_in(folder: str) -> str:
-    """The hint that names the only YAML file of a directory; empty where there is none, or a choice."""
+    """Returns a hint that names the only YAML file of a directory; empty if it has none or several."""
     names = [name for name in os.listdir(folder) if name.endswith(_YAML)]
     return f"did you mean `{os.path.join(folder, names[0])}`?" if len(names) == 1 else ""
 
@@ -192,7 +195,7 @@ def _at(
 
 
 def _absolute(node: YamlNode, schema: Iterable[Any]) -> YamlNode:
-    """The tree with every relative path made absolute against the file that names it, or the working directory."""
+    """Returns the tree with every relative path resolved against the file that names it, or the working directory."""
     if isinstance(node.value, list):
         return YamlNode([_absolute(child, below(schema, index)) for index, child in enumerate(node.value)], node.at)
     if not isinstance(node.value, dict):
@@ -206,13 +209,14 @@ def _absolute(node: YamlNode, schema: Iterable[Any]) -> YamlNode:
 
 
 def _kind_of_path(sections: Iterable[type[BaseModel]], key: str) -> PathKind | None:
-    """Kind of path that the field names, if it names one."""
+    """Returns the kind of path that the field names, if it names one."""
     fields = [model.model_fields[str(key)] for section in sections for model in with_field(section, key)]
     return next((kind for field in fields if (kind := path_kind(field))), None)
 
 
 def _kind_at_dotted_path(schema: Iterable[Any], key: str) -> PathKind | None:
-    """Kind of path behind a key such as `model.path` in a matrix. What stands around the field is not known there."""
+    """Returns the kind of path of a key such as `model.path` in a matrix, without its enclosing
+    sections."""
     if "." not in key or not any(get_origin(annotation) is dict for annotation in schema):
         return None
     *sections, field = split(key)
@@ -244,7 +248,7 @@ _NOT_IN_EVALUATIONS = {
 
 
 def misplaced(issue: Issue, schema: type[BaseModel]) -> Issue:
-    """Returns the issue, with where the field belongs if that is what is wrong."""
+    """Returns the issue; if a field is in the wrong place, with a hint at the right one."""
     name = str(issue.path[0]) if len(issue.path) == 1 else ""
     if issue.message != "unknown field" or not name:
         return issue

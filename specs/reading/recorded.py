@@ -1,4 +1,4 @@
-"""Specs on record, read through the schema: a run's, and an experiment's as its file was when it was last run."""
+"""Recorded specs, read through the schema: a run's, and an experiment's from its last run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +16,14 @@ _HINTS = {
 
 
 def recorded_spec(directory: Path) -> Experiment:
-    """Returns the resolved spec of a run or of an experiment. A section of a package that is not installed has its keys
-    and does no work.
+    """Returns the resolved spec of a run or of an experiment. A section of a package that is not installed keeps its
+    keys and does no work.
 
     Raises:
-        SpecError: there is no spec, or the schema does not take it; each key is named.
+        SpecError: the spec is missing, or the schema does not accept it; each key is named.
     """
     data, problems = read_checked(directory / "spec.json")
-    frozen = data.get("experiment")  # an experiment's is frozen with its source
+    frozen = data.get("experiment")  # an experiment's spec is frozen with its source
     data = frozen if isinstance(frozen, dict) else data
     experiment, issues = parse(schema_of(data), data, recorded=True) if data else (None, [])
     if isinstance(experiment, Experiment):

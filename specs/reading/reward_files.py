@@ -1,4 +1,4 @@
-"""Rewards of type python: the text of their files is put into the tree, so that it goes where the spec goes."""
+"""Rewards of type python: their files' text is put into the tree, so that it travels with the spec."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from specs.errors import Issue, Path, SpecError
 from specs.reading.yaml import YamlNode
 
 OwnRewards = Mapping[str, Mapping[str, Any]]
-"""Name -> the reward that it stands for."""
+"""Name -> the reward it stands for."""
 NONE_OWN: OwnRewards = {}
 MOST_BYTES = 1 << 16
 _FILE = re.compile(r"(^|\.)reward\.(path|code)$")
@@ -19,7 +19,8 @@ _HOLDERS = (("matrix", "product"), ("matrix", "zip"), ("parameters",), ("overrid
 
 
 def with_reward_files(root: YamlNode, own: OwnRewards = NONE_OWN) -> YamlNode:
-    """The tree with the files' texts as `code`, and with what each name in `own` stands for. Raises SpecError."""
+    """Returns the tree with the files' texts as `code`, and with each name in `own` replaced by its reward. Raises
+    SpecError."""
     issues: list[Issue] = []
     completed = _completed(root, (), False, own, issues)
     issues += _varied_apart(root)
@@ -52,10 +53,10 @@ def _names_reward(key: str) -> bool:
 
 
 def _put_text(entries: dict[str, YamlNode], path: Path, issues: list[Issue]) -> None:
-    """Reads the file of a reward into its `code`; what keeps it from that becomes an issue."""
+    """Reads the file of a reward into its `code`; an error becomes an issue."""
     named = entries["path"]
     if not isinstance(named.value, str) or not named.value:
-        return  # the schema says so
+        return  # the schema reports it
     folder = os.path.dirname(named.at.file) if named.at.line else ""
     full = os.path.abspath(os.path.join(folder, os.path.expanduser(named.value)))
     at, wrong = named.at, ""
@@ -65,11 +66,11 @@ def _put_text(entries: dict[str, YamlNode], path: Path, issues: list[Issue]) -> 
             raise TooLargeError
         text = data.decode()
     except (TooLargeError, NotPlainError):
-        wrong = "is no file of at most 64 KiB"
+        wrong = "is not a file of at most 64 KiB"
     except FileNotFoundError:
         wrong = "no such file"
     except (OSError, ValueError) as error:
-        wrong = f"cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}"
+        wrong = f"cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}"
     else:
         entries["path"] = YamlNode(full, at)
         entries["code"] = YamlNode(text, at)
@@ -78,7 +79,7 @@ def _put_text(entries: dict[str, YamlNode], path: Path, issues: list[Issue]) -> 
 
 
 def _varied_apart(root: YamlNode) -> list[Issue]:
-    """Issues with keys that would give a reward another file without its text."""
+    """Returns issues with keys that would change a reward's file without its text."""
     issues = []
     for section in _HOLDERS:
         holder: YamlNode | None = root

@@ -1,7 +1,7 @@
-"""Complaints of a YAML parser in plain words and at the line of the cause.
+"""Errors of a YAML parser as plain messages, at the line of the cause.
 
-The parser stops where the text can no longer be YAML. That is often some lines after the mistake: a brace that is never
-closed shows at the next key.
+The parser stops at the first character that cannot continue the text. That is often some lines after the mistake: a
+brace that is never closed shows at the next key.
 """
 
 import re
@@ -21,7 +21,7 @@ from ruamel.yaml.tokens import (
 )
 
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
-"""What the parser counts as the end of a line."""
+"""Ends of lines for the parser."""
 _BETWEEN = (DirectiveToken, DocumentEndToken, DocumentStartToken)
 _NO_VALUE = (AliasToken, AnchorToken, TagToken)
 _CLOSING = {"{": "}", "[": "]"}
@@ -31,20 +31,20 @@ _COLUMNS = "entries of one section begin at the same column"
 
 @dataclass(frozen=True, slots=True)
 class SyntaxMistake:
-    """Why a text is no YAML."""
+    """The reason why a text is not YAML."""
 
     line: int
-    """Line of the cause; from 1."""
+    """Line of the cause, from 1."""
     message: str
     hint: str = ""
-    """What to write instead."""
+    """Text to write instead."""
 
 
 def is_whole_value(text: str) -> bool:
     """Returns whether a text is one YAML value from its beginning to its end.
 
-    It is not if it is no YAML, or if a part of it is a comment, an anchor, an alias, a tag or a mark between documents:
-    `Which is #1?`, `&mine`, `{prompt} =`. Nor is a text of several lines without quotes, which YAML would join.
+    False if it is not YAML, if a part of it is a comment, an anchor, an alias, a tag or a separator of documents
+    (`Which is #1?`, `&mine`, `{prompt} =`), or if it has several lines without quotes, which YAML would join.
     """
     try:
         for _ in YAML(typ="safe", pure=True).parse(text):
@@ -52,7 +52,7 @@ def is_whole_value(text: str) -> bool:
         tokens = [token for token in _tokens(text) if token.end_mark.index > token.start_mark.index]
     except MarkedYAMLError:
         return False
-    except (YAMLError, RecursionError):  # a forbidden character, say: it is in no text either
+    except (YAMLError, RecursionError):  # for example a forbidden character, which no text may have either
         return True
     if not tokens:
         return not text.strip()
@@ -66,7 +66,7 @@ def is_whole_value(text: str) -> bool:
 
 
 def explain(error: MarkedYAMLError, text: str) -> SyntaxMistake:
-    """The mistake behind a parser's error in a text."""
+    """Returns the mistake behind a parser's error in a text."""
     complaint = _Complaint(error, text)
     explanations = (_tab, _quote, _bracket, _block, _key, _colon, _item, _character)
     mistakes = (mistake for each in explanations if (mistake := each(complaint)))
@@ -75,7 +75,7 @@ def explain(error: MarkedYAMLError, text: str) -> SyntaxMistake:
 
 
 class _Complaint:
-    """A parser's error: what it says and where, lines and columns from 0."""
+    """A parser's error: its message and place, with lines and columns from 0."""
 
     def __init__(self, error: MarkedYAMLError, text: str) -> None:
         mark = error.problem_mark or error.context_mark
@@ -88,18 +88,19 @@ class _Complaint:
         self.column: int = mark.column if mark else 0
         self.begun_line: int = begun.line if begun else 0
         self.begun_column: int = begun.column if begun else 0
-        """Where what the parser was reading begins."""
+        """Column at which the unfinished part begins."""
 
     def sign(self, line: int, column: int) -> str:
-        """The character at a place; empty at the end of a line."""
+        """Returns the character at a place; empty at the end of a line."""
         return self.lines[line][column : column + 1]
 
     def indent(self, line: int) -> int:
-        """Spaces at the beginning of a line."""
+        """Returns the number of spaces at the beginning of a line."""
         return len(self.lines[line]) - len(self.lines[line].lstrip(" "))
 
     def line_before(self, line: int) -> int:
-        """The last line before this one that is neither empty nor a comment; this one where there is none."""
+        """Returns the last line before this one that is neither empty nor a comment; this one if there is no such
+        line."""
         said = [number for number in range(line) if self.lines[number].split("#")[0].strip()]
         return said[-1] if said else line
 
@@ -107,26 +108,26 @@ class _Complaint:
 def _tab(complaint: _Complaint) -> SyntaxMistake | None:
     if "character '\\t'" not in complaint.problem:
         return None
-    return SyntaxMistake(complaint.line + 1, "a tab, where YAML takes spaces only", "write spaces in its place")
+    return SyntaxMistake(complaint.line + 1, "a tab: YAML allows only spaces", "write spaces in its place")
 
 
 def _quote(complaint: _Complaint) -> SyntaxMistake | None:
-    """A quote that is not closed, that closes too early, or an escape that double quotes do not have."""
+    """Explains a quote that is not closed or closes too early, or an unknown escape in double quotes."""
     if "quoted scalar" in complaint.context:
         if "escape character" in complaint.problem:
             escape = f"\\{complaint.sign(complaint.line, complaint.column)}"
-            hint = "write the backslash twice, or take '...', where a backslash is a backslash"
+            hint = "write the backslash twice, or use '...', which has no escapes"
             return SyntaxMistake(complaint.line + 1, f'"..." knows no `{escape}`', hint)
         return _never_closed(complaint, complaint.begun_line, complaint.begun_column)
     quoted = _quoted_before(complaint)
     if quoted is None or quoted.end_mark.line < complaint.line:
         return None
-    if quoted.start_mark.line < quoted.end_mark.line:  # the quote that ends it was meant to open another text
+    if quoted.start_mark.line < quoted.end_mark.line:  # the quote that ends it was meant to begin another text
         return _never_closed(complaint, quoted.start_mark.line, quoted.start_mark.column)
     if "<scalar>" not in complaint.problem:
         return None
     hint = "inside '...' write the quote twice, or take \"...\"" if quoted.style == "'" else 'inside "..." write \\"'
-    return SyntaxMistake(complaint.line + 1, f"text goes on after the closing `{quoted.style}`", hint)
+    return SyntaxMistake(complaint.line + 1, f"there is text after the closing `{quoted.style}`", hint)
 
 
 def _never_closed(complaint: _Complaint, line: int, column: int) -> SyntaxMistake:
@@ -136,7 +137,7 @@ def _never_closed(complaint: _Complaint, line: int, column: int) -> SyntaxMistak
 
 
 def _quoted_before(complaint: _Complaint) -> ScalarToken | None:
-    """The text in quotes that ends right before the place where the parser stopped."""
+    """Returns the quoted text that ends right before the place at which the parser stopped."""
     last = None
     try:
         for token in _tokens(complaint.text):
@@ -153,7 +154,7 @@ def _tokens(text: str) -> Iterator[ScalarToken]:
 
 
 def _bracket(complaint: _Complaint) -> SyntaxMistake | None:
-    """A brace or bracket that is not closed, a comma that is missing inside, or text that goes on after one."""
+    """Explains a brace or bracket that is not closed, a missing comma inside, or text after it."""
     if not complaint.problem.startswith("expected ',' or "):
         return None
     begun, here = complaint.begun_line, complaint.line
@@ -167,27 +168,27 @@ def _bracket(complaint: _Complaint) -> SyntaxMistake | None:
 
 def _after_bracket(complaint: _Complaint) -> SyntaxMistake:
     end = complaint.lines[complaint.line][: complaint.column].rstrip()[-1:]
-    return SyntaxMistake(complaint.line + 1, f"text goes on after the closing `{end}`", _IN_QUOTES)
+    return SyntaxMistake(complaint.line + 1, f"there is text after the closing `{end}`", _IN_QUOTES)
 
 
 def _block(complaint: _Complaint) -> SyntaxMistake | None:
-    """Text that stands where an entry of a section, or the end of it, should."""
+    """Explains text in place of an entry of a section, or of its end."""
     if not complaint.problem.startswith("expected <block end>"):
         return None
     what, line = complaint.problem.removeprefix("expected <block end>, but found ").strip("'"), complaint.line + 1
     if what in ("}", "]"):
-        return SyntaxMistake(line, f"a `{what}` that closes nothing", "leave it out, or open what it closes")
+        return SyntaxMistake(line, f"a `{what}` without an opening bracket", "remove it, or add the opening bracket")
     if what == "<scalar>":
         return _after_bracket(complaint)
     if what == "-":
         return SyntaxMistake(line, "an item of a list among keys", "indent it under the key that it belongs to")
     if what == "?":
         return SyntaxMistake(line, "a key among the items of a list", _COLUMNS)
-    return SyntaxMistake(line, "the line is indented like none of those above", _COLUMNS)
+    return SyntaxMistake(line, "the indentation matches no line above", _COLUMNS)
 
 
 def _key(complaint: _Complaint) -> SyntaxMistake | None:
-    """A line that is no `key: value`."""
+    """Explains a line that is not `key: value`."""
     if "simple key" not in complaint.context:
         return None
     return _no_key(complaint, complaint.begun_line)
@@ -204,7 +205,7 @@ def _no_key(complaint: _Complaint, line: int) -> SyntaxMistake:
 
 
 def _colon(complaint: _Complaint) -> SyntaxMistake | None:
-    """A colon where no key can be: in a text, or in a line that is indented under a value."""
+    """Explains a misplaced colon: in a text, or in a line that is indented under a value."""
     if complaint.problem != "mapping values are not allowed here":
         return None
     line, before = complaint.line, complaint.line_before(complaint.line)
@@ -218,7 +219,7 @@ def _colon(complaint: _Complaint) -> SyntaxMistake | None:
 
 
 def _item(complaint: _Complaint) -> SyntaxMistake | None:
-    """A list begun on the line of its key, and a text begun on the line of its `|`."""
+    """Explains a list that begins on the line of its key, and a text that begins on the line of its `|`."""
     if complaint.problem == "sequence entries are not allowed here":
         hint = "write each `- item` on a line of its own, or all in one: [a, b]"
         return SyntaxMistake(complaint.line + 1, "an item of a list on the line of its key", hint)
@@ -230,7 +231,7 @@ def _item(complaint: _Complaint) -> SyntaxMistake | None:
 
 
 def _character(complaint: _Complaint) -> SyntaxMistake | None:
-    """A value that begins with a sign that YAML keeps for itself."""
+    """Explains a value that begins with a reserved character of YAML."""
     if "cannot start any token" not in complaint.problem and complaint.context not in (
         "while scanning an anchor",
         "while scanning an alias",

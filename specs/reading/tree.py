@@ -1,4 +1,4 @@
-"""Trees of nodes: laying one file over another, setting a value by its path, and taking positions out."""
+"""Operations on trees of nodes: merging two files, setting a value by its path, and collecting positions."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,10 +9,11 @@ from specs.schema.fields import below, carried_over
 
 
 def merge(under: YamlNode, over: YamlNode, schema: Iterable[Any]) -> YamlNode:
-    """`over` laid over `under`: mappings merge key by key; the rest replaces, a section that became another thing too.
+    """Returns `over` merged over `under`: mappings merge key by key; everything else is replaced, including a section
+    that changed its kind.
 
     Args:
-        schema: what the schema says may stand here, see `fields.below`.
+        schema: the alternatives that the schema allows here, see `fields.below`.
     """
     if not isinstance(under.value, dict) or not isinstance(over.value, dict):
         return over
@@ -25,7 +26,7 @@ def merge(under: YamlNode, over: YamlNode, schema: Iterable[Any]) -> YamlNode:
 
 
 def assign(root: YamlNode, path: Path, node: YamlNode, schema: Iterable[Any]) -> YamlNode:
-    """The tree with the value at `path` replaced; mappings on the way are made where there are none."""
+    """Returns the tree with the value at `path` replaced; missing mappings on the way are created."""
     if not path:
         return node
     head, rest = path[0], path[1:]
@@ -46,9 +47,10 @@ def _value(node: YamlNode) -> Any:
 
 
 def positions_of(root: YamlNode) -> Positions:
-    """The place of the root, of each section, and of every key and list item on another line than what holds it.
+    """Returns the positions of the root, of each section, and of every key and list item on another line than its
+    holder.
 
-    `specs.errors.locate` falls back to the holder: a line with a thousand seeds is kept once, not a thousand times.
+    `specs.errors.locate` falls back to the holder, so that a line with a thousand seeds is stored once.
     """
     positions: Positions = {(): root.at}
 

@@ -1,4 +1,4 @@
-"""Plain data against the schema: the value, or Pydantic's errors as issues in plain words, with the file's paths."""
+"""Validation of plain data by the schema, with Pydantic's errors as plain issues with the file's paths."""
 
 import json
 import re
@@ -33,10 +33,10 @@ from specs.schema.fields import (
 
 
 def parse(schema: Any, data: Any, *, recorded: bool = False) -> tuple[Any, list[Issue]]:
-    """The validated value and no issue, or None and everything wrong with the data, paths relative to it.
+    """Returns the validated value and no issue, or None and all issues, with paths relative to the data.
 
     Args:
-        recorded: the data are on record: a section of a package that is not installed is no issue.
+        recorded: whether the data are recorded; then a section of a package that is not installed is not an issue.
     """
     try:
         return TypeAdapter(schema).validate_python(data, context=RECORDED if recorded else None), []
@@ -45,18 +45,18 @@ def parse(schema: Any, data: Any, *, recorded: bool = False) -> tuple[Any, list[
 
 
 def translate(errors: Sequence[ErrorDetails], schema: Any, data: Any) -> list[Issue]:
-    """One issue per place; a value that fits no alternative of a union is one issue, not one for each."""
+    """Returns one issue per place; a value that fits no alternative of a union is one issue, not one for each."""
     issues: dict[tuple[Path, str], Issue] = {}
     for error in errors:
         if _follows_from_another(error):
             continue
-        if len(issues) > MAX_ISSUES:  # `refuse` tells no more, and the nearest of many names takes long to find
+        if len(issues) > MAX_ISSUES:  # `refuse` reports no more, and a search in many names is slow
             break
         place = Place(schema, error["loc"], data)
         issue = place.issue(error)
         issues.setdefault((issue.path, "" if place.in_plain_union else issue.message), issue)
     found = list(issues.values())
-    # A key with a typo is one mistake, and not also a key that is missing.
+    # A key with a typo is one mistake, not also a missing key.
     meant = {(*each.path[:-1], hinted[1]) for each in found if (hinted := _MEANT.fullmatch(each.hint))}
     meant |= {split(place) for each in found for place in _ELSEWHERE.findall(each.hint)}
     return [each for each in found if each.message != "missing" or each.path not in meant]
@@ -67,14 +67,14 @@ _ELSEWHERE = re.compile("(?:here it is|or) `([^`]+)`")
 
 
 def _follows_from_another(error: ErrorDetails) -> bool:
-    """Whether a list is "too short" only because its items were refused."""
+    """Returns whether a list is "too short" only because its items were refused."""
     if error["type"] != "too_short" or not isinstance(error["input"], (list, tuple, dict)):
         return False
     return len(error["input"]) >= int(error["ctx"]["min_length"])
 
 
 class Place:
-    """Where an error is: the path without the union tags that pydantic puts into it, and what the schema says there."""
+    """The place of an error: the path without pydantic's union tags, and the schema's annotation there."""
 
     def __init__(self, schema: Any, loc: Sequence[str | int], data: Any) -> None:
         self._root = schema
@@ -93,7 +93,7 @@ class Place:
             self._descend(parts.pop(0))
 
     def _chosen(self, parts: list[str | int]) -> bool:
-        """Takes a union's tag off the front of the remaining loc; False where there is none."""
+        """Removes a union's tag from the front of the remaining loc; returns False if it has no tag."""
         alternatives = members(self.annotation)
         self.in_plain_union = self.annotation is JsonValue
         if len(alternatives) < 2:
@@ -101,7 +101,7 @@ class Place:
         if kind := next((part for part in alternatives if is_open(part)), None):
             named = self._data.get(kind.tag) if isinstance(self._data, dict) else None
             if isinstance(named, str) and choose(self.annotation, named) is None and is_offered(kind, named):
-                self.annotation = kind  # of a package: the loc does not name it
+                self.annotation = kind  # from a package: the loc does not name it
                 return False
         model = choose(self.annotation, parts[0])
         if model is None:
@@ -134,7 +134,7 @@ class Place:
         self.field, self.annotation = FieldInfo.from_annotation(annotation), annotation
 
     def issue(self, error: ErrorDetails) -> Issue:
-        """The error in plain words."""
+        """Returns the error as a plain issue."""
         kind = error["type"]
         if kind == "extra_forbidden":
             allowed = names([self.owner])
@@ -163,12 +163,12 @@ class Place:
         return Issue(message, self.path, given, describe(self.annotation, self.field), hint)
 
     def _meaning(self) -> str:
-        """The field's documentation, on one line; empty where an item of a list or a mapping is meant."""
+        """Returns the field's documentation, on one line; empty for an item of a list or a mapping."""
         is_field = is_model(self.owner) and self.path[-1] in self.owner.model_fields
         return " ".join(documentation(self.owner, str(self.path[-1])).split()) if is_field else ""
 
     def _hint_of_text(self, given: Any) -> str:
-        """What to write in place of a text that means something else; empty where it is none of these."""
+        """Returns a hint for a text that was meant as something else; empty for any other text."""
         if not isinstance(given, str):
             return ""
         if "${" in given:
@@ -176,7 +176,7 @@ class Place:
         if slug := _allowed_name(given, self.field):
             return f"write `{slug}`"
         if "," in given and any(get_origin(kind) in (list, tuple) for kind in members(self.annotation)):
-            return f"a list stands in brackets: [{', '.join(part.strip() for part in given.split(','))}]"
+            return f"write a list in brackets: [{', '.join(part.strip() for part in given.split(','))}]"
         return ""
 
     def _message(self, kind: str, context: dict[str, Any]) -> str:
@@ -190,7 +190,7 @@ class Place:
         if kind == "string_too_short":
             return "must not be empty"
         if kind == "string_pattern_mismatch":
-            return "is not written as it must be"
+            return "has the wrong form"
         if kind == "finite_number":
             return "must be a finite number"
         return f"must be {kind_of(self.annotation)}"
@@ -218,14 +218,14 @@ class Place:
 
 
 def _allowed_name(given: str, field: FieldInfo | None) -> str:
-    """Returns the text in lower case with hyphens if the field's pattern takes that; else empty."""
+    """Returns the text in lower case with hyphens if the field's pattern allows that; else empty."""
     pattern = next((rule.pattern for rule in field.metadata if getattr(rule, "pattern", None)), "") if field else ""
     slug = re.sub("[^a-z0-9]+", "-", given.lower()).strip("-")[:63].rstrip("-")
     return slug if pattern and re.fullmatch(pattern, slug) else ""
 
 
 def _known_inside(section: Any, root: Any, is_known: Callable[[str], bool]) -> str:
-    """Returns what the keys of an unknown section are here, of those that are known; empty if there are none."""
+    """Returns our names for the keys of an unknown section, for keys that are known; empty if no key is."""
     hints: dict[str, str] = {}
     sections = [section]
     for inside in sections:
@@ -244,6 +244,6 @@ def _item_of(data: Any, part: str | int) -> Any:
 
 
 def show(value: Any) -> str:
-    """A value as a user would write it, cut where it is long."""
+    """Returns a value as a user would write it, shortened if it is long."""
     text = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, float) else number(value)
     return text if len(text) <= 80 else text[:77] + "..."

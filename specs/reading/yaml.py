@@ -1,6 +1,6 @@
-"""YAML 1.2 text -> a tree of nodes that know their line, and plain data -> text.
+"""Parsing of YAML 1.2 text to a tree of nodes with their lines, and writing of plain data as text.
 
-Reading refuses tags, deep nesting, huge files and alias bombs.
+The parser refuses tags, deep nesting, huge files and alias bombs.
 """
 
 import re
@@ -41,7 +41,7 @@ class YamlNode:
 
     @classmethod
     def of(cls, data: Any, at: Position) -> "YamlNode":
-        """Plain data as a tree, every value at one position."""
+        """Returns plain data as a tree, with every value at one position."""
         if isinstance(data, Mapping):
             return cls({key: cls.of(item, at) for key, item in data.items()}, at)
         if isinstance(data, list):
@@ -49,7 +49,7 @@ class YamlNode:
         return cls(data, at)
 
     def plain(self) -> Any:
-        """The value as plain data."""
+        """Returns the value as plain data."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         if isinstance(self.value, list):
@@ -57,9 +57,9 @@ class YamlNode:
         return self.value
 
 
-@lru_cache(maxsize=4)  # one command asks for the kind of a file before it reads it as that
+@lru_cache(maxsize=4)  # a command reads a file twice: for its kind, then as that kind
 def parse_bytes(data: bytes, file: str) -> YamlNode:
-    """The root mapping of a file. Raises SpecError with the place of whatever makes it unreadable."""
+    """Returns the root mapping of a file. Raises SpecError with the place of an error."""
     if len(data) > MAX_BYTES:
         raise SpecError(too_large(file))
     try:
@@ -80,18 +80,19 @@ def parse_bytes(data: bytes, file: str) -> YamlNode:
 
 
 def too_large(file: str) -> Issue:
-    """The issue with a file that nobody wrote by hand."""
+    """Returns the issue with a file that is too large to be written by hand."""
     return Issue("the file is too large", file=file, allowed=f"at most {MAX_BYTES} bytes")
 
 
 def position_in(file: str, lines: list[str], line: int) -> Position:
-    """The position of line `line` (from 1), its text made safe to print."""
+    """Returns the position of line `line` (from 1), with its text made safe to print."""
     text = lines[line - 1][:160] if 0 < line <= len(lines) else ""
     return Position(file, line, "".join(char if char.isprintable() else " " for char in text))
 
 
 def parse_text(text: str, position: Callable[[int], Position]) -> YamlNode | None:
-    """The tree of one YAML document; None where there is none. `position` gives the place of a line (from 1)."""
+    """Returns the tree of one YAML document; None if the text has no document. `position` returns the place of a line
+    (from 1)."""
     try:
         return _Composer(YAML(typ="safe", pure=True).parse(text), position).document()
     except MarkedYAMLError as error:
@@ -115,7 +116,8 @@ def _too_deep(position: Position) -> Issue:
 
 
 class _Composer:
-    """Events -> nodes. Collects duplicate keys, so that all are reported; stops at what cannot be read on."""
+    """A converter from events to nodes. It collects duplicate keys, so that all are reported, and stops at other
+    errors."""
 
     def __init__(self, events: Iterator[Event], position: Callable[[int], Position]) -> None:
         self._events = events
@@ -241,7 +243,7 @@ _WORDS: dict[str, Scalar] = {
 
 
 def resolve(text: str) -> Scalar:
-    """A plain scalar by YAML 1.2's rules: 1e-4 is a number, `no` and 12:30 are text, 08 is eight.
+    """Returns a plain scalar by YAML 1.2's rules: 1e-4 is a number, `no` and 12:30 are text, 08 is eight.
 
     >>> resolve("1e-4"), resolve("no"), resolve("08"), resolve("0x10"), resolve("~")
     (0.0001, 'no', 8, 16, None)
@@ -260,10 +262,10 @@ def resolve(text: str) -> Scalar:
 
 
 def dump(data: Mapping[str, Any], *, comment: str = "") -> str:
-    """Plain data as text that `parse_text` reads back as the same data; lists of scalars stand on one line.
+    """Returns plain data as text that `parse_text` reads back as the same data; lists of scalars are on one line.
 
     Args:
-        comment: lines for the top of the file, without their `#`.
+        comment: lines for the top of the file, without `#`.
     Example:
         >>> print(dump({"clip": {"low": 1e-5, "note": "no", "size": "08"}, "seeds": [0, 1]}, comment="Two seeds."))
         # Two seeds.
@@ -284,7 +286,8 @@ def dump(data: Mapping[str, Any], *, comment: str = "") -> str:
 
 
 def _styled(value: Any) -> Any:
-    """The data as the writer wants it: quotes where plain text would be read as a number, short lists in one line."""
+    """Returns the data for the YAML writer: quoted if plain text would be read as a number, lists of scalars on one
+    line."""
     if isinstance(value, Mapping):
         return {_styled(key): _styled(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Rules that no single field shows: across fields, files that must exist, knobs that cannot act or cannot be meant."""
+"""Rules across fields: contradictions, missing files, and settings without effect or that are probably mistakes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,13 +12,13 @@ from specs.schema.model import ScratchModel
 
 
 def issues_of(experiment: Experiment) -> list[Issue]:
-    """Errors that make the experiment impossible."""
+    """Returns the errors that make the experiment impossible."""
     rules = RULES if experiment.trains else OF_A_MODEL
     return [issue for rule in rules for issue in rule(experiment)]
 
 
 def warnings_of(experiment: Experiment) -> list[Issue]:
-    """Warnings of settings without effect, or hardly meant; each names the knob."""
+    """Returns warnings of settings without effect or that are probably mistakes; each names the setting."""
     rules = IDLE_KNOBS if experiment.trains else (idle.issues,)
     return [issue for rule in rules for issue in rule(experiment)]
 
@@ -54,11 +54,11 @@ def _groups(experiment: Experiment) -> Iterator[Issue]:
 def _reference(experiment: Experiment) -> Iterator[Issue]:
     reference = experiment.reference
     if reference.source == "snapshot" and reference.update is None:
-        hint = "say when the snapshot moves, e.g. update: {every_steps: 16}"
+        hint = "write when the snapshot is updated, e.g. update: {every_steps: 16}"
         yield Issue("missing", ("reference", "update"), allowed="the fields of a schedule", hint=hint)
     if reference.source != "snapshot" and reference.update is not None:
         yield Issue(
-            f"a reference of source {reference.source} does not move",
+            f"a reference of source {reference.source} is never updated",
             ("reference", "update"),
             hint="leave update out, or write source: snapshot",
         )
@@ -67,7 +67,7 @@ def _reference(experiment: Experiment) -> Iterator[Issue]:
         yield Issue("missing", ("reference", "path"), allowed="a model directory or a Hub id", hint=hint)
     if reference.source != "model" and reference.path:
         yield Issue(
-            f"a reference of source {reference.source} is made of the policy",
+            f"a reference of source {reference.source} comes from the policy",
             ("reference", "path"),
             given=reference.path,
             hint="leave path out, or write source: model",
@@ -143,14 +143,15 @@ def _reward(experiment: Experiment) -> Iterator[Issue]:
 
 
 def _comparisons(experiment: Experiment) -> Iterator[Issue]:
-    """A judge that compares needs a group, and says of two policies nothing: the mean over a group is the same."""
+    """Yields issues with comparing judges: they need a group, and cannot compare policies, since the mean over a group
+    is constant."""
     hint = "write compare: each, or give the evaluation sets a reward of their own"
     for path, source in experiment.sets():
         reward = source.reward or experiment.reward
         at = (*path, "reward") if source.reward else ("reward",)
         if reward.compares() and "evaluation" in path:
-            message = "a judge that compares the responses of one policy measures no policy"
-            yield Issue(message, at, f"of the evaluation set {source.name or path[-1]}", hint=hint)
+            message = "a judge that compares responses within a group cannot measure a policy"
+            yield Issue(message, at, f"used for the evaluation set {source.name or path[-1]}", hint=hint)
         elif reward.compares() and experiment.training.group_size < 2:
             yield Issue("a judge that compares needs groups", ("training", "group_size"), "1", "at least 2")
 
@@ -159,7 +160,7 @@ def _prompt(experiment: Experiment) -> Iterator[Issue]:
     prompt = experiment.data.prompt
     if "{prompt}" not in prompt.template and "{metadata." not in prompt.template:
         yield Issue(
-            "the problem's text is nowhere in the template",
+            "the template does not contain the problem's text",
             ("data", "prompt", "template"),
             allowed="a text with {prompt} or {metadata.NAME} in it",
         )
@@ -178,7 +179,7 @@ def _vocabulary(experiment: Experiment) -> Iterator[Issue]:
     model = experiment.model
     if isinstance(model, ScratchModel) and "vocab_size" in model.config:
         path = ("model", "config", "vocab_size")
-        yield Issue("the tokenizer decides it", path, hint="leave it out; set model.tokenizer")
+        yield Issue("the tokenizer determines it", path, hint="leave it out; set model.tokenizer")
 
 
 def _launcher(experiment: Experiment) -> Iterator[Issue]:
@@ -236,4 +237,4 @@ OF_A_MODEL = (
     _launcher,
     *model_evaluation.RULES,
 )
-"""The rules where a model is measured as it is."""
+"""Rules for the evaluation of a model without training."""

@@ -1,4 +1,4 @@
-"""Rules of evaluation while training goes on: what it needs beside the trainer, and where it has nothing to do."""
+"""Rules of evaluation during training: its resources beside the trainer, and settings in which it has no work."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +10,8 @@ _PATH = ("evaluation", "concurrent_ranks")
 
 
 def concurrent(experiment: Experiment) -> Iterator[Issue]:
-    """The ranks need a place beside training's, and problems to ask. And either they measure, or the trainer does."""
+    """Yields issues: the ranks need room beside training's ranks, and evaluation problems; and only they or the trainer
+    may evaluate."""
     evaluation, launcher = experiment.evaluation, experiment.launcher
     ranks = evaluation.concurrent_ranks
     if not ranks:
@@ -26,10 +27,12 @@ def concurrent(experiment: Experiment) -> Iterator[Issue]:
         hint = "name a set in data.evaluation, or leave concurrent_ranks out"
         yield Issue("there is no evaluation set", _PATH, given=str(ranks), hint=hint)
     if any(launcher.issues(experiment.training)):
-        return  # they say what is wrong with the nodes
+        return  # these issues describe the nodes
     beside = experiment.concurrent_evaluation
     if issue := next(beside.launcher.issues(beside.training), None):
-        yield replace(issue, path=_PATH, hint="as many as training has on a node, a part or a multiple of that")
+        yield replace(
+            issue, path=_PATH, hint="write the number of training's ranks on a node, or a divisor or multiple of it"
+        )
 
 
 RULES = (concurrent,)

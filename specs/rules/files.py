@@ -1,4 +1,4 @@
-"""Files that a spec names: that they exist, and what a model's config says of its context."""
+"""Files that a spec names: checks that they exist, and the context length in a model's config."""
 
 import json
 import os
@@ -13,11 +13,11 @@ from specs.schema.fields import nearest
 from specs.schema.model import PretrainedModel, ScratchModel
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions")
-"""What transformers configs call the longest sequence."""
+"""Names in transformers' configs for the longest sequence."""
 
 
 def missing_files(experiment: Experiment) -> list[Issue]:
-    """Data files and model directories that are not there."""
+    """Returns issues with data files and model directories that do not exist."""
     issues = [
         *_data(experiment),
         *_model(experiment.model, ("model", "path")),
@@ -51,12 +51,12 @@ def _rollouter(experiment: Experiment) -> Iterator[Issue]:
 
 
 def _missing(kind: PathKind, path: str) -> str:
-    """Problem with a path; empty where it is there, or may be the id of something elsewhere."""
+    """Returns the problem with a path; empty if it exists, or may be an id."""
     if kind == "file":
         what = "a directory" if os.path.isdir(path) else "a device or a pipe" if os.path.exists(path) else ""
         return "" if os.path.isfile(path) else f"is {what}, not a file" if what else "no such file"
     if kind == "directory":
-        return "" if os.path.isdir(path) else "is no directory" if os.path.exists(path) else "no such directory"
+        return "" if os.path.isdir(path) else "is not a directory" if os.path.exists(path) else "no such directory"
     return "" if os.path.exists(path) or not os.path.isabs(path) else "no such dataset directory"
 
 
@@ -67,7 +67,7 @@ def _model(model: PretrainedModel | ScratchModel, where: Path) -> Iterator[Issue
         hint = _sibling(model.path) or "a Hub id is written without a leading dot or slash: Qwen/Qwen3-4B-Base"
         yield Issue("no such model directory", where, model.path, hint=hint)
     elif not os.path.isfile(os.path.join(model.path, "config.json")):
-        yield Issue("the directory holds no model", where, model.path, allowed="a directory with a config.json")
+        yield Issue("the directory contains no model", where, model.path, allowed="a directory with a config.json")
 
 
 def _sibling(path: str) -> str:
@@ -79,7 +79,7 @@ def _sibling(path: str) -> str:
 
 
 def context_length(model: PretrainedModel | ScratchModel) -> int:
-    """Tokens that the model can attend to; 0 where the files do not say."""
+    """Returns the number of tokens that the model can attend to; 0 if unknown."""
     config: object = {}
     if isinstance(model, ScratchModel):
         config = model.config

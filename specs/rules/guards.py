@@ -10,7 +10,7 @@ from specs.schema.training import Guard
 
 
 def _idle_guards(experiment: Experiment) -> Iterator[Issue]:
-    """Bounds that no value can pass, and more consecutive steps than the run has."""
+    """Yields warnings for bounds that no value can violate, and for more consecutive steps than the run has."""
     for index, guard in enumerate(experiment.training.guards):
         for name, value in (("above", guard.above), ("below", guard.below)):
             if value is not None and (reason := _never_fires(experiment, guard, name, value)):
@@ -23,12 +23,12 @@ def _idle_guards(experiment: Experiment) -> Iterator[Issue]:
             yield Issue(
                 "the guard can never fire",
                 ("training", "guards", index, "for_steps"),
-                given=f"{guard.for_steps} steps of trouble in a run of {experiment.training.steps}",
+                given=f"{guard.for_steps} violating steps in a run of {experiment.training.steps}",
             )
 
 
 def _never_fires(experiment: Experiment, guard: Guard, name: str, value: float) -> str:
-    """Why the metric cannot be above (below) this bound; empty where it can."""
+    """Returns the reason why the metric cannot be above (below) this bound; empty if it can."""
     metric, longest = guard.metric, experiment.rollout.max_response_length
     least, most = BY_NAME[metric].least, BY_NAME[metric].most
     if name == "below":
@@ -45,7 +45,7 @@ def _never_fires(experiment: Experiment, guard: Guard, name: str, value: float) 
 
 
 def _idle_roll_back(experiment: Experiment) -> Iterator[Issue]:
-    """Fields that only roll-backs read, and roll-backs that may find no checkpoint to go back to."""
+    """Yields warnings for fields that only rollbacks read, and for rollbacks that may find no checkpoint."""
     training = experiment.training
     for index, guard in enumerate(training.guards):
         path = ("training", "guards", index)
@@ -58,12 +58,12 @@ def _idle_roll_back(experiment: Experiment) -> Iterator[Issue]:
             yield Issue(
                 "the guard has nothing to roll back to",
                 (*path, "action"),
-                given=f"a checkpoint every {saved.every_steps} of {training.steps} steps, {guard.for_steps} of trouble",
+                given=f"a checkpoint every {saved.every_steps} of {training.steps} steps, {guard.for_steps} violating",
                 hint="lower training.checkpoint.every_steps",
             )
         elif guard.for_steps - 1 > (saved.keep_last - 1) * saved.every_steps:
             yield Issue(
-                "the checkpoints from before the trouble may be gone when the guard acts",
+                "the checkpoints from before the violation may be gone when the guard acts",
                 (*path, "for_steps"),
                 given=f"{guard.for_steps} steps, with the last {saved.keep_last} checkpoints of every"
                 f" {saved.every_steps} steps kept",

@@ -1,4 +1,5 @@
-"""Settings without effect, or hardly meant: one table, of which each row is a key and the reason why it cannot act."""
+"""Settings without effect or that are probably mistakes: one table, with a row for each key and the reason why it
+cannot act."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
@@ -11,27 +12,28 @@ from specs.schema.rollout import SAMPLERS, engine_of
 from specs.schema.schedule import ValueSchedule, largest, schedules_in, value_at
 
 _MOST_BETWEEN = 1000
-"""Steps at which it is asked whether a reference moves, beside those around the points of its schedule."""
+"""Number of steps checked for an update of the reference, in addition to those around the points of its schedule."""
 _STEEP_RATE = 0.1
-"""A learning rate that no language model is trained with: Adam moves each weight by about so much an update, and most
-weights are smaller."""
+"""Learning rate that is too large for any language model: Adam changes each weight by about this amount per update, and
+most weights are smaller."""
 _OTHER_ENGINES = " or ".join(engine_of(section) for section in SAMPLERS if not section.runs_learner_model)
 _Reason = Callable[[Experiment, Any], str | bool]
-"""Says from the experiment and a key's value why the key cannot act, which is shown as given; false if it acts."""
+"""Function of the experiment and a key's value. It returns the reason why the key cannot act, which is shown as given;
+false if the key acts."""
 
 
 class Idle(NamedTuple):
     """A row of the table."""
 
     keys: str
-    """From the experiment down, with spaces between them. Sections without such a key are left alone."""
+    """Paths from the experiment, separated by spaces. Sections without such a key are skipped."""
     reason: _Reason
     remedy: str = ""
-    """What to do, besides leaving the key out."""
+    """Advice, besides leaving the key out."""
     message: str = ""
-    """What happens; empty: the key has no effect, and may be left out."""
+    """Consequence. Empty means that the key has no effect and may be left out."""
     only: Literal["", "set", "changed"] = ""
-    """Whether the spec must set the key, or set it to another value than its default."""
+    """Whether the warning needs the spec to set the key, or to set it to a value other than the default."""
 
 
 def issues(experiment: Experiment) -> Iterator[Issue]:
@@ -52,7 +54,7 @@ def issues(experiment: Experiment) -> Iterator[Issue]:
 
 
 def _at(experiment: Experiment, path: list[str]) -> Any:
-    """Returns the section or value at a path; None if there is none."""
+    """Returns the section or value at a path; None if the path does not exist."""
     found: Any = experiment
     for part in path:
         found = getattr(found, part, None)
@@ -60,7 +62,7 @@ def _at(experiment: Experiment, path: list[str]) -> Any:
 
 
 def on_policy(experiment: Experiment) -> bool:
-    """Returns whether every ratio is 1: one update a step, at the policy that sampled."""
+    """Returns whether every ratio is 1: one update per step, from the sampling policy."""
     is_adam = experiment.training.optimizer.type == "adamw"
     return _updates(experiment) == 1 and not experiment.rollout.max_staleness and is_adam
 
@@ -92,7 +94,7 @@ def _without_divergence(experiment: Experiment, _: object = None) -> str | bool:
 
 
 def _with_equal_policies(experiment: Experiment, _: object) -> str | bool:
-    given = "1 minibatch x 1 epoch: the policy that is trained is the one that sampled, so every ratio is 1"
+    given = "1 minibatch x 1 epoch: the trained policy is the sampling policy, so every ratio is 1"
     return on_policy(experiment) and given
 
 
@@ -100,16 +102,16 @@ def _without_size(experiment: Experiment, kl_coef: float | ValueSchedule) -> str
     objective, size = experiment.objective, largest(kl_coef)
     in_loss = isinstance(objective, (RegularizedObjective, PublishedObjective)) and not objective.penalizes_reward
     is_small = objective.needs_reference and in_loss and size < 1e-2 and experiment.reference.source == "behaviour"
-    return is_small and f"{size:g} from the behaviour policy, which moves every step"
+    return is_small and f"{size:g} from the behaviour policy, which changes every step"
 
 
 def _read_as_bounds(_: Experiment, clip: Any) -> str | bool:
-    """Returns the margins that were most likely meant: 0.2 and 0.28 for the bounds 0.8 and 1.28."""
+    """Returns a hint with the margins that were probably meant: 0.2 and 0.28 for the bounds 0.8 and 1.28."""
     if getattr(clip, "type", "") == "none":
         return False
     low, high = largest(clip.low), largest(clip.high)
-    like_bounds = (0.5 < low <= 0.95, 1 < high <= 10)  # beyond these a bound is meant to be out of reach
-    # A truncated ratio may well reach 5: importance sampling is truncated so.
+    like_bounds = (0.5 < low <= 0.95, 1 < high <= 10)  # larger bounds are meant to be out of reach
+    # A truncated ratio may well reach 5, as in truncated importance sampling.
     doubtful = all(like_bounds) or (any(like_bounds) and getattr(clip, "type", "") != "truncate")
     meant_low, meant_high = 1 - low if like_bounds[0] else low, high - 1 if like_bounds[1] else high
     given = f"low {low:g}, high {high:g}: the clip acts outside [{1 - low:g}, {1 + high:g}]"
@@ -118,7 +120,7 @@ def _read_as_bounds(_: Experiment, clip: Any) -> str | bool:
 
 
 def _unmoved(experiment: Experiment, every: float | ValueSchedule, unit: str, in_a_step: int) -> str | bool:
-    """Returns how rarely a reference would move that does not move before training ends."""
+    """Returns the interval of a reference whose first update would come after the end of training; else false."""
     update, steps = experiment.reference.update, experiment.training.steps
     points = every.phases() if isinstance(every, ValueSchedule) else set[int]()
     around = {step + beside for step in points for beside in (-1, 0, 1)}
@@ -129,34 +131,34 @@ def _unmoved(experiment: Experiment, every: float | ValueSchedule, unit: str, in
 
 
 def _computed(experiment: Experiment, skips: bool) -> str | bool:
-    """Returns why responses with an advantage of 0 are computed all the same, or why there are none."""
+    """Returns the reason why responses with an advantage of 0 are computed anyway, or cannot occur."""
     training, kl_coef = experiment.training, largest(getattr(experiment.objective, "kl_coef", 0.0))
     if experiment.skips_zero_advantage:
         whitens = experiment.advantage.whiten == "tokens"
-        return whitens and "advantage.whiten tokens, which takes the mean off every token's: none is exactly 0"
+        return whitens and "advantage.whiten tokens, which subtracts the mean, so that no advantage is exactly 0"
     others = f"kl_coef {kl_coef:g}" if kl_coef else f"router_aux_loss_coef {training.router_aux_loss_coef or 0.0:g}"
     others = "an objective that is a formula" if experiment.objective.type == "formula" else others
     given = f"entropy_coef {largest(training.entropy_coef):g}" if training.entropy_coef else others
-    return skips and f"{given}, whose loss has a gradient where the advantage is 0 as well"
+    return skips and f"{given}, whose loss has a gradient even if the advantage is 0"
 
 
 def _untrusted(experiment: Experiment, trusts: bool) -> str | bool:
-    """Returns why the sampler's logprobs are taken in any case, or none are needed."""
+    """Returns the reason why the sampler's logprobs are used anyway, or are not needed."""
     if staleness := experiment.rollout.max_staleness:
-        return trusts and f"max_staleness {staleness}, with which the sampler's are taken anyway"
+        return trusts and f"max_staleness {staleness}, which uses the sampler's logprobs anyway"
     once = experiment.training.minibatches == 1 and experiment.first_pass_gives_old_logprobs
     return trusts and once and "1 minibatch, whose first pass gives its old_logprobs"
 
 
 def _exact(experiment: Experiment, _: object) -> str | bool:
-    """Returns why a correction has nothing to correct."""
+    """Returns the reason why a correction has nothing to correct."""
     rollout = experiment.rollout
     if rollout.correction.type == "none":
         return False
     if rollout.gives_old_logprobs:
         name = "max_staleness" if rollout.max_staleness else "trust_logprobs"
         return f"{name}: old_logprobs are the engine's own"
-    whole = (rollout.top_p, rollout.top_k) == (1, 0)  # else it weighs by what was cut off
+    whole = (rollout.top_p, rollout.top_k) == (1, 0)  # else it corrects for the truncation
     given = f"engine {rollout.engine}, which samples with the learner's own weights and arithmetic"
     return rollout.runs_learner_model and whole and f"{given}: it is for engine {_OTHER_ENGINES}"
 
@@ -202,8 +204,8 @@ OF_TRAINING = (
     Idle(
         "objective.kl_coef",
         _without_size,
-        "1e-2 or more, or a reference that stays: source snapshot or initial",
-        "the divergence is invisible beside the reward",
+        "write 1e-2 or more, or a constant reference: source snapshot or initial",
+        "the divergence is negligible compared with the reward",
     ),
     Idle(
         "objective.kl_estimator objective.kl_in objective.kl_weighted"
@@ -217,7 +219,7 @@ OF_TRAINING = (
         lambda e, _: (
             e.objective.penalizes_reward
             and e.reference.source == "behaviour"
-            and "reward, which compares the policy that sampled with the reference: with source behaviour, itself"
+            and "reward, which compares the sampling policy with the reference; with source behaviour both are the same"
         ),
         "take reference.source initial or snapshot, or write kl_in: loss",
         "the divergence is always 0",
@@ -238,7 +240,7 @@ OF_TRAINING = (
         "objective.clip",
         _read_as_bounds,
         "write margins: low 0.2 holds the ratio at or above 0.8",
-        "these read like bounds, and they are margins around ratio 1",
+        "these look like bounds, but they are margins around ratio 1",
     ),
     Idle("objective.max_ratio", _with_equal_policies, "raise training.minibatches or training.epochs"),
     Idle(
@@ -251,19 +253,19 @@ OF_TRAINING = (
         "reference.update.every_steps",
         lambda e, every: _unmoved(e, every, "steps", 1),
         "lower every_steps or raise training.steps",
-        "the reference never moves",
+        "the reference is never updated",
     ),
     Idle(
         "reference.update.every_updates",
         lambda e, every: _unmoved(e, every, "updates", _updates(e)),
         "lower every_updates or raise training.steps",
-        "the reference never moves",
+        "the reference is never updated",
     ),
     Idle(
         "reference.update.after_steps",
         _past_the_end,
         "lower after_steps or raise training.steps",
-        "the reference never moves",
+        "the reference is never updated",
     ),
     Idle(
         "reference.update.kl_window",
@@ -276,14 +278,14 @@ OF_TRAINING = (
         lambda e, scale: (
             scale == "group_std"
             and e.advantage.baseline in ("batch_mean", "none")
-            and f"group_std with baseline {e.advantage.baseline}, which leaves such a group an advantage"
+            and f"group_std with baseline {e.advantage.baseline}, with which such a group has an advantage"
         ),
         "take scale batch_std or none, or baseline group_mean or leave_one_out",
         "a group whose rewards are all equal is divided by 1e-4",
     ),
     Idle(
         "training.group_size",
-        lambda e, size: size == 1 and e.advantage.baseline == "group_mean" and "1 response, less the mean of itself",
+        lambda e, size: size == 1 and e.advantage.baseline == "group_mean" and "1 response, minus its own mean",
         "raise group_size, or take advantage.baseline batch_mean",
         "every advantage is zero, so nothing is learnt",
     ),
@@ -293,7 +295,7 @@ OF_TRAINING = (
         "training.optimizer.learning_rate",
         lambda _, rate: largest(rate) >= _STEEP_RATE and f"{largest(rate):g}",
         "post-training takes 1e-7 to 1e-4, a small model from scratch 1e-3",
-        "an update would move the weights by more than they are",
+        "an update would change the weights by more than their size",
     ),
     Idle(
         "training.schedule.warmup_updates",
@@ -322,12 +324,14 @@ OF_TRAINING = (
         "rollout.correction.type",
         lambda e, kind: e.objective.ratio_over == "sequence" and kind != "none" and str(kind),
         "leave it out, or take an objective with ratios of tokens",
-        "the correction is inexact: it weighs each token, where the objective weighs whole responses",
+        "the correction is inexact: it weights tokens, and the objective weights whole responses",
     ),
     Idle("rollout.correction", _exact),
     Idle(
         "rollout.top_p rollout.top_k",
-        lambda _, cut: f"{cut:g}: tokens are drawn from a part of the distribution, old_logprobs are of all of it",
+        lambda _, cut: (
+            f"{cut:g}: tokens are drawn from a part of the distribution, but old_logprobs are those of the whole"
+        ),
         "leave it out in training; evaluation has its own",
         "the importance ratio is biased",
         only="changed",
@@ -342,7 +346,7 @@ OF_TRAINING = (
         "rollout.max_staleness",
         lambda e, staleness: 1 < e.training.steps <= staleness + 1 and f"{staleness}, in {e.training.steps} steps",
         "1 is enough to sample while training",
-        "every batch is sampled by the policy that training begins with",
+        "the initial policy samples every batch",
     ),
     Idle("rollout.trust_logprobs", _untrusted),
     _ENGINE_GPUS,
@@ -374,8 +378,8 @@ OF_TRAINING = (
     Idle("record.sampled_share", _with("record.tokens", "all", "none"), "write tokens: sampled", only="set"),
     Idle("record.keep_days", _with("record.tokens", "none")),
 )
-"""Rows of an experiment that trains."""
-_NOTHING_TRAINED = "a model as it is: nothing is trained, nor sampled for training"
+"""Rows for an experiment that trains."""
+_NOTHING_TRAINED = "an evaluation, which neither trains nor samples for training"
 OF_A_MODEL = (
     _ENGINE_GPUS,
     Idle(
@@ -391,4 +395,4 @@ OF_A_MODEL = (
         only="set",
     ),
 )
-"""Rows of a model that is measured as it is."""
+"""Rows for the evaluation of a model without training."""

@@ -25,7 +25,7 @@ def context(experiment: Experiment) -> Iterator[Issue]:
 
 
 def trained_tokenizer(experiment: Experiment) -> Iterator[Issue]:
-    """A tokenizer is trained on training problems, and there are none."""
+    """Yields an issue for a tokenizer to be trained, since an evaluation has no training problems."""
     model = experiment.model
     if isinstance(model, ScratchModel) and isinstance(model.tokenizer, TrainedTokenizer):
         yield Issue(

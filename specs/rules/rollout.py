@@ -1,4 +1,4 @@
-"""Rules on how responses are sampled, and which are scored and trained on."""
+"""Rules of sampling, and of the choice of responses to score and train on."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +8,7 @@ from specs.schema.experiment import Experiment
 
 
 def dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
-    """Dynamic sampling keeps groups whose scores vary, which those of a group of one never do."""
+    """Yields an issue for dynamic sampling with groups of one, whose scores cannot vary."""
     if experiment.rollout.dynamic_sampling and experiment.training.group_size == 1:
         yield Issue(
             "no group could vary",
@@ -19,15 +19,15 @@ def dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
 
 
 def turns_without_rewards(experiment: Experiment) -> Iterator[Issue]:
-    """Turns answer for returns of their own where they have rewards, and where an advantage is of a token."""
+    """Yields issues with credit per turn, which needs rewards of turns and an advantage per token."""
     if experiment.advantage.credit == "outcome":
         return
     path = ("advantage", "credit")
     if not experiment.rollout.rollouter.rewards_turns:
         yield Issue(
-            "no turn has a reward: from each turn on the return is that of the response",
+            "no turn has a reward, so every turn's return is that of the response",
             path,
-            given=f"turn with rollout.rollouter.type {experiment.rollout.rollouter.type} as it is set",
+            given=f"turn with rollout.rollouter.type {experiment.rollout.rollouter.type} in these settings",
             hint="set rewards of turns under rollout.rollouter, or leave credit out",
         )
     if experiment.objective.ratio_over != "token":
@@ -39,7 +39,7 @@ def turns_without_rewards(experiment: Experiment) -> Iterator[Issue]:
         )
     if experiment.rollout.dynamic_sampling:
         yield Issue(
-            "groups would be thrown away whose sums are equal and whose turns are not",
+            "groups with equal sums but different turns would be discarded",
             path,
             given="turn with rollout.dynamic_sampling",
             hint="leave one of them out",
@@ -47,13 +47,13 @@ def turns_without_rewards(experiment: Experiment) -> Iterator[Issue]:
 
 
 def environment(experiment: Experiment) -> Iterator[Issue]:
-    """The turns of an environment must fit into a response."""
+    """Yields issues with an environment whose turns do not fit into a response."""
     for issue in experiment.rollout.rollouter.issues(experiment.rollout.max_response_length):
         yield replace(issue, path=("rollout", "rollouter", *issue.path))
 
 
 def overlong(experiment: Experiment) -> Iterator[Issue]:
-    """The buffer of the overlong penalty must lie within the response."""
+    """Yields an issue if the buffer of the overlong penalty is longer than a response."""
     longest = experiment.rollout.max_response_length
     for path, reward in experiment.rewards():
         if reward.overlong and reward.overlong.buffer > longest:
@@ -66,18 +66,19 @@ def overlong(experiment: Experiment) -> Iterator[Issue]:
 
 
 def mask_truncated(experiment: Experiment) -> Iterator[Issue]:
-    """A masked response's tokens are not computed, so that nothing of theirs can enter a reward or a mean."""
+    """Yields issues with masking: a masked response's tokens are not computed, so that they cannot enter a reward or a
+    mean."""
     objective = experiment.objective
     if experiment.training.mask_truncated and objective.penalizes_reward:
         yield Issue(
-            "a masked response has no divergence to take off its reward",
+            "a masked response has no divergence to subtract from its reward",
             ("training", "mask_truncated"),
             given=f"true with {objective.type} and kl_in reward",
             hint="write objective.kl_in: loss, or leave mask_truncated out",
         )
     if experiment.training.mask_truncated and experiment.advantage.whiten == "tokens":
         yield Issue(
-            "the tokens of masked responses would be in the mean and the deviation of the others",
+            "the mean and deviation would include the tokens of masked responses",
             ("training", "mask_truncated"),
             given="true with advantage.whiten tokens",
             hint="write advantage.whiten: none, or leave mask_truncated out",
@@ -85,7 +86,7 @@ def mask_truncated(experiment: Experiment) -> Iterator[Issue]:
 
 
 def sampler_logprobs(experiment: Experiment) -> Iterator[Issue]:
-    """The sampler's logprobs stand for the policy's only if it draws from the whole distribution."""
+    """Yields issues if the sampler's logprobs, used as old_logprobs, come from a truncated distribution."""
     rollout = experiment.rollout
     cut = [
         f"{name} {value:g}"
@@ -95,7 +96,7 @@ def sampler_logprobs(experiment: Experiment) -> Iterator[Issue]:
     for name in ("max_staleness", "trust_logprobs"):
         if getattr(rollout, name) and cut:
             yield Issue(
-                "old_logprobs would be the sampler's, of a distribution that was cut",
+                "old_logprobs would be the sampler's, which are those of a truncated distribution",
                 ("rollout", name),
                 given=" and ".join(cut),
                 hint=f"leave {name} out, or leave out {' and '.join(text.split()[0] for text in cut)}",
@@ -103,15 +104,17 @@ def sampler_logprobs(experiment: Experiment) -> Iterator[Issue]:
 
 
 def replayed_routing(experiment: Experiment) -> Iterator[Issue]:
-    """The experts of a response are those of one turn, in rows that ranks do not share."""
+    """Yields issues with routing replay, which supports only single turns and rows that ranks do not share."""
     if not experiment.rollout.replay_routing:
         return
     path, hint = ("rollout", "replay_routing"), "leave replay_routing out"
     if (kind := experiment.rollout.rollouter.type) != "single_turn":
-        yield Issue("a response of several turns has experts of each", path, f"true with rollouter {kind}", hint=hint)
+        yield Issue(
+            "routing replay supports only responses of a single turn", path, f"true with rollouter {kind}", hint=hint
+        )
     if (size := experiment.training.sequence_parallel_size) > 1:
         given = f"true with training.sequence_parallel_size {size}"
-        yield Issue("the routing is not replayed where ranks share sequences", path, given, hint=hint)
+        yield Issue("routing replay does not support ranks that share sequences", path, given, hint=hint)
 
 
 RULES = (

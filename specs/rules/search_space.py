@@ -1,4 +1,4 @@
-"""Issues of a study's search space, without its experiment: conditions, candidates given twice."""
+"""Issues of a study's search space alone: conditions, and candidates given twice."""
 
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -24,7 +24,7 @@ from specs.study_space import (
 
 
 def issues_of(space: Space) -> list[Issue]:
-    """Every issue, each at its place."""
+    """Returns every issue, each at its place."""
     if len(space) > MAX_PARAMETERS:
         return [Issue("too many parameters", ("parameters",), str(len(space)), f"at most {MAX_PARAMETERS}")]
     if long := list(_long_lists(space)):
@@ -37,11 +37,11 @@ def _long_lists(space: Space) -> Iterator[Issue]:
     for path, searched in space.items():
         if isinstance(searched, (Choice, Cases)) and len(names(searched)) > MAX_CANDIDATES:
             given, allowed = str(len(names(searched))), f"at most {MAX_CANDIDATES}"
-            yield Issue("too many candidates", ("parameters", path), given, allowed, "search a range in their place")
+            yield Issue("too many candidates", ("parameters", path), given, allowed, "search a range instead")
 
 
 def warnings_of(space: Space) -> Iterator[Issue]:
-    """Upper ends that no step leads to."""
+    """Yields warnings for upper ends that the steps do not reach."""
     for path, searched in space.items():
         if isinstance(searched, (FloatRange, IntRange)):
             end = searched.float[1] if isinstance(searched, FloatRange) else searched.int[1]
@@ -53,7 +53,7 @@ def warnings_of(space: Space) -> Iterator[Issue]:
 
 
 def describe(searched: Range) -> str:
-    """Values of a parameter in words: `0.05 to 0.5`, `2 to 16 in steps of 2`, `reverse, forward`."""
+    """Returns the values of a parameter in words: `0.05 to 0.5`, `2 to 16 in steps of 2`, `reverse, forward`."""
     if isinstance(searched, (Choice, Cases)):
         return ", ".join(map(shown, names(searched)))
     low, high = bounds(searched)
@@ -62,7 +62,7 @@ def describe(searched: Range) -> str:
 
 
 def place_of(path: str, searched: Range, param: Any) -> Path:
-    """Where the file says that the parameter can have this param."""
+    """Returns the path in the file of one of a parameter's params."""
     if isinstance(searched, Choice):
         index = next(index for index, value in enumerate(searched.choice) if is_among(param, [value]))
         return ("parameters", path, "choice", index)
@@ -70,7 +70,7 @@ def place_of(path: str, searched: Range, param: Any) -> Path:
 
 
 def shown(value: Any) -> str:
-    """A value as a file may write it."""
+    """Returns a value as a file may write it."""
     return value if isinstance(value, str) else show(value)
 
 
@@ -86,7 +86,7 @@ def _repeated(path: str, searched: Range) -> Iterator[Issue]:
 
 
 def _conditions(path: str, space: Space) -> Iterator[Issue]:
-    """Issues of a parameter's conditions, each taken alone."""
+    """Yields the issues of a parameter's single conditions."""
     others = [other for other in space if other != path]
     for parent, condition in space[path].when.items():
         place = ("parameters", path, "when", parent)
@@ -106,21 +106,21 @@ def _conditions(path: str, space: Space) -> Iterator[Issue]:
 
 
 def _never_has(parent: str, searched: Range, value: Any) -> tuple[str, str] | None:
-    """Message and hint where a parameter cannot have a value that a condition names."""
+    """Returns message and hint if a parameter cannot have a value that a condition names; else None."""
     if isinstance(searched, FloatRange) and not searched.step:
-        return f"{parent} can be any number, and is hardly ever this", f"give {parent} a step, or make it a choice"
+        return f"{parent} can be any number, and almost never this one", f"give {parent} a step, or make it a choice"
     if holds(searched, value):
         return None
     hint = nearest(str(value), map(str, names(searched))) if isinstance(searched, (Choice, Cases)) else ""
     if isinstance(searched, Cases):
-        hint = hint or "of cases, a condition gives the names"
+        hint = hint or "a condition on cases gives their names"
     if isinstance(searched, IntRange) and isinstance(value, (list, dict)):
         hint = "several values are written as one list"
     return f"{parent} cannot be this", hint
 
 
 def _circle(space: Space) -> Iterator[Issue]:
-    """Conditions that wait for each other."""
+    """Yields an issue with conditions that depend on each other."""
     try:
         TopologicalSorter({path: searched.when for path, searched in space.items()}).prepare()
     except CycleError as error:
@@ -133,11 +133,11 @@ def _circle(space: Space) -> Iterator[Issue]:
 
 
 def _contradictions(space: Space) -> Iterator[Issue]:
-    """Conditions that can each hold, but not together with those of the parameters that they are on."""
+    """Yields conditions that contradict those of the parameters they depend on."""
     for path, searched in space.items():
         for ancestor, allowed in allowed_by_conditions(space, path).items():
             if allowed or any(not allowed_by_conditions(space, parent).get(ancestor, [0]) for parent in searched.when):
-                continue  # what a condition of its own contradicts already is told there
+                continue  # a contradiction further up is reported there
             given = ", ".join(
                 f"{' or '.join(map(shown, params))} {'here' if owner == path else f'for {owner}'}"
                 for owner, on, params in conditions(space, path)

@@ -1,4 +1,4 @@
-"""Issues of how a study measures, proposes, prunes and confirms its trials, and of what cannot act."""
+"""Issues with a study's measures, sampler, pruner and confirmation, and with settings without effect."""
 
 import re
 from collections.abc import Iterator
@@ -26,20 +26,20 @@ from specs.schema.study import (
 from specs.study_space import candidates, num_candidates, num_combinations
 
 EVALUATED = re.compile(r"(mean|pass|maj|score)@[1-9][0-9]{0,3}")
-"""What an evaluation measures; other measures are training metrics."""
+"""Names of measures of an evaluation; other measures are training metrics."""
 LEAST_CAUTIOUS, WELL_CAUTIOUS = 3, 5
-"""Seeds of a trial below which `lower_bound` is refused, and advised against."""
+"""Numbers of seeds per trial below which `lower_bound` is refused, and below which it is discouraged."""
 
 
 class _Nature(NamedTuple):
-    """What a sampler of studies does with a space and with results (Optuna 5.0)."""
+    """A sampler's use of spaces and results (Optuna 5.0)."""
 
     learns_from: Literal["all", "finished", "nothing"]
-    """The trials that it takes notice of: pruned ones too, finished ones alone, none."""
+    """Trials that it learns from: all including pruned ones, finished ones only, or none."""
     models: bool
-    """It draws at random, or evenly, until it has startup_trials."""
+    """Whether it draws at random, or evenly, until it has startup_trials."""
     needs_one_space: bool
-    """It draws at random what not every trial has."""
+    """Whether it draws parameters at random that not every trial has."""
 
 
 def _nature(sampler: SearchSampler) -> _Nature:
@@ -59,12 +59,12 @@ def _nature(sampler: SearchSampler) -> _Nature:
 
 
 def issues_of(study: Study, experiment: Experiment) -> list[Issue]:
-    """Errors that make the study impossible; its search space by itself is checked before."""
+    """Returns the errors that make the study impossible; its search space alone is checked before."""
     return [issue for rule in RULES for issue in rule(study, experiment)]
 
 
 def warnings_of(study: Study, experiment: Experiment) -> list[Issue]:
-    """Warnings of settings without effect, each naming the knob, and of what the study is advised against."""
+    """Returns warnings of settings without effect, and of discouraged ones; each names the setting."""
     idle = (issue for rule in IDLE_KNOBS for issue in rule(study))
     return [*idle, *_few_seeds(study, experiment)]
 
@@ -74,7 +74,7 @@ def _few_seeds(study: Study, experiment: Experiment) -> Iterator[Issue]:
     for index, goal in enumerate(study.targets):
         if goal.over_seeds == "lower_bound" and LEAST_CAUTIOUS <= seeds < WELL_CAUTIOUS:
             yield Issue(
-                "is mostly luck with so few seeds",
+                "is dominated by noise with few seeds",
                 (*(("goal",) if study.goal else ("goals", index)), "over_seeds"),
                 f"lower_bound with {seeds} seeds per trial",
                 hint=f"take the mean, or {WELL_CAUTIOUS} seeds",
@@ -99,7 +99,8 @@ def _goals(study: Study, experiment: Experiment) -> Iterator[Issue]:
             yield Issue(
                 "one seed has no interval over seeds"
                 if seeds == 1
-                else "the interval of two seeds is luck: a search by it finds worse values than one by the mean",
+                else "the interval of two seeds is mostly noise: a search by it finds worse values than one by the"
+                " mean",
                 (*place, "over_seeds"),
                 f"lower_bound with {seeds} seed{'s' * (seeds > 1)} per trial",
                 "mean",
@@ -134,7 +135,7 @@ def _named(measured: Goal | Constraint) -> str:
 
 
 def _measured(place: Path, measured: Goal | Constraint, experiment: Experiment) -> Iterator[Issue]:
-    """Issues of what a goal or a constraint measures."""
+    """Yields the issues with the measure of a goal or a constraint."""
     if not EVALUATED.fullmatch(measured.metric):
         yield from _trained(place, measured, experiment)
         return
@@ -144,16 +145,20 @@ def _measured(place: Path, measured: Goal | Constraint, experiment: Experiment) 
     at = (*place, "metric")
     if k > samples:
         hint = "raise evaluation.samples_per_problem"
-        yield Issue("more samples than are taken", at, measured.metric, f"k at most {samples}", hint)
+        yield Issue("more samples than an evaluation has", at, measured.metric, f"k at most {samples}", hint)
     elif (reward := experiment.reward_on(measured.dataset)).grades() != (measure == "score"):
         graded = reward.grades()
-        reason = "is graded: it does not say what is right" if graded else "says what is right, and is not graded"
+        reason = (
+            "is graded and does not mark answers right or wrong"
+            if graded
+            else "marks answers right or wrong and is not graded"
+        )
         allowed = f"score@{k}" if graded else f"mean@{k}, pass@{k} or maj@{k}"
         yield Issue(f"is not measured: reward.type {reward.type} {reason}", at, measured.metric, allowed)
     elif measure not in ("mean", "score") and k != samples and k & (k - 1):
         powers = [2**exponent for exponent in range(samples.bit_length())]
         allowed = ", ".join(f"{measure}@{size}" for size in sorted({*powers, samples}))
-        yield Issue("is not among the measures that are taken", at, measured.metric, allowed)
+        yield Issue("is not a measure of an evaluation", at, measured.metric, allowed)
 
 
 def _evaluation_set(place: Path, name: str, experiment: Experiment) -> Iterator[Issue]:
@@ -166,14 +171,14 @@ def _evaluation_set(place: Path, name: str, experiment: Experiment) -> Iterator[
 
 
 def _trained(place: Path, measured: Goal | Constraint, experiment: Experiment) -> Iterator[Issue]:
-    """Issues of a measure that is a training metric."""
+    """Yields the issues with a measure that is a training metric."""
     known, at = list(BY_NAME), (*place, "metric")
     if measured.metric not in known:
         allowed = "mean@k, pass@k, maj@k, score@k or a metric of training (docs/metrics.md)"
         yield Issue("no such measure", at, show(measured.metric), allowed, nearest(measured.metric, known))
         return
     if measured.dataset:
-        yield Issue("a training metric is of no evaluation set", (*place, "dataset"), show(measured.dataset))
+        yield Issue("a training metric has no evaluation set", (*place, "dataset"), show(measured.dataset))
     section, _, key = BY_NAME[measured.metric].recorded_with.partition(".")
     if section in Experiment.model_fields and not getattr(getattr(experiment, section), key):
         hint = f"set it under overrides: {section}.{key}"
@@ -231,7 +236,7 @@ def _pruner(study: Study, experiment: Experiment) -> Iterator[Issue]:
         steps = min(value for value in candidates(searched) if isinstance(value, int))
     for index, rung in enumerate(study.rungs):
         if rung >= steps:
-            place, hint = ("pruner", "rungs", index), "at the last step a trial is finished, and evaluated anyway"
+            place, hint = ("pruner", "rungs", index), "a trial is evaluated at its last step anyway"
             yield Issue("the rung is not below training.steps", place, f"{rung}", f"at most {steps - 1}", hint)
 
 
@@ -242,7 +247,7 @@ def _confirmation(study: Study, experiment: Experiment) -> Iterator[Issue]:
     if EVALUATED.fullmatch(goal.metric):
         yield from _evaluation_set(("confirm", "dataset"), study.confirm.dataset, experiment)
     else:
-        yield Issue("a training metric is of no evaluation set", ("confirm", "dataset"), show(study.confirm.dataset))
+        yield Issue("a training metric has no evaluation set", ("confirm", "dataset"), show(study.confirm.dataset))
 
 
 def _idle_pruner(study: Study) -> Iterator[Issue]:
@@ -259,8 +264,8 @@ def _idle_pruner(study: Study) -> Iterator[Issue]:
         given = f"the first {pruner.startup_trials} of {study.trials} trials"
         yield Issue("no trial is ever stopped", ("pruner", "startup_trials"), given, hint="lower startup_trials")
     if isinstance(pruner, Halving) and pruner.eta > study.trials:
-        given = f"1 of {pruner.eta} goes on from a rung, of {study.trials} trials"
-        yield Issue("no trial earns to go on", ("pruner", "eta"), given, hint="lower eta or raise trials")
+        given = f"1 of {pruner.eta} continues from a rung, of {study.trials} trials"
+        yield Issue("no trial continues", ("pruner", "eta"), given, hint="lower eta or raise trials")
 
 
 def _idle_sampler(study: Study) -> Iterator[Issue]:
@@ -306,7 +311,7 @@ def _idle_trials(study: Study) -> Iterator[Issue]:
         elif study.trials > wanted:
             yield Issue("the grid has fewer combinations", ("trials",), given, hint=f"lower trials to {wanted}")
     if study.parallel > study.trials:
-        yield Issue("more trials at a time than there are", ("parallel",), f"{study.parallel} of {study.trials}")
+        yield Issue("more concurrent trials than trials", ("parallel",), f"{study.parallel} of {study.trials}")
     if study.confirm and study.confirm.candidates >= study.trials:
         given = f"{study.confirm.candidates} of {study.trials} trials"
         hint = "the baseline is confirmed anyway: lower candidates"

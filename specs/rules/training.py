@@ -1,4 +1,4 @@
-"""Rules of the training section: what ZeRO and the optimizer ask of it, and settings that cannot have been meant."""
+"""Rules of the training section: requirements of ZeRO and the optimizer, and settings that are probably mistakes."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from specs.schema.schedule import ValueSchedule
 
 
 def offload(experiment: Experiment) -> Iterator[Issue]:
-    """ZeRO moves to the host only what it divides among the ranks."""
+    """Yields issues with offloading: ZeRO moves to the host only state that it shards."""
     training = experiment.training
     for name, stages in (("optimizer", (2, 3)), ("parameters", (3,))):
         if getattr(training.offload, name) and training.zero_stage not in stages:
@@ -21,8 +21,8 @@ def offload(experiment: Experiment) -> Iterator[Issue]:
 
 
 def offload_while_sampling(experiment: Experiment) -> Iterator[Issue]:
-    """State of updates can leave a GPU only if it is there, and is worth moving only if the sampler's memory is not
-    held while updates are made."""
+    """Yields issues with offloading while sampling: the state must be on the GPU, and the sampler must not keep its
+    memory during updates."""
     offload, rollout = experiment.training.offload, experiment.rollout
     if not offload.leaves_while_sampling:
         return
@@ -30,21 +30,21 @@ def offload_while_sampling(experiment: Experiment) -> Iterator[Issue]:
     for name in ("optimizer", "parameters"):
         if getattr(offload, name):
             yield Issue(
-                "what is in host memory always cannot leave the GPU",
+                "state that is always in host memory cannot leave the GPU",
                 path,
                 given=f"true with {name}: true",
                 hint=f"leave one of the two out; with {name}: true alone the GPU never holds it",
             )
     if rollout.max_staleness:
         yield Issue(
-            "rollouts are sampled while updates are made",
+            "rollouts are sampled during updates",
             path,
             given=f"true with rollout.max_staleness {rollout.max_staleness}",
             hint="leave one of the two out",
         )
     elif rollout.memory_share and not rollout.sleeps:
         yield Issue(
-            "the engine holds its memory while updates are made too, or has a GPU of its own",
+            "the engine keeps its memory during updates, or has its own GPU",
             path,
             given="true with an engine that does not sleep",
             hint="write rollout.sleep: true with placement: colocated, or leave while_sampling out",
@@ -52,7 +52,7 @@ def offload_while_sampling(experiment: Experiment) -> Iterator[Issue]:
 
 
 def best_by_accuracy(experiment: Experiment) -> Iterator[Issue]:
-    """The best checkpoint can be chosen by accuracies alone that training measures, at steps that have a checkpoint."""
+    """Yields issues with accuracy_on: the set must be evaluated during training, at steps that have a checkpoint."""
     saved, every = experiment.training.checkpoint, experiment.evaluation.every_steps
     dataset = saved.keep_best.accuracy_on if saved.keep_best else ""
     if not dataset:
@@ -76,7 +76,7 @@ def best_by_accuracy(experiment: Experiment) -> Iterator[Issue]:
 
 
 def ranks(experiment: Experiment) -> Iterator[Issue]:
-    """Each rank samples for prompts of its own."""
+    """Yields an issue for more ranks than prompts: each rank samples its own prompts."""
     training = experiment.training
     if training.ranks > training.prompts_per_step:
         yield Issue(
@@ -89,12 +89,12 @@ def ranks(experiment: Experiment) -> Iterator[Issue]:
 
 
 def sequence_parallel(experiment: Experiment) -> Iterator[Issue]:
-    """Ranks share packed rows, in groups of equal size."""
+    """Yields issues with sequence parallelism: ranks share packed rows, in groups of equal size."""
     training = experiment.training
     size, path = training.sequence_parallel_size, ("training", "sequence_parallel_size")
     if training.ranks % size:
         yield Issue(
-            "the ranks cannot be grouped so",
+            "the ranks cannot be grouped evenly",
             path,
             given=f"{size} of {training.ranks} ranks",
             allowed=", ".join(
@@ -104,12 +104,12 @@ def sequence_parallel(experiment: Experiment) -> Iterator[Issue]:
         )
     if size > 1 and not training.packing:
         yield Issue(
-            "ranks share packed rows alone", path, given=f"{size} with packing: false", hint="leave packing out"
+            "ranks can share only packed rows", path, given=f"{size} with packing: false", hint="leave packing out"
         )
 
 
 def kernels(experiment: Experiment) -> Iterator[Issue]:
-    """Liger's kernels are programs for GPUs."""
+    """Yields an issue for Liger's kernels on a CPU."""
     if experiment.training.kernels == "liger" and experiment.resources.device == "cpu":
         yield Issue(
             "Liger's kernels run on GPUs",
@@ -120,7 +120,7 @@ def kernels(experiment: Experiment) -> Iterator[Issue]:
 
 
 def schedule_free(experiment: Experiment) -> Iterator[Issue]:
-    """Schedule-free AdamW has settings that AdamW has not."""
+    """Yields issues with the settings of schedule-free AdamW."""
     training = experiment.training
     if training.optimizer.type != "schedule_free_adamw":
         return
@@ -134,7 +134,7 @@ def schedule_free(experiment: Experiment) -> Iterator[Issue]:
         )
     if isinstance(training.optimizer.learning_rate, ValueSchedule):
         yield Issue(
-            "schedule_free_adamw weighs each iterate by its rate, and knows one peak",
+            "schedule_free_adamw weights each iterate by its rate, and supports one peak",
             ("training", "optimizer", "learning_rate"),
             given=str(training.optimizer.learning_rate),
             allowed="a number",

@@ -1,4 +1,4 @@
-"""Rules of vLLM's own keys: where its engines can run, and when they can sleep."""
+"""Rules of vLLM's own keys: the GPUs of its engines, and when they can sleep."""
 
 from collections.abc import Iterator
 
@@ -9,28 +9,28 @@ from specs.schema.rollout import VllmRollout
 
 
 def placement(experiment: Experiment) -> Iterator[Issue]:
-    """An engine cannot be where the spec puts it."""
+    """Yields issues with the placement of engines."""
     rollout = experiment.rollout
     if not isinstance(rollout, VllmRollout):
         return
     colocated, size = rollout.placement == "colocated", rollout.tensor_parallel_size
     if colocated and size > 1:
         yield Issue(
-            "an engine in the trainer's process has one GPU, the rank's",
+            "an engine in the trainer's process has only the rank's GPU",
             ("rollout", "tensor_parallel_size"),
             given=f"{size} with placement colocated",
             hint="write placement: dedicated, and rollout.engine_gpus",
         )
     if colocated and rollout.ranks_per_engine > 1:
         yield Issue(
-            "an engine in the trainer's process serves that process alone",
+            "an engine in the trainer's process serves only that process",
             ("rollout", "ranks_per_engine"),
             given=f"{rollout.ranks_per_engine} with placement colocated",
             hint="write placement: dedicated; rollout.engine_gpus may name the ranks' own GPUs",
         )
     if rollout.sleeps and not colocated:
         yield Issue(
-            "a dedicated engine shares its memory with nobody",
+            "a dedicated engine does not share its memory",
             ("rollout", "sleep"),
             given="true with placement dedicated",
             hint="leave sleep out, or write placement: colocated",
@@ -51,14 +51,14 @@ def placement(experiment: Experiment) -> Iterator[Issue]:
         )
     if rollout.replay_routing and experiment.resources.device == "cpu":
         yield Issue(
-            "vLLM tells the experts of a token on a GPU alone",
+            "vLLM reports a token's experts only on a GPU",
             ("rollout", "replay_routing"),
             given="true with resources.device cpu",
             hint="leave replay_routing out",
         )
     if rollout.replay_routing and not rollout.enable_prefix_caching:
         yield Issue(
-            "vLLM tells experts with prefix caching alone",
+            "vLLM reports experts only with prefix caching",
             ("rollout", "replay_routing"),
             given="true with enable_prefix_caching: false",
             hint="leave one of the two out",
@@ -68,7 +68,7 @@ def placement(experiment: Experiment) -> Iterator[Issue]:
         yield Issue("the GPU is given twice", ("rollout", "engine_gpus", index), given=given)
     if len(rollout.engine_gpus) % size:
         yield Issue(
-            "the GPUs cannot be dealt out evenly",
+            "the GPUs do not divide evenly among the engines",
             ("rollout", "engine_gpus"),
             given=f"{len(rollout.engine_gpus)} GPUs for engines of {size}",
             hint="a multiple of rollout.tensor_parallel_size",
@@ -76,24 +76,24 @@ def placement(experiment: Experiment) -> Iterator[Issue]:
 
 
 def engines_gpus(experiment: Experiment) -> Iterator[Issue]:
-    """Engines cannot be on the GPUs that the spec names. Where the device is auto that shows on a machine with GPUs."""
+    """Yields issues with the engines' GPUs. With device auto they appear only on a machine with GPUs."""
     launcher, training = experiment.launcher, experiment.training
     if experiment.resources.device == "cuda" and not any(launcher.issues(training)):
         yield from experiment.rollout.placement_issues(launcher.ranks_of_machines(training.ranks))
 
 
 def idle_gpus(experiment: Experiment) -> Iterator[Issue]:
-    """Yields an issue if the spec names more GPUs than the engines take, whose number follows from the ranks."""
+    """Yields an issue if the spec names more GPUs than the engines use; the ranks determine the number of engines."""
     launcher, rollout, training = experiment.launcher, experiment.rollout, experiment.training
     if not isinstance(rollout, VllmRollout) or rollout.placement == "colocated":
         return
     if experiment.resources.device == "cpu" or any(launcher.issues(training)):
         return
     engines, size = rollout.samplers(max(launcher.ranks_of_machines(training.ranks))), rollout.tensor_parallel_size
-    is_faulty = any(placement(experiment)) or bool(launcher.engines_key)  # of which the other rules tell
+    is_faulty = any(placement(experiment)) or bool(launcher.engines_key)  # the other rules report these
     if not is_faulty and (idle := rollout.engine_gpus[engines * size :]):
         yield Issue(
-            "more GPUs than the engines take",
+            "more GPUs than the engines use",
             ("rollout", "engine_gpus"),
             given=f"{len(rollout.engine_gpus)} for {engines} engines of {size}",
             allowed=str(engines * size),
@@ -103,7 +103,7 @@ def idle_gpus(experiment: Experiment) -> Iterator[Issue]:
 
 
 def engine_machines(experiment: Experiment) -> Iterator[Issue]:
-    """Engines cannot be on the machines that the launcher has for them."""
+    """Yields issues with engines on the launcher's machines for engines."""
     launcher, rollout = experiment.launcher, experiment.rollout
     if not launcher.engines_key:
         return
@@ -118,7 +118,7 @@ def engine_machines(experiment: Experiment) -> Iterator[Issue]:
         return
     if rollout.engine_gpus:
         yield Issue(
-            "it names GPUs of the ranks' machines, and the engines are on others",
+            "the engines are not on the ranks' machines, whose GPUs it names",
             ("rollout", "engine_gpus"),
             given=", ".join(map(str, rollout.engine_gpus)),
             hint=f"leave it out, or launcher.{launcher.engines_key}",
@@ -127,11 +127,11 @@ def engine_machines(experiment: Experiment) -> Iterator[Issue]:
 
 
 def sleeping(experiment: Experiment) -> Iterator[Issue]:
-    """An engine cannot sample and give its memory away at once."""
+    """Yields an issue for an engine that must sample and sleep at the same time."""
     rollout = experiment.rollout
     if isinstance(rollout, VllmRollout) and rollout.sleeps and rollout.max_staleness:
         yield Issue(
-            "an engine that samples while the learner trains cannot sleep then",
+            "an engine that samples during training cannot sleep",
             ("rollout", "sleep"),
             given=f"true with max_staleness {rollout.max_staleness}",
             hint="leave sleep out, or max_staleness",

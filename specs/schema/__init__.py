@@ -1,4 +1,4 @@
-"""The spec classes: what a spec file may say, one frozen Pydantic model a section, each field documented under itself.
+"""The spec classes: one frozen Pydantic model for each section of a spec file, with documentation under each field.
 
 Imports the errors, the metrics and `extensions`; every other package may import it.
 """

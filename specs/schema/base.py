@@ -1,4 +1,5 @@
-"""Base of all sections of a spec, of sections with variants of a user's own, and of what a field can say of itself."""
+"""Base classes of a spec's sections, of sections with variants from installed packages, and the properties of
+fields."""
 
 import ast
 import inspect
@@ -32,7 +33,8 @@ PathKind = Literal["file", "directory", "path or id"]
 
 
 class Spec(BaseModel):
-    """A section of a spec file: unknown keys are errors, values never change, the text under a field documents it."""
+    """A section of a spec file. Unknown keys are errors, instances are frozen, and the text under a field documents
+    it."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -45,8 +47,8 @@ class Spec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _as_a_file_writes_it(cls, data: Any) -> Any:
-        """A list stands for a tuple, 1e4 for a whole number, and null for a text, list or mapping that is empty unless
-        something is said; what else is of another type is an error."""
+        """Accepts a list for a tuple, 1e4 for a whole number, and null for a text, list or mapping whose default is
+        empty. Any other wrong type is an error."""
         if not isinstance(data, dict):
             return data
         kinds = {name: field.annotation for name, field in cls.model_fields.items()}
@@ -55,7 +57,7 @@ class Spec(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The section's JSON Schema, each key with its documentation."""
+        """Returns the section's JSON Schema, with the documentation of each key."""
         made = handler(schema)
         for name, key in handler.resolve_ref_schema(made).get("properties", {}).items():
             if name in cls.model_fields and (text := documentation(cls, name)):
@@ -68,7 +70,7 @@ class Spec(BaseModel):
         return field is not None and is_empty(field.get_default(call_default_factory=True))
 
     def identity(self) -> dict[str, Any]:
-        """The fields that change a result, as plain data; those declared with `execution` are left out."""
+        """Returns the fields that change a result, as plain data; fields declared with `execution` are left out."""
         plain: dict[str, Any] = {}
         for name, field in type(self).model_fields.items():
             extra, value = field.json_schema_extra, getattr(self, name)
@@ -79,7 +81,8 @@ class Spec(BaseModel):
         return plain
 
     def paths(self) -> Iterator[tuple[tuple[str | int, ...], PathKind, str]]:
-        """Each path that the section's own fields name: where it is said, what it must be, and the path."""
+        """Yields each path that the section's own fields name: its place in the section, its required kind, and the
+        path."""
         for name, field in type(self).model_fields.items():
             if kind := path_kind(field):
                 value = getattr(self, name)
@@ -88,10 +91,10 @@ class Spec(BaseModel):
 
 
 def documentation(section: type[BaseModel], name: str) -> str:
-    """Documentation of a section's field: its `description`, or the text under it in the source; empty: neither.
+    """Returns the documentation of a field: its `description`, or the text under it in the source, or an empty text.
 
-    It is read where it is asked for: pydantic's `use_attribute_docstrings` reads the source of every section in each
-    process that imports the schema.
+    The text is read on demand, because pydantic's `use_attribute_docstrings` would read the source of every section in
+    each process that imports the schema.
     """
     if told := section.model_fields[name].description:
         return told
@@ -101,16 +104,16 @@ def documentation(section: type[BaseModel], name: str) -> str:
 
 @cache
 def _texts_under_fields(module: str) -> dict[str, str]:
-    """Text under each field of a module's classes, by `Class.field`; none where the module has no source."""
+    """Returns the text under each field of a module's classes, by `Class.field`; empty if the module has no source."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (KeyError, OSError, TypeError, ValueError, SyntaxError):  # edited since it was imported, say
+    except (KeyError, OSError, TypeError, ValueError, SyntaxError):  # for example, edited after the import
         return {}
     return dict(_texts_in(tree.body, ""))
 
 
 def _texts_in(body: list[ast.stmt], within: str) -> Iterator[tuple[str, str]]:
-    """(`Class.field`, text) of the classes of a body, those in classes and under conditions included."""
+    """Yields (`Class.field`, text) for the classes of a body, including nested classes and those under conditions."""
     for statement in body:
         if isinstance(statement, ast.ClassDef):
             name = f"{within}{statement.name}"
@@ -124,7 +127,7 @@ def _texts_in(body: list[ast.stmt], within: str) -> Iterator[tuple[str, str]]:
 
 
 def is_empty(default: Any) -> bool:
-    """Whether a field is an empty text, list or mapping where nothing is said."""
+    """Returns whether a field's default is an empty text, list or mapping."""
     return isinstance(default, str | tuple | list | dict) and not default
 
 
@@ -137,7 +140,7 @@ def _as_written(value: Any, annotation: Any) -> Any:
 
 
 def item_of(annotation: Any, index: int) -> Any:
-    """Type at a place of a list: of one kind throughout, or, as in [step, value], of one kind each."""
+    """Returns the type of a list's item: the same for all items, or one for each place, as in [step, value]."""
     kinds = get_args(annotation)
     return kinds[min(index, len(kinds) - 1)] if ... not in kinds else kinds[0]
 
@@ -153,35 +156,36 @@ def _plain(value: Any) -> Any:
 
 
 def is_open(section: Any) -> bool:
-    """Whether the class is a kind of open section (not one of its variants)."""
+    """Returns whether the class is a kind of open section (not one of its variants)."""
     return isinstance(section, type) and "group" in vars(section)
 
 
 class OpenSection(Spec, ABC):
-    """A section whose variants live with the code that does their work: `reward: {type: math_verify}`.
+    """A section whose variants are defined beside the code that implements them: `reward: {type: math_verify}`.
 
     A direct subclass is a kind of section: it has the fields that its variants share, and the methods that do the work.
-    A variant is a subclass of the kind, its own fields its options; see `specs.extensions` for where variants are.
-    Checking a spec imports the variant's module, so what takes long to import is imported in the methods.
+    A variant is a subclass of the kind, and its own fields are its options; `specs.extensions` finds variants. Checking
+    a spec imports the variant's module, so slow imports belong inside the methods.
 
-    Validating the kind gives an instance of the variant that the data names.
+    Validating the kind returns an instance of the variant that the data names.
     """
 
     tag: ClassVar[str] = "type"
-    """The field that names the variant."""
+    """Name of the field that names the variant."""
     group: ClassVar[str]
-    """The entry points' group, set by the kind."""
+    """Group of the entry points, set by the kind."""
     package: ClassVar[str]
-    """The package whose modules are our variants, set by the kind."""
+    """Package whose modules are the built-in variants, set by the kind."""
     of_function: ClassVar[tuple[str, str]] = ("", "")
-    """Module and name of the class that calls a plain function, for kinds of which a package may offer one."""
+    """Module and name of the class that wraps a plain function, for kinds that a package may offer as a function."""
     distribution: ClassVar[str] = ""
-    """Name and version of the installed package that a variant comes from; empty for ours."""
+    """Name and version of the installed package that a variant comes from; empty for built-in variants."""
     libraries: ClassVar[tuple[str, ...]] = ()
-    """Names of the installed packages whose versions decide what a variant gives; `python`: the interpreter."""
+    """Names of the installed packages whose versions determine a variant's results; `python` is the interpreter."""
 
     def identity(self) -> dict[str, Any]:
-        """See Spec. With each version of its package a variant is another one."""
+        """Returns what `Spec.identity` returns, with the package's version in the tag: a new version is another
+        variant."""
         plain = super().identity()
         return plain | {self.tag: f"{plain[self.tag]} ({self.distribution})"} if self.distribution else plain
 
@@ -198,7 +202,7 @@ class OpenSection(Spec, ABC):
     @classmethod
     def _as_variant(cls, value: Any, info: ValidationInfo) -> Any:
         if not isinstance(value, Mapping):
-            return value  # a variant already, or an error that the schema finds
+            return value  # already a variant, or an error that the schema reports
         if cls.tag not in value:
             raise PydanticKnownError("union_tag_not_found", {"discriminator": repr(cls.tag)})
         try:
@@ -211,12 +215,12 @@ class OpenSection(Spec, ABC):
 
 
 RECORDED = {"recorded": True}
-"""Context of validating what is on record."""
+"""Validation context for recorded specs."""
 
 
 @cache
 def _absent(kind: type[OpenSection]) -> type[OpenSection]:
-    """Returns a variant that takes any keys and does no work, for one whose package is not installed."""
+    """Returns a variant that accepts any keys and does no work, for a variant whose package is not installed."""
     settings = ConfigDict(extra="allow", strict=False)
     annotations = {kind.tag: str, "model_config": ClassVar[ConfigDict]}
     body = {"__module__": __name__, "__annotations__": annotations, "model_config": settings}
@@ -226,29 +230,29 @@ def _absent(kind: type[OpenSection]) -> type[OpenSection]:
 
 
 def execution(default: Any = ..., **constraints: Any) -> Any:
-    """A field that says where or how work runs and never what comes out: left out of every fingerprint."""
+    """Declares a field that affects where or how work runs and never its results. Fingerprints leave it out."""
     return Field(default, json_schema_extra={"identity": False}, **constraints)
 
 
 def addition(default: Any, **constraints: Any) -> Any:
-    """A field that came after results did and whose default means what was done before: it is left out of a fingerprint
-    while it has the default, so that those results stay valid."""
+    """Declares a field that is newer than recorded results and whose default keeps the earlier behaviour. Fingerprints
+    leave it out while it has the default, so that those results stay valid."""
     return Field(default, json_schema_extra={"identity": "unless default"}, **constraints)
 
 
 def names_path(kind: PathKind, default: Any = ..., *, added: bool = False, **constraints: Any) -> Any:
-    """A text, or list of texts, that names what is on this machine, relative to the spec file. It must be there.
-    `added`: it is an `addition` too.
+    """Declares a text, or list of texts, that names a file or directory of this machine, relative to the spec file. It
+    must exist. With `added` the field is also an `addition`.
 
-    path or id: it may also be what another place calls it, such as a Hub id. It is a path if it begins with `.`, `/` or
-    `~`, or if there is one.
+    The kind "path or id" also accepts an id from elsewhere, such as a Hub id. The text is a path if it begins with `.`,
+    `/` or `~`, or if that path exists.
     """
     identity: dict[str, Any] = {"identity": "unless default"} if added else {}
     return Field(default, json_schema_extra={"path": kind, **identity}, **constraints)
 
 
 def path_kind(field: FieldInfo) -> PathKind | None:
-    """Kind of path in a field declared with `names_path`; None for others."""
+    """Returns the kind of path of a field declared with `names_path`; None for other fields."""
     extra = field.json_schema_extra
     return cast("PathKind | None", extra.get("path")) if isinstance(extra, dict) else None
 
@@ -260,17 +264,17 @@ def _not_a_flag(value: Any) -> Any:
 
 
 no_flag = BeforeValidator(_not_a_flag)
-"""For a choice between numbers, which would take `true` for 1."""
+"""Validator for a choice between numbers, which would otherwise read `true` as 1."""
 
 
 DEFAULT_VARIANT = "x-default-variant"
-"""Key of a union's JSON Schema: the variant that is meant where the tag is left out; empty: other keys tell it."""
+"""Key of a union's JSON Schema: the variant that applies if the tag is left out. Empty if other keys determine it."""
 Told = Callable[[JsonSchemaValue], JsonSchemaValue]
 
 
 @dataclass(frozen=True)
 class _Completed(BeforeValidator):
-    """A validator that completes what is written; the JSON Schema is told what may be left out."""
+    """A validator that fills in left-out keys, and marks them as optional in the JSON Schema."""
 
     told: Told = lambda schema: schema
 
@@ -279,7 +283,7 @@ class _Completed(BeforeValidator):
 
 
 def unless_said(tag: str, variant: str) -> BeforeValidator:
-    """For a union of sections: a mapping that leaves its `tag` out means `variant`."""
+    """Returns a validator for a union of sections: a mapping without `tag` means `variant`."""
 
     def fill(value: Any) -> Any:
         return {tag: variant, **value} if isinstance(value, dict) else value
@@ -288,7 +292,7 @@ def unless_said(tag: str, variant: str) -> BeforeValidator:
 
 
 def by_other_keys(fill: Callable[[Any], Any]) -> BeforeValidator:
-    """For a union of sections: `fill` puts the tag where other keys of a mapping tell it."""
+    """Returns a validator for a union of sections: `fill` adds the tag that a mapping's other keys imply."""
     return _Completed(fill, told=lambda schema: {**schema, DEFAULT_VARIANT: ""})
 
 
@@ -297,4 +301,4 @@ def _of_name(value: Any) -> Any:
 
 
 or_name = _Completed(_of_name, told=lambda schema: {"anyOf": [schema, {"type": "string"}]})
-"""For a section that may be written as its name alone: `calculator` means `{type: calculator}`."""
+"""Validator for a section that may be written as its name alone: `calculator` means `{type: calculator}`."""

@@ -1,4 +1,4 @@
-"""Base of all objectives: the questions that training, certificates and checks ask of each; and advantages."""
+"""Base classes of objectives, with the properties that training, certificates and checks need; and advantages."""
 
 from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -13,43 +13,45 @@ Baseline = Literal["group_mean", "leave_one_out", "batch_mean", "none"]
 Scale = Literal["none", "group_std", "batch_std"]
 KlEstimator = Literal["k1", "k2", "k3"]
 RatioOver = Literal["token", "sequence", "geometric_mean"]
-"""What an importance ratio is of: a token; a whole response; the geometric mean of a response's tokens."""
+"""Unit of an importance ratio: a token; a whole response; the geometric mean over a response's tokens."""
 Weight = Annotated[float | ValueSchedule, Schedulable(ge=0)]
 Parameter = Annotated[float | ValueSchedule, Schedulable()]
 Claim = Literal["always", "on_policy", "never"]
-"""When the expected gradient is exactly that of the objective named: always; where the policy is the sampler; never."""
+"""When the expected gradient equals the claimed objective's gradient: always; while the policy is the sampling policy;
+never."""
 
 
 class Advantage(Spec):
-    """Reward minus a baseline, divided by a scale, perhaps whitened."""
+    """Reward minus a baseline, divided by a scale and optionally whitened."""
 
     baseline: Baseline = "group_mean"
     """group: the responses to one prompt; leave_one_out: the group's other responses; batch: a step's rollouts."""
     scale: Scale = "none"
-    """Divide by the standard deviation (ddof 1) plus 1e-4."""
+    """Divisor: the standard deviation (ddof 1) plus 1e-4, or none."""
     whiten: Literal["none", "tokens"] = "none"
-    """tokens: afterwards to mean 0 and variance 1 over all response tokens of the step, as REINFORCE++ does."""
+    """tokens: the advantages are then normalised to mean 0 and variance 1 over all response tokens of the step, as in
+    REINFORCE++."""
     rewards: Literal["summed", "normalized_each"] = addition("summed")
-    """Terms of a weighted_sum: added up as they are, or each first brought to mean 0 and deviation 1 (ddof 1, plus
-    1e-4) within its group, so that no term drowns another. Baseline and scale are then taken of the sum. GDPO,
-    arXiv:2601.05242: normalized_each, with baseline batch_mean and scale batch_std, as TRL has it; with baseline and
-    scale none and whiten tokens, as its authors' code has it."""
+    """How the terms of a weighted_sum are added. summed: as they are. normalized_each: each term is first normalised to
+    mean 0 and deviation 1 (ddof 1, plus 1e-4) within its group, so that no term dominates. Baseline and scale apply to
+    the sum. GDPO, arXiv:2601.05242, is normalized_each: with baseline batch_mean and scale batch_std as in TRL; with
+    baseline and scale none and whiten tokens as in its authors' code."""
 
     credit: Literal["outcome", "turn"] = addition("outcome")
-    """What a turn of the policy answers for. outcome: the reward of the whole response, with the rewards of its turns.
-    turn: its return, that is its own reward, those of the turns after it and the reward of the response; baseline and
-    scale are taken over the returns from the same turn on, where a response that has ended counts by its last. With
-    leave_one_out both have the same expected gradient on policy; with group_mean both have 1 - 1/G of it, G being the
-    size of a group."""
+    """Reward that a turn of the policy is credited with. outcome: the reward of the whole response, including the
+    rewards of its turns. turn: the turn's return, which is its own reward, the rewards of later turns and the reward of
+    the response. Baseline and scale are then taken over the returns from the same turn on; a response that has ended
+    counts with its last return. With leave_one_out both have the same expected gradient on policy; with group_mean both
+    have 1 - 1/G of it, G being the size of a group."""
 
 
 class BaseObjective(Spec):
-    """Questions that training, certificates and checks ask of every objective."""
+    """An objective, with the properties that training, certificates and checks need."""
 
     published: ClassVar[dict[str, dict[str, Any]]]
-    """The `advantage` and `reference` it was published with; a spec that leaves them out gets these."""
+    """Published `advantage` and `reference`, which a spec gets for the keys it leaves out."""
     certified: ClassVar[tuple[dict[str, Any], ...]] = ({},)
-    """The settings that `rpg certify` lists: each names the fields that are not at their default."""
+    """Settings that `rpg certify` lists, each by the fields that differ from their defaults."""
 
     @property
     @abstractmethod
@@ -58,7 +60,8 @@ class BaseObjective(Spec):
 
     @property
     def penalizes_reward(self) -> bool:
-        """Whether the divergence is taken off the reward, so that advantages depend on old and reference logprobs."""
+        """Whether the divergence is subtracted from the reward, so that advantages depend on old and reference
+        logprobs."""
         return False
 
     @property
@@ -68,7 +71,7 @@ class BaseObjective(Spec):
 
     @property
     def symbols(self) -> frozenset[str]:
-        """Symbols that it reads as a formula; none of an objective that is none."""
+        """Symbols that its formula reads; empty for an objective that is not a formula."""
         return frozenset()
 
     @property
@@ -78,43 +81,44 @@ class BaseObjective(Spec):
 
     @property
     def claims_divergence(self) -> bool:
-        """Whether a divergence is part of what its gradient is said to be of."""
+        """Whether the claimed gradient includes that of a divergence."""
         return self.needs_reference
 
     @property
     def claimed_kl_coef(self) -> float:
-        """Weight of that divergence."""
+        """Weight of the claimed divergence."""
         return constant(getattr(self, "kl_coef", 0.0))
 
     def with_kl_coef(self, kl_coef: float) -> Self:
-        """The objective with another weight of its divergence."""
+        """Returns the objective with another weight of its divergence."""
         return self.model_copy(update={"kl_coef": kl_coef})
 
     @property
     @abstractmethod
     def exact(self) -> Claim:
-        """When the expected gradient is said to be exactly that of the expected reward less the divergence."""
+        """When the expected gradient is claimed to be exactly that of the expected reward minus the divergence."""
 
     @property
     @abstractmethod
     def claim_level(self) -> Level:
-        """Whether that divergence is of each token or of the whole response."""
+        """Whether the claimed divergence is that of each token or of the whole response."""
 
     @property
     def claim_divergence(self) -> Literal["reverse", "forward"]:
-        """Its direction: reverse is KL(policy || reference), forward KL(reference || policy)."""
+        """Direction of the claimed divergence: reverse is KL(policy || reference), forward KL(reference || policy)."""
         return "reverse"
 
 
 class PackagedObjective(BaseObjective, OpenSection):
-    """An objective of an installed package: what a formula cannot express. A variant's own fields are its knobs."""
+    """An objective of an installed package, for losses that a formula cannot express. A variant's own fields are its
+    settings."""
 
     group: ClassVar[str] = "rpg.objectives"
     package: ClassVar[str] = ""
 
     published: ClassVar[dict[str, dict[str, Any]]] = {"reference": {"source": "behaviour"}}
     reads: ClassVar[frozenset[str]] = frozenset()
-    """Symbols that it takes from its terms, among H, R, p_engine, r and q. With r or q a reference policy is held."""
+    """Symbols that it reads from its terms, among H, R, p_engine, r and q. With r or q a reference policy is kept."""
 
     type: str
     """Name of the objective."""
@@ -123,15 +127,15 @@ class PackagedObjective(BaseObjective, OpenSection):
 
     @abstractmethod
     def losses(self, terms: Any) -> tuple[Any, Any]:
-        """Returns the loss of each token [B, T], not masked, and where its clip acts.
+        """Returns the loss of each token [B, T], not masked, and a mask of the tokens on which its clip acts.
 
         Args:
-            terms: `rpg.objectives.terms.Terms`, of what `ratio_over` says.
+            terms: `rpg.objectives.terms.Terms`, over the unit that `ratio_over` names.
         """
 
     @property
     def symbols(self) -> frozenset[str]:
-        """What `reads` names."""
+        """Symbols named in `reads`."""
         return self.reads
 
     @property
@@ -141,24 +145,24 @@ class PackagedObjective(BaseObjective, OpenSection):
 
     @property
     def without_advantage(self) -> bool:
-        """Nothing keeps it from having a gradient where A is 0."""
+        """True, since a package's loss may have a gradient at A = 0."""
         return True
 
     @property
     def exact(self) -> Claim:
-        """Never, unless a variant says otherwise: its claim is then enumerated, and must be true."""
+        """`never`, unless a variant overrides it; its claim is then checked by enumeration, and must be true."""
         return "never"
 
     @property
     def claim_level(self) -> Level:
-        """The divergence of each token."""
+        """`token`: the divergence of each token."""
         return "token"
 
     @property
     def claims_divergence(self) -> bool:
-        """Whether it has a weight of a divergence, called kl_coef, and claims to be exact."""
+        """Whether it has a field kl_coef, the weight of a divergence, and claims to be exact."""
         return self.exact != "never" and "kl_coef" in type(self).model_fields
 
     def with_kl_coef(self, kl_coef: float) -> Self:
-        """The objective with another weight of its divergence; itself where it has none."""
+        """Returns the objective with another weight of its divergence; itself if it has no kl_coef."""
         return super().with_kl_coef(kl_coef) if "kl_coef" in type(self).model_fields else self

@@ -1,4 +1,4 @@
-"""Clips of the importance ratio. `low` and `high` are margins around ratio 1, never bounds."""
+"""Clips of the importance ratio. `low` and `high` are margins around ratio 1, not bounds."""
 
 from typing import Annotated, Literal
 
@@ -12,32 +12,32 @@ UpperMargin = Annotated[float | ValueSchedule, Schedulable(gt=0)]
 
 
 class NoClip(Spec):
-    """Every token keeps its gradient."""
+    """No clip: every token keeps its gradient."""
 
     type: Literal["none"] = "none"
 
 
 class DualClip(Spec):
-    """RPG-Style Clip with the REINFORCE estimator, PPO's dual clip on the reward part with the differentiable one."""
+    """RPG-Style Clip with the REINFORCE estimator; PPO's dual clip on the reward part with the differentiable
+    estimator."""
 
     type: Literal["dual"] = "dual"
     low: LowerMargin = 0.2
-    """Margin below ratio 1: with a negative advantage a token stops counting under 1 - low."""
+    """Margin below ratio 1: with a negative advantage a token is clipped below 1 - low."""
     high: UpperMargin = 0.28
-    """Margin above ratio 1: with a positive advantage a token stops counting from 1 + high."""
+    """Margin above ratio 1: with a positive advantage a token is clipped from 1 + high on."""
     dual: float = Field(10.0, gt=1)
     """Bound on the ratio when the advantage is negative."""
     branch: Literal["raw", "regularized"] = "raw"
-    """Whose sign decides the side: raw, the advantage (the paper's code); regularized, the advantage with the
+    """Quantity whose sign selects the side. raw: the advantage (the paper's code). regularized: the advantage with the
     divergence (the paper's Algorithm 2; Algorithm 1 with the differentiable estimator)."""
     keep_divergence: bool = False
     """Whether a clipped token keeps the divergence's gradient. The differentiable estimator on the raw branch always
-    does."""
+    keeps it."""
 
 
 class TruncateClip(Spec):
-    """The ratio is replaced by its clamp to [1 - low, 1 + high] wherever it weighs; no token stops counting.
-    REINFORCE only."""
+    """A clamp of the ratio to [1 - low, 1 + high] in every weight; no token is dropped. REINFORCE only."""
 
     type: Literal["truncate"] = "truncate"
     low: LowerMargin = 0.2
@@ -47,14 +47,14 @@ class TruncateClip(Spec):
 
 
 class ValueClip(Spec):
-    """The value of ratio times regularized advantage is clipped as in PPO's dual clip and then weighs the gradient, the
-    paper's eq. 4.1; no token stops counting. REINFORCE only."""
+    """A clip of the value of ratio times regularized advantage, as in PPO's dual clip. The clipped value weights the
+    gradient, the paper's eq. 4.1; no token is dropped. REINFORCE only."""
 
     type: Literal["value"] = "value"
     low: LowerMargin = 0.2
-    """Margin below ratio 1: with a negative regularized advantage the ratio counts as at least 1 - low."""
+    """Margin below ratio 1: with a negative regularized advantage a ratio below 1 - low counts as 1 - low."""
     high: UpperMargin = 0.28
-    """Margin above ratio 1: with another regularized advantage the ratio counts as at most 1 + high."""
+    """Margin above ratio 1: with any other regularized advantage a ratio above 1 + high counts as 1 + high."""
     dual: float = Field(10.0, gt=1)
     """Bound on the ratio when the regularized advantage is negative."""
 
@@ -66,11 +66,11 @@ class EqualMargins(Spec):
     """PPO's clip: margins on both sides of ratio 1."""
 
     low: LowerMargin = 0.2
-    """Margin below ratio 1: with a negative advantage a token stops counting under 1 - low."""
+    """Margin below ratio 1: with a negative advantage a token is clipped below 1 - low."""
     high: UpperMargin = 0.2
-    """Margin above ratio 1: with a positive advantage a token stops counting over 1 + high."""
+    """Margin above ratio 1: with a positive advantage a token is clipped above 1 + high."""
     dual: float = Field(0.0, ge=0)
-    """Bound on the ratio when the advantage is negative, over 1; 0: none."""
+    """Bound on the ratio when the advantage is negative, above 1. 0 disables it."""
 
     @model_validator(mode="after")
     def _above_one(self) -> "EqualMargins":
@@ -83,13 +83,13 @@ class HigherMargins(EqualMargins):
     """DAPO's clip-higher."""
 
     high: UpperMargin = 0.28
-    """Margin above ratio 1: with a positive advantage a token stops counting over 1 + high."""
+    """Margin above ratio 1: with a positive advantage a token is clipped above 1 + high."""
 
 
 class ResponseMargins(EqualMargins):
-    """GSPO's, around the geometric mean of a response's ratios, which moves far less than a token's."""
+    """GSPO's margins, around the geometric mean of a response's ratios, which varies far less than a token's ratio."""
 
     low: LowerMargin = 3e-4
-    """Margin below ratio 1: with a negative advantage a response stops counting under 1 - low."""
+    """Margin below ratio 1: with a negative advantage a response is clipped below 1 - low."""
     high: UpperMargin = 4e-4
-    """Margin above ratio 1: with a positive advantage a response stops counting over 1 + high."""
+    """Margin above ratio 1: with a positive advantage a response is clipped above 1 + high."""

@@ -1,4 +1,4 @@
-"""Where problems come from, how they become prompts, and what is filtered out."""
+"""Sources of problems, the form of prompts, and filters."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -13,40 +13,40 @@ from specs.schema.reward import Reward
 
 
 class Source(OpenSection):
-    """Where problems come from."""
+    """A source of problems."""
 
     tag: ClassVar[str] = "source"
     group: ClassVar[str] = "rpg.data"
     package: ClassVar[str] = "rpg.data.sources"
     generated: ClassVar[bool] = False
-    """Whether a program makes up its problems. Many are alike then, and they are told apart by their prompts alone."""
+    """Whether a program generates its problems. Many are then alike, and only their prompts distinguish them."""
 
     source: str
     """Name of the kind of source."""
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$")
-    """What the set is called in evaluations and tables; an evaluation set needs one.
-    Empty: the task's, the file's or the dataset's own name."""
+    """Name of the set in evaluations and tables, required for an evaluation set. Empty means the task's, file's or
+    dataset's own name."""
     limit: int = Field(0, ge=0)
-    """Keep the first so many problems after deduplication; 0 keeps all."""
+    """Number of problems to keep, from the first on, after deduplication. 0 keeps all."""
     reward: Reward | None = None
-    """How responses to the set's problems are scored; left out: as the experiment's `reward` says."""
+    """How responses to the set's problems are scored. If left out, the experiment's `reward` applies."""
 
     def identity(self) -> dict[str, Any]:
-        """See Spec. The problems are the same, whatever scores them."""
+        """Returns what `Spec.identity` returns, without the reward: it does not change the problems."""
         plain = super().identity()
         del plain["reward"]
         return plain
 
     @abstractmethod
     def read(self) -> Iterator[Any]:
-        """The set's problems as `rpg.data.SourceProblem`s, always in the same order.
+        """Yields the set's problems as `rpg.data.SourceProblem`s, always in the same order.
 
         Raises:
-            SpecError: what the source names is wrong; the paths of its issues are relative to the source.
+            SpecError: a setting of the source is wrong; the paths of its issues are relative to the source.
         """
 
     def peek(self, count: int) -> Iterator[Any]:
-        """The first problems, for a check before anything runs; none where even these would take long to read.
+        """Yields the first problems, for a check before anything runs; yields none if even reading these is slow.
 
         Raises:
             SpecError: as `read`.
@@ -54,48 +54,50 @@ class Source(OpenSection):
         return islice(self.read(), count)
 
     def is_here(self) -> bool:
-        """Whether its problems can be read without a download; asks no network."""
+        """Returns whether its problems can be read without a download; uses no network."""
         return True
 
     def shared_with(self, other: "Source") -> Issue | None:  # noqa: ARG002 (for those that override it)
-        """Why the set must hold problems of the other one, if that follows from the settings; at a path of this one."""
+        """Returns an issue, at a path of this set, if the settings imply that the two sets share problems."""
         return None
 
 
 class TemplatePrompt(Spec):
-    """The prompt is a text with fields filled in."""
+    """A prompt made from a text with fields to fill in."""
 
     type: Literal["template"] = "template"
     template: str = "{prompt}"
-    """Fields: {prompt} (the problem's text), {metadata.NAME} (what reasoning-gym says of the item)."""
+    """Text with the fields {prompt} (the problem's text) and {metadata.NAME} (the item's metadata from
+    reasoning-gym)."""
 
 
 class ChatPrompt(Spec):
-    """The prompt is rendered with the tokenizer's own chat template."""
+    """A prompt rendered with the tokenizer's own chat template."""
 
     type: Literal["chat"] = "chat"
     system: str = ""
-    """System message put before the problem's own messages; empty: none."""
+    """System message before the problem's own messages. Empty means no system message."""
     template: str = addition("{prompt}")
-    """The user message of a problem that comes as plain text, with the fields of a template prompt. Problems that come
-    as messages already have theirs."""
+    """User message for problems that are plain text, with the fields of a template prompt. Problems given as messages
+    already have one."""
     enable_thinking: bool | Literal["unset"] = False
-    """Passed to templates that know it (Qwen3's, which at false put an empty thought before the response). unset: not
-    passed, so that the template's own default holds."""
+    """Argument for templates that know it; with false, Qwen3's puts an empty thought before the response. unset: not
+    passed, so that the template's own default applies."""
 
 
 Prompt = Annotated[TemplatePrompt | ChatPrompt, Field(discriminator="type"), unless_said("type", "template")]
 
 
 class ShuffledOrder(Spec):
-    """The problems again and again, each pass over them in an order of its own."""
+    """Repeated passes over the problems, each in its own random order."""
 
     type: Literal["shuffled"] = "shuffled"
 
 
 class DifficultyOrder(Spec):
-    """Problems by how often the policy has solved them so far, in three pools: hard, medium and easy. The medium ones
-    are drawn, since a group of theirs is likely to have right and wrong responses; the others now and then."""
+    """An order by how often the policy has solved each problem so far, in three pools: hard, medium and easy. Medium
+    problems are preferred, since their groups are likely to have right and wrong responses; the others are drawn
+    occasionally."""
 
     type: Literal["difficulty"] = "difficulty"
     hard_below: float = Field(0.1, ge=0, le=1)
@@ -103,11 +105,11 @@ class DifficultyOrder(Spec):
     easy_above: float = Field(0.9, ge=0, le=1)
     """Success rate above which a problem is easy."""
     explore: float = Field(0.5, gt=0, le=1)
-    """Share of the prompts drawn outside the medium pool: problems not yet tried first, in the shuffled order, then
-    hard and easy ones, those tried longest ago first. Where the medium pool has too few, the others take their
-    places."""
+    """Share of the prompts drawn outside the medium pool: first problems not yet tried, in the shuffled order, then
+    hard and easy ones, beginning with those tried longest ago. If the medium pool has too few problems, the others fill
+    its places."""
     memory: float = Field(0.5, ge=0, lt=1)
-    """Share of its earlier success rate that a problem keeps when another group of its responses is scored."""
+    """Share of its earlier success rate that a problem keeps when another group of responses is scored."""
 
     @model_validator(mode="after")
     def _in_order(self) -> "DifficultyOrder":
@@ -123,19 +125,21 @@ class Data(Spec):
     """Training and evaluation problems."""
 
     train: tuple[Source, ...] = Field(min_length=1)
-    """Sets to train on, put one after another."""
+    """Sets to train on, concatenated."""
     evaluation: tuple[Source, ...] = ()
-    """Named sets to evaluate on; none may share a problem with the training sets."""
+    """Named sets to evaluate on; they may not share a problem with the training sets."""
     order: Order = addition(ShuffledOrder())
-    """Which training problem comes next: shuffled, or by difficulty."""
+    """Order of the training problems: shuffled, or by difficulty."""
     prompt: Prompt = TemplatePrompt()
-    """How a problem becomes the text that the model sees."""
+    """How a problem becomes the model's prompt."""
     deduplicate: bool = True
-    """Remove copies of the same problem within a set (DAPO-Math holds each some hundred times, the AIME files 32)."""
+    """Remove copies of the same problem within a set (DAPO-Math holds each about a hundred times, the AIME files 32
+    times)."""
     overlap: Literal["error", "drop"] = "error"
-    """A training problem that is also in an evaluation set: an error, or dropped from training. Prompts are compared,
-    and of sets that no program generates the questions too: word for word, whatever their instructions, case, spacing,
-    punctuation and LaTeX markup."""
+    """A training problem that is also in an evaluation set is an error, or is dropped from training. Prompts are
+    compared. For sets that no program generates, questions are compared too: word for word, ignoring instructions,
+    case, spacing, punctuation and LaTeX markup."""
 
     max_prompt_length: int = Field(1024, ge=1)
-    """Tokens. Training problems with a longer prompt are left out; an evaluation problem with one is an error."""
+    """Most tokens of a prompt. Training problems with a longer prompt are left out; an evaluation problem with a longer
+    prompt is an error."""

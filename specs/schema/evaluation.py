@@ -9,19 +9,19 @@ from specs.schema.rollout import StopText
 
 
 class LiteratureTable(Spec):
-    """Accuracies that others report. Reports and comparisons show them beside ours, marked as theirs."""
+    """Accuracies from the literature. Reports and comparisons show them beside measured ones, marked as published."""
 
     source: str = Field(min_length=1)
-    """Where they stand: the paper and its table."""
+    """The paper and its table."""
     measure: str = Field("mean@1", pattern=r"^mean@[1-9][0-9]*$")
-    """mean@k: the mean accuracy over so many responses to a problem."""
+    """Measure of the table. mean@k is the mean accuracy over k responses to a problem."""
     datasets: tuple[str, ...] = Field(min_length=1)
-    """Evaluation sets, by their names here."""
+    """Evaluation sets, by their names in this spec."""
     rows: dict[str, list[list[float]]] = Field(min_length=1)
-    """Label of a row of matrix.zip, or name of an evaluation's model -> for each of the datasets, the accuracy of the
-    last checkpoint and of the best, as shares; of a model as it is, the same twice."""
+    """Label of a row of matrix.zip, or name of an evaluation's model -> [last, best] for each dataset: the accuracy of
+    the last and of the best checkpoint, as shares. For an untrained model, give the same value twice."""
     remarks: str = ""
-    """What a reader has to know of the figures."""
+    """Remarks that a reader of the figures needs."""
 
     @model_validator(mode="after")
     def _pairs_of_shares(self) -> Self:
@@ -33,34 +33,35 @@ class LiteratureTable(Spec):
 
 
 class Evaluation(Spec):
-    """Each chosen checkpoint answers each problem of each evaluation set several times."""
+    """Evaluation of checkpoints: each one answers each problem of each evaluation set several times."""
 
     checkpoints: Literal["initial_and_final", "final", "all"] = "initial_and_final"
-    """initial is the base model; all adds every exported step (training.export_every_steps)."""
+    """Checkpoints to evaluate. initial is the base model; all adds every exported step
+    (training.export_every_steps)."""
     every_steps: int = addition(0, ge=0)
-    """Steps between evaluations during training, by the trainer itself; 0: none. The base model and the last step are
-    evaluated after training in any case."""
+    """Steps between evaluations that the trainer runs during training. 0 disables them. The base model and the last
+    step are always evaluated after training."""
     concurrent_ranks: int = execution(0, ge=0)
-    """Ranks that evaluate each checkpoint as soon as it is exported, while training goes on, on GPUs of their own: free
-    ones of this machine, or a job (slurm) or placement group (ray) of their own. What they have not measured when
-    training ends is measured then, as with 0. The results are the same."""
+    """Ranks that evaluate each checkpoint as soon as it is exported, while training continues. They have their own
+    GPUs: free ones of this machine, or their own job (slurm) or placement group (ray). Evaluations that are missing
+    when training ends run afterwards, as with 0. The results are the same."""
     datasets: tuple[str, ...] = ()
-    """Names of evaluation sets; empty: all."""
+    """Names of evaluation sets. Empty means all."""
     samples_per_problem: int = Field(8, ge=1)
     """Responses per problem: the k of mean@k, the largest k of pass@k and maj@k."""
     temperature: float = Field(1.0, ge=0)
     """0 is greedy decoding."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus: sample from the smallest set of tokens that holds this probability."""
+    """Nucleus sampling: sample from the smallest set of tokens that holds this probability."""
     top_k: int = addition(0, ge=0)
-    """Sample from as many likeliest tokens, the nucleus taken of these; 0: all."""
+    """Sample from this many of the likeliest tokens; the nucleus is taken from these. 0 means all tokens."""
     stop: tuple[StopText, ...] = addition(())
-    """Texts that end a response, as rollout.stop does."""
+    """Texts that end a response, as with rollout.stop."""
     max_response_length: int = Field(0, ge=0)
-    """Tokens at most; 0: rollout.max_response_length."""
+    """Most tokens of a response. 0 means rollout.max_response_length."""
     confidence: float = Field(0.95, gt=0, lt=1)
-    """Level of the intervals."""
+    """Confidence level of the intervals."""
     seed: int = Field(0, ge=0)
-    """Seed of the sampling; apart from the run's seed."""
+    """Seed of the sampling, independent of the run's seed."""
     literature: tuple[LiteratureTable, ...] = execution(())
-    """Accuracies that others report, to be shown beside ours."""
+    """Accuracies from the literature, shown beside the measured ones."""

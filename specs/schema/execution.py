@@ -1,5 +1,5 @@
-"""Resources of a run on a machine, what it records and where that is sent, what happens when a stage fails, and
-who is told. Nothing here changes a result.
+"""Resources of a run, its records and trackers, retries of failed stages, and notifications. Nothing here changes a
+result.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,32 +17,35 @@ class Resources(Spec):
     """Resources of a training rank."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: cuda where there is one."""
+    """auto: cuda if the machine has a GPU, else cpu."""
     when_taken: Literal["wait", "fail"] = "wait"
-    """Where other runs hold the machine's GPUs: wait until enough are free, or fail. Leases are held per machine."""
+    """If other runs hold the machine's GPUs: wait until enough are free, or fail. Leases are per machine."""
     memory_gib: float = Field(0.0, ge=0)
-    """Memory of one rank's device in GiB, against which the plan's estimate is held; 0: that of this machine's smallest
-    GPU where ranks run here, else of an H100 where the model is large."""
+    """Memory of one rank's device in GiB, which the plan compares with its estimate. 0 means that of this machine's
+    smallest GPU if ranks run here, else that of an H100 if the model is large."""
     threads: int = Field(0, ge=0)
-    """CPU threads of a rank; 0: the machine's cores divided by the ranks, and by the runs at a time."""
+    """CPU threads of a rank. 0 divides the machine's cores by the ranks and by the concurrent runs."""
 
 
 class Record(Spec):
-    """Which rows training records, and how long token rows stay. Metrics, events and evaluations always are recorded.
+    """Rows that training records, and how long token rows are kept. Metrics, events and evaluations are always
+    recorded.
 
     `rpg replay` needs all rows of `rollouts` and `tokens`.
     """
 
     rollouts: Literal["all", "none"] = execution("all")
-    """Table `rollouts`: a row for each response of training, with its text. none: no texts are kept, of tokens neither.
+    """Table `rollouts`: a row for each response of training, with its text. none: no texts are kept, nor the texts of
+    tokens.
     """
     tokens: Literal["all", "sampled", "none"] = execution("all")
-    """Table `tokens`: a row for each token of all responses, of a share of each step's responses, or of none."""
+    """Table `tokens`: a row for each token of all responses, of a sampled share of each step's responses, or of no
+    response."""
     sampled_share: float = execution(0.1, gt=0, lt=1)
-    """Share of each step's responses whose tokens are recorded with `tokens: sampled`; rounded up. Which ones follows
-    from the run's id and the step alone."""
+    """Share of each step's responses whose tokens are recorded with `tokens: sampled`, rounded up. The run's id and the
+    step determine which responses."""
     keep_days: float = execution(0.0, ge=0)
-    """Days from a run's end until `rpg gc` frees its token rows; 0: they are kept."""
+    """Days from a run's end until `rpg gc` frees its token rows. 0 keeps them."""
 
     @property
     def share(self) -> float:
@@ -58,27 +61,27 @@ def _without_password(value: str) -> str:
 
 
 class _Sink(Spec):
-    """A tracker that is sent what a run records: metrics, evaluations, the resolved spec and how the run ended."""
+    """A tracker that receives a run's records: metrics, evaluations, the resolved spec and the final status."""
 
     package: ClassVar[str] = ""
-    """The installed package that it needs; empty: none beside this one's."""
+    """Name of the package that it needs. Empty if it needs only this distribution's packages."""
     extra: ClassVar[str] = ""
-    """The extra of this distribution that brings the package."""
+    """Extra of this distribution that installs the package."""
 
 
 class TensorboardSink(_Sink):
-    """Event files under `tensorboard/` in the home, a directory for each run."""
+    """TensorBoard: event files under `tensorboard/` in the home, a directory for each run."""
 
     package = "tensorboard"
     extra = "tensorboard"
 
     type: Literal["tensorboard"]
-    """tensorboard: `tensorboard --logdir .rpg/tensorboard` shows them."""
+    """tensorboard: event files, shown by `tensorboard --logdir .rpg/tensorboard`."""
 
 
 class WandbSink(_Sink):
-    """A W&B run for each run, of its id, in the group of the experiment. WANDB_API_KEY or `wandb login` says who sends
-    it, WANDB_BASE_URL to which server."""
+    """Weights & Biases: a W&B run for each run, with the same id, in the experiment's group. WANDB_API_KEY or `wandb
+    login` sets the account, WANDB_BASE_URL the server."""
 
     package = "wandb"
     extra = "wandb"
@@ -86,17 +89,19 @@ class WandbSink(_Sink):
     type: Literal["wandb"]
     """wandb: Weights & Biases."""
     project: str = Field(min_length=1, max_length=128, pattern=r"^[^/\\#?%:]+$")
-    """The project that the runs are in."""
+    """Project of the runs."""
     entity: str = ""
-    """The user or team whose project it is; empty: the default of whose key it is."""
+    """User or team that owns the project. Empty means the default of the key's owner."""
     mode: Literal["online", "offline"] = "online"
-    """offline: a directory `wandb/offline-run-...` in the home for each run, which `wandb sync` sends when you want."""
+    """offline: writes a directory `wandb/offline-run-...` in the home for each run, which you can upload with `wandb
+    sync`."""
     tags: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()
-    """Tags of each run, beside the objective's type and the seed."""
+    """Tags of each run, added to the objective's type and the seed."""
 
 
 class MlflowSink(_Sink):
-    """An MLflow run for each run. MLflow takes no value back, so that a step is sent once a checkpoint holds it."""
+    """MLflow: an MLflow run for each run. MLflow cannot withdraw a value, so a step is sent once a checkpoint contains
+    it."""
 
     package = "mlflow"
     extra = "mlflow"
@@ -104,24 +109,24 @@ class MlflowSink(_Sink):
     type: Literal["mlflow"]
     """mlflow: MLflow Tracking."""
     tracking_uri: Annotated[str, AfterValidator(_without_password)] = ""
-    """Address of the tracking server or store; empty: MLFLOW_TRACKING_URI, without it the file mlflow.db in the
-    home."""
+    """Address of the tracking server or store. Empty means MLFLOW_TRACKING_URI, or if that is not set, the file
+    mlflow.db in the home."""
     experiment: str = ""
-    """MLflow's experiment that the runs are in; empty: the name of this one."""
+    """MLflow experiment of the runs. Empty means the name of this experiment."""
 
 
 Sink = Annotated[TensorboardSink | WandbSink | MlflowSink, Field(discriminator="type")]
 
 
 def not_installed(sink: Sink) -> str:
-    """Empty where the package that a sink needs is on this machine; else what is wrong, and what installs it."""
+    """Returns a message with the install command if the package that a sink needs is missing; else an empty text."""
     if not sink.package or find_spec(sink.package) is not None:
         return ""
     return f"{sink.package} is not installed: {_install(sink)}"
 
 
 def missing_packages(sinks: Sequence[Sink]) -> Iterator[Issue]:
-    """Issues of packages that sinks need and that are not installed, each at its place in the spec."""
+    """Yields an issue for each sink whose package is not installed, at the sink's place in the spec."""
     for index, sink in enumerate(sinks):
         if not_installed(sink):
             yield Issue(f"{sink.package} is not installed", ("sinks", index), given=sink.type, hint=_install(sink))
@@ -132,9 +137,9 @@ def _install(sink: Sink) -> str:
 
 
 _RETRIES = (
-    "Further attempts after a failure that another one may get past (out of memory once, with half the microbatch, but"
-    " not where it was the sampler's; a lost rank; preemption; the time limit; causes unknown, but not an exception"
-    " that would happen again); training goes on from its last checkpoint."
+    "Further attempts after a failure that may not recur; training resumes from its last checkpoint. Retried are:"
+    " running out of memory, once and with half the microbatch, unless the sampler ran out; a lost rank; preemption;"
+    " the time limit; unknown causes, unless an exception would recur."
 )
 
 
@@ -143,43 +148,44 @@ class StagePolicy(Spec):
 
     retries: int = Field(0, ge=0, le=10, description=_RETRIES)
     retry_delay_seconds: float = Field(5.0, ge=0)
-    """Between a failure and the next attempt."""
+    """Seconds between a failure and the next attempt."""
     timeout_seconds: float = Field(0.0, ge=0)
-    """The stage is stopped after so long; 0: no limit."""
+    """Seconds after which the stage is stopped. 0 means no limit."""
 
 
 class RetriedPolicy(StagePolicy):
-    """Retries and time limits of a stage that is worth another attempt."""
+    """Retries and time limits of a stage that is retried by default."""
 
     retries: int = Field(1, ge=0, le=10, description=_RETRIES)
     standstill_seconds: float = Field(10800.0, ge=0)
-    """The stage is stopped, the stacks of its ranks in its log, once none of them has worked for so long: no token
-    sampled, no pass of the model begun, no response scored, no part of a checkpoint written, no exchange between ranks;
-    0: no limit. Loading a model and starting an engine show no work until they are done."""
+    """Seconds without progress on any rank after which the stage is stopped, with the ranks' stacks in its log.
+    Progress is a token sampled, a pass of the model begun, a response scored, a part of a checkpoint written, or an
+    exchange between ranks. 0 means no limit. Loading a model and starting an engine show no progress until they are
+    done."""
 
 
 class Stages(Spec):
     """Retries and time limits, stage by stage."""
 
     data: StagePolicy = StagePolicy()
-    """Fetching, filtering and staging problems."""
+    """Policy for fetching, filtering and staging problems."""
     base: StagePolicy = StagePolicy()
-    """Fetching or making the model, the warm-up included."""
+    """Policy for fetching or creating the model, including the warm-up."""
     train: RetriedPolicy = RetriedPolicy()
-    """Reinforcement; a further attempt goes on from the last checkpoint."""
+    """Policy for reinforcement; a further attempt resumes from the last checkpoint."""
     evaluate: RetriedPolicy = RetriedPolicy()
-    """Measuring checkpoints."""
+    """Policy for evaluating checkpoints."""
     report: StagePolicy = StagePolicy()
-    """The page that shows the run."""
+    """Policy for writing the run's page."""
 
 
 Occasion = Literal["failure", "completion", "guard"]
-"""failure: a run failed or crashed; completion: one finished; guard: a guard of one acted."""
+"""failure: a run failed or crashed; completion: a run finished; guard: a guard acted."""
 
 
 def _reference(value: str) -> str:
     if not is_reference(value):
-        allowed = "env:NAME or file:/PATH, read where it is used"
+        allowed = "env:NAME or file:/PATH, which is read when it is used"
         hint = "a spec is stored and shared; keep it in a variable or a file"
         raise IssueError(
             Issue("a secret's place belongs here, not the secret", (), HIDDEN, allowed, hint, snippet=HIDDEN)
@@ -188,21 +194,22 @@ def _reference(value: str) -> str:
 
 
 SecretReference = Annotated[str, AfterValidator(_reference)]
-"""Where a secret is: `env:NAME` or `file:/PATH`."""
+"""Reference to a secret: `env:NAME` or `file:/PATH`."""
 
 
 class _Notice(Spec):
     """Fields of every notice. The Prefect server that the experiment is submitted to sends it; `rpg run` sends none."""
 
     on: tuple[Occasion, ...] = Field(("failure", "guard"), min_length=1)
-    """failure: a run failed or crashed. completion: a run finished. guard: a guard acted."""
+    """Events that send the notice. failure: a run failed or crashed. completion: a run finished. guard: a guard
+    acted."""
 
 
 class WebhookNotice(_Notice):
     """A POST of JSON: event, experiment, run, message, link."""
 
     type: Literal["webhook"]
-    """webhook: a request to an address of yours."""
+    """webhook: a POST request to your address."""
     url: SecretReference
     """env:NAME or file:/PATH of the address."""
 
@@ -211,7 +218,7 @@ class SlackNotice(_Notice):
     """A message in a Slack channel."""
 
     type: Literal["slack"]
-    """slack: an incoming webhook of Slack's, or of a service that takes the same."""
+    """slack: an incoming webhook of Slack, or of a compatible service."""
     url: SecretReference
     """env:NAME or file:/PATH of the webhook's address."""
 
@@ -225,9 +232,9 @@ class EmailNotice(_Notice):
     """env:NAME or file:/PATH of smtp://HOST:PORT, smtps://USER:PASSWORD@HOST:PORT (TLS from the start) or
     smtp+starttls://USER:PASSWORD@HOST:PORT."""
     sender: str = Field(pattern=r"^[^@\s]+@[^@\s]+$")
-    """Address that it comes from."""
+    """Sender's address."""
     to: tuple[Annotated[str, Field(pattern=r"^[^@\s,]+@[^@\s,]+$")], ...] = Field(min_length=1)
-    """Addresses that it goes to."""
+    """Recipients' addresses."""
 
 
 Notice = Annotated[WebhookNotice | SlackNotice | EmailNotice, Field(discriminator="type")]

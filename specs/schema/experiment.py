@@ -1,4 +1,4 @@
-"""Experiment: the root of a spec file. Fields stand in the order a file has them."""
+"""The experiment, the root of a spec file. The fields are in the order of a file."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -32,36 +32,38 @@ def _listed(value: Any) -> Any:
 
 
 class Matrix(Spec):
-    """Each combination of `product`, paired with each row of `zip`, less `exclude`, is one run per seed.
+    """The fields that vary. Each combination of `product`, paired with each row of `zip`, except those in `exclude`, is
+    one run per seed.
 
     Keys are paths such as objective.kl_coef.
     """
 
     product: dict[str, list[Any]] = Field(default_factory=dict)
-    """Every combination of these values."""
+    """Path -> values; every combination is used."""
     zip: dict[str, list[Any]] = Field(default_factory=dict)
-    """Lists of equal length, taken row by row."""
+    """Path -> values; lists of equal length, used row by row."""
     labels: tuple[str, ...] = ()
-    """A name for each row of `zip`, which tables and charts call it by; none: its values."""
+    """Name of each row of `zip` in tables and charts. Empty means the row's values."""
     exclude: tuple[dict[str, Any], ...] = ()
-    """Combinations to leave out: a cell that agrees with all of one entry's values."""
+    """Combinations to leave out: each entry excludes the cells that have all of its values."""
 
 
 class Experiment(Spec):
-    """One question: a base configuration, the fields that vary and the seeds. Each combination is a run."""
+    """An experiment: one question, a base configuration, the fields that vary and the seeds. Each combination is a
+    run."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
     """Lower-case letters, digits and hyphens."""
     question: str = ""
-    """What the experiment answers, in a sentence."""
+    """The experiment's question, in a sentence."""
     seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**32)], ...], BeforeValidator(_listed)] = Field(
         (0,), min_length=1
     )
-    """One run each: the order of the prompts and the sampling."""
+    """Seeds of the prompt order and the sampling; each is one run."""
     matrix: Matrix | None = None
     """The fields that vary between runs."""
     model: Model
-    """Model that is trained: {source: pretrained} or {source: scratch}."""
+    """Model to train: {source: pretrained} or {source: scratch}."""
     data: Data
     """Training and evaluation problems."""
     warm_up: WarmUp | None = None
@@ -69,61 +71,61 @@ class Experiment(Spec):
     rollout: Rollout = TransformersRollout()
     """How responses are sampled."""
     reward: Reward
-    """How responses are scored, but for those to sets that have a `reward` of their own."""
+    """How responses are scored, except for sets with their own `reward`."""
     objective: Objective
-    """Objective that is optimised."""
+    """Objective to optimise."""
     advantage: Advantage = Advantage()
-    """Keys that are left out take the objective's published setting."""
+    """Keys that are left out take the objective's published values."""
     reference: Reference = Reference()
-    """Keys that are left out take the objective's published setting."""
+    """Keys that are left out take the objective's published values."""
     training: Training
-    """Batch algebra, optimizer, and how the work is spread."""
+    """Batch sizes, optimizer, and distribution over ranks."""
     evaluation: Evaluation = Evaluation()
-    """How checkpoints are measured."""
+    """How checkpoints are evaluated."""
     record: Record = execution(Record())
-    """Which rows are recorded, and how long they stay."""
+    """Rows to record, and how long they are kept."""
     launcher: Launcher = LocalLauncher()
-    """What starts the training ranks."""
+    """Program that starts the training ranks."""
     resources: Resources = Resources()
-    """What a rank may use."""
+    """Resources of a rank."""
     stages: Stages = Stages()
     """Retries and time limits."""
     notify: tuple[Notice, ...] = execution(())
-    """Who is told of failures, completions and guards, when it is submitted."""
+    """Notices of failures, completions and guards, sent if the experiment is submitted."""
     sinks: tuple[Sink, ...] = execution(())
-    """Trackers that are sent what the runs record: TensorBoard, Weights & Biases, MLflow."""
+    """Trackers that receive the runs' records: TensorBoard, Weights & Biases, MLflow."""
 
     @property
     def trains(self) -> bool:
-        """Whether a policy is trained: not where a model is measured as it is."""
+        """Whether a policy is trained; false for the evaluation of a model without training."""
         return True
 
     def reward_at(self, place: str) -> Reward:
-        """What scores a set, by its place, such as `data.train.0`; the experiment's reward where it has none."""
+        """Returns the reward of the set at a place such as `data.train.0`: its own, else the experiment's."""
         return self.own_rewards.get(place, self.reward)
 
     def worst_at(self, place: str) -> float | None:
-        """The least value that the reward of a set can give, if it has one; see `reward_at`."""
+        """Returns the least value of a set's reward, None if it has none; see `reward_at`."""
         return self.reward_at(place).worst_value()
 
     def reward_on(self, dataset: str) -> Reward:
-        """What scores an evaluation set, by its name."""
+        """Returns the reward of the evaluation set of a name."""
         own = (source.reward for source in self.data.evaluation if source.name == dataset)
         return next(own, None) or self.reward
 
     @property
     def own_rewards(self) -> dict[str, Reward]:
-        """The rewards of the sets that have one of their own, by their place, such as `data.train.0`."""
+        """Rewards of the sets that have their own, by the set's place, such as `data.train.0`."""
         return {".".join(map(str, at)): source.reward for at, source in self.sets() if source.reward}
 
     def sets(self) -> Iterator[tuple[Path, Source]]:
-        """Each training and evaluation set, with its place."""
+        """Yields the place of each training and evaluation set, and the set."""
         for split in ("train", "evaluation"):
             for index, source in enumerate(getattr(self.data, split)):
                 yield ("data", split, index), source
 
     def rewards(self) -> Iterator[tuple[Path, Reward]]:
-        """Each reward that scores something, with where it is written."""
+        """Yields the path of each reward that is used, and the reward."""
         sets = list(self.sets())
         if any(source.reward is None for _, source in sets):
             yield ("reward",), self.reward
@@ -131,24 +133,25 @@ class Experiment(Spec):
 
     @property
     def gpus(self) -> int:
-        """GPUs of the ranks and of dedicated engines on all machines, where they compute on GPUs."""
+        """GPUs of the ranks and of dedicated engines on all machines, if they compute on GPUs."""
         engines = self.samplers * self.rollout.gpus_per_sampler if self.launcher.engines_key else 0
         return engines + sum(map(self.gpus_beside, self.launcher.ranks_of_machines(self.training.ranks)))
 
     def gpus_beside(self, ranks: int) -> int:
-        """GPUs that a machine with so many of the ranks needs for them and their engines."""
+        """Returns the GPUs that a machine needs for this many ranks and their engines."""
         return ranks if self.launcher.engines_key else self.rollout.gpus(ranks)
 
     @property
     def samplers(self) -> int:
-        """Samplers on all machines: ranks that share one are on the same, if it is there too."""
+        """Number of samplers on all machines. Ranks that share a sampler are on one machine if the sampler is there
+        too."""
         if self.launcher.engines_key:
             return self.rollout.samplers(self.training.ranks)
         return sum(map(self.rollout.samplers, self.launcher.ranks_of_machines(self.training.ranks)))
 
     @property
     def concurrent_evaluation(self) -> Self:
-        """The spec by which `evaluation.concurrent_ranks` measure checkpoints while training goes on."""
+        """Spec of the `evaluation.concurrent_ranks` that evaluate checkpoints during training."""
         ranks = self.evaluation.concurrent_ranks
         changes = {
             "training": self.training.model_copy(update={"ranks": ranks, "sequence_parallel_size": 1}),
@@ -159,7 +162,8 @@ class Experiment(Spec):
 
     @property
     def on_all_machines(self) -> Self:
-        """The spec by which ranks check every machine, those for engines alone as well; itself where there are none."""
+        """Spec whose ranks check every machine, including machines with engines only; itself if there are no such
+        machines."""
         if not self.launcher.engines_key:
             return self
         launcher, ranks = self.launcher.checking(self.training.ranks)
@@ -168,10 +172,10 @@ class Experiment(Spec):
 
     @property
     def first_pass_gives_old_logprobs(self) -> bool:
-        """Whether the first minibatch's old_logprobs can wait for its first training pass, which then gives them.
+        """Whether the first training pass can supply the first minibatch's old_logprobs.
 
-        Not where the policy that sampled was an earlier one, nor where that pass runs beside the policy
-        (schedule_free_adamw), nor where the advantages need them before it.
+        False if an earlier policy sampled, if that pass does not use the policy's weights (schedule_free_adamw), or if
+        the advantages need the logprobs before it.
         """
         return not (
             self.rollout.max_staleness
@@ -180,12 +184,14 @@ class Experiment(Spec):
         )
 
     def at_step(self, step: int) -> Self:
-        """The spec with the objective as it is at a step of training; itself where nothing of it is scheduled."""
+        """Returns the spec with the objective's values at a step of training; itself if the objective has no
+        schedule."""
         objective = at_step(self.objective, step)
         return self if objective is self.objective else self.model_copy(update={"objective": objective})
 
     def sharing_memory(self, chosen: Mapping[str, Any]) -> Self:
-        """The spec with keys of `rollout` and of `training.offload` as the plan has chosen them, by their names."""
+        """Returns the spec with the values that the plan chose for keys of `rollout` and `training.offload`, by their
+        names."""
         offload = {key: value for key, value in chosen.items() if key in Offload.model_fields}
         rollout = {key: value for key, value in chosen.items() if key not in offload}
         training = self.training.model_copy(update={"offload": self.training.offload.model_copy(update=offload)})
@@ -193,7 +199,7 @@ class Experiment(Spec):
 
     @property
     def skips_zero_advantage(self) -> bool:
-        """Whether responses without advantage are left out: asked for, and without effect on any gradient."""
+        """Whether responses without advantage are skipped: the spec asks for it, and it changes no gradient."""
         training = self.training
         elsewhere = self.objective.without_advantage or training.entropy_coef or training.router_aux_loss_coef
         return training.skip_zero_advantage and not elsewhere
@@ -201,14 +207,14 @@ class Experiment(Spec):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, data: Any) -> Any:
-        """Advantage and reference take from the objective's published setting what they leave out; where a GPU is
-        asked for, the precision is a GPU's."""
+        """Fills left-out keys of advantage and reference from the objective's published values, and the precision if
+        the spec asks for a GPU."""
         return _with_precision(with_published(data)) if isinstance(data, dict) else data
 
 
 def _with_precision(data: dict[str, Any]) -> dict[str, Any]:
-    """The data with the precision of `device: cuda`, where that is written and a precision is not. What machine reads
-    the spec makes no difference: with `device: auto` it stays float32 everywhere."""
+    """Returns the data with precision bfloat16 if it has `device: cuda` and no precision. The machine that reads the
+    spec makes no difference: with `device: auto` the precision stays float32 everywhere."""
     resources, training = data.get("resources"), data.get("training")
     if not isinstance(resources, dict) or not isinstance(training, dict) or "precision" in training:
         return data
@@ -216,10 +222,10 @@ def _with_precision(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_published(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The experiment's data with each section of its objective's `published` laid under what is there.
+    """Returns the experiment's data, with left-out keys filled from the objective's `published` sections.
 
-    A section that takes another `source` than the published one stands alone: a schedule belongs to its source. Without
-    a divergence no reference policy is held.
+    A section with another `source` than the published one is left as it is, since a schedule belongs to its source.
+    Without a divergence no reference policy is kept.
     """
     result = dict(data)
     for section, setting in published_setting(data.get("objective")).items():
@@ -227,7 +233,7 @@ def with_published(data: Mapping[str, Any]) -> dict[str, Any]:
             continue
         given = result.get(section)
         if given is None and section in result:
-            continue  # `reference: null` is a mistake for the schema to report
+            continue  # `reference: null` is an error that the schema reports
         if isinstance(given, BaseModel):
             continue
         if given is None or (isinstance(given, dict) and _same_source(setting, given)):
@@ -250,7 +256,7 @@ def _same_source(setting: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
 
 
 def published_setting(objective: Any) -> Mapping[str, Mapping[str, Any]]:
-    """The advantage and the reference that an objective was published with; the objective as a spec gives it."""
+    """Returns the published advantage and reference of an objective as a spec writes it."""
     if isinstance(objective, BaseModel):
         return getattr(type(objective), "published", {})
     if not isinstance(objective, dict):
@@ -258,6 +264,6 @@ def published_setting(objective: Any) -> Mapping[str, Mapping[str, Any]]:
     tag = objective.get("type", "rpg")
     model = choose(Objective, tag) if isinstance(tag, str) else None
     if model is None and is_offered(PackagedObjective, tag):
-        with suppress(IssueError):  # told where the objective is read
+        with suppress(IssueError):  # reported when the objective is read
             model = find_variant(PackagedObjective, tag)
     return getattr(model, "published", {})

@@ -1,4 +1,4 @@
-"""The schema as paths: which fields there are, what a value may be. Walks annotations, unions included."""
+"""The schema as paths: its fields and their allowed values. Walks annotations, including unions."""
 
 import difflib
 import types
@@ -16,7 +16,7 @@ from specs.schema.base import is_open, item_of
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """The alternatives of an annotation, with Annotated, unions and None taken apart."""
+    """Returns the alternatives of an annotation, with Annotated and unions unpacked and None removed."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return members(get_args(annotation)[0])
@@ -26,17 +26,17 @@ def members(annotation: Any) -> tuple[Any, ...]:
 
 
 def is_model(annotation: Any) -> bool:
-    """Whether the type is a section of the schema."""
+    """Returns whether the type is a section of the schema."""
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def literal_of(field: FieldInfo) -> tuple[Any, ...]:
-    """The values that a Literal field may have; empty for others."""
+    """Returns the values that a Literal field may have; empty for other fields."""
     return tuple(value for part in members(field.annotation) if get_origin(part) is Literal for value in get_args(part))
 
 
 def tag_of(models: Iterable[type[BaseModel]]) -> str | None:
-    """The field whose value tells these models apart."""
+    """Returns the field whose value distinguishes these models, if there is one."""
     sections = list(models)
     for name in ("type", "source", "engine"):
         if sections and all(name in model.model_fields for model in sections):
@@ -45,23 +45,23 @@ def tag_of(models: Iterable[type[BaseModel]]) -> str | None:
 
 
 def choose(annotation: Any, tag: Any) -> type[BaseModel] | None:
-    """The model of a union whose tag field has this value."""
+    """Returns the model of a union whose tag field has this value, if there is one."""
     models = [part for part in members(annotation) if is_model(part)]
     name = tag_of(models)
-    if name is None:  # a union told apart by the key that is there, such as a study's ranges
+    if name is None:  # a union whose members differ by a required key, such as a study's ranges
         return next((model for model in models if tag in _required(model)), None)
     return next((model for model in models if tag in literal_of(model.model_fields[name])), None)
 
 
 def sections_of(annotations: Iterable[Any], data: Mapping[str, Any]) -> list[type[BaseModel]]:
-    """The models that a section's data may be of: the one that its tag chooses, all where it chooses none."""
+    """Returns the possible models of a section's data: the one that its tag chooses, or all if it chooses none."""
     models = [annotation for annotation in annotations if is_model(annotation)]
     if len(models) == 1 and is_open(models[0]):
         with suppress(IssueError):
             return [find_variant(models[0], data.get(models[0].tag))]
     tag = tag_of(models)
     chosen = [model for model in models if tag and data.get(tag) in literal_of(model.model_fields[tag])]
-    for kind in (model for model in models if is_open(model) and not chosen):  # of an installed package, beside ours
+    for kind in (model for model in models if is_open(model) and not chosen):  # from an installed package
         with suppress(IssueError):
             return [find_variant(kind, data.get(kind.tag))]
     return chosen or models
@@ -72,10 +72,10 @@ def _required(model: type[BaseModel]) -> list[str]:
 
 
 def below(annotations: Iterable[Any], part: str | int) -> tuple[Any, ...]:
-    """The alternatives of what stands under `part`; empty where nothing can."""
+    """Returns the alternatives for the value under `part`; empty if no value can be there."""
     alternatives: list[Any] = []
     for annotation in sorted(annotations, key=is_open):
-        if is_open(annotation) and alternatives:  # ours have it: no package is asked
+        if is_open(annotation) and alternatives:  # built-in variants have it: skip the packages
             continue
         if is_model(annotation):
             for model in with_field(annotation, str(part)):
@@ -90,7 +90,7 @@ def below(annotations: Iterable[Any], part: str | int) -> tuple[Any, ...]:
 
 
 def with_field(model: type[BaseModel], field: str) -> list[type[BaseModel]]:
-    """The models that may stand where this one does and have the field: itself, or variants of an open section."""
+    """Returns the models that have the field: this one, or variants of an open section."""
     if field in model.model_fields or not is_open(model):
         return [model] if field in model.model_fields else []
     for installed in (False, True):
@@ -101,7 +101,7 @@ def with_field(model: type[BaseModel], field: str) -> list[type[BaseModel]]:
 
 
 def names(annotations: Iterable[Any]) -> list[str]:
-    """The fields that may stand here, sorted."""
+    """Returns the names of the fields allowed here, sorted."""
     models = [annotation for annotation in annotations if is_model(annotation)]
     variants_too = [*models, *(variant for kind in models if is_open(kind) for variant in variants(kind).values())]
     return sorted({name for model in variants_too for name in model.model_fields})
@@ -114,14 +114,14 @@ def carried_over(
     value: Any,
     read: Callable[[Any], Any] = lambda it: it,
 ) -> dict[str, Any]:
-    """The entries of a section that still belong to it once `key` has this value.
+    """Returns the entries of a section that remain valid once `key` has this value.
 
-    None where that makes it another thing: a `source`, or a `type` that chooses between classes, has changed; not an
-    `engine`, a way to do the same. Of an open section with a new `type` those stay that all its variants share.
+    The result is empty if a new `source`, or a new `type` that chooses between classes, replaces the section. A new
+    `engine` keeps it. An open section with a new `type` keeps the entries that all its variants share.
     """
     if key not in section or read(section[key]) == value:
         return dict(section)
-    # Where it is not known yet what stands around the section, others may fit there that have no such field.
+    # If the surrounding section is not known yet, alternatives without such a field may also match.
     models = [annotation for annotation in annotations if is_model(annotation) and key in annotation.model_fields]
     chosen_by = [model for model in models if literal_of(model.model_fields[key])]
     kinds = [model for model in models if is_open(model) and model.tag == key and not chosen_by]
@@ -132,21 +132,21 @@ def carried_over(
 
 
 def kept_in_another(annotations: Iterable[Any], section: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """The entries of a section that it still has once `key`, which chooses its class, has this value.
+    """Returns the entries of a section that remain once `key`, which chooses its class, has this value.
 
-    What is written holds for every class that has such a field, in the sections below too: of another objective
-    `kl_coef` and the margins of its clip, but no `divergence`.
+    An entry remains if the new class has the field, also in sections below: another objective keeps `kl_coef` and the
+    margins of its clip, but not `divergence`.
     """
     if key not in section or section[key] == value:
         return dict(section)
-    # Where it is not known yet what stands around the section, others may fit there that have no such field.
+    # If the surrounding section is not known yet, alternatives without such a field may also match.
     models = [annotation for annotation in annotations if is_model(annotation) and key in annotation.model_fields]
     kept = _fields_of(models, {**section, key: value})
     return {name: item for name, item in kept.items() if name != key}
 
 
 def _fields_of(annotations: Iterable[Any], section: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that are fields of the class that the section's tag chooses."""
+    """Returns the entries that are fields of the class that the section's tag chooses."""
     alternatives = tuple(annotations)
     models = sections_of(alternatives, section)
     if not models:
@@ -160,7 +160,7 @@ def _fields_of(annotations: Iterable[Any], section: Mapping[str, Any]) -> dict[s
 
 
 def says(data: Any, path: Path) -> bool:
-    """Whether data gives a value at the path, itself or through a shorter form of a section around it."""
+    """Returns whether data has a value at the path, directly or through the short form of an enclosing section."""
     for part in path:
         if isinstance(data, Mapping):
             if part not in data:
@@ -239,7 +239,7 @@ _OURS = {
     "reverse": "rkl",
     "forward": "fkl",
 }
-"""Field's path, or value -> what TRL, verl, prime-rl and papers call it."""
+"""Field's path, or value -> its names in TRL, verl, prime-rl and papers."""
 _OTHER_NAMES = {other: ours for ours, others in _OURS.items() for other in others.split()}
 _INSTEAD = {
     "ssh": "several machines are a Ray cluster: `ray start` on each, then launcher: {type: ray} (docs/clusters.md)",
@@ -261,15 +261,15 @@ _INSTEAD = {
         ("resume_from_checkpoint", "resume_mode"), "leave it out: `rpg run` again resumes, as `rpg resume`"
     ),
 }
-"""What earlier versions or others take and no one field stands for -> what to write."""
+"""Keys of earlier versions or other frameworks that have no single counterpart -> what to write instead."""
 
 
 def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.6, *, root: Any = None) -> str:
-    """Returns a hint that names the closest of the allowed words, whatever its case, or what others or earlier versions
-    call so; empty if none is close.
+    """Returns a hint that names the closest allowed word, ignoring case, or our word for another framework's or an
+    earlier version's name; empty if no word is close.
 
     Args:
-        root: for a field, the schema of the whole file, in which the field may stand elsewhere.
+        root: for a field, the schema of the whole file, to find the field in other sections.
 
     >>> nearest("GRPO", ["ppo", "grpo"]), nearest("beta", ["kl_coef", "type"])
     ('did you mean `grpo`?', 'did you mean `kl_coef`?')
@@ -294,7 +294,8 @@ def is_anothers(word: str) -> bool:
 
 
 def elsewhere(word: str, root: Any) -> list[str]:
-    """Returns the dotted paths at which a schema has the field that a word names, here or elsewhere; at most three."""
+    """Returns the dotted paths at which a schema has the field that a word names, in our or another framework's words;
+    at most three."""
     if not is_model(root):
         return []
     there, meant = _paths_by_name(root), _OTHER_NAMES.get(word, word)
@@ -306,7 +307,8 @@ def elsewhere(word: str, root: Any) -> list[str]:
 
 @cache
 def _paths_by_name(root: type[BaseModel]) -> dict[str, list[str]]:
-    """Returns name -> dotted paths of the fields of that name, those nearest to the root first; none inside lists."""
+    """Returns name -> dotted paths of the fields of that name, those nearest to the root first; fields inside lists are
+    left out."""
     found = {".".join(path): path[-1] for path in sorted(_paths((root,), ()), key=len)}
     return {name: [path for path, last in found.items() if last == name] for name in set(found.values())}
 
@@ -323,7 +325,7 @@ DOTTED_BELOW = (("matrix", "product"), ("matrix", "zip"), ("overrides",), ("para
 
 
 def split(text: str) -> Path:
-    """`data.train.0.size` as a path; whole numbers are places in a list, and a matrix path stays one key.
+    """Returns `data.train.0.size` as a path; whole numbers are places in a list, and a matrix path stays one key.
 
     >>> split("data.train.0.size"), split("matrix.product.objective.kl_coef")
     (('data', 'train', 0, 'size'), ('matrix', 'product', 'objective.kl_coef'))
@@ -336,7 +338,7 @@ def split(text: str) -> Path:
 
 
 def unknown(root: type[BaseModel], path: Path) -> Issue | None:
-    """The issue with a path that the schema does not have; None where it has it."""
+    """Returns the issue with a path that the schema does not have; None if the schema has it."""
     here: tuple[Any, ...] = (root,)
     for index, part in enumerate(path):
         under = below(here, part)
@@ -356,7 +358,7 @@ def unknown(root: type[BaseModel], path: Path) -> Issue | None:
 
 
 def item_at(data: Any, path: Path) -> Any:
-    """Value at a path of plain data; None where there is none."""
+    """Returns the value at a path of plain data; None if there is no value."""
     for part in path:
         if isinstance(data, list) and isinstance(part, int) and part < len(data):
             data = data[part]
@@ -366,7 +368,7 @@ def item_at(data: Any, path: Path) -> Any:
 
 
 def no_such_item(data: Any, path: Path) -> Issue | None:
-    """The issue with a path that goes beyond the end of a list of `data`, or into one that is not there; else None."""
+    """Returns the issue with a path beyond the end of a list of `data`, or into a missing list; else None."""
     for index, part in enumerate(path):
         if isinstance(data, list):
             if not isinstance(part, int) or part >= len(data):
@@ -394,12 +396,12 @@ SIGNS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at mo
 
 
 def number(value: float) -> str:
-    """Without a needless `.0`."""
+    """Returns the number as text, without `.0` for whole numbers."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
 
 
 def kind_of(annotation: Any) -> str:
-    """Kind of value, in words."""
+    """Returns the kind of value, in words."""
     words: list[str] = []
     for part in members(annotation):
         if get_origin(part) is not None and str(get_origin(part)) == "typing.Literal":
@@ -414,7 +416,8 @@ def kind_of(annotation: Any) -> str:
 
 
 def describe(annotation: Any, field: FieldInfo | None) -> str:
-    """Values of a field: `a number in (0, 1)`, `a whole number, at least 1`, `dual, none`, a section's fields."""
+    """Returns the allowed values of a field: `a number in (0, 1)`, `a whole number, at least 1`, `dual, none`, a
+    section's fields."""
     models = [part for part in members(annotation) if is_model(part)]
     if field and (values := literal_of(field)):
         flags = ("true", "false") if bool in members(annotation) else ()
@@ -426,7 +429,7 @@ def describe(annotation: Any, field: FieldInfo | None) -> str:
 
 
 def bounds_of(field: FieldInfo | None) -> str:
-    """` in (0, 1)`, `, at least 1`, ` like /^[a-z]+$/`, or nothing."""
+    """Returns the bounds of a field: ` in (0, 1)`, `, at least 1`, ` like /^[a-z]+$/`, or an empty text."""
     bounds: dict[str, Any] = {}
     for rule in field.metadata if field else ():
         for name in (*SIGNS, "min_length", "pattern"):

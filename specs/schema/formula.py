@@ -1,6 +1,6 @@
-"""Objectives that a spec writes as formulas, and a formula's way from text to a checked tree.
+"""Objectives that a spec writes as formulas, and the parser that turns a formula's text into a checked tree.
 
-Nothing is evaluated here: `rpg/objectives/formula.py` does that.
+`rpg/objectives/formula.py` evaluates the tree.
 """
 
 import ast
@@ -43,18 +43,18 @@ SYMBOLS = {
     "position": "place of the token among the response's sampled tokens, from 1",
     "length": "number of the response's sampled tokens",
 }
-"""Symbol -> its meaning. At the levels of whole responses all are the response's, H is a mean."""
+"""Symbol -> its meaning. At the levels of whole responses, each symbol is that of the response, and H is a mean."""
 FUNCTIONS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("log", "exp", "abs", "sign", "sqrt", "sg"), (1, 1)),
     **dict.fromkeys(("to_go", "response_mean", "response_sum"), (1, 1)),
     **dict.fromkeys(("min", "max"), (2, 8)),
     **dict.fromkeys(("clip", "where"), (3, 3)),
 }
-"""Function -> the least and the most arguments that it takes."""
+"""Function -> the least and the most arguments it accepts."""
 OVER_TOKENS = ("to_go", "response_mean", "response_sum", "position")
-"""Names without a meaning where an entry is a whole response."""
+"""Names that have no meaning if an entry is a whole response."""
 MAX_TEXT = 2000
-"""Characters of a formula."""
+"""Most characters of a formula."""
 MAX_NODES = 300
 MAX_NESTING = 40
 _CHARACTERS = re.compile(r"[A-Za-z0-9_+\-*/()., <>=!]")
@@ -82,25 +82,25 @@ _KIND_NAMES = {True: "a condition, such as w > 1", False: "a number"}
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A number, a name or an operation of a formula. Equal operations at two places are equal."""
+    """A number, name or operation of a formula. Nodes compare equal wherever they occur."""
 
     operation: str
-    """number, symbol, parameter, an arithmetic or logical operator, or a function."""
+    """`number`, `symbol`, `parameter`, an arithmetic or logical operator, or a function."""
     arguments: tuple["Node", ...] = ()
     name: str = ""
     """Name of a symbol or parameter."""
     value: float = 0.0
     """Value of a number."""
     column: int = field(default=0, compare=False)
-    """Place of its first character in the text, from 1."""
+    """Column of its first character in the text, from 1."""
 
     @property
     def is_condition(self) -> bool:
-        """Whether it is true or false, not a number."""
+        """Whether its value is true or false, not a number."""
         return self.operation in _OF_TRUTHS or self.operation in _COMPARISONS
 
     def names(self) -> Iterator[str]:
-        """Symbols and parameters in it, as often as they occur."""
+        """Yields its symbols and parameters, once per occurrence."""
         if self.name:
             yield self.name
         for argument in self.arguments:
@@ -108,7 +108,7 @@ class Node:
 
 
 class FormulaError(Exception):
-    """A formula that cannot be read. Its `issue` has the place within the text."""
+    """Error for a formula that cannot be read. Its `issue` has the place within the text."""
 
     def __init__(self, issue: Issue) -> None:
         super().__init__(issue.message)
@@ -122,8 +122,8 @@ def parse_formula(
     """Returns the tree of a formula.
 
     Args:
-        parameters: names that it may use beside SYMBOLS.
-        condition: it must be true or false; otherwise a number.
+        parameters: names it may use in addition to SYMBOLS.
+        condition: the formula must be true or false; otherwise a number.
         of_responses: an entry is a whole response.
     Raises:
         FormulaError: it is not a formula.
@@ -135,7 +135,7 @@ def parse_formula(
 
 
 class _Reader:
-    """Translates Python's syntax tree of one text."""
+    """Translator of one text's Python syntax tree."""
 
     def __init__(self, text: str, parameters: tuple[str, ...], of_responses: bool) -> None:
         self._text = text
@@ -158,7 +158,7 @@ class _Reader:
         try:
             tree = ast.parse(text.strip(), mode="eval").body
         except SyntaxError as error:
-            # Python has offset 0 if the text ends too early.
+            # Python reports offset 0 if the text ends too early.
             place = min(begin + (error.offset or len(text.strip())), len(text))
             raise self._error(
                 "not an expression", place, text[place - 1 : place + 20].strip(), hint=_meant(text)
@@ -243,11 +243,11 @@ class _Reader:
         raise self._error("unknown symbol", column, name, ", ".join(known), hint)
 
     def _of_tokens(self, name: str, column: int) -> FormulaError:
-        hint = "write it at level token or to_go, where an entry is a token"
-        return self._error(f"`{name}` has no meaning where an entry is a whole response", column, name, hint=hint)
+        hint = "use level token or to_go, which have an entry for each token"
+        return self._error(f"`{name}` has no meaning at the level of whole responses", column, name, hint=hint)
 
     def _comparison(self, sides: list[tuple[Node, Node]], operators: list[ast.cmpop], column: int) -> Node:
-        """Returns a < b < c as a < b and b < c. The side that two pairs share is read, and counted, for each."""
+        """Returns a < b < c as a < b and b < c. The shared side is read, and counted, once for each pair."""
         pairs = []
         for pair, operator in zip(sides, operators, strict=True):
             name = _OPERATORS.get(type(operator))
@@ -269,7 +269,7 @@ class _Reader:
 
 
 def _meant(text: str) -> str:
-    """What to write in place of a common slip; empty where it is none of these."""
+    """Returns a hint for a common mistake; an empty text if the text has none."""
     if re.search(r"(?<![<>=!])=(?!=)", text):
         return "a comparison is written =="
     if text.count("(") != text.count(")"):
@@ -282,7 +282,7 @@ def _instead(condition: bool) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """A hint that names the closest of the known names, of which most are one letter long."""
+    """Returns a hint that names the closest known name; most known names have one letter."""
     names = list(known)
     letters = {name, *name.split("_"), *(name[:1] if len(set(name)) == 1 else "")}
     alike = [each for each in names if each in letters] or [each for each in names if each.lower() == name.lower()]
@@ -290,14 +290,14 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 class GradientClaim(Spec):
-    """What the expected gradient of a formula is said to be: that of the expected reward less a divergence."""
+    """A claim about a formula's expected gradient: it is that of the expected reward minus a divergence."""
 
     divergence: Divergence = "none"
-    """From the reference policy; none: the gradient is that of the expected reward alone."""
+    """Divergence from the reference policy. none: the gradient is that of the expected reward alone."""
     kl_coef: Annotated[float, Field(ge=0)] | str = 0.0
-    """Weight of the divergence: a number, or the name of the parameter that is it."""
+    """Weight of the divergence: a number, or the name of a parameter."""
     exact: Literal["always", "on_policy"]
-    """on_policy: while the policy is the one that sampled; always: off policy too."""
+    """When the claim holds. on_policy: while the policy is the sampling policy; always: off policy too."""
 
     @model_validator(mode="after")
     def _weighs(self) -> Self:
@@ -316,7 +316,7 @@ ClaimOrNone = Annotated[
 
 
 class FormulaObjective(BaseObjective):
-    """An objective of your own, written as a formula: docs/objectives.md has its symbols. It is certified before it
+    """Your own objective, written as a formula: docs/objectives.md lists the symbols. It is certified before it
     trains."""
 
     published: ClassVar[dict[str, dict[str, Any]]] = {
@@ -326,18 +326,19 @@ class FormulaObjective(BaseObjective):
 
     type: Literal["formula"] = "formula"
     level: Literal["token", "to_go", "sequence", "geometric_mean"] = "token"
-    """What the symbols are of: a token, a whole response, or its geometric mean. to_go: a token too, and the divergence
-    that is claimed is the whole response's."""
+    """Unit of the symbols: a token, a whole response, or its geometric mean. to_go: a token too, but the claimed
+    divergence is that of the whole response."""
     parameters: dict[str, Parameter] = Field(default_factory=dict)
-    """Numbers, or schedules, by the names that the formulas call them."""
+    """Name in the formulas -> number or schedule."""
     weight: str = ""
-    """The weight m of the loss -SG(m) log pi. Either this or `loss`."""
+    """The weight m of the loss -SG(m) log pi. Give either this or `loss`."""
     loss: str = ""
-    """The loss of a token or of a whole response, which is differentiated as it is written."""
+    """The loss of a token or of a whole response, differentiated as written."""
     clipped: str = ""
-    """A condition: where the clip acts, for the metrics of clipping. Empty: nowhere."""
+    """Condition under which the clip acts, for the metrics of clipping. Empty means it never acts."""
     claim: ClaimOrNone
-    """What the gradient is said to be, which is enumerated before training and must be true; none: nothing."""
+    """Claim about the gradient, checked by exact enumeration before training; a false claim is an error. none makes no
+    claim."""
     aggregation: Aggregation = "token_mean"
     """How token losses become the loss of an update."""
 
@@ -377,7 +378,7 @@ class FormulaObjective(BaseObjective):
                 )
 
     def tree(self, key: Literal["weight", "loss", "clipped"]) -> Node | None:
-        """The formula under a key; None where there is none."""
+        """Returns the formula under a key; None if it has none."""
         text = getattr(self, key)
         of_responses = self.level in ("sequence", "geometric_mean")
         return (
@@ -392,7 +393,7 @@ class FormulaObjective(BaseObjective):
         return frozenset(name for name in self.names() if name in SYMBOLS)
 
     def names(self) -> Iterator[str]:
-        """Symbols and parameters that occur in its formulas, as often as they do."""
+        """Yields the symbols and parameters in its formulas, once per occurrence."""
         for tree in (self.tree("weight"), self.tree("loss"), self.tree("clipped")):
             yield from tree.names() if tree else ()
 
@@ -403,7 +404,7 @@ class FormulaObjective(BaseObjective):
 
     @property
     def without_advantage(self) -> bool:
-        """Nothing keeps a formula from having a gradient where A is 0."""
+        """True, since a formula may have a gradient at A = 0."""
         return True
 
     @property
@@ -413,12 +414,12 @@ class FormulaObjective(BaseObjective):
 
     @property
     def exact(self) -> Claim:
-        """Returns what `claim` says; never where it is none."""
+        """The claim's `exact`; `never` without a claim."""
         return "never" if self.claim == "none" else self.claim.exact
 
     @property
     def claim_level(self) -> Level:
-        """The divergence of each token at level token, else that of the whole response."""
+        """`token` at level token, else `sequence`: whose divergence is claimed."""
         return "token" if self.level == "token" else "sequence"
 
     @property
@@ -438,7 +439,8 @@ class FormulaObjective(BaseObjective):
         return constant(self.parameters[weight]) if isinstance(weight, str) else weight
 
     def with_kl_coef(self, kl_coef: float) -> Self:
-        """The objective with another value of the parameter that weighs the divergence; itself where there is none."""
+        """Returns the objective with another value of the parameter that weights the divergence; itself if no parameter
+        does."""
         if self.claim == "none" or not isinstance(name := self.claim.kl_coef, str):
             return self
         return self.model_copy(update={"parameters": {**self.parameters, name: kl_coef}})

@@ -1,7 +1,7 @@
-"""Launchers: programs that start the training ranks, and on which machines. Nothing here changes a result.
+"""Launchers: programs that start the training ranks, on one machine or several. Nothing here changes a result.
 
-A launcher is a section here, which says what is wrong with it, and the module of its type's name in
-`pipelines/launchers`.
+A launcher is a section here, which reports its own errors, and a module in `pipelines/launchers` with the name of its
+type.
 """
 
 import re
@@ -18,51 +18,51 @@ from specs.schema.training import Training
 from specs.secrets import HIDDEN, looks_secret
 
 VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-"""Name of an environment variable, in a shell too."""
+"""Pattern of an environment variable's name, also valid in a shell."""
 POOL_NAME = r"^([A-Za-z0-9][A-Za-z0-9_.-]*)?$"
-"""What a work pool may be called: it is part of addresses and of a deployment's name. Empty: the pool `rpg`."""
+"""Pattern of a work pool's name, which is part of addresses and of a deployment's name. Empty means the pool `rpg`."""
 
 
 class _Launcher(Spec):
     """Fields of every launcher's section."""
 
     package: ClassVar[str] = ""
-    """The package that the machine needs which starts the ranks; empty: none beside this one's."""
+    """Name of the package that the launching machine needs. Empty if it needs only this distribution's packages."""
     pool: str = execution("", pattern=POOL_NAME)
-    """The Prefect work pool whose workers take the run when it is submitted; empty: `rpg`."""
+    """Prefect work pool for submitted runs. Empty means `rpg`."""
     collective_timeout_seconds: float = execution(900.0, gt=0)
-    """Seconds that a rank waits for another one in a collective operation of the learner. Then the attempt ends, with
-    the ranks that did not arrive. Waits for rollouts and judges have no such limit: see `standstill_seconds`."""
+    """Seconds that a rank waits for another in a collective operation of the learner. Then the attempt fails and names
+    the ranks that did not arrive. Waits for rollouts and judges are limited by `standstill_seconds` instead."""
 
     def issues(self, training: Training) -> Iterator[Issue]:
-        """Errors that make it impossible to train so, beyond what single fields show. Paths begin at the experiment."""
+        """Yields errors that involve several fields and make training impossible. Paths begin at the experiment."""
         del training
         yield from ()
 
     def ranks_of_machines(self, ranks: int) -> list[int]:
-        """How many of the ranks each machine has."""
+        """Returns the number of ranks on each machine."""
         return [ranks]
 
     @property
     def engines_key(self) -> str:
-        """The key that puts dedicated engines on machines without ranks; empty where they are with the ranks."""
+        """Key that puts dedicated engines on machines without ranks; empty if engines are on the ranks' machines."""
         return ""
 
     def engine_issues(self, engines: int) -> Iterator[Issue]:
-        """Obstacles to so many engines on the machines that have no ranks."""
+        """Yields issues with this many engines on the machines that have no ranks."""
         del engines
         yield from ()
 
     def checking(self, ranks: int) -> tuple[Self, int]:
-        """The launcher that starts ranks where this one starts engines alone, too; and how many it starts.
+        """Returns a launcher that also starts ranks on the machines with engines only, and its number of ranks.
 
         Args:
-            ranks: which this one starts.
+            ranks: number of ranks that this launcher starts.
         """
         return self, ranks
 
     def beside(self, training: Training, ranks: int) -> Self:
-        """The launcher of `ranks` more that work while training does, which has its own, engines included."""
+        """Returns the launcher of `ranks` further ranks that work beside training's ranks and engines."""
         del training, ranks
         return self
 
@@ -75,45 +75,48 @@ class LocalLauncher(_Launcher):
 
 
 class _Nodes(_Launcher):
-    """Fields of launchers over several machines, which they are given. All machines must see the run's directory."""
+    """Fields of launchers over several given machines. All machines must see the run's directory."""
 
     nodes: int = Field(1, ge=1, le=MAX_RANKS)
-    """Machines; training.ranks must be a multiple."""
+    """Number of machines; training.ranks must be a multiple."""
     engine_nodes: int = Field(0, ge=0, le=MAX_RANKS)
-    """Further machines of the job, for dedicated vLLM engines alone, over which these are spread evenly; 0: the engines
-    are on the machines of the ranks."""
+    """Number of further machines of the job, for dedicated vLLM engines only, which are spread evenly over them. 0 puts
+    the engines on the ranks' machines."""
     python: str = ""
-    """The interpreter on the other machines; empty: the path of this one."""
+    """Path of the interpreter on the other machines. Empty means the path of this one."""
     interface: str = ""
-    """Network interface over which the ranks meet (gloo); empty: the one under which a machine was reached. NCCL finds
-    the fastest by itself, unless NCCL_SOCKET_IFNAME or NCCL_IB_HCA in `environment` says otherwise."""
+    """Network interface over which the ranks connect (gloo). Empty means the interface over which a machine was
+    reached. NCCL chooses the fastest by itself, unless NCCL_SOCKET_IFNAME or NCCL_IB_HCA in `environment` overrides
+    it."""
     environment: dict[str, str] = Field({})
-    """Variables for every rank, e.g. {NCCL_IB_DISABLE: "1"}. A secret as a reference that each machine resolves when
-    ranks start there: env:NAME, a variable of that machine or of this command; file:/PATH, a file's content."""
+    """Environment variables of every rank, e.g. {NCCL_IB_DISABLE: "1"}. Give a secret as a reference, which each
+    machine resolves when ranks start there: env:NAME is a variable of that machine or of this command; file:/PATH is a
+    file's content."""
     restarts: int = Field(3, ge=0)
-    """How often in a row, with no new checkpoint between, the run may lose a machine or a rank and go on from its last
-    checkpoint. One loss more is a failure."""
+    """Number of times in a row, without a new checkpoint in between, that the run may lose a machine or a rank and
+    resume from its last checkpoint. One more loss is a failure."""
 
     def ranks_of_machines(self, ranks: int) -> list[int]:
-        """Ranks of each node, the same on all."""
+        """Returns the ranks of each node, the same on all."""
         return [ranks // self.nodes] * self.nodes
 
     def beside(self, training: Training, ranks: int) -> Self:
-        """In a job of their own, on a node at most as many as training has there."""
+        """Returns the launcher of a separate job, with at most as many ranks on a node as training has."""
         return self.model_copy(update={"nodes": -(-ranks * self.nodes // training.ranks), "engine_nodes": 0})
 
     @property
     def engines_key(self) -> str:
-        """Where there are nodes for them."""
+        """`engine_nodes` if there are nodes for engines only."""
         return "engine_nodes" if self.engine_nodes else ""
 
     def checking(self, ranks: int) -> tuple[Self, int]:
-        """A launcher that checks every node, and its ranks: as many on a node with engines as on one with ranks."""
+        """Returns a launcher that checks every node, and its ranks: as many on a node with engines as on one with
+        ranks."""
         nodes = self.nodes + self.engine_nodes
         return self.model_copy(update={"nodes": nodes, "engine_nodes": 0}), ranks // self.nodes * nodes
 
     def engine_issues(self, engines: int) -> Iterator[Issue]:
-        """More nodes than engines."""
+        """Yields an issue if there are more nodes than engines."""
         if engines < self.engine_nodes:
             yield Issue(
                 "more nodes than engines",
@@ -123,11 +126,12 @@ class _Nodes(_Launcher):
             )
 
     def engines_of_nodes(self, engines: int) -> list[int]:
-        """How many of the engines each of their nodes has, the first ones one more where they do not divide."""
+        """Returns the number of engines on each of their nodes. If they do not divide evenly, the first nodes have one
+        more."""
         return [(engines + self.engine_nodes - 1 - node) // self.engine_nodes for node in range(self.engine_nodes)]
 
     def issues(self, training: Training) -> Iterator[Issue]:
-        """Ranks that do not divide, variables that cannot be set, and secrets that stand in the spec itself."""
+        """Yields ranks that do not divide, variables that cannot be set, and secrets written in the spec itself."""
         yield from super().issues(training)
         if training.ranks % self.nodes:
             yield Issue(
@@ -154,25 +158,26 @@ class _Nodes(_Launcher):
 
 
 class SlurmLauncher(_Nodes):
-    """A batch job of Slurm's; requeued when it is preempted, at its time limit, or loses a node."""
+    """A Slurm batch job. It is requeued after preemption, at its time limit, or after the loss of a node."""
 
     type: Literal["slurm"]
-    """slurm: sbatch hands the run to Slurm, srun starts the ranks, this command waits."""
+    """slurm: sbatch submits the run to Slurm, srun starts the ranks, and this command waits."""
     partition: str = ""
-    """Empty: Slurm's default."""
+    """Partition of the job. Empty means Slurm's default."""
     time_limit_minutes: int = Field(0, ge=0)
-    """Time limit of one stretch of the job; at its end the run saves its state and is queued again. 0: the
-    partition's."""
+    """Minutes that one attempt of the job may take; at the end the run saves its state and is queued again. 0 means the
+    partition's limit."""
     stop_before_seconds: int = Field(120, ge=1)
-    """Before the time limit: when the trainer is told to save its state. Longer than a step and a checkpoint take."""
+    """Seconds before the time limit at which the trainer gets the signal to save its state. It must exceed the time of
+    a step and a checkpoint."""
     options: tuple[str, ...] = ()
     """Further options of sbatch, e.g. [--account=lab, "--gres=gpu:8", --constraint=h100]."""
     srun_options: tuple[str, ...] = ()
     """Further options of srun, which starts ranks and engines, e.g. pyxis' [--container-image=/images/rpg.sqsh,
     "--container-mounts=/shared:/shared"]."""
     srun_python: str = ""
-    """The interpreter that srun starts on each node, or a script that starts one in a container; empty: the one that
-    runs the batch script, `python`."""
+    """Interpreter that srun starts on each node, or a script that starts one in a container. Empty means the
+    interpreter that runs the batch script, `python`."""
 
     def issues(self, training: Training) -> Iterator[Issue]:
         """Yields a time limit that is too short, and options that are malformed or set by the launcher."""
@@ -199,7 +204,7 @@ _SET_BY_US = (
 )
 """Options of sbatch that the launcher sets from the spec's own fields."""
 _SET_BY_US_OF_SRUN = ("nodes", "ntasks", "ntasks-per-node", "export", "kill-on-bad-exit", "multi-prog")
-"""Options of srun that the launcher sets, or that would start another program."""
+"""Options of srun that the launcher sets itself, or that would start another program."""
 _SHORT_OPTIONS = {
     **{"N": "nodes", "n": "ntasks", "J": "job-name", "o": "output"},
     **{"e": "error", "t": "time", "p": "partition", "K": "kill-on-bad-exit"},
@@ -207,39 +212,40 @@ _SHORT_OPTIONS = {
 
 
 class RayLauncher(_Nodes):
-    """One placement group of a Ray cluster a launch, a bundle a node."""
+    """A Ray cluster: one placement group per launch, with one bundle per node."""
 
     package: ClassVar[str] = "ray"
     type: Literal["ray"]
-    """ray: Ray says on which nodes ranks and engines are, and with which GPUs; this command is a driver of the
-    cluster's and stays connected."""
+    """ray: Ray assigns nodes and GPUs to ranks and engines; this command is a driver of the cluster and stays
+    connected."""
     address: str = "auto"
-    """The cluster, of which this machine is a node: auto, the one that runs here, or that RAY_ADDRESS names; or
-    HOST:PORT of its head."""
+    """Cluster that this machine is a node of. auto: the one that runs here, or the one in RAY_ADDRESS; else HOST:PORT
+    of its head."""
     cpus_per_rank: float = Field(1.0, gt=0)
-    """CPUs that Ray counts for a rank or an engine."""
+    """CPUs that Ray reserves for a rank or an engine."""
     resources: dict[str, float] = Field({})
-    """Further resources of Ray's for a rank or an engine, e.g. {"accelerator_type:H100": 0.001}."""
+    """Further Ray resources of a rank or an engine, e.g. {"accelerator_type:H100": 0.001}."""
     autoscaling: bool = False
-    """Whether the cluster adds nodes that are asked for: a run then waits for what no node has yet. Without it such a
+    """Whether the cluster adds nodes on demand. A run then waits for resources that no node has yet; otherwise such a
     run is refused."""
 
     connect_seconds: float = Field(30.0, gt=0)
-    """A node that has not answered after so long counts as unreachable."""
+    """Seconds without an answer after which a node counts as unreachable."""
     lost_after_seconds: float = Field(30.0, ge=2)
-    """A node that is silent for so long is lost; a node that hears nothing for so long ends its ranks by itself."""
+    """Seconds of silence after which a node counts as lost. A node that hears nothing for this long ends its ranks
+    itself."""
     recover_seconds: float = Field(600.0, ge=0)
-    """How long a run that lost nodes waits until there is room for training.ranks again."""
+    """Seconds that a run waits, after it lost nodes, for room for training.ranks again."""
     min_ranks: int = Field(0, ge=0)
-    """Then it resumes with as many ranks as there is room for, if they are so many; 0: training.ranks."""
+    """Least ranks with which it resumes after that wait; it uses as many as fit. 0 means training.ranks."""
 
     def beside(self, training: Training, ranks: int) -> Self:
-        """In a placement group of their own."""
+        """Returns the launcher of a separate placement group."""
         return super().beside(training, ranks).model_copy(update={"min_ranks": 0})
 
     def issues(self, training: Training) -> Iterator[Issue]:
-        """An address that is none of a node's cluster, resources that have a key of their own, or none of which is
-        asked for, and more ranks at least than there are at most."""
+        """Yields an invalid address, resources that have their own key, amounts that are not positive, and a min_ranks
+        above training.ranks."""
         yield from super().issues(training)
         if self.min_ranks > training.ranks:
             given = f"{self.min_ranks} of {training.ranks}"
@@ -268,7 +274,7 @@ Launcher = Annotated[
 
 
 def package_missing(launcher: Launcher) -> Issue | None:
-    """The issue where the package that the launcher needs is not on this machine."""
+    """Returns an issue if the package that the launcher needs is not installed; else None."""
     if not launcher.package or find_spec(launcher.package) is not None:
         return None
     hint = f"pip install 'rpg-experiments[{launcher.package}]'"

@@ -1,4 +1,4 @@
-"""The model that is trained: one that exists, or one made from scratch; and the supervised warm-up that may follow."""
+"""The model to train, pretrained or from scratch, and an optional supervised warm-up."""
 
 from typing import Annotated, Literal
 
@@ -8,13 +8,13 @@ from specs.errors import Issue, IssueError
 from specs.schema.base import Spec, names_path
 
 ConfigValue = JsonValue
-"""Whatever a library's settings take."""
+"""Value of a library's setting."""
 _SIZES = {
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "max_position_embeddings"),
     *("n_embd", "n_inner", "n_layer", "n_head", "n_positions"),
 }
-"""Fields of transformers' decoder configs that count something: in the terms of Llama's descendants, then of GPT-2."""
+"""Fields of transformers' decoder configs that are counts: first in the terms of Llama's descendants, then of GPT-2."""
 
 
 class PretrainedModel(Spec):
@@ -49,14 +49,15 @@ class ScratchModel(Spec):
 
     source: Literal["scratch"] = "scratch"
     model_type: str = "qwen3"
-    """A causal language model that transformers has the code of: qwen3, llama, gpt2 (tried), ..."""
+    """A causal language model in transformers: qwen3, llama, gpt2 (tested), ..."""
     config: dict[str, ConfigValue] = Field(default_factory=dict)
-    """Fields of that architecture's transformers config (hidden_size, rope_parameters, ...), whatever it takes,
-    vocab_size excepted: it comes from the tokenizer."""
+    """Fields of that architecture's transformers config (hidden_size, rope_parameters, ...): any except vocab_size,
+    which comes from the tokenizer."""
     tokenizer: Tokenizer = ByteTokenizer()
     """How text becomes tokens."""
     seed: int = Field(0, ge=0)
-    """Seed of the initial weights and of the warm-up; apart from the run's, so that all runs share one base model."""
+    """Seed of the initial weights and of the warm-up. It is independent of the run's seed, so that all runs share one
+    base model."""
 
     @field_validator("config")
     @classmethod
@@ -75,13 +76,14 @@ class WarmUp(Spec):
     """Supervised steps on the training set's prompts and answers before any reinforcement."""
 
     steps: int = Field(ge=1)
-    """Optimizer updates at most."""
+    """Most optimizer updates."""
     until_loss: float = Field(0.0, ge=0)
-    """Stop once the mean loss of the last 20 updates is at most this, in nats per answer token; 0: take all steps."""
+    """Stop once the mean loss of the last 20 updates is at most this, in nats per answer token. 0 takes all steps."""
     batch_size: int = Field(128, ge=1)
     """Examples per update."""
     learning_rate: float = Field(1e-3, gt=0)
-    """Rate, reached after `warmup_fraction` of the steps, then held: a decay to 0 would leave too sharp a start."""
+    """Learning rate, reached after `warmup_fraction` of the steps, then constant: a decay to 0 would end in a sharp
+    minimum, which the first updates of reinforcement leave again."""
     warmup_fraction: float = Field(0.05, ge=0, lt=1)
     """Share of the steps over which the rate rises linearly."""
     weight_decay: float = Field(0.0, ge=0)

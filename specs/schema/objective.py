@@ -1,6 +1,6 @@
-"""Objectives: one frozen class each, joined by `type`. Class defaults are the vetted setting.
+"""Objectives: one frozen class each, distinguished by `type`. The defaults are the tested settings.
 
-A new objective is a formula in a spec, or a class here, named in the union at the end, and an equation in
+A new objective is a formula in a spec, or a class here that is in the union at the end, with an equation in
 `rpg/objectives`.
 """
 
@@ -63,7 +63,8 @@ __all__ = [
 
 
 class RegularizedObjective(BaseObjective):
-    """Regularized policy gradient, arXiv:2505.17508: expected reward minus a divergence from the reference policy."""
+    """Regularized policy gradient, arXiv:2505.17508: the expected reward minus a divergence from the reference
+    policy."""
 
     published: ClassVar[dict[str, dict[str, Any]]] = {
         "advantage": {"baseline": "group_mean", "scale": "none"},
@@ -72,12 +73,12 @@ class RegularizedObjective(BaseObjective):
 
     type: Literal["rpg"] = "rpg"
     divergence: Divergence = "unnormalized_reverse"
-    """Between the policy and the reference; forward is KL(reference || policy), reverse KL(policy || reference)."""
+    """Divergence between policy and reference. forward is KL(reference || policy), reverse KL(policy || reference)."""
     estimator: Literal["reinforce", "differentiable"] = "reinforce"
     """reinforce: -SG(weight) log pi; differentiable: the surrogate itself."""
     level: Literal["token", "to_go", "sequence"] = "token"
-    """What the importance ratio and the divergence are taken over. to_go: the ratio of a token, which answers for the
-    divergence of the response from itself on."""
+    """Unit of the importance ratio and the divergence. to_go: the ratio of a token, which is credited with the
+    response's divergence from that token on."""
     kl_coef: Weight = 1e-4
     """Weight of the divergence."""
     clip: Clip = DualClip()
@@ -112,28 +113,28 @@ class RegularizedObjective(BaseObjective):
 
     @property
     def ratio_over(self) -> RatioOver:
-        """Unit of the ratio, as `level` says."""
+        """Unit of the ratio, from `level`."""
         return "token" if self.level == "to_go" else self.level
 
     @property
     def exact(self) -> Claim:
-        """A clip biases the gradient as soon as the policy has left the sampler, and so do states that the sampler came
-        to where a whole response's divergence is meant."""
+        """When the claim holds. Off policy a clip biases the gradient, and so do the sampling policy's prefixes if the
+        divergence is that of the whole response."""
         return "always" if isinstance(self.clip, NoClip) and self.level != "to_go" else "on_policy"
 
     @property
     def claim_level(self) -> Level:
-        """Level of the claim: to_go answers for the whole response's divergence."""
+        """Level of the claim: to_go claims the divergence of the whole response."""
         return "token" if self.level == "token" else "sequence"
 
     @property
     def claim_divergence(self) -> Literal["reverse", "forward"]:
-        """An unnormalized divergence has the expected gradient of the normalized one."""
+        """Direction of the claim: an unnormalized divergence has the expected gradient of the normalized one."""
         return "forward" if self.divergence in ("forward", "unnormalized_forward") else "reverse"
 
 
 class PublishedObjective(BaseObjective):
-    """An objective that RPG is compared with, its defaults as published. All share a penalty on the divergence
+    """An objective for comparison with RPG, with its published defaults. All share a penalty on the divergence
     KL(policy || reference), estimated from the sampled token."""
 
     published: ClassVar[dict[str, dict[str, Any]]] = {
@@ -141,15 +142,16 @@ class PublishedObjective(BaseObjective):
         "reference": {"source": "behaviour"},
     }
     kl_credit: ClassVar[Literal["response", "to_go"]] = "response"
-    """Penalty that a token answers for with kl_in reward: its whole response's, or that of itself and what follows."""
+    """Penalty that a token is credited with under kl_in reward: that of its whole response, or of itself and later
+    tokens."""
 
     kl_coef: Weight = 0.0
-    """Weight of the divergence; 0: none, and no reference policy is held."""
+    """Weight of the divergence. 0 disables it, and no reference policy is kept."""
     kl_estimator: KlEstimator = "k3"
     """k1: log r; k2: half of log r squared; k3: 1/r - 1 + log r; r = policy / reference. Exact gradients in the loss:
     k2 on policy, k1 and k3 with kl_weighted; in the reward: k1."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Where the penalty enters: the loss of each token, or its reward when it was sampled."""
+    """Place of the penalty: the loss of each token, or its reward at sampling time."""
     kl_weighted: bool = False
     """Whether the penalty in the loss is multiplied by the importance ratio of its token."""
     aggregation: Aggregation = "token_mean"
@@ -178,8 +180,8 @@ class PublishedObjective(BaseObjective):
 
     @property
     def exact(self) -> Claim:
-        """Exact on policy at most, since the ratio is clipped; with a penalty only where its estimator has the
-        divergence's gradient."""
+        """When the claim holds: at most on policy, since the ratio is clipped; with a penalty only if its estimator has
+        the divergence's gradient."""
         if largest(self.kl_coef) == 0:
             return "on_policy"
         if self.kl_in == "reward":
@@ -188,12 +190,13 @@ class PublishedObjective(BaseObjective):
 
     @property
     def claim_level(self) -> Level:
-        """A penalty in the reward charges a token for what follows, one in the loss does not."""
+        """Level of the claim: a penalty in the reward charges a token for later tokens too, a penalty in the loss does
+        not."""
         return "sequence" if self.kl_in == "reward" else "token"
 
 
 class ClippedPublishedObjective(PublishedObjective):
-    """A rival with PPO's clip."""
+    """A published objective with PPO's clip."""
 
     clip: EqualMargins = EqualMargins()
 
@@ -210,8 +213,8 @@ class Ppo(ClippedPublishedObjective):
 
 
 class Grpo(ClippedPublishedObjective):
-    """Group relative policy optimization, arXiv:2402.03300: k3 in the loss without importance weight, token means
-    averaged.
+    """Group relative policy optimization, arXiv:2402.03300: k3 in the loss without importance weight; the loss is the
+    mean of the responses' token means.
 
     With kl_weighted the penalty's gradient is that of the divergence it names.
     """
@@ -224,7 +227,7 @@ class Grpo(ClippedPublishedObjective):
 
     type: Literal["grpo"] = "grpo"
     kl_coef: Weight = 0.04
-    """Weight of the divergence; 0: none, and no reference policy is held."""
+    """Weight of the divergence. 0 disables it, and no reference policy is kept."""
     aggregation: Aggregation = "sequence_mean"
     """How token losses become the loss of an update."""
 
@@ -264,7 +267,7 @@ class Gspo(ClippedPublishedObjective):
 
 
 class Cispo(PublishedObjective):
-    """CISPO, arXiv:2506.13585: REINFORCE with the ratio held at a bound, no token drops out. Bound of
+    """CISPO, arXiv:2506.13585: REINFORCE with the ratio clamped at a bound; no token is dropped. Bound of
     arXiv:2510.13786."""
 
     type: Literal["cispo"] = "cispo"
@@ -282,11 +285,11 @@ class Rloo(ClippedPublishedObjective):
 
     type: Literal["rloo"] = "rloo"
     kl_coef: Weight = 0.05
-    """Weight of the divergence; 0: none, and no reference policy is held."""
+    """Weight of the divergence. 0 disables it, and no reference policy is kept."""
     kl_estimator: KlEstimator = "k1"
     """k1: log r; k2: half of log r squared; k3: 1/r - 1 + log r; r = policy / reference. Exact gradients: k1."""
     kl_in: Literal["loss", "reward"] = "reward"
-    """Where the penalty enters: the loss of each token, or its reward when it was sampled."""
+    """Place of the penalty: the loss of each token, or its reward at sampling time."""
     aggregation: Aggregation = "sequence_sum"
     """How token losses become the loss of an update."""
 
@@ -307,11 +310,11 @@ class ReinforcePlusPlus(ClippedPublishedObjective):
 
     type: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
     kl_coef: Weight = 0.01
-    """Weight of the divergence; 0: none, and no reference policy is held."""
+    """Weight of the divergence. 0 disables it, and no reference policy is kept."""
     kl_estimator: KlEstimator = "k1"
     """k1: log r; k2: half of log r squared; k3: 1/r - 1 + log r; r = policy / reference. Exact gradients: k1."""
     kl_in: Literal["loss", "reward"] = "reward"
-    """Where the penalty enters: the loss of each token, or its reward when it was sampled."""
+    """Place of the penalty: the loss of each token, or its reward at sampling time."""
 
 
 class ReinforcePlusPlusBaseline(ClippedPublishedObjective):
@@ -325,14 +328,14 @@ class ReinforcePlusPlusBaseline(ClippedPublishedObjective):
 
     type: Literal["reinforce_plus_plus_baseline"] = "reinforce_plus_plus_baseline"
     kl_coef: Weight = 1e-3
-    """Weight of the divergence; 0: none, and no reference policy is held."""
+    """Weight of the divergence. 0 disables it, and no reference policy is kept."""
     kl_estimator: KlEstimator = "k2"
     """k1: log r; k2: half of log r squared; k3: 1/r - 1 + log r; r = policy / reference. Exact gradients in the loss:
     k2 on policy, k1 and k3 with kl_weighted; in the reward: k1."""
 
 
 class _OrPackaged:
-    """Has a union of objectives take those of installed packages as well, by their `type`."""
+    """Validation that lets a union of objectives accept those of installed packages, by their `type`."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         ours = {

@@ -1,4 +1,4 @@
-"""The reference policy of the divergence, and the schedule that moves it."""
+"""The reference policy of the divergence, and the schedule of its updates."""
 
 from typing import Annotated, Literal
 
@@ -10,23 +10,24 @@ from specs.schema.schedule import Schedulable, ValueSchedule, largest
 
 
 class Update(Spec):
-    """When a snapshot reference becomes the current policy: after a step, if a condition holds then. With several
-    conditions, whichever comes first. Of a schedule the value at the step just finished counts."""
+    """Conditions under which a snapshot reference is updated to the current policy. They are checked after each step;
+    with several, the first to hold acts. A schedule counts with its value at the finished step."""
 
     every_steps: Annotated[int | ValueSchedule, Schedulable(ge=0)] = 0
-    """Steps between two moves; 0: not by count."""
+    """Steps between two updates of the reference. 0 disables this condition."""
     every_updates: int = addition(0, ge=0)
-    """Optimizer updates: it moves after the step in which those since its last move reach this number; 0: not by
-    updates."""
+    """Optimizer updates: the reference is updated after the step in which this many have been made since its last
+    update. 0 disables this condition."""
     kl_above: float = Field(0.0, ge=0)
-    """Nats: it moves when the mean of kl/reverse over the last kl_window steps exceeds this; 0: not by divergence."""
+    """Nats: the reference is updated when the mean of kl/reverse over the last kl_window steps exceeds this. 0 disables
+    this condition."""
     kl_window: int = Field(1, ge=1)
-    """Steps, all since the last move, that the mean is taken over."""
+    """Steps of that mean, all since the reference's last update."""
     ema_decay: float = Field(0.0, ge=0, lt=1)
-    """Share of the reference's own weights that a move keeps; 0: a move copies the policy. Alone, it moves every
-    step."""
+    """Share of the reference's own weights that an update keeps. 0 copies the policy. If it is the only condition, the
+    reference is updated every step."""
     after_steps: int = Field(0, ge=0)
-    """No move before this many steps of training."""
+    """Steps of training before the reference's first update."""
 
     @model_validator(mode="after")
     def _acts(self) -> "Update":
@@ -42,16 +43,17 @@ class Reference(Spec):
     began with; snapshot: a copy that `update` moves; model: a frozen model with the policy's tokenizer, a teacher."""
 
     source: Literal["behaviour", "snapshot", "initial", "model"] = "behaviour"
-    """Which policy it is."""
+    """Policy that serves as the reference."""
     path: str = names_path("path or id", "", added=True)
-    """The model's directory (relative to the spec file) or Hub id; source model needs one, the others take none."""
+    """Directory (relative to the spec file) or Hub id of the model. Required with source model, not allowed with the
+    others."""
     revision: str = addition("main", min_length=1)
     """Branch, tag or commit of a Hub id; ignored for a directory."""
     update: Update | None = None
-    """A snapshot needs one; the others take none."""
+    """When the reference is updated. Required with source snapshot, not allowed with the others."""
 
     @property
     def teacher(self) -> PretrainedModel | None:
-        """The model that is the reference; None where it is made of the policy, or not named."""
+        """Model that is the reference; None if the reference comes from the policy, or has no path."""
         named = self.source == "model" and self.path
         return PretrainedModel(path=self.path, revision=self.revision) if named else None

@@ -14,32 +14,33 @@ from specs.schema.fields import members
 
 
 class DynamicSampling(Spec):
-    """DAPO's, arXiv:2503.14476: groups whose scores are all equal are thrown away, other prompts sampled instead."""
+    """DAPO's dynamic sampling, arXiv:2503.14476: groups whose scores are all equal are discarded, and other prompts are
+    sampled instead."""
 
     max_batches: int = Field(10, ge=2)
-    """Rounds of sampling in a step at most, the first included. What is missing then is filled with the first groups
-    that were thrown away, so that a step always has prompts_per_step groups."""
+    """Most rounds of sampling in a step, including the first. Groups still missing are filled with the first discarded
+    ones, so that a step always has prompts_per_step groups."""
     refill: Literal["rounds", "stream"] = addition("rounds")
-    """How other prompts are sampled. rounds: as many as groups are missing, once all of a round have ended. stream: as
-    soon as a group has ended without variance, and ahead of that. Both keep the same groups, the first in the order of
-    the prompts; a stream takes less time where lengths have a long tail, and samples more tokens."""
+    """How replacement prompts are sampled. rounds: as many as groups are missing, once a whole round has ended. stream:
+    as soon as a group has ended without variance, and ahead of that. Both keep the same groups, the first in the order
+    of the prompts. A stream is faster if lengths have a long tail, and samples more tokens."""
     oversampling: float = addition(2.0, ge=1)
-    """Groups that are sampled at once for each that is missing, with `refill: stream`: the inverse of the share of
-    groups whose scores vary is about right. 1: a group begins only in the place of another."""
+    """Groups sampled at once for each missing one, with `refill: stream`. The inverse of the share of groups whose
+    scores vary is about right. With 1 a group begins only in the place of another."""
 
 
 class Correction(Spec):
-    """Importance weights learner / engine on each token's loss, for the logprobs in which the two differ."""
+    """Importance weights learner / engine on each token's loss, which correct for different logprobs of the two."""
 
     type: Literal["none", "truncate", "mask"] = "none"
-    """none; truncate: min(ratio, bound), truncated importance sampling; mask: the ratio within [1 / bound, bound], 0
-    outside."""
+    """none: no weights. truncate: min(ratio, bound), truncated importance sampling. mask: the ratio within [1 / bound,
+    bound], 0 outside."""
     bound: float = Field(2.0, gt=1)
     """Largest weight."""
 
 
 class ToolSection(OpenSection):
-    """A tool that the policy may call. A function of an installed package, with types and a docstring, is one."""
+    """A tool that the policy may call. An installed package may offer one as a function with types and a docstring."""
 
     group: ClassVar[str] = "rpg.tools"
     package: ClassVar[str] = "rpg.tools.functions"
@@ -47,73 +48,75 @@ class ToolSection(OpenSection):
     of_function: ClassVar[tuple[str, str]] = ("rpg.tools.tool", "FunctionTool")
 
     immediate: ClassVar[bool] = False
-    """Whether an answer follows from the call alone and takes microseconds. It is then taken where the sampler waits,
-    so that a run that is done again is the same in every bit."""
+    """Whether an answer depends on the call alone and takes microseconds. The sampler then waits for it, so that a
+    repeated run is the same in every bit."""
     several: ClassVar[bool] = False
-    """Whether it may stand for several tools, with names of their own."""
+    """Whether it may provide several tools, each with its own name."""
     stateful: ClassVar[bool] = False
-    """Whether an answer depends on the earlier calls of its response. A response that is sampled again makes them
-    again, though the policy is told what it was told before."""
+    """Whether an answer depends on the earlier calls of its response. A response that is sampled again repeats these
+    calls, though the policy gets the recorded answers."""
     sandboxed: ClassVar[bool] = False
-    """Whether it runs programs by `rpg.sandbox.Sandbox`. Machines that can make no sandbox refuse it."""
+    """Whether it runs programs in `rpg.sandbox.Sandbox`. Machines without a sandbox refuse it."""
 
     type: str
     """Name of the tool."""
 
     def lacks(self) -> Issue | None:
-        """What this machine lacks for its calls, beside a sandbox. The path begins at the section."""
+        """Returns an issue if this machine lacks a requirement for its calls, other than a sandbox. The path begins at
+        the section."""
         return None
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """See `rpg.tools.Tool`."""
+        """Implements the method of `rpg.tools.Tool`."""
 
     @abstractmethod
     def open(self) -> Any:
-        """See `rpg.tools.Tool`."""
+        """Implements the method of `rpg.tools.Tool`."""
 
 
 class UserSection(OpenSection):
-    """Who speaks with the policy in a conversation."""
+    """The user that speaks with the policy in a conversation."""
 
     group: ClassVar[str] = "rpg.users"
     package: ClassVar[str] = "rpg.rollouters.users"
 
     immediate: ClassVar[bool] = False
-    """Whether its words follow from the conversation alone and take microseconds. They are then taken where the sampler
-    waits, so that a run that is done again is the same in every bit."""
+    """Whether its remarks depend on the conversation alone and take microseconds. The sampler then waits for them, so
+    that a repeated run is the same in every bit."""
     rewards_turns: ClassVar[bool] = False
-    """Whether its remarks reward turns of the policy."""
+    """Whether its remarks reward the policy's turns."""
 
     type: str
     """Name of the user."""
 
     @property
     def remarks(self) -> int | None:
-        """Remarks in a conversation at most; None: that is not known."""
+        """Most remarks in a conversation; None if unknown."""
         return None
 
     @property
     def own_seconds(self) -> float | None:
-        """Seconds that a remark takes at most where the user sees to that itself; None: the conversation does."""
+        """Most seconds of a remark, if the user enforces them itself; None if the conversation does."""
         return None
 
     def lacks(self) -> Issue | None:
-        """What this machine lacks for its words. The path begins at the section."""
+        """Returns an issue if this machine lacks a requirement for its remarks. The path begins at the section."""
         return None
 
     def trouble(self, seconds: float) -> str:  # noqa: ARG002 (for those that override it)
-        """Why it is of no use now: a service does not answer within so long. Empty: it would be of use."""
+        """Returns the reason why the user is unavailable, such as a service that does not answer within this time;
+        empty if it is available."""
         return ""
 
     @abstractmethod
     def reply(self, *arguments: Any, **keywords: Any) -> Any:
-        """See `rpg.rollouters.User`."""
+        """Implements the method of `rpg.rollouters.User`."""
 
 
 class ProgramSection(OpenSection):
-    """The program of an agent, which asks the policy over an OpenAI-compatible endpoint. A function of an installed
-    package is one."""
+    """The program of an agent, which calls the policy over an OpenAI-compatible endpoint. An installed package may
+    offer one as a function."""
 
     group: ClassVar[str] = "rpg.agents"
     package: ClassVar[str] = "rpg.rollouters.agents"
@@ -123,42 +126,43 @@ class ProgramSection(OpenSection):
     """Name of the program."""
 
     def lacks(self) -> Issue | None:
-        """What this machine lacks for it. The path begins at the section."""
+        """Returns an issue if this machine lacks a requirement for it. The path begins at the section."""
         return None
 
     @abstractmethod
     def begin(self, *arguments: Any, **keywords: Any) -> Any:
-        """See `rpg.rollouters.agent.AgentProgram`."""
+        """Implements the method of `rpg.rollouters.agent.AgentProgram`."""
 
 
 class CallRewards(Spec):
-    """Rewards of a turn of the policy for each of its calls, reward units. They add up over a response's turns, and to
-    the reward of the response."""
+    """Rewards of a policy's turn for each of its calls, in reward units. They add up over a response's turns, and are
+    added to the reward of the response."""
 
     call: float = 0.0
-    """Reward of a call that is answered."""
+    """Reward of a successful call."""
     error: float = 0.0
-    """Reward of a call that is answered by an error; below 0: a punishment."""
+    """Reward of a call answered with an error; a negative value penalises it."""
 
 
 class TagsFormat(Spec):
-    """A call is a text between two marks, its tool's only argument. The answer follows, and the response goes on."""
+    """Calls between two marks: the text between them is the tool's only argument. The answer follows, and the response
+    continues."""
 
     type: Literal["tags"] = "tags"
     call: str = Field("<{tool}>{argument}</{tool}>", pattern=r"^.*\S.*\{argument\}.*\S.*$")
-    """Text of a call: {tool} stands for the tool's name, {argument} for what it is asked."""
+    """Text of a call: {tool} stands for the tool's name, {argument} for its argument."""
     answer: str = Field("<result>{answer}</result>", pattern=r"\{answer\}")
-    """Text that the policy is given for {answer}."""
+    """Text that the policy gets; {answer} stands for the tool's answer."""
 
     def around_call(self, tool: str) -> tuple[str, str]:
-        """Marks before and after the argument of a call."""
+        """Returns the marks before and after the argument of a call."""
         begin, _, end = self.call.replace("{tool}", tool).partition("{argument}")
         return begin, end
 
 
 class HermesFormat(Spec):
-    """Calls as Hermes and Qwen models are trained to write them, {"name", "arguments"} in <tool_call>. The model's chat
-    template shows the tools and writes the answers."""
+    """Calls in the format of Hermes and Qwen models, {"name", "arguments"} in <tool_call>. The model's chat template
+    shows the tools and writes the answers."""
 
     type: Literal["hermes"] = "hermes"
 
@@ -173,32 +177,32 @@ Format = Annotated[
 
 
 class TurnBounds(NamedTuple):
-    """Most that a response of an environment holds, whatever the policy does."""
+    """Upper bounds on a response of an environment, whatever the policy does."""
 
     turns: int
-    """Turns of the policy."""
+    """Most turns of the policy."""
     sampled: int
-    """Tokens that it samples."""
+    """Most tokens that the policy samples."""
     given: int
-    """Tokens that it is given."""
+    """Most tokens that the environment gives."""
     length: int
-    """Tokens in all."""
+    """Most tokens in total."""
     seconds: float = 0.0
-    """Wall time in which it waits for what it is given."""
+    """Most wall time of waiting for the environment."""
 
 
 class Answering(NamedTuple):
-    """A tool or a user of an environment, and whether it answers from this machine."""
+    """A tool or user of an environment, and whether it answers from this machine."""
 
     kind: str
     name: str
     trouble: str
-    """Why it does not; empty: it does."""
+    """Reason why it does not answer; empty if it does."""
 
 
 class RollouterSection(OpenSection):
-    """The environment that a response comes about in: the policy's turns and what the environment gives between them,
-    such as the words of a tool or a user. Given tokens are context, which nothing trains on."""
+    """The environment of a response: the policy's turns and the text between them, such as a tool's answer or a user's
+    remark. That text is context and is not trained on."""
 
     group: ClassVar[str] = "rpg.rollouters"
     package: ClassVar[str] = "rpg.rollouters.environments"
@@ -208,20 +212,21 @@ class RollouterSection(OpenSection):
 
     @property
     def shown_tools(self) -> tuple[dict[str, Any], ...]:
-        """Tools that the model's chat template is to show in the prompt."""
+        """Tools that the model's chat template shows in the prompt."""
         return ()
 
     @property
     def runs_programs(self) -> str:
-        """What of it runs programs of the policy's in the sandbox; empty: nothing."""
+        """Name of its part that runs the policy's programs in the sandbox; empty if none does."""
         return ""
 
     def lacks(self) -> Issue | None:
-        """What this machine lacks for it, beside a sandbox. The path begins at the rollouter."""
+        """Returns an issue if this machine lacks a requirement for it, other than a sandbox. The path begins at the
+        rollouter."""
         return None
 
     def answering(self, seconds: float) -> Iterator[Answering]:  # noqa: ARG002 (for those that override it)
-        """Its tools and users, each asked now whether it answers within so long."""
+        """Yields its tools and users, each with the result of a query whether it answers within this time."""
         yield from ()
 
     @property
@@ -231,90 +236,90 @@ class RollouterSection(OpenSection):
 
     @property
     def rewards_turns(self) -> bool:
-        """Whether it rewards turns of the policy by themselves. An environment of a package's own may."""
+        """Whether it rewards single turns of the policy. A package's environment may."""
         return True
 
     def bounds(self, max_response_length: int) -> TurnBounds | None:  # noqa: ARG002 (for those that override it)
-        """Most that a response of so many tokens holds; None: the environment does not say."""
+        """Returns the bounds of a response of this many tokens; None if the environment does not know them."""
         return None
 
     def issues(self, max_response_length: int) -> Iterator[Issue]:  # noqa: ARG002 (for those that override it)
-        """What cannot be of it in responses of so many tokens. Paths begin at the rollouter."""
+        """Yields settings of it that are impossible in responses of this many tokens. Paths begin at the rollouter."""
         yield from ()
 
     @abstractmethod
     def generate(self, *arguments: Any, **keywords: Any) -> Any:
-        """See `rpg.rollouters.Rollouter`, the class to derive from: it has the types."""
+        """Implements the method of `rpg.rollouters.Rollouter`, the class to derive from, which has the types."""
 
     @abstractmethod
     def stream(self, *arguments: Any, **keywords: Any) -> Any:
-        """See `rpg.rollouters.Rollouter`, which has it for every environment."""
+        """Implements the method of `rpg.rollouters.Rollouter`, which has it for every environment."""
 
 
 StopText = Annotated[str, Field(min_length=1)]
 
 
 class Package(NamedTuple):
-    """A package that a sampler needs besides the trainer's own."""
+    """A package that a sampler needs in addition to the trainer's own."""
 
     name: str
-    """The name in messages."""
+    """Name in messages."""
     distributions: tuple[str, ...]
-    """Any one of them is enough. Python imports it by the name of the first."""
+    """Alternative distributions, of which one is enough. Python imports it by the name of the first."""
     install: str
-    """How to install it."""
+    """Command that installs it."""
 
 
 class SamplerSection(Spec):
-    """The rollout section of any sampler, and what the rest of the platform asks of it.
+    """The rollout section of any sampler, with the properties that the rest of the platform uses.
 
     A sampler is a subclass here, with its name as the default of a Literal field `engine`, a member of the union
-    `Rollout`, and a module `rpg.samplers.ENGINE` with a function `open_sampler`. All else asks the class variables,
-    properties and methods below, and never which sampler it is.
+    `Rollout`, and a module `rpg.samplers.ENGINE` with a function `open_sampler`. All other code uses the class
+    variables, properties and methods below, and never depends on the kind of sampler.
     """
 
     package: ClassVar[Package | None] = None
-    """What it needs besides the trainer's own packages; None: nothing."""
+    """Package that it needs in addition to the trainer's own; None if it needs none."""
     runs_learner_model: ClassVar[bool] = False
     """Whether it samples from a transformers module in the trainer's process, and so computes logprobs as the learner
-    does. The module is the learner's own where it can read that, else a copy."""
+    does. The module is the learner's own if it can read that, else a copy."""
 
     temperature: float = Field(1.0, gt=0)
-    """Logits are divided by it, in the sampler and wherever logprobs are taken."""
+    """Divisor of the logits, in the sampler and wherever logprobs are computed."""
     top_p: float = addition(1.0, gt=0, le=1)
-    """Nucleus: sample from the smallest set of tokens that holds this probability. rollout_logprobs are of the
-    renormalised set, the learner's of all tokens."""
+    """Nucleus sampling: sample from the smallest set of tokens that holds this probability. rollout_logprobs are those
+    of the renormalised set, the learner's logprobs those of all tokens."""
     top_k: int = addition(0, ge=0)
-    """Sample from as many likeliest tokens, the nucleus taken of these; 0: all."""
+    """Sample from this many of the likeliest tokens; the nucleus is taken from these. 0 means all tokens."""
     stop: tuple[StopText, ...] = addition(())
-    """Texts that end a response. The token that completes one is its last, and counts as any other: the response's text
-    holds the stop text, and what else that token says after it."""
+    """Texts that end a response. The token that completes one is the response's last and counts as any other: the
+    response's text contains the stop text and the rest of that token."""
     max_response_length: int = Field(256, ge=1)
-    """Tokens of a response at most, its end-of-text tokens and what its environment gives it included."""
+    """Most tokens of a response, including its end-of-text tokens and the tokens that its environment gives."""
     rollouter: RollouterSection = addition({"type": "single_turn"})
-    """The environment that a response comes about in, in training and in evaluation: of a single turn of the policy, or
-    of several."""
+    """Environment of a response, in training and evaluation: a single turn of the policy, or several."""
     dynamic_sampling: DynamicSampling | None = addition(None)
-    """Sample until every group's scores vary; left out: take the groups as they come."""
+    """Sample until every group's scores vary. If left out, all groups are used."""
     correction: Correction = addition(Correction())
-    """For an engine whose logprobs differ from the learner's."""
+    """Importance weights for an engine whose logprobs differ from the learner's."""
     trust_logprobs: bool = addition(False)
-    """Take the sampler's own logprobs for old_logprobs instead of computing them again with the learner, except for the
-    first minibatch where its first pass gives them: not with schedule_free_adamw, nor with a divergence in the reward.
-    The two are one policy; they differ by what sampler and learner differ in their arithmetic, which with engine vllm
-    the sentinel holds below sentinel_tolerance."""
+    """Use the sampler's own logprobs as old_logprobs instead of computing them again with the learner. The first
+    minibatch still uses those of its first pass, except with schedule_free_adamw or a divergence in the reward. Both
+    belong to one policy and differ only by the arithmetic of sampler and learner; with engine vllm the sentinel keeps
+    that difference below sentinel_tolerance."""
     max_staleness: int = addition(0, ge=0)
-    """Steps. Above 0, the batch of step i is sampled while earlier ones are trained on, under the weights after step
-    i - 1 - max_staleness, and old_logprobs are the sampler's own. Where that fails, the run ends after the step under
-    way without a checkpoint of it, since only the sampler still had those weights; another attempt goes on from the one
-    before. 0: under the weights that training on it begins from."""
+    """Steps by which the sampling weights may lag. Above 0, the batch of step i is sampled while earlier ones are
+    trained on, under the weights after step i - 1 - max_staleness, and old_logprobs are the sampler's own. If sampling
+    fails, the run ends after the current step without a checkpoint of it, since only the sampler still had those
+    weights; another attempt resumes from the checkpoint before. 0 samples under the weights with which the step's
+    training begins."""
     replay_routing: bool = addition(False)
-    """For mixtures of experts, with rollouter single_turn: the learner sends each token to the experts that the sampler
-    sent it to, arXiv:2510.11370, and the reference policy to those of its own choice. Else what the two differ by in
-    their arithmetic sends some tokens elsewhere, and their logprobs far apart, which kl/rollout measures. vLLM tells
-    its choice on GPUs alone."""
+    """For mixtures of experts, with rollouter single_turn: the learner routes each token to the experts that the
+    sampler chose, arXiv:2510.11370; the reference policy chooses its own. Without it, small differences in arithmetic
+    route some tokens to other experts, and their logprobs differ widely, which kl/rollout measures. vLLM reports its
+    routing only on GPUs."""
     max_concurrent: int = execution(256, ge=1)
-    """Responses in flight at once on a rank."""
+    """Most concurrent responses on a rank."""
 
     @property
     def gives_old_logprobs(self) -> bool:
@@ -322,28 +327,29 @@ class SamplerSection(Spec):
         return self.trust_logprobs or self.max_staleness > 0
 
     def reads_learner(self, zero_stage: int) -> bool:
-        """Whether it samples from the learner's own module, so that there is no second model and nothing to load.
+        """Returns whether it samples from the learner's own module, so that there is no second model and nothing to
+        load.
 
         Up to ZeRO 2 every rank holds the whole module. It must not change while it is read.
         """
         return self.runs_learner_model and zero_stage < 3 and not self.max_staleness
 
     def gpus(self, ranks: int) -> int:
-        """GPUs that a machine needs for so many ranks and their samplers."""
+        """Returns the GPUs that a machine needs for this many ranks and their samplers."""
         return ranks
 
     def placement_issues(self, ranks_of_machines: Iterable[int]) -> Iterator[Issue]:
-        """Obstacles to samplers on the GPUs where the spec puts them. Paths begin at the experiment."""
+        """Yields issues with the samplers' GPUs as the spec places them. Paths begin at the experiment."""
         del ranks_of_machines
         yield from ()
 
     def without_training(self) -> Self:
-        """The section for ranks that have GPUs of their own and train nothing there."""
+        """Returns the section for ranks that have their own GPUs and do not train."""
         return self
 
     @property
     def fewer_gpus(self) -> str:
-        """A hint for a machine that lacks GPUs for the samplers; empty where these need none but the ranks'."""
+        """Hint for a machine that lacks GPUs for the samplers; empty if they need only the ranks' GPUs."""
         return ""
 
     @property
@@ -353,40 +359,41 @@ class SamplerSection(Spec):
 
     @property
     def ranks_per_sampler(self) -> int:
-        """Neighbouring ranks of a machine that share a sampler; the first of them has it, and samples for all."""
+        """Neighbouring ranks of a machine that share a sampler; the first rank has it and samples for all."""
         return 1
 
     def samplers(self, ranks: int) -> int:
-        """Samplers of so many ranks of a machine. The last may serve fewer ranks than the others."""
+        """Returns the number of samplers for this many ranks of a machine. The last may serve fewer ranks than the
+        others."""
         return -(-ranks // self.ranks_per_sampler)
 
     @property
     def memory_share(self) -> float:
-        """Share of a GPU's memory that it takes, weights and cache together; 0: as much as these need."""
+        """Share of a GPU's memory that it takes, weights and cache together; 0 for as much as these need."""
         return 0.0
 
     @property
     def cache_bytes(self) -> int | None:
-        """Bytes of a number in the engine's KV cache; None: as many as the model's have."""
+        """Bytes of a number in the engine's KV cache; None for the bytes of the model's type."""
         return None
 
     @property
     def sleeps(self) -> bool:
-        """Whether the engine gives its memory to the learner while it does not sample."""
+        """Whether the engine releases its memory to the learner while it does not sample."""
         return False
 
     @property
     def smaller_cache(self) -> str:
-        """A hint for a memory estimate whose largest part is the KV cache."""
+        """Hint for a memory estimate whose largest part is the KV cache."""
         return "a smaller rollout.max_concurrent"
 
     def keys_to_lower(self, *, on_cpu: bool) -> list[str]:  # noqa: ARG002  # for samplers of which it matters
-        """Paths of keys that leave the sampler more memory with a smaller value, without changing what it samples."""
+        """Returns the paths of keys whose smaller values leave the sampler more memory without changing its samples."""
         return ["rollout.max_concurrent", *(["training.microbatch_tokens"] if self.max_staleness else [])]
 
     def logprob_tolerance(self, *, exact: bool) -> float | None:  # noqa: ARG002  # for samplers that are checked
-        """Nats by which its logprobs may differ from the learner's in the mean after a load of weights; None: no
-        sentinel.
+        """Returns the mean difference, in nats, allowed between its logprobs and the learner's after a load of weights;
+        None for no sentinel.
 
         Args:
             exact: sampler and learner both compute in float32 on a CPU.
@@ -395,7 +402,7 @@ class SamplerSection(Spec):
 
 
 class TransformersRollout(SamplerSection):
-    """Sampling with transformers in the trainer's own process, over the learner's own weights."""
+    """Sampling with transformers in the trainer's own process, from the learner's own weights."""
 
     runs_learner_model = True
 
@@ -403,7 +410,8 @@ class TransformersRollout(SamplerSection):
 
 
 class VllmRollout(SamplerSection):
-    """Sampling with vLLM, an engine for each rank or for several; new weights are loaded and proven after each step."""
+    """Sampling with vLLM, with an engine for each rank or for several; new weights are loaded and verified after each
+    step."""
 
     package = Package(
         name="vLLM",
@@ -413,61 +421,60 @@ class VllmRollout(SamplerSection):
 
     engine: Literal["vllm"] = "vllm"
     placement: Literal["colocated", "dedicated"] = execution("colocated")
-    """colocated: the engine lives in the trainer's process and shares its GPU; dedicated: in a process of its own, on
-    GPUs of its own."""
+    """colocated: the engine runs in the trainer's process and shares its GPU; dedicated: it has its own process and its
+    own GPUs."""
     engine_gpus: tuple[Annotated[int, Field(ge=0)], ...] = execution(())
-    """Where dedicated engines run: tensor_parallel_size GPUs for each engine of the machine, by their places among
-    those that the run has there, from 0, the ranks' own first; empty: those after them. Engines may be on the GPUs of
-    the ranks that they serve; then all of them are, with all of their GPUs."""
+    """GPUs of dedicated engines: tensor_parallel_size GPUs for each engine of the machine. A number is a GPU's place,
+    from 0, among the run's GPUs there, of which the ranks' GPUs are the first. Empty means the GPUs after the ranks'.
+    Engines may use the GPUs of the ranks that they serve, but then all engines must, with all of their GPUs."""
     tensor_parallel_size: int = execution(1, ge=1, le=MAX_RANKS)
-    """GPUs (on a CPU: processes) over which a dedicated engine spreads each weight matrix."""
+    """GPUs (on a CPU, processes) over which a dedicated engine spreads each weight matrix."""
     ranks_per_engine: int = execution(1, ge=1)
-    """Neighbouring ranks of a machine that share a dedicated engine, or where the launcher puts engines on machines of
-    their own, of the run; the last engine may serve fewer. The first of them gives it its prompts and weights, and what
-    was sampled goes to the ranks that train on it. A response
-    follows from its prompt and the prompt's seed, whichever engine samples it; what is sampled beside it may change the
-    last bits of its logprobs."""
+    """Neighbouring ranks that share a dedicated engine: ranks of one machine, or of the whole run if the launcher puts
+    engines on separate machines. The last engine may serve fewer. The first of the ranks sends the engine its prompts
+    and weights, and the samples go to the ranks that train on them. A response depends on its prompt and the prompt's
+    seed, not on the engine; other responses in its batch may change the last bits of its logprobs."""
     enable_prefix_caching: bool = execution(True)
-    """Keep the states of a prompt for its further responses."""
+    """Keep the states of a prompt for its other responses."""
     kv_cache: Literal["auto", "fp8"] = addition("auto")
-    """Type of the cache's keys and values. auto: the model's. fp8, on GPUs: eight bits each, so that twice as many
-    tokens of a bfloat16 model fit, and long responses are sampled faster. The engine's logprobs are then further from
-    the learner's: kl/rollout and rollout_ratio/mean measure that, and `correction` weighs it."""
+    """Type of the cache's keys and values. auto: the model's type. fp8, on GPUs: eight bits each, so that twice as many
+    tokens of a bfloat16 model fit, and long responses are sampled faster. The engine's logprobs then differ more from
+    the learner's: kl/rollout and rollout_ratio/mean measure the difference, and `correction` corrects for it."""
     sleep: bool | Literal["auto"] = execution("auto")
-    """A colocated engine gives its GPU memory to the learner from the end of a step's sampling until it is given the
-    next weights. auto: on a GPU whose memory is known (this machine's, or resources.memory_gib with device: cuda), by
-    the memory that `rpg plan` counts: true where the cache of max_concurrent responses does not fit beside the learner.
-    Else false."""
+    """Whether a colocated engine releases its GPU memory to the learner from the end of a step's sampling until it gets
+    the next weights. auto: true if the GPU's memory is known (this machine's, or resources.memory_gib with device:
+    cuda) and, by the count of `rpg plan`, the cache of max_concurrent responses does not fit beside the learner; else
+    false."""
     max_concurrent: int = execution(256, ge=1)
     """vLLM's max_num_seqs."""
     memory_fraction: float | None = execution(None, gt=0, lt=1)
-    """Share of a GPU's memory for vLLM (its gpu_memory_utilization). Left out: 0.9 for dedicated engines on the GPUs
-    after the ranks' own; where `sleep` can be chosen, what its weights and the cache of max_concurrent responses need,
-    as far as the learner leaves it; else 0.4."""
+    """Share of a GPU's memory for vLLM (its gpu_memory_utilization). If left out: 0.9 for dedicated engines on the GPUs
+    after the ranks'; if the plan can choose `sleep`, as much as the engine's weights and the cache of max_concurrent
+    responses need, up to the memory that the learner leaves; else 0.4."""
     cpu_cache_gib: float = execution(1.0, gt=0)
-    """KV cache in GiB where the engine runs on a CPU."""
+    """KV cache in GiB of an engine on a CPU."""
     sentinel_tolerance: float | None = execution(None, gt=0)
-    """Nats: after each load, the difference allowed between the engine's and the learner's logprobs of the probe: in
-    float32 on a CPU of each token, else in the mean, and ten times as much of a single token, since arithmetic in
-    bfloat16 alone moves the logprob of an unlikely one by 0.1 and more. Left out: 0.05 in float32 on a CPU, else 0.2.
-    What was found, over all ranks, are the metrics sentinel/difference (the largest) and sentinel/mean of the step that
-    the load ends."""
+    """Difference in nats allowed, after each load of weights, between the engine's and the learner's logprobs of the
+    probe. In float32 on a CPU it applies to each token. Otherwise it applies to the mean, and ten times as much to a
+    single token, since bfloat16 arithmetic alone changes the logprob of an unlikely token by 0.1 and more. If left out:
+    0.05 in float32 on a CPU, else 0.2. The metrics sentinel/difference (the largest) and sentinel/mean record the
+    differences over all ranks, in the step that ends with the load."""
 
     def gpus(self, ranks: int) -> int:
-        """The GPUs of dedicated engines are among them."""
+        """Returns the GPUs of a machine, including those of dedicated engines."""
         if self.placement == "colocated":
             return ranks
         return max([ranks, *(place + 1 for engine in self.engine_places(ranks) for place in engine)])
 
     def engine_places(self, ranks: int) -> list[tuple[int, ...]]:
-        """Places of each dedicated engine's GPUs among the run's, on a machine with so many ranks. Fewer than
-        tensor_parallel_size where engine_gpus names too few."""
+        """Returns the places of each dedicated engine's GPUs among the run's, on a machine with this many ranks. An
+        engine has fewer than tensor_parallel_size if engine_gpus names too few."""
         size, count = self.tensor_parallel_size, self.samplers(ranks)
         places = self.engine_gpus or tuple(range(ranks, ranks + count * size))
         return [places[engine * size : (engine + 1) * size] for engine in range(count)]
 
     def share_gpus(self, ranks_of_machines: Iterable[int]) -> set[bool]:
-        """Whether an engine's GPU, on any machine, is that of a rank which the engine serves."""
+        """Returns, over all engines' GPUs on any machine, whether a GPU belongs to a rank that the engine serves."""
         return {
             place // self.ranks_per_engine == engine and place < ranks
             for ranks in ranks_of_machines
@@ -476,7 +483,7 @@ class VllmRollout(SamplerSection):
         }
 
     def placement_issues(self, ranks_of_machines: Iterable[int]) -> Iterator[Issue]:
-        """Too few GPUs are named, or weights would reach the engines in two ways."""
+        """Yields an issue if too few GPUs are named, or if weights would reach the engines in two ways."""
         machines = set(ranks_of_machines)
         path, given = ("rollout", "engine_gpus"), len(self.engine_gpus)
         count, size = self.samplers(max(machines)), self.tensor_parallel_size
@@ -494,56 +501,58 @@ class VllmRollout(SamplerSection):
             )
 
     def without_training(self) -> Self:
-        """Dedicated engines have the GPUs after the ranks' own."""
+        """Returns the section with dedicated engines on the GPUs after the ranks'."""
         return self.model_copy(update={"engine_gpus": ()})
 
     @property
     def fewer_gpus(self) -> str:
-        """Ranks may share an engine, and the engines the ranks' GPUs."""
+        """Hint: ranks may share an engine, and engines may share the ranks' GPUs."""
         remedies = ("raise rollout.ranks_per_engine", "name GPUs of the ranks in rollout.engine_gpus")
         return f"{', '.join(remedies)}, or write placement: colocated"
 
     @property
     def gpus_per_sampler(self) -> int:
-        """The GPUs of tensor parallelism."""
+        """GPUs of tensor parallelism."""
         return self.tensor_parallel_size
 
     @property
     def ranks_per_sampler(self) -> int:
-        """The key's value."""
+        """Value of `ranks_per_engine`."""
         return self.ranks_per_engine
 
     @property
     def memory_share(self) -> float:
-        """vLLM takes its whole share at the start."""
+        """Share that vLLM takes, all of it at the start."""
         has_its_own_gpu = self.placement == "dedicated" and not self.engine_gpus
         return self.memory_fraction or (0.9 if has_its_own_gpu else 0.4)
 
     @property
     def sleeps(self) -> bool:
-        """The key's value. Where the plan has not chosen, auto is false."""
+        """Value of `sleep`. Until the plan has chosen, auto counts as false."""
         return self.sleep is True
 
     @property
     def cache_bytes(self) -> int | None:
-        """One with the key's `fp8`."""
+        """1 with `kv_cache: fp8`."""
         return 1 if self.kv_cache == "fp8" else None
 
     @property
     def smaller_cache(self) -> str:
-        """The cache is what the weights leave of vLLM's share. An engine that sleeps holds none while training."""
+        """Hint: the cache gets the rest of vLLM's share after the weights. A sleeping engine holds no cache during
+        training."""
         may_sleep = self.placement == "colocated" and not self.sleeps and not self.max_staleness
         return "a smaller rollout.memory_fraction" + (", or rollout.sleep: true" if may_sleep else "")
 
     def keys_to_lower(self, *, on_cpu: bool) -> list[str]:
-        """The engine's own, and where it samples beside the learner in one process, the learner's."""
+        """Returns the engine's own keys, and the learner's if both share one process while sampling."""
         keys = ["rollout.max_concurrent", "rollout.cpu_cache_gib" if on_cpu else "rollout.memory_fraction"]
         beside_learner = self.max_staleness and self.placement == "colocated"
         return [*keys, "training.microbatch_tokens"] if beside_learner else keys
 
     def logprob_tolerance(self, *, exact: bool) -> float:
-        """The spec's, or that of the arithmetic: bfloat16 moves the logprobs of random models with logits as far apart
-        as trained ones have them by 0.01 to 0.06 in the mean (decision 31), and each side rounds."""
+        """Returns the spec's tolerance, or a default for the arithmetic. In bfloat16 the logprobs of random models,
+        with logits scaled like those of trained models, change by 0.01 to 0.06 in the mean (decision 31), and each side
+        rounds."""
         return self.sentinel_tolerance or (0.05 if exact else 0.2)
 
 
@@ -554,12 +563,12 @@ SAMPLERS: tuple[type[SamplerSection], ...] = members(Rollout)
 
 
 def engine_of(section: type[SamplerSection]) -> str:
-    """The `engine` by which a spec names the sampler."""
+    """Returns the `engine` by which a spec names the sampler."""
     return str(section.model_fields["engine"].default)
 
 
 def not_installed(rollout: SamplerSection) -> Issue | None:
-    """The issue where the package that the sampler needs is not on this machine."""
+    """Returns an issue if the package that the sampler needs is not installed; else None."""
     package = rollout.package
     if package is None or find_spec(package.distributions[0]) is not None:
         return None

@@ -1,4 +1,5 @@
-"""Values that change over training: where a number may stand, `{schedule: [[1, 0.1], [200, 0.3]], between: linear}`."""
+"""Values that change over training, such as `{schedule: [[1, 0.1], [200, 0.3]], between: linear}` in place of a
+number."""
 
 import math
 from bisect import bisect_right
@@ -24,11 +25,11 @@ SCHEDULABLE = (
     "reference.update.every_steps",
     "training.optimizer.learning_rate",
 )
-"""Fields that take a schedule; NAME: any key. Their value at a step acts on that step and no earlier one."""
+"""Fields that accept a schedule; NAME is any key. The value at a step applies from that step on, not earlier."""
 
 
 def schedulable_field(path: str) -> str:
-    """Returns the field that takes a schedule and that a path leads to or into; empty if there is none.
+    """Returns the schedulable field at or above a path; an empty text if the path has none.
 
     Example:
         >>> schedulable_field("objective.clip.low.schedule.0.1"), schedulable_field("objective.parameters.beta")
@@ -43,14 +44,14 @@ def schedulable_field(path: str) -> str:
 
 
 class ValueSchedule(Spec):
-    """A value that changes over training. It depends on the step alone, so that a resumed run goes on as it was."""
+    """A value that changes over training. It depends only on the step, so that a resumed run continues unchanged."""
 
     schedule: tuple[tuple[Annotated[int, Field(ge=0)], float], ...] = Field(min_length=1)
-    """Points of [step, value], steps increasing. They are the run's own steps, whose first is 1, as in every record.
-    Before the first point the value is the first point's; after the last one it is the last point's."""
+    """Points of [step, value], with increasing steps. Steps count from 1, as in every record. Before the first point
+    the value is the first point's, after the last point the last point's."""
     between: Literal["step", "linear", "cosine"] = "step"
-    """step: a point's value holds until the next point; linear: straight from one to the next; cosine: half a wave,
-    level at both."""
+    """Interpolation between points. step: a point's value holds until the next point. linear: a straight line. cosine:
+    half a wave, level at both points."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -60,7 +61,7 @@ class ValueSchedule(Spec):
         return self
 
     def at(self, step: int) -> float:
-        """The value at a step.
+        """Returns the value at a step.
 
         Example: half-way up a ramp.
             >>> ValueSchedule(schedule=((1, 0.25), (201, 0.75)), between="linear").at(101)
@@ -73,7 +74,7 @@ class ValueSchedule(Spec):
         return value + self._share((step - start) / (end - start)) * (following - value)
 
     def _share(self, progress: float) -> float:
-        """Share of the way from one value to the next, after this share of the steps between them."""
+        """Returns the share of the way from one value to the next, after this share of the steps between them."""
         match self.between:
             case "step":
                 return 0.0
@@ -85,7 +86,7 @@ class ValueSchedule(Spec):
                 assert_never(never)
 
     def phases(self) -> set[int]:
-        """The steps of the points, and those in the middle of each ramp."""
+        """Returns the steps of the points and the middle step of each ramp."""
         points = [max(1, step) for step, _ in self.schedule]
         ramps = pairwise(points) if self.between != "step" else ()
         return {*points, *((start + end) // 2 for start, end in ramps)}
@@ -100,8 +101,8 @@ class ValueSchedule(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Schedulable:
-    """Stands in the annotation of a field that takes a number or a ValueSchedule: the bounds of the number, which every
-    value of the schedule keeps too."""
+    """Annotation of a field that accepts a number or a ValueSchedule, with bounds for the number and for every value of
+    the schedule."""
 
     gt: float | None = None
     ge: float | None = None
@@ -130,7 +131,7 @@ class Schedulable:
         )
 
     def _issue(self, value: float, kind: type) -> Issue | None:
-        """Problem with one value of a schedule, in the words for a number of this kind."""
+        """Returns the issue with one value of a schedule, worded as for a plain number, or None."""
         message = ""
         if kind is int and not value.is_integer():
             message = "must be a whole number"
@@ -144,25 +145,25 @@ class Schedulable:
 
 
 def value_at(value: float | ValueSchedule, step: int) -> float:
-    """The value of a field at a step."""
+    """Returns the value of a field at a step."""
     return value.at(step) if isinstance(value, ValueSchedule) else value
 
 
 def largest(value: float | ValueSchedule) -> float:
-    """The largest value that a field ever has."""
+    """Returns the largest value that a field ever has."""
     return max(point for _, point in value.schedule) if isinstance(value, ValueSchedule) else value
 
 
 def smallest(value: float | ValueSchedule) -> float:
-    """The smallest value that a field ever has."""
+    """Returns the smallest value that a field ever has."""
     return min(point for _, point in value.schedule) if isinstance(value, ValueSchedule) else value
 
 
 def constant(value: float | ValueSchedule) -> float:
-    """The number of a field whose section has gone through `at_step`.
+    """Returns the number of a field whose section has gone through `at_step`.
 
     Raises:
-        ValueError: it has not, and the field is scheduled.
+        ValueError: the field still has a schedule.
     """
     if isinstance(value, ValueSchedule):
         raise ValueError(f"the value changes over training ({value}): take at_step(objective, step)")
@@ -173,7 +174,7 @@ Section = TypeVar("Section", bound=Spec)
 
 
 def at_step(section: Section, step: int) -> Section:
-    """The section with a number in place of each schedule; the section itself where nothing is scheduled."""
+    """Returns the section with a number in place of each schedule; the section itself if it has no schedule."""
     changed: dict[str, Any] = {}
     for name in type(section).model_fields:
         value = getattr(section, name)
@@ -189,7 +190,7 @@ def at_step(section: Section, step: int) -> Section:
 
 
 def schedules_in(section: Spec) -> Iterator[tuple[tuple[str, ...], ValueSchedule]]:
-    """Path and schedule of each scheduled field of a section and of the sections inside it."""
+    """Yields the path and schedule of each scheduled field of a section and of the sections inside it."""
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, ValueSchedule):

@@ -1,4 +1,4 @@
-"""Study: which fields of an experiment to search, over which ranges, for the best values of which measures."""
+"""The study: fields of an experiment to search, their ranges, and the measures to optimise."""
 
 import json
 from decimal import Decimal
@@ -15,7 +15,7 @@ from specs.schema.fields import nearest
 Bounds = tuple[float, float]
 NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 LARGEST = 2**53
-"""Optuna keeps whole numbers as floats, which hold no larger one exactly."""
+"""Largest whole number that a float, as which Optuna stores it, represents exactly."""
 Whole = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 WholeBounds = tuple[Whole, Whole]
 Positive = Annotated[int, Field(ge=1)]
@@ -23,12 +23,12 @@ Distance = Annotated[float, Field(ge=0)]
 
 
 def num_steps(low: float, high: float, step: float) -> int:
-    """How often the step fits between the ends, counted in decimals: of floats, 0.3 / 0.1 is below 3."""
+    """Returns how often the step fits between the ends, counted in decimals: with floats, 0.3 / 0.1 is below 3."""
     return int((Decimal(str(high)) - Decimal(str(low))) // Decimal(str(step)))
 
 
 def _check_range(low: float, high: float, step: float, *, log: bool, no_step: float) -> None:
-    """Raises IssueError with what keeps a range from having candidates. `no_step` is the step that log can have."""
+    """Raises IssueError if a range has no candidates. `no_step` is the only step allowed with log."""
     given = f"[{low:g}, {high:g}]"
     if low >= high:
         hint = "a parameter with one value belongs under overrides" if low == high else ""
@@ -53,13 +53,13 @@ class FloatRange(Spec):
     float: Bounds
     """Lowest and highest value, both included."""
     step: Distance = 0.0
-    """Distance between two candidates, counted from the lowest; 0: any number between. An upper end that no step leads
-    to is never tried."""
+    """Distance between two candidates, counted from the lowest. 0 allows any number in between. An upper end that is
+    not a multiple of the step away is never tried."""
     log: bool = False
-    """Search the logarithm: for values that span orders of magnitude; needs step 0."""
+    """Search the logarithm, for values that span orders of magnitude; needs step 0."""
     when: dict[str, Any] = Field(default_factory=dict)
-    """Search it only while all of these hold: path of another parameter -> the value, or a list of values, that it has
-    (of cases, the names). While that one is not searched itself, this one is not."""
+    """Conditions for searching it: path of another parameter -> its required value, or a list of such values (names of
+    cases). All must hold. While the other parameter is not searched, this one is not either."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -86,7 +86,7 @@ class IntRange(Spec):
 
 
 class Choice(Spec):
-    """One of several values, of any kind."""
+    """A choice among values of any kind."""
 
     choice: tuple[Any, ...] = Field(min_length=2)
     """The candidates."""
@@ -95,10 +95,10 @@ class Choice(Spec):
 
 
 class Cases(Spec):
-    """One of several values that have names, where a value is a whole section: a kind of reference, an objective."""
+    """A choice among named values, for values that are whole sections: a kind of reference, an objective."""
 
     cases: dict[str, Any] = Field(min_length=2)
-    """Name -> value. Records, pages and `when` call a case by its name."""
+    """Name -> value. Records, pages and `when` refer to a case by its name."""
     when: dict[str, Any] = Field(default_factory=dict)
     """Search it only while other parameters have these values, as for float."""
 
@@ -120,7 +120,8 @@ _INTERVALS = ("uniform", "range", "bounds", "loguniform", "log_uniform", "int_un
 
 
 def _of_a_form(value: Any) -> Any:
-    """Returns a range, whatever is wrong inside it; refuses what has no range's form, and shows the right one."""
+    """Returns a value that has the form of a range, even with errors inside; raises an issue that shows the right form
+    for any other."""
     ends = value.get(kind) if isinstance(value, dict) and (kind := _kind(value)) in ("float", "int") else None
     if _kind(value) and not isinstance(ends, dict):
         return value
@@ -129,7 +130,7 @@ def _of_a_form(value: Any) -> Any:
 
 
 def _in_right_form(value: Any) -> str:
-    """Returns the hint that writes a list or another framework's range as a study does; empty if it is neither."""
+    """Returns a hint that writes a list or another framework's range in the form of a study; empty for other values."""
     log = ", log: true" if "log" in str(value).lower() else ""
     if isinstance(value, dict):
         ends = next(([value[low], value[high]] for low, high in _ENDS if low in value and high in value), None)
@@ -169,36 +170,35 @@ Range = Annotated[
 
 
 def measure_label(metric: str, dataset: str) -> str:
-    """Name of a measure in records and on pages: `kl/reverse`, `mean@4 on held_out`."""
+    """Returns the name of a measure in records and on pages: `kl/reverse`, `mean@4 on held_out`."""
     return f"{metric} on {dataset}" if dataset else metric
 
 
 class Goal(Spec):
-    """Measure that a trial is judged by: of its last checkpoint, or a training metric, over its seeds."""
+    """A measure that ranks trials, of the last checkpoint or of training, over a trial's seeds."""
 
     dataset: str = ""
-    """An evaluation set of the experiment, for mean@k, pass@k, maj@k and score@k; empty for a training metric."""
+    """Evaluation set of the experiment, for mean@k, pass@k, maj@k and score@k; empty for a training metric."""
     metric: str = "mean@1"
-    """mean@k, pass@k or maj@k, k at most evaluation.samples_per_problem; of a graded reward score@k; or a metric that
-    training records, such as
-    kl/reverse: its mean over the last ten steps."""
+    """mean@k, pass@k or maj@k, with k at most evaluation.samples_per_problem; score@k for a graded reward; or a metric
+    that training records, such as kl/reverse, as its mean over the last ten steps."""
     direction: Literal["maximize", "minimize"] = "maximize"
-    """Whether more or less of it is better."""
+    """Whether larger or smaller values are better."""
     over_seeds: Literal["mean", "lower_bound"] = "mean"
-    """A trial's value: the mean over its seeds, or the cautious end of the mean's interval."""
+    """A trial's value: the mean over its seeds, or the pessimistic end of the mean's interval."""
 
 
 class Constraint(Spec):
-    """A bound that the best trial has to keep: a divergence budget, a share of truncated responses."""
+    """A bound that the best trial must keep, such as a divergence budget or a share of truncated responses."""
 
     metric: str
-    """Measure that is bounded, named as in a goal."""
+    """Bounded measure, named as in a goal."""
     dataset: str = ""
     """Evaluation set of the measure, as in a goal."""
     max: float | None = None
-    """The mean over the trial's seeds may not be above it."""
+    """Upper bound on the mean over the trial's seeds."""
     min: float | None = None
-    """Nor below it."""
+    """Lower bound on that mean."""
 
     @model_validator(mode="after")
     def _acts(self) -> Self:
@@ -211,17 +211,18 @@ class Constraint(Spec):
 
 
 class SearchSampler(Spec):
-    """Proposes the values of the next trial."""
+    """The sampler that proposes the values of the next trial."""
 
     type: Literal["auto", "noisy_gp", "tpe", "gp", "cma", "nsga2", "qmc", "random", "grid"] = "auto"
-    """auto: noisy_gp for up to 20 parameters, else tpe; noisy_gp: a Gaussian process that knows how noisy values are,
-    and learns from all rungs; tpe: tree-structured Parzen estimator; gp: Gaussian process of finished trials;
-    cma: CMA-ES, numbers only; nsga2: genetic, for several goals; qmc: a low-discrepancy sequence; random: independent
-    draws; grid: every combination once."""
+    """auto: noisy_gp for up to 20 parameters, else tpe; noisy_gp: a Gaussian process that models the noise of values
+    and learns from all rungs; tpe: tree-structured Parzen estimator; gp: Gaussian process of finished trials; cma:
+    CMA-ES, numbers only; nsga2: genetic, for several goals; qmc: a low-discrepancy sequence; random: independent draws;
+    grid: every combination once."""
     seed: int = Field(0, ge=0, lt=2**32)
-    """Seed of the sampler: the same one proposes the same values after the same results."""
+    """Seed of the sampler. The same seed proposes the same values after the same results."""
     startup_trials: int = Field(8, ge=1)
-    """Trials before auto, noisy_gp, tpe, gp or cma starts to model: spread evenly by noisy_gp, else random."""
+    """Trials before auto, noisy_gp, tpe, gp or cma begins to use its model: spread evenly with noisy_gp, else
+    random."""
 
 
 def _rising(rungs: tuple[int, ...]) -> tuple[int, ...]:
@@ -236,55 +237,55 @@ Rungs = Annotated[tuple[Positive, ...], Field(min_length=1), AfterValidator(_ris
 
 
 class NoPruner(Spec):
-    """Every trial is trained to its end."""
+    """No pruning: every trial is trained to its end."""
 
     type: Literal["none"] = "none"
 
 
 class Halving(Spec):
-    """Successive halving: the best share of the trials at a rung goes on from its checkpoints to the next rung."""
+    """Successive halving: the best share of a rung's trials continues from its checkpoints to the next rung."""
 
     type: Literal["asha", "hyperband"]
     rungs: Rungs
-    """Steps at which trials are evaluated and held against each other, rising, below training.steps."""
+    """Steps at which trials are evaluated and compared, increasing, below training.steps."""
     eta: int = Field(2, ge=2)
-    """One of eta trials goes on from a rung."""
+    """Reduction factor: one of eta trials continues from a rung."""
 
 
 class SuccessiveHalving(Halving):
     """Asynchronous successive halving with promotion, Li 2020, arXiv:1810.05934: every trial is trained to the first
-    rung, and the best share of a rung goes on from its checkpoints to the next."""
+    rung, and the best share of a rung's trials continues from its checkpoints to the next."""
 
     type: Literal["asha"] = "asha"
 
 
 class Hyperband(Halving):
-    """Successive halving whose trials begin at different rungs in turn, Li 2018, arXiv:1603.06560: a trial of bracket b
-    meets the rungs from number b on."""
+    """Successive halving whose trials take turns in beginning at different rungs, Li 2018, arXiv:1603.06560: a trial of
+    bracket b is compared at the rungs from number b on."""
 
     type: Literal["hyperband"] = "hyperband"
 
 
 class MedianRule(Spec):
-    """A trial stops at a rung where it is worse than the median of the trials that were there before."""
+    """The median rule: a trial stops at a rung if it is worse than the median of the earlier trials there."""
 
     type: Literal["median"] = "median"
     rungs: Rungs
-    """Steps at which trials are evaluated, rising, below training.steps."""
+    """Steps at which trials are evaluated, increasing, below training.steps."""
     startup_trials: int = Field(4, ge=1)
-    """Trials that are never stopped, the first ones."""
+    """Number of first trials that are never stopped."""
 
 
 class Patience(Spec):
-    """A trial stops where it has not become better for several rungs."""
+    """The patience rule: a trial stops if it has not improved for several rungs."""
 
     type: Literal["patient"] = "patient"
     rungs: Rungs
-    """Steps at which trials are evaluated, rising, below training.steps."""
+    """Steps at which trials are evaluated, increasing, below training.steps."""
     patience: int = Field(1, ge=1)
-    """Rungs without an improvement after which it stops."""
+    """Rungs without an improvement after which a trial stops."""
     min_delta: float = Field(0.0, ge=0)
-    """What counts as one, in the goal's unit."""
+    """Least improvement that counts, in the goal's unit."""
 
 
 Pruner = Annotated[
@@ -294,8 +295,9 @@ Pruner = Annotated[
 
 
 class Budget(Spec):
-    """Limits of the search, beside `trials`; 0: no limit. What the confirmation may cost at most, by what the baseline
-    has cost, is set aside, but never more than half. The confirmation itself is not stopped, and may pass a limit."""
+    """Limits of the search in addition to `trials`; 0 means no limit. The confirmation's largest cost, estimated from
+    the baseline's, is reserved, but never more than half of a limit. The confirmation itself is not stopped and may
+    exceed a limit."""
 
     tokens: float = Field(0, ge=0)
     """Response tokens sampled for training, over all trials and seeds."""
@@ -306,19 +308,21 @@ class Budget(Spec):
 
 
 class Confirmation(Spec):
-    """After the search: the best trials and the baseline again on seeds that no trial had, and intervals of it."""
+    """Confirmation after the search: the best trials and the baseline run again on seeds that no trial had, and are
+    reported with intervals."""
 
     candidates: int = Field(2, ge=1)
-    """The best trials: by what the sampler's model expects of them, where it has one, else by their value."""
+    """Number of best trials to confirm, ranked by the expectation of the sampler's model if it has one, else by their
+    value."""
     seeds: int = Field(5, ge=2)
-    """Fresh seeds of each at most, the same for all. They come in rounds, and whoever cannot win any more, or has won,
-    has no further one."""
+    """Most new seeds for each candidate, the same for all. They run in rounds; a candidate that can no longer win, or
+    has won, gets no further seed."""
     dataset: str = ""
-    """The evaluation set that confirms, best one that no trial was judged by; empty: the goal's."""
+    """Evaluation set of the confirmation, preferably one that did not rank the trials. Empty means the goal's."""
 
 
 class WarmStart(Spec):
-    """Results from elsewhere that the sampler learns from; marked as foreign, they are no trials of the study."""
+    """Earlier results that the sampler learns from. They are marked as foreign and are not trials of the study."""
 
     studies: tuple[Annotated[str, Field(pattern=NAME)], ...] = ()
     """Names of studies in the same home."""
@@ -334,54 +338,55 @@ class WarmStart(Spec):
 
 
 class Study(Spec):
-    """A search for the values of an experiment's fields that are best at a goal."""
+    """A search for the values of an experiment's fields that are best for a goal."""
 
     name: str = Field(pattern=NAME)
     """Lower-case letters, digits and hyphens."""
     question: str = ""
-    """What the study answers, in a sentence."""
+    """The study's question, in a sentence."""
     experiment: str = names_path("file", min_length=1)
-    """The experiment's file, relative to this one."""
+    """Path of the experiment's file, relative to this one."""
     overrides: dict[str, Any] = Field(default_factory=dict)
-    """Fields of the experiment that every trial has otherwise; keys are paths such as training.steps."""
+    """Fields of the experiment that all trials change; keys are paths such as training.steps."""
     parameters: dict[str, Range] = Field(min_length=1)
-    """What varies: path of a field -> {float: [low, high], step, log}, {int: [low, high], step, log},
-    {choice: [...]} or {cases: {name: value}}; each with `when` if it depends on others."""
+    """Fields to search: path of a field -> {float: [low, high], step, log}, {int: [low, high], step, log}, {choice:
+    [...]} or {cases: {name: value}}; each with `when` if it depends on others."""
     goal: Goal | None = None
-    """What a trial is judged by."""
+    """Measure that ranks trials."""
     goals: tuple[Goal, ...] = ()
-    """Several of them instead of `goal`; the answer is the set of trials of which none is worse in all."""
+    """Several measures instead of `goal`; the result is the Pareto set, the trials that no other trial dominates."""
     constraints: tuple[Constraint, ...] = ()
-    """Bounds that the best trial has to keep."""
+    """Bounds that the best trial must keep."""
     sampler: SearchSampler = SearchSampler()
-    """What proposes a trial's values."""
+    """Sampler that proposes a trial's values."""
     pruner: Pruner = NoPruner()
-    """Which trials are trained to their end."""
+    """Rule that stops trials early."""
     trials: int = Field(ge=1)
-    """Trials in all, those of earlier calls included, without those that confirm."""
+    """Total number of trials, including those of earlier calls, without confirmations."""
     seeds_per_trial: int = Field(0, ge=0)
-    """The first of the experiment's seeds, so many; 0: all of them."""
+    """Number of seeds of a trial, from the first of the experiment's seeds on. 0 means all."""
     budget: Budget = Budget()
     """Other limits of the search."""
     confirm: Confirmation | None = None
-    """How the best is confirmed; without it the best is a candidate and no claim is made of it."""
+    """How the best trial is confirmed. Without it the best trial is only a candidate, and nothing is claimed about
+    it."""
     warm_start: WarmStart = WarmStart()
     """Results from elsewhere that the sampler learns from."""
     parallel: int = execution(1, ge=1)
-    """Trials at a time on this machine. With 1 the same study proposes the same trials again."""
+    """Concurrent trials on this machine. With 1 the same study always proposes the same trials."""
     on_failure: Literal["record", "stop"] = "record"
-    """A trial that fails: recorded as failed, and the study goes on; or the study ends there."""
+    """After a failed trial: record it and continue, or stop the study."""
 
     @model_validator(mode="after")
     def _one_way_to_say_goals(self) -> Self:
         if self.goal is None and not self.goals:
-            hint = "what a trial is judged by: goal, or several as goals"
+            hint = "give the measure that ranks trials as goal, or several as goals"
             raise IssueError(
                 Issue("missing", ("goal",), allowed="the fields " + ", ".join(Goal.model_fields), hint=hint)
             )
         if self.goal is not None and self.goals:
             raise IssueError(
-                Issue("is said as goal already", ("goals",), hint="move the goal into goals, or leave goals out")
+                Issue("conflicts with goal", ("goals",), hint="move the goal into goals, or leave goals out")
             )
         return self
 
@@ -395,10 +400,10 @@ class Study(Spec):
 
     @property
     def targets(self) -> tuple[Goal, ...]:
-        """The goals, however they are written."""
+        """Goals, from `goal` or `goals`."""
         return self.goals or ((self.goal,) if self.goal else ())
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Steps at which the pruner looks at a trial; empty without one."""
+        """Steps at which the pruner evaluates a trial; empty without a pruner."""
         return () if isinstance(self.pruner, NoPruner) else self.pruner.rungs

@@ -187,13 +187,15 @@ def test_a_study_of_a_graded_reward_takes_its_score(tmp_path: Path) -> None:
     text += "parameters: {{training.optimizer.learning_rate: {{float: [0.001, 0.1]}}}}\n"
     study.write_text(text.format("mean@2"))
     spec.write_text(SPEC.replace("exact_match", "digits"))
-    with pytest.raises(SpecError, match=r"reward\.type digits is graded: it does not say what is right") as raised:
+    with pytest.raises(
+        SpecError, match=r"reward\.type digits is graded and does not mark answers right or wrong"
+    ) as raised:
         load_study(study)
     assert "allowed: score@2" in str(raised.value)
     study.write_text(text.format("score@2"))
     assert load_study(study).targets[0].metric == "score@2"
     spec.write_text(SPEC)
-    with pytest.raises(SpecError, match="says what is right, and is not graded"):
+    with pytest.raises(SpecError, match="marks answers right or wrong and is not graded"):
         load_study(study)
 
 

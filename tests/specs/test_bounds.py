@@ -89,12 +89,15 @@ ANSWERS = {
     ),
     "unknown keys": (lambda: GOOD + many(9900, "key#: 1\n").replace(",", ""), f"{MAX_ISSUES + 1} errors"),
     "25,000 unknown keys": (lambda: GOOD + "".join(f"q{n}:\n" for n in range(25_000)), "too many values"),
-    "a key given often": (lambda: GOOD + "name: a\n" * 25_000, f"more is wrong than these {MAX_ISSUES} problems"),
+    "a key given often": (
+        lambda: GOOD + "name: a\n" * 25_000,
+        f"there are more problems than these {MAX_ISSUES} problems",
+    ),
     "40,000 seeds": (lambda: f"{GOOD}seeds: [{many(40_000, '#')}]\n", "too many values"),
     "9,000 seeds": (lambda: f"{GOOD}seeds: [{many(9000, '#')}]\n", "seeds: too many runs"),
     "9,000 wrong seeds": (lambda: f"{GOOD}seeds: [{many(9000, 'a')}]\n", f"{MAX_ISSUES + 1} errors"),
-    "sinks": (lambda: f"{GOOD}sinks: [{many(4500, '{type: tensorboard}')}]\n", "mend these first"),
-    "sets named twice": (lambda: f"{GOOD}evaluation: {{datasets: [{many(9000, 'held_out')}]}}\n", "mend these first"),
+    "sinks": (lambda: f"{GOOD}sinks: [{many(4500, '{type: tensorboard}')}]\n", "fix these first"),
+    "sets named twice": (lambda: f"{GOOD}evaluation: {{datasets: [{many(9000, 'held_out')}]}}\n", "fix these first"),
     "sets": (lambda: sources(700), ""),
     "a schedule of many points": (
         lambda: changed("kl_coef: 1e-2", f"kl_coef: {{schedule: [{many(3000, '[#, 0.1]')}]}}"),
@@ -105,7 +108,7 @@ ANSWERS = {
             changed("steps: 4", "steps: 1000000000")
             + "reference: {source: snapshot, update: {every_steps: 2000000000}}\n"
         ),
-        "the reference never moves",
+        "the reference is never updated",
     ),
     "a question as long as the file may be": (lambda: f"{GOOD}question: {'x ' * 100_000}\n", ""),
     "a long key": (lambda: f"{GOOD}{'x' * 200_000}: 1\n", "a space is missing after the colon"),
@@ -116,7 +119,7 @@ ANSWERS = {
     "candidates": (lambda: study(f"  objective.kl_coef: {{choice: [{many(500, '0.01#1')}]}}\n"), ""),
     "candidates of which none is possible": (
         lambda: study(f"  objective.kl_coef: {{choice: [{many(500, '-1#')}]}}\n"),
-        "mend these first",
+        "fix these first",
     ),
     "many parameters": (
         lambda: study("".join(f"  model.config.k{n}: {{int: [1, 9]}}\n" for n in range(2000))),
@@ -184,7 +187,8 @@ def test_what_is_told_of_one_file_is_what_somebody_may_read():
     said = message(GOOD + "".join(f"key{n}: 1\n" for n in range(150)))
     assert said.count("unknown field") == MAX_ISSUES
     assert said.endswith(
-        "spec.yaml: more is wrong than these 100 problems\n  hint: mend these first\n101 errors; nothing was run"
+        "spec.yaml: there are more problems than these 100 problems\n"
+        "  hint: fix these first\n101 errors; nothing was run"
     )
 
 

@@ -181,7 +181,7 @@ def test_a_hub_id_stays_as_it_is_and_a_directory_becomes_absolute():
     text = changed(model, "  source: pretrained\n  path: org/name\n")
     assert load_experiment(write(text)).model.path == "org/name"
     Path("org/name").mkdir(parents=True)
-    assert "the directory holds no model" in message(text)
+    assert "the directory contains no model" in message(text)
     Path("org/name/config.json").write_text('{"max_position_embeddings": 48}')
     assert "32 + 32 = 64 tokens    allowed: at most 48" in message(text)
     Path("org/name/config.json").write_text("{}")

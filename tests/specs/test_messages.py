@@ -30,7 +30,7 @@ def test_a_wrong_type_is_told_with_what_is_allowed():
         "spec.yaml:20: training.steps: must be a whole number\n"
         "    20 |   steps: soon\n"
         '  given: "soon"    allowed: a whole number, at least 1\n'
-        "  hint: Batches of rollouts.\n"
+        "  hint: Number of steps; each trains on one batch of rollouts.\n"
         "1 error; nothing was run"
     )
 
@@ -50,7 +50,7 @@ def test_out_of_range_is_told_with_the_range():
         "spec.yaml:18: objective.clip.low: must be less than 1\n"
         "    18 |     low: 1.2\n"
         "  given: 1.2    allowed: a number in (0, 1)\n"
-        "  hint: Margin below ratio 1: with a negative advantage a token stops counting under 1 - low.\n"
+        "  hint: Margin below ratio 1: with a negative advantage a token is clipped below 1 - low.\n"
         "1 error; nothing was run"
     )
 
@@ -60,7 +60,7 @@ def test_a_missing_field_is_told_at_its_section():
         "spec.yaml:19: training.steps: missing\n"
         "    19 | training:\n"
         "  allowed: a whole number, at least 1\n"
-        "  hint: Batches of rollouts.\n"
+        "  hint: Number of steps; each trains on one batch of rollouts.\n"
         "1 error; nothing was run"
     )
 

@@ -82,14 +82,14 @@ def test_conditions_in_a_circle_are_told_from_the_first_of_them():
             '  given: "snapshots"    allowed: behaviour, snapshot, initial\n  hint: did you mean `snapshot`?\n',
         ),
         ("reference: [initial, none]", ".when.reference.1: reference cannot be this\n"),
-        ("reference: {source: initial}", "hint: of cases, a condition gives the names\n"),
+        ("reference: {source: initial}", "hint: a condition on cases gives their names\n"),
         ("reference: []", ".when.reference: can never hold\n"),
         ("training.group_size: 5", "given: 5    allowed: 2 to 6 in steps of 2\n"),
         ("training.group_size: 8", "training.group_size cannot be this\n"),
         ("training.group_size: true", "training.group_size cannot be this\n"),
         (
             "objective.clip.low: 0.2",
-            "objective.clip.low can be any number, and is hardly ever this\n    9 |   training.epochs: {int: [1, 2], "
+            "objective.clip.low can be any number, and almost never this one\n    9 |   training.epochs: {int: [1, 2], "
             "when: {objective.clip.low: 0.2}}\n"
             "  given: 0.2    allowed: 0.1 to 0.3\n  hint: give objective.clip.low a step, or make it a choice\n",
         ),
@@ -215,10 +215,10 @@ def test_a_parameter_is_tried_only_where_it_is_searched():
     load_study_document(write(study(REFERENCES + conditional)))
     text = message(study(REFERENCES + "  reference.update.every_steps: {int: [1, 3]}\n"))
     assert text.startswith(
-        "spec.yaml:9: parameters[reference.update.every_steps]: reference.update: a reference of source behaviour does "
-        "not move (with reference=behaviour)\n"
+        "spec.yaml:9: parameters[reference.update.every_steps]: reference.update: a reference of source"
+        " behaviour is never updated (with reference=behaviour)\n"
         "    9 |   reference.update.every_steps: {int: [1, 3]}\n"
-        "  hint: search it only where it acts: when: {reference: [...]}\n"
+        "  hint: search it only while it has an effect: when: {reference: [...]}\n"
     )
 
 
@@ -242,7 +242,7 @@ def test_a_point_of_a_schedule_that_a_case_gives_is_searched():
         "(with objective.clip.low=flat)\n"
         "    5 |   objective.clip.low.schedule.1.1: {float: [0.2, 0.5]}\n"
         "  allowed: none: there is no list\n"
-        "  hint: search it only where it acts: when: {objective.clip.low: [...]}\n"
+        "  hint: search it only while it has an effect: when: {objective.clip.low: [...]}\n"
     )
     assert "schedule.2: no such item" in message(study(ramp + point.replace("schedule.1.1", "schedule.2.1")))
 
@@ -390,5 +390,5 @@ def test_a_trial_with_candidates_of_every_kind_is_the_experiment():
         {"reference": {"source": "snapshot", "update": {"every_steps": 2}}, "reference.update.every_steps": 3}
     )
     assert trial.experiment.reference.update.every_steps == 3
-    with pytest.raises(SpecError, match="does not move"):
+    with pytest.raises(SpecError, match="is never updated"):
         document.trial({"reference": {"source": "initial"}, "reference.update.every_steps": 3})

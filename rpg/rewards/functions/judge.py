@@ -163,7 +163,7 @@ class Judge(Reward):
                 return error.issues[0]
         elif not os.path.isfile(os.path.join(self.model, "config.json")):
             hint = "a judge behind an address has an `endpoint`; a model of the Hub is fetched by `hf download`"
-            return Issue("the directory holds no model", ("reward", "model"), self.model, hint=hint)
+            return Issue("the directory contains no model", ("reward", "model"), self.model, hint=hint)
         elif self.engine == "vllm" and (issue := not_installed(VllmRollout())):
             return replace(issue, path=("reward", "engine"), allowed="auto, transformers")
         return None

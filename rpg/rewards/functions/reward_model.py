@@ -46,7 +46,7 @@ class RewardModel(Reward):
         config = self._config()
         where = ("reward", "path")
         if not config:
-            return Issue("the directory holds no model", where, self.path, allowed="a directory with a config.json")
+            return Issue("the directory contains no model", where, self.path, allowed="a directory with a config.json")
         kinds = [name for name in config.get("architectures") or () if isinstance(name, str)]
         if not any(name.endswith("ForSequenceClassification") for name in kinds):
             given = f"{self.path}: {', '.join(kinds) or 'no architecture'}"

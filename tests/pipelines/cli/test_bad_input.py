@@ -42,7 +42,7 @@ spec.yaml:18: objective.clip.lo: unknown field
 spec.yaml:20: training.steps: must be a whole number
     20 |   steps: four
   given: "four"    allowed: a whole number, at least 1
-  hint: Batches of rollouts.
+  hint: Number of steps; each trains on one batch of rollouts.
 1 error; nothing was run
 """,
     ),
@@ -53,7 +53,7 @@ spec.yaml:20: training.steps: must be a whole number
 spec.yaml:18: objective.clip.low: must be less than 1
     18 |     low: 1.2
   given: 1.2    allowed: a number in (0, 1)
-  hint: Margin below ratio 1: with a negative advantage a token stops counting under 1 - low.
+  hint: Margin below ratio 1: with a negative advantage a token is clipped below 1 - low.
 1 error; nothing was run
 """,
     ),

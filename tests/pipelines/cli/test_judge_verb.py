@@ -67,7 +67,7 @@ spec.yaml:28: reward.key: key is env:NO_SUCH_KEY, and there is no variable NO_SU
         """\
 spec.yaml:28: reward.key: a secret's place belongs here, not the secret
     28 | (hidden)
-  given: (hidden)    allowed: env:NAME or file:/PATH, read where it is used
+  given: (hidden)    allowed: env:NAME or file:/PATH, which is read when it is used
   hint: a spec is stored and shared; keep it in a variable or a file
 1 error; nothing was run
 """,
@@ -87,9 +87,9 @@ spec.yaml:28: reward.path: the model has no head that classifies
         "validate",
         f"{JUDGE}, {SCALE}, compare: pairs",
         """\
-spec.yaml:28: reward: a judge that compares the responses of one policy measures no policy
+spec.yaml:28: reward: a judge that compares responses within a group cannot measure a policy
     28 | reward: {JUDGE}
-  given: of the evaluation set held_out
+  given: used for the evaluation set held_out
   hint: write compare: each, or give the evaluation sets a reward of their own
 1 error; nothing was run
 """,

@@ -55,7 +55,7 @@ sequence_parallel_size, skip_zero_advantage, steps, zero_stage
         spec("  divergence: unn", "\tdivergence: unn"),
         "run spec.yaml",
         """\
-spec.yaml:60: a tab, where YAML takes spaces only
+spec.yaml:60: a tab: YAML allows only spaces
     60 |  divergence: unnormalized_reverse
   hint: write spaces in its place
 1 error; nothing was run
@@ -109,7 +109,7 @@ own template
 spec.yaml:70: training.steps: must be a whole number
     70 |   steps: 40k                  # batches of prompts_per_step x group_size responses
   given: "40k"    allowed: a whole number, at least 1
-  hint: Batches of rollouts.
+  hint: Number of steps; each trains on one batch of rollouts.
 1 error; nothing was run
 """,
     ),
@@ -131,7 +131,7 @@ spec.yaml:74: training.optimizer.learning_rate: must be a number
 spec.yaml:63: objective.clip.low: must be less than 1
     63 |   clip: {type: dual, low: 1.2, high: 0.28}
   given: 1.2    allowed: a number in (0, 1)
-  hint: Margin below ratio 1: with a negative advantage a token stops counting under 1 - low.
+  hint: Margin below ratio 1: with a negative advantage a token is clipped below 1 - low.
 1 error; nothing was run
 """,
     ),
@@ -489,7 +489,7 @@ sequence_parallel_size, skip_zero_advantage, steps, zero_stage
         """\
 --set training.steps=many: training.steps: must be a whole number
   given: "many"    allowed: a whole number, at least 1
-  hint: Batches of rollouts.
+  hint: Number of steps; each trains on one batch of rollouts.
 1 error; nothing was run
 """,
     ),
@@ -510,7 +510,7 @@ parameters, pruner, question, sampler, seeds_per_trial, trials, warm_start
         """\
 --set overrides.training.steps=x: overrides[training.steps]: must be a whole number
   given: "x"    allowed: a whole number, at least 1
-  hint: Batches of rollouts.
+  hint: Number of steps; each trains on one batch of rollouts.
 1 error; nothing was run
 """,
     ),
@@ -698,7 +698,7 @@ DOUBTS = {
     "bounds for margins": (
         spec("low: 0.2, high: 0.28", "low: 0.8, high: 1.28"),
         """\
-spec.yaml:63: objective.clip: these read like bounds, and they are margins around ratio 1
+spec.yaml:63: objective.clip: these look like bounds, but they are margins around ratio 1
     63 |   clip: {type: dual, low: 0.8, high: 1.28}
   given: low 0.8, high 1.28: the clip acts outside [0.2, 2.28]; for the bounds [0.8, 1.28] write low: 0.2, high: 0.28
   hint: write margins: low 0.2 holds the ratio at or above 0.8
@@ -708,7 +708,7 @@ spec.yaml:63: objective.clip: these read like bounds, and they are margins aroun
     "a rate without its exponent": (
         spec("learning_rate: 1e-4", "learning_rate: 1"),
         """\
-spec.yaml:74: training.optimizer.learning_rate: an update would move the weights by more than they are
+spec.yaml:74: training.optimizer.learning_rate: an update would change the weights by more than their size
     74 |   optimizer: {learning_rate: 1}
   given: 1
   hint: post-training takes 1e-7 to 1e-4, a small model from scratch 1e-3
@@ -744,7 +744,7 @@ def test_what_can_hardly_be_meant_is_asked_about(
         ("objective.epsilon_high=0.28", "here it is `objective.clip.high`"),
         ("objective.clip.epsilon_high=0.28", "did you mean `high`?"),
         ("training.optimizer.learning_rate=${LR}", "a spec has no variables: give the value by `--set`"),
-        ("seeds=0,1,2", "a list stands in brackets: [0, 1, 2]"),
+        ("seeds=0,1,2", "write a list in brackets: [0, 1, 2]"),
         ("model={source: pretrained, path: $HOME/model}", "write the path itself; `~` stands for your home directory"),
     ],
 )

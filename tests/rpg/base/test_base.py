@@ -229,7 +229,7 @@ def test_a_directory_without_a_model_and_one_that_cannot_be_read(tmp_path: Path)
     directory = tmp_path / "model"
     directory.mkdir()
     spec = experiment({"source": "pretrained", "path": str(directory)})
-    assert wrong(tmp_path / "out", spec).message == "the directory holds no model"
+    assert wrong(tmp_path / "out", spec).message == "the directory contains no model"
     (directory / "config.json").write_text("{")
     (directory / "model.safetensors").write_bytes(b"short")
     assert wrong(tmp_path / "out", spec).message.startswith("the model cannot be loaded: ")

@@ -34,7 +34,7 @@ def test_a_run_survives_a_full_disk(tmp_path: Path, small_disk: Path, room: int,
     filler = small_disk / "filler"
     fill(filler, leave=room)
     output = train(run_dir, expect=1)
-    assert "no space is left on the device; with that mended, `rpg resume` goes on" in output
+    assert "no space is left on the device; after fixing that, `rpg resume` continues" in output
     assert f"{run_dir}/{what}" in output
     assert "Traceback" not in output
     assert not list(run_dir.rglob(".*.partial"))

@@ -127,7 +127,7 @@ def test_a_line_that_takes_a_hundred_times_its_bytes_as_values_is_refused(
 ) -> None:
     monkeypatch.setattr(staging, "allowed_memory", lambda _size: 64 << 20)
     file = tmp_path / "data.jsonl"
-    file.write_text('{"prompt": "1+1", "answer": [' + "[]," * (1 << 21) + "0]}\n")
+    file.write_text('{"prompt": "1+1", "answer": [' + "[]," * (1 << 23) + "0]}\n")
     assert "reading it takes more than" in wrong(file, source="jsonl").message
 
 

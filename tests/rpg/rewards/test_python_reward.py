@@ -134,7 +134,7 @@ def test_what_is_wrong_with_the_file_is_told_at_its_own_line(tmp_path: Path) -> 
     assert refused(tmp_path, "", "{type: python, path: nowhere.py}").splitlines()[0] == (
         "/own.yaml:3: reward.path: no such file"
     )
-    assert "is no file of at most 64 KiB" in refused(tmp_path, "#" * (1 << 17))
+    assert "is not a file of at most 64 KiB" in refused(tmp_path, "#" * (1 << 17))
 
 
 def test_a_file_is_not_varied_without_its_text(tmp_path: Path) -> None:

@@ -50,16 +50,16 @@ def test_the_interpreters_of_a_script_that_runs_are_named(line: str, named: list
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("#!/no/such/sh", "mend the script's first line"),
-        ("#!{dir}/no-right", "mend the script's first line"),
-        ("#!{dir}", "mend the script's first line"),
-        ("#!", "mend the script's first line"),
+        ("#!/no/such/sh", "fix the script's first line"),
+        ("#!{dir}/no-right", "fix the script's first line"),
+        ("#!{dir}", "fix the script's first line"),
+        ("#!", "fix the script's first line"),
         ("#!/bin/sh\r", "carriage return"),
-        ("#!/usr/bin/env no-such-sh", "mend the script's first line"),
+        ("#!/usr/bin/env no-such-sh", "fix the script's first line"),
         ("#!/usr/bin/env sh\r", "carriage return"),
         ("#!/usr/bin/env sh -u", "write #!/usr/bin/env -S sh -u"),
-        ("#!/usr/bin/env -S no-such-sh -u", "mend the script's first line"),
-        ("#!{dir}/lost", "mend the script's first line"),
+        ("#!/usr/bin/env -S no-such-sh -u", "fix the script's first line"),
+        ("#!{dir}/lost", "fix the script's first line"),
     ],
 )
 def test_a_script_whose_interpreter_is_not_here_is_told_with_its_first_line(

@@ -9,7 +9,7 @@ COLUMNS = "entries of one section begin at the same column"
 QUOTES = 'put the text in quotes: "..."'
 
 MISTAKES = {
-    "a tab": ("a:\n\tb: 1\n", 2, "a tab, where YAML takes spaces only", "write spaces in its place"),
+    "a tab": ("a:\n\tb: 1\n", 2, "a tab: YAML allows only spaces", "write spaces in its place"),
     "a brace": ("c: {low: 1, high: 2\n\nreference: 3\n", 1, "the `{` is never closed", "a `}` is missing"),
     "a brace around another": ("o:\n  c: {a: {b: 1}\n  d: 2\n", 2, "the `{` is never closed", "a `}` is missing"),
     "a brace at the end": ("c: {low: 1\n", 1, "the `{` is never closed", "a `}` is missing"),
@@ -17,8 +17,8 @@ MISTAKES = {
     "a brace too many": (
         "a: 1\nc: {a: 1}}\n",
         2,
-        "a `}` that closes nothing",
-        "leave it out, or open what it closes",
+        "a `}` without an opening bracket",
+        "remove it, or add the opening bracket",
     ),
     "a comma": ("c: {low: 1 high: 2}\n", 1, "a comma is missing between two entries", "write it before `high`"),
     "a comma at the end of a line": (
@@ -27,15 +27,15 @@ MISTAKES = {
         "a comma is missing between two entries",
         "write it before `dual`",
     ),
-    "a template without quotes": ("p: {t: {x} =}\n", 1, "text goes on after the closing `}`", QUOTES),
-    "a template alone without quotes": ("p:\n  t: {x} =\n", 2, "text goes on after the closing `}`", QUOTES),
+    "a template without quotes": ("p: {t: {x} =}\n", 1, "there is text after the closing `}`", QUOTES),
+    "a template alone without quotes": ("p:\n  t: {x} =\n", 2, "there is text after the closing `}`", QUOTES),
     "a colon": ("a:\n  b: 1\n  c 2\n  d: 3\n", 3, "a colon is missing after `c`", "write `c: 2`"),
     "a colon after a section": ("a: 1\nb\n  c: 2\n", 2, "a colon is missing after `b`", "write `b:`"),
     "a colon in the first line": ("# why\na\nb: 1\n", 2, "a colon is missing after `a`", "write `a:`"),
     "a space after the colon": ("a: 1\nc:2\nd: 3\n", 2, "a space is missing after the colon", "write `c: 2`"),
     "a second colon": ("q: What: is it\n", 1, "a second `: ` in the line", QUOTES),
     "too far in": ("a:\n  b: 1\n   c: 2\n", 3, "indented under line 2, which has a value already", COLUMNS),
-    "too far out": ("a:\n    b: 1\n  c: 2\n", 3, "the line is indented like none of those above", COLUMNS),
+    "too far out": ("a:\n    b: 1\n  c: 2\n", 3, "the indentation matches no line above", COLUMNS),
     "an item among keys": (
         "a:\n  b: 1\n  - c\n",
         3,
@@ -66,15 +66,15 @@ MISTAKES = {
     "an apostrophe": (
         "q: 'Doesn't it'\n",
         1,
-        "text goes on after the closing `'`",
+        "there is text after the closing `'`",
         "inside '...' write the quote twice, or take \"...\"",
     ),
-    "quotes in quotes": ('q: "a "b" c"\n', 1, 'text goes on after the closing `"`', 'inside "..." write \\"'),
+    "quotes in quotes": ('q: "a "b" c"\n', 1, 'there is text after the closing `"`', 'inside "..." write \\"'),
     "a backslash": (
         'q: "\\d"\n',
         1,
         '"..." knows no `\\d`',
-        "write the backslash twice, or take '...', where a backslash is a backslash",
+        "write the backslash twice, or use '...', which has no escapes",
     ),
     "a sign of YAML's own": ("q: @x\n", 1, "a value cannot begin with `@`", QUOTES),
     "an ampersand": ("q: & x\n", 1, "a value cannot begin with `&`", QUOTES),

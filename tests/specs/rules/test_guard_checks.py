@@ -43,7 +43,7 @@ def test_a_guard_that_cannot_be_is_refused(guard: str, expected: str):
         ("{metric: kl/reverse, below: 0}", "given: kl/reverse below 0: it is never negative"),
         ("{metric: truncated_fraction, above: 1}", "given: truncated_fraction above 1: it is at most 1"),
         ("{metric: response_length/mean, above: 32}", "rollout.max_response_length is 32"),
-        ("{metric: entropy, below: 0.1, for_steps: 5}", "given: 5 steps of trouble in a run of 4"),
+        ("{metric: entropy, below: 0.1, for_steps: 5}", "given: 5 violating steps in a run of 4"),
         ("{metric: entropy, below: 0.1, at_most: 3}", "at_most has no effect"),
         ("{metric: entropy, below: 0.1, action: roll_back}", "the guard has nothing to roll back to"),
     ],

@@ -32,7 +32,7 @@ def test_an_address_in_the_spec_is_refused_and_not_repeated():
     assert told == (
         "spec.yaml:25: notify.0.url: a secret's place belongs here, not the secret\n"
         "    25 | (hidden)\n"
-        "  given: (hidden)    allowed: env:NAME or file:/PATH, read where it is used\n"
+        "  given: (hidden)    allowed: env:NAME or file:/PATH, which is read when it is used\n"
         "  hint: a spec is stored and shared; keep it in a variable or a file\n"
         "1 error; nothing was run"
     )
@@ -44,7 +44,7 @@ def test_an_address_in_the_spec_is_refused_and_not_repeated():
         ("{type: pager, url: env:X}", "notify.0.type: unknown type"),
         ("{type: slack, url: env:X, on: [fail]}", "notify.0.on.0: not one of the values allowed"),
         ("{type: slack, url: env:X, on: []}", "notify.0.on: must have at least 1 item"),
-        ("{type: email, server: env:X, sender: me, to: [a@b.org]}", "notify.0.sender: is not written as it must be"),
+        ("{type: email, server: env:X, sender: me, to: [a@b.org]}", "notify.0.sender: has the wrong form"),
     ],
 )
 def test_a_notice_that_cannot_be_is_told_at_its_line(notice, told):
@@ -52,4 +52,4 @@ def test_a_notice_that_cannot_be_is_told_at_its_line(notice, told):
 
 
 def test_a_pools_name_can_be_part_of_an_address():
-    assert "launcher.pool: is not written as it must be" in message(GOOD + "launcher: {type: local, pool: a/b}\n")
+    assert "launcher.pool: has the wrong form" in message(GOOD + "launcher: {type: local, pool: a/b}\n")

@@ -22,7 +22,7 @@ def test_a_divergence_in_the_reward_from_another_policy_is_fine() -> None:
 
 def test_a_rivals_small_divergence_from_the_policy_that_sampled_is_invisible() -> None:
     text = rival("type: ppo\n  kl_coef: 1e-3")
-    assert "objective.kl_coef: the divergence is invisible beside the reward\n" in warnings(text)
+    assert "objective.kl_coef: the divergence is negligible compared with the reward\n" in warnings(text)
     assert warnings(text + "reference: {source: initial}\n") == "0 warnings"
 
 
@@ -51,7 +51,7 @@ def test_cispos_bound_needs_ratios_that_leave_1() -> None:
 @pytest.mark.parametrize(
     ("update", "said"),
     [
-        ("{every_steps: 1, after_steps: 4}", "reference.update.after_steps: the reference never moves"),
+        ("{every_steps: 1, after_steps: 4}", "reference.update.after_steps: the reference is never updated"),
         ("{kl_above: 0.1, kl_window: 4}", "reference.update.kl_window: kl_above can never act"),
     ],
 )
@@ -94,14 +94,14 @@ def test_whitening_leaves_nothing_to_skip() -> None:
 def test_weights_of_tokens_are_inexact_under_ratios_of_whole_responses() -> None:
     text = changed("rollout: {", "rollout: {engine: vllm, correction: {type: truncate}, ")
     assert warnings(text) == "0 warnings"
-    said = "rollout.correction.type: the correction is inexact: it weighs each token, where the objective weighs whole"
+    said = "rollout.correction.type: the correction is inexact: it weights tokens, and the objective weights whole"
     assert said in warnings(text.replace("  kl_coef", "  level: sequence\n  kl_coef"))
     assert said in warnings(text.replace(RPG, "type: rloo\n  clip:"))
 
 
 def test_margins_that_read_like_bounds_are_asked_about() -> None:
     assert (
-        "spec.yaml:16: objective.clip: these read like bounds, and they are margins around ratio 1\n"
+        "spec.yaml:16: objective.clip: these look like bounds, but they are margins around ratio 1\n"
         "    16 |   clip:\n"
         "  given: low 0.8, high 1.28: the clip acts outside [0.2, 2.28];"
         " for the bounds [0.8, 1.28] write low: 0.2, high: 0.28\n"
@@ -111,5 +111,5 @@ def test_margins_that_read_like_bounds_are_asked_about() -> None:
 
 def test_a_ratio_may_be_truncated_far_from_1() -> None:
     truncated = changed("type: dual\n    low: 0.2", "type: truncate\n    low: 0.2\n    high: 4")
-    assert "read like bounds" not in warnings(truncated)
-    assert "read like bounds" in warnings(truncated.replace("low: 0.2", "low: 0.8"))
+    assert "look like bounds" not in warnings(truncated)
+    assert "look like bounds" in warnings(truncated.replace("low: 0.2", "low: 0.8"))

@@ -19,7 +19,9 @@ def with_rollout(fields: str) -> str:
 def test_the_logprobs_of_a_cut_distribution_cannot_stand_for_the_policys(name: str) -> None:
     field = name.partition(":")[0]
     text = message(with_rollout(f"{name}, top_p: 0.9, top_k: 20"))
-    assert f"rollout.{field}: old_logprobs would be the sampler's, of a distribution that was cut\n" in text
+    assert (
+        f"rollout.{field}: old_logprobs would be the sampler's, which are those of a truncated distribution\n" in text
+    )
     assert "given: top_p 0.9 and top_k 20\n" in text
     assert f"hint: leave {field} out, or leave out top_p and top_k\n" in text
 
@@ -42,7 +44,7 @@ def test_a_choice_of_experts_is_replayed_for_single_turns_and_whole_rows_alone(
 
 def test_sampling_ahead_of_the_whole_training_is_named() -> None:
     assert warnings(with_rollout("max_staleness: 3")) == (
-        "spec.yaml:11: rollout.max_staleness: every batch is sampled by the policy that training begins with\n"
+        "spec.yaml:11: rollout.max_staleness: the initial policy samples every batch\n"
         "    11 | rollout: {max_response_length: 32, max_staleness: 3}\n"
         "  given: 3, in 4 steps\n"
         "  hint: 1 is enough to sample while training\n"
@@ -106,7 +108,7 @@ def test_a_clip_can_fire_in_one_minibatch_of_an_earlier_policys_responses() -> N
 def test_nothing_is_skipped_under_a_divergence_or_an_entropy_bonus() -> None:
     skipping = changed("minibatches: 2", "minibatches: 2\n  skip_zero_advantage: true")
     assert "training.skip_zero_advantage: skip_zero_advantage has no effect\n" in warnings(skipping)
-    assert "given: kl_coef 0.01, whose loss has a gradient where the advantage is 0 as well\n" in warnings(skipping)
+    assert "given: kl_coef 0.01, whose loss has a gradient even if the advantage is 0\n" in warnings(skipping)
     without = skipping.replace("  kl_coef: 1e-2", "  divergence: none")
     assert warnings(without) == "0 warnings"
     assert "given: entropy_coef 0.1, whose loss" in warnings(without + "  entropy_coef: 0.1\n")
@@ -215,9 +217,9 @@ def by_turn(rollout: str, more: str = "") -> str:
 @pytest.mark.parametrize(
     ("rollout", "said"),
     [
-        ("temperature: 1.0", "no turn has a reward: from each turn on the return is that of the response"),
+        ("temperature: 1.0", "no turn has a reward, so every turn's return is that of the response"),
         (BY_TURN.replace(", rewards: {call: 0.5}", ""), "no turn has a reward"),
-        (f"{BY_TURN}, dynamic_sampling: {{}}", "groups would be thrown away whose sums are equal"),
+        (f"{BY_TURN}, dynamic_sampling: {{}}", "groups with equal sums but different turns"),
     ],
 )
 def test_turns_answer_for_their_returns_where_they_have_rewards(rollout: str, said: str) -> None:

@@ -43,7 +43,7 @@ def test_a_password_in_the_spec_is_refused_and_not_repeated():
     [
         ("[{type: neptune}]", "sinks.0.type: unknown type"),
         ("[{type: wandb}]", "sinks.0.project: missing"),
-        ("[{type: wandb, project: a/b}]", "sinks.0.project: is not written as it must be"),
+        ("[{type: wandb, project: a/b}]", "sinks.0.project: has the wrong form"),
         ("[{type: tensorboard}, {type: tensorboard}]", "sinks.1: there is a sink of this type already"),
     ],
 )

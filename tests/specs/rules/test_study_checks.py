@@ -72,11 +72,11 @@ def test_a_population_is_answered_with_what_to_search_instead():
             "",
             "spec.yaml:1: goal: missing\n"
             "  allowed: the fields dataset, metric, direction, over_seeds\n"
-            "  hint: what a trial is judged by: goal, or several as goals\n",
+            "  hint: give the measure that ranks trials as goal, or several as goals\n",
         ),
         (
             GOAL + GOALS,
-            "spec.yaml:8: goals: is said as goal already\n"
+            "spec.yaml:8: goals: conflicts with goal\n"
             "    8 | goals: [{dataset: held_out, metric: mean@8}, {metric: kl/reverse, direction: minimize}]\n"
             "  hint: move the goal into goals, or leave goals out\n",
         ),
@@ -114,8 +114,8 @@ def test_a_population_is_answered_with_what_to_search_instead():
         ),
         (
             "goal: {dataset: held_out, metric: mean@8, over_seeds: lower_bound}\nseeds_per_trial: 2\n",
-            "spec.yaml:7: goal.over_seeds: the interval of two seeds is luck: a search by it finds worse values than"
-            " one by the mean\n"
+            "spec.yaml:7: goal.over_seeds: the interval of two seeds is mostly noise: a search by it"
+            " finds worse values than one by the mean\n"
             "    7 | goal: {dataset: held_out, metric: mean@8, over_seeds: lower_bound}\n"
             "  given: lower_bound with 2 seeds per trial    allowed: mean\n"
             "  hint: give the trials 5 seeds: overrides: {seeds: [0, 1, 2, 3, 4]}, seeds_per_trial: 5\n",
@@ -174,7 +174,7 @@ def test_a_population_is_answered_with_what_to_search_instead():
             GOAL + "pruner:\n  type: median\n  rungs:\n    - 5\n    - 20\n    - 25\n",
             "spec.yaml:12: pruner.rungs.1: the rung is not below training.steps\n    12 |     - 20\n"
             "  given: 20    allowed: at most 19\n"
-            "  hint: at the last step a trial is finished, and evaluated anyway\n"
+            "  hint: a trial is evaluated at its last step anyway\n"
             "spec.yaml:13: pruner.rungs.2: the rung is not below training.steps\n",
         ),
         (
@@ -191,7 +191,7 @@ def test_a_population_is_answered_with_what_to_search_instead():
         ),
         (
             "goal: {metric: kl/reverse}\nconfirm: {dataset: held_out}\n",
-            "spec.yaml:8: confirm.dataset: a training metric is of no evaluation set\n",
+            "spec.yaml:8: confirm.dataset: a training metric has no evaluation set\n",
         ),
         (
             GOAL + "warm_start: {studies: [clip]}\n",
@@ -199,7 +199,7 @@ def test_a_population_is_answered_with_what_to_search_instead():
             "  given: clip\n  hint: its own trials count anyway\n",
         ),
         (GOAL + "warm_start: {runs: [a-s0-1, a-s0-1]}\n", "spec.yaml:8: warm_start.runs.1: is given twice\n"),
-        (GOAL + "warm_start: {studies: [Some Study]}\n", "warm_start.studies.0: is not written as it must be\n"),
+        (GOAL + "warm_start: {studies: [Some Study]}\n", "warm_start.studies.0: has the wrong form\n"),
     ],
 )
 def test_what_is_wrong_is_told_at_its_line(text, expected):
@@ -259,9 +259,9 @@ def test_samplers_that_take_several_goals(sampler):
         ),
         (
             GOAL + "pruner: {type: asha, rungs: [5], eta: 21}\n" + TRIALS,
-            "spec.yaml:8: pruner.eta: no trial earns to go on\n"
+            "spec.yaml:8: pruner.eta: no trial continues\n"
             "    8 | pruner: {type: asha, rungs: [5], eta: 21}\n"
-            "  given: 1 of 21 goes on from a rung, of 20 trials\n  hint: lower eta or raise trials\n",
+            "  given: 1 of 21 continues from a rung, of 20 trials\n  hint: lower eta or raise trials\n",
         ),
         (
             GOAL + ASHA + "sampler: {type: gp}\n" + TRIALS,
@@ -285,7 +285,7 @@ def test_samplers_that_take_several_goals(sampler):
             GOAL + "sampler: {type: random}\nwarm_start: {studies: [earlier]}\n" + TRIALS,
             "spec.yaml:9: warm_start: the sampler learns from no result\n",
         ),
-        (GOAL + "parallel: 21\n" + TRIALS, "spec.yaml:8: parallel: more trials at a time than there are\n"),
+        (GOAL + "parallel: 21\n" + TRIALS, "spec.yaml:8: parallel: more concurrent trials than trials\n"),
         (
             GOAL + "confirm: {candidates: 20}\n" + TRIALS,
             "spec.yaml:8: confirm.candidates: every trial is confirmed\n    8 | confirm: {candidates: 20}\n"
@@ -293,7 +293,7 @@ def test_samplers_that_take_several_goals(sampler):
         ),
         (
             "goal: {dataset: held_out, metric: mean@8, over_seeds: lower_bound}\n" + TRIALS,
-            "spec.yaml:7: goal.over_seeds: is mostly luck with so few seeds\n"
+            "spec.yaml:7: goal.over_seeds: is dominated by noise with few seeds\n"
             "    7 | goal: {dataset: held_out, metric: mean@8, over_seeds: lower_bound}\n"
             "  given: lower_bound with 3 seeds per trial\n  hint: take the mean, or 5 seeds\n",
         ),

@@ -65,7 +65,7 @@ def test_a_field_with_a_default_that_changes_nothing_leaves_earlier_results_vali
 def test_a_learning_rate_without_its_exponent_is_asked_about():
     text = changed("steps: 4", "steps: 4\n  optimizer: {learning_rate: %s}")
     assert warnings(text % "1") == (
-        "spec.yaml:21: training.optimizer.learning_rate: an update would move the weights by more than they are\n"
+        "spec.yaml:21: training.optimizer.learning_rate: an update would change the weights by more than their size\n"
         "    21 |   optimizer: {learning_rate: 1}\n"
         "  given: 1\n"
         "  hint: post-training takes 1e-7 to 1e-4, a small model from scratch 1e-3\n"
@@ -77,6 +77,6 @@ def test_a_learning_rate_without_its_exponent_is_asked_about():
 def test_schedule_free_takes_one_learning_rate():
     section = "steps: 4\n  optimizer: {type: schedule_free_adamw, learning_rate: {schedule: [[1, 1e-3], [3, 1e-4]]}}"
     assert message(changed("steps: 4", section)).startswith(
-        "spec.yaml:21: training.optimizer.learning_rate: schedule_free_adamw weighs each iterate by its rate, and "
-        "knows one peak\n"
+        "spec.yaml:21: training.optimizer.learning_rate: schedule_free_adamw weights each iterate by its"
+        " rate, and supports one peak\n"
     )

@@ -16,26 +16,26 @@ def with_engine(fields: str) -> str:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        (", tensor_parallel_size: 2", "rollout.tensor_parallel_size: an engine in the trainer's process has one GPU"),
+        (", tensor_parallel_size: 2", "rollout.tensor_parallel_size: an engine in the trainer's process has only"),
         (
             ", ranks_per_engine: 2",
-            "rollout.ranks_per_engine: an engine in the trainer's process serves that process alone",
+            "rollout.ranks_per_engine: an engine in the trainer's process serves only that process",
         ),
-        (", placement: dedicated, sleep: true", "rollout.sleep: a dedicated engine shares its memory with nobody"),
+        (", placement: dedicated, sleep: true", "rollout.sleep: a dedicated engine does not share its memory"),
         (", sleep: true}\nresources: {device: cpu", "rollout.sleep: vLLM cannot sleep on a CPU"),
         (", kv_cache: fp8}\nresources: {device: cpu", "rollout.kv_cache: a cache of eight bits needs a GPU"),
         (
             ", replay_routing: true}\nresources: {device: cpu",
-            "rollout.replay_routing: vLLM tells the experts of a token on a GPU alone",
+            "rollout.replay_routing: vLLM reports a token's experts only on a GPU",
         ),
         (
             ", replay_routing: true, enable_prefix_caching: false",
-            "rollout.replay_routing: vLLM tells experts with prefix caching alone",
+            "rollout.replay_routing: vLLM reports experts only with prefix caching",
         ),
         (", placement: dedicated, engine_gpus: [3, 3]", "rollout.engine_gpus.1: the GPU is given twice"),
         (
             ", placement: dedicated, tensor_parallel_size: 2, engine_gpus: [2, 3, 4]",
-            "rollout.engine_gpus: the GPUs cannot be dealt out evenly",
+            "rollout.engine_gpus: the GPUs do not divide evenly among the engines",
         ),
     ],
 )
@@ -92,7 +92,7 @@ def test_gpus_that_would_be_idle_are_refused_by_name(fields: str, ranks: int, la
         load_any(write(spec))
         return
     refused = message(spec)
-    assert "rollout.engine_gpus: more GPUs than the engines take\n" in refused
+    assert "rollout.engine_gpus: more GPUs than the engines use\n" in refused
     assert f"given: {given}    allowed: " in refused
     assert "would be idle: an engine serves rollout.ranks_per_engine ranks" in refused
     if ranks == 2:
@@ -126,7 +126,7 @@ APART = "launcher: {type: ray, engine_nodes: 2}"
         (
             ", placement: dedicated, engine_gpus: [4, 5, 6, 7]",
             APART,
-            "rollout.engine_gpus: it names GPUs of the ranks' machines, and the engines are on others\n",
+            "rollout.engine_gpus: the engines are not on the ranks' machines, whose GPUs it names\n",
         ),
         (
             ", placement: dedicated, ranks_per_engine: 2",
@@ -155,4 +155,4 @@ def test_sampling_in_the_trainer_needs_no_machines_for_engines() -> None:
 
 def test_an_engine_that_samples_ahead_cannot_sleep_meanwhile() -> None:
     text = message(with_engine(", sleep: true, max_staleness: 1"))
-    assert "rollout.sleep: an engine that samples while the learner trains cannot sleep then\n" in text
+    assert "rollout.sleep: an engine that samples during training cannot sleep\n" in text

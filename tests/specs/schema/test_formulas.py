@@ -99,7 +99,7 @@ def test_a_mistake_has_its_column_and_what_to_do(text: str, found: tuple[str, in
 
 def test_sums_over_a_response_need_tokens() -> None:
     for text in ("to_go(log(r))", "response_mean(w)", "w*position"):
-        assert "has no meaning where an entry is a whole response" in mistake(text, of_responses=True)[0]
+        assert "has no meaning at the level of whole responses" in mistake(text, of_responses=True)[0]
         assert parse_formula(text)
     with pytest.raises(SpecError, match="`to_go` has no meaning"):
         made(level="sequence", weight="to_go(w)")

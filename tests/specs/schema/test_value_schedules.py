@@ -218,7 +218,7 @@ def test_knobs_are_weighed_by_the_largest_value_that_a_schedule_has():
     none = changed("kl_coef: 1e-2", "kl_coef: {schedule: [[1, 0], [3, 0]]}")
     assert "objective.kl_coef: the divergence has no effect" in warnings(none)
     small = changed("kl_coef: 1e-2", "kl_coef: {schedule: [[1, 0], [3, 1e-3]]}")
-    assert "given: 0.001 from the behaviour policy, which moves every step" in warnings(small)
+    assert "given: 0.001 from the behaviour policy, which changes every step" in warnings(small)
     assert "divergence" not in warnings(changed("kl_coef: 1e-2", "kl_coef: {schedule: [[1, 0], [3, 1e-2]]}"))
     rival = GOOD.replace("type: rpg", "type: grpo").replace("    type: dual\n", "")
     held = load_experiment(write(rival.replace("kl_coef: 1e-2", "kl_coef: {schedule: [[1, 0], [3, 1]]}")))
@@ -249,7 +249,7 @@ def test_a_schedule_that_outlasts_training_is_warned_of():
 def test_a_reference_that_no_schedule_or_count_moves_in_time_is_warned_of(update: str, moves: bool):
     # 4 steps of 2 updates; a move after the last one would be for nothing.
     text = changed("training:", f"reference: {{source: snapshot, update: {{{update}}}}}\ntraining:")
-    assert ("the reference never moves" in warnings(text)) != moves
+    assert ("the reference is never updated" in warnings(text)) != moves
 
 
 def test_the_json_schema_takes_a_number_or_a_schedule():
