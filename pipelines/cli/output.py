@@ -66,7 +66,7 @@ class Choice:
     """The rows of a table that are written, and the digits of its numbers."""
 
     rows: Sequence[str] = ()
-    """Texts of which a row's first column contains one; empty: all rows."""
+    """Texts of which a row's first column contains one. Empty keeps all rows."""
     digits: int | None = None
     """Digits after the decimal point."""
 
@@ -251,7 +251,7 @@ def table_for_papers(
     space.
 
     Args:
-        caption: stands above the table in LaTeX and HTML; empty: the table is not a float.
+        caption: stands above the table in LaTeX and HTML. Without it the LaTeX table is no float.
         safe: as for `csv_text`.
     """
     cells = [[" ".join(cell.split()) for cell in row] for row in rows]

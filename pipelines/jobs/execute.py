@@ -96,13 +96,9 @@ def run_study_here(
 
 def _live_page(home: Home, name: str) -> str:
     """Returns the link of the live page, or the command that serves it if no server of the home does."""
-    from pipelines.prefect.server.api import running_services
-    from pipelines.web.serve import live_path
+    from pipelines.web.serve import served_live
 
-    services = running_services(home)
-    if services and services.record_url:
-        return f"{services.record_url}{live_path([name])}"
-    return f"rpg watch --web {name}"
+    return served_live(home, [name]) or f"rpg watch --web {name}"
 
 
 def _planned(document: Document, home: Home, *, quiet: bool) -> Plan:

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
+from pipelines.prefect.server.api import running_services
 from pipelines.prefect.server.credentials import SERVER_AUTH_VARIABLE, asked_for, of_home
 from pipelines.prefect.server.settings import trusted_hosts
 from specs.errors import Issue, RpgError, SpecError
@@ -17,6 +18,12 @@ DEFAULT_PORT = 4202
 def live_path(names: Sequence[str]) -> str:
     """Returns the path of the live page of experiments, studies and runs; without a name, of those that train."""
     return f"/live?{urlencode([('of', name) for name in names])}".removesuffix("?")
+
+
+def served_live(home: Home, names: Sequence[str]) -> str:
+    """Returns the link of the live page on the record's server that `rpg up` started; empty if none is up."""
+    services = running_services(home)
+    return f"{services.record_url}{live_path(names)}" if services and services.record_url else ""
 
 
 def serve_here(home: Home, host: str, port: int, path: str = "") -> None:

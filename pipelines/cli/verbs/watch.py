@@ -50,8 +50,7 @@ def _in_browser(names: list[str], host: str, port: int, profile: str) -> None:
     from pipelines.home.home import Home
     from pipelines.home.runs import find_run, is_study
     from pipelines.home.versions import is_experiment, runs_of
-    from pipelines.prefect.server.api import running_services
-    from pipelines.web.serve import live_path, serve_here
+    from pipelines.web.serve import live_path, serve_here, served_live
 
     if profile:
         raise typer.BadParameter("the server's own address shows its record in a browser", param_hint="--web")
@@ -61,8 +60,7 @@ def _in_browser(names: list[str], host: str, port: int, profile: str) -> None:
         if is_experiment(home, name):
             runs_of(home, name)  # refuses an unknown version
         wanted.append(name if is_study(home, name) or is_experiment(home, name) else find_run(home, name))
-    services = running_services(home)
-    if services and services.record_url and not port:
-        typer.echo(f"{services.record_url}{live_path(wanted)}")
-        return
-    serve_here(home, host, port, live_path(wanted))
+    if not port and (link := served_live(home, wanted)):
+        typer.echo(link)
+    else:
+        serve_here(home, host, port, live_path(wanted))
