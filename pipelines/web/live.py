@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipelines.home.home import Home
-from pipelines.home.runs import is_study, status_of
-from pipelines.home.versions import is_experiment, looks_of, split_name
+from pipelines.home.runs import is_run, is_study, status_of, study_runs
+from pipelines.home.versions import is_experiment, looks_of, runs_of, split_name
 from pipelines.report.answer import confidence_of, note_looks, seeds_ended
 from pipelines.report.answer.whole import answered
 from pipelines.report.charts import Chart, line, line_layers
@@ -30,7 +30,7 @@ from pipelines.report.statistics import level
 from pipelines.studies.answers.answer import answer as answer_of_study
 from pipelines.studies.answers.results import read_study
 from rpg.statistics.factors import student
-from specs.errors import RpgError, SpecError
+from specs.errors import RpgError
 from specs.machine.files import read_json
 from specs.metrics import BY_NAME, METRICS
 from storage import Store
@@ -216,11 +216,11 @@ class Live:
     def _groups_under(self, name: str) -> list[Group]:
         """Returns the groups of one name; none for an experiment or a study of which no run has begun."""
         try:
-            return find_groups(self._home, name)
-        except SpecError:
-            if is_study(self._home, name) or is_experiment(self._home, name):
+            of_study, of_experiment = is_study(self._home, name), is_experiment(self._home, name)
+            runs = study_runs(self._home, name) if of_study else runs_of(self._home, name) if of_experiment else []
+            if (of_study or of_experiment) and not any(is_run(self._home, run_id) for run_id in runs):
                 return []
-            raise
+            return find_groups(self._home, name)
         except (OSError, ValueError) as error:  # no file has such a name
             raise RpgError(f"nothing is recorded under {name[:80]!r}") from error
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from recorded_home import START, record_experiment, record_run, record_two_cells, write
+from recorded_study import record as record_study
+from recorded_study import study, trial
 from starlette.testclient import TestClient
 
 from pipelines.home.home import Home
@@ -129,6 +131,21 @@ def test_runs_of_several_names_are_overlaid(recorded: Home) -> None:
         sent = ask(client, "sums-narrow-s0", "sums")
     assert [group["label"] for group in sent["groups"]][1:] == ["sums: clip.high 0.1", "sums: clip.high 0.28"]
     assert sent["answer"] == {"text": "", "note": "", "asks": False}
+
+
+def test_a_study_is_overlaid_by_trial_with_its_answer(tmp_path: Any) -> None:
+    home = Home(tmp_path)
+    lows = (0.1, 0.2)
+    ids = [
+        record_run(home, f"clips-{low}", values={"objective.clip.low": low}, steps=5, problems=4, experiment="clips")
+        for low in lows
+    ]
+    trials = [trial(number, low) | {"run_ids": [ids[number]]} for number, low in enumerate(lows)]
+    with client_of(home) as client:
+        record_study(home, study(trials))
+        sent = ask(client, "clips")
+    assert [group["label"] for group in sent["groups"]] == ["trial 0 (baseline)", "trial 1"]
+    assert sent["answer"]["text"].startswith("Candidate: ")
 
 
 def test_the_answer_of_an_experiment_that_is_over_is_there(recorded: Home) -> None:

@@ -68,6 +68,7 @@ def test_seeds_are_a_band_with_the_interval_of_the_reports_or_lines(browser: Bro
     with served(home) as address, visit(browser) as visited:
         page = visited.page
         open_live(page, f"{address}/live?of=sums")
+        assert page.evaluate("[...shown.keys()]")[:4] == ["mean@8 on two-terms", "reward/mean", "kl/reverse", "entropy"]
         band, *others = lines(page)
         assert band["line"] == "clip.high 0.1"
         for step in (0, 17, 59):
