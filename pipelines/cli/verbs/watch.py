@@ -13,7 +13,7 @@ def watch(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RUN-or-EXPERIMENT...",
+            metavar="RUN-or-EXPERIMENT",
             help="Runs, experiments or NAME@VERSION with all their runs; with --web also studies.",
             autocompletion=complete_recorded("runs", "experiments", "studies"),
         ),
