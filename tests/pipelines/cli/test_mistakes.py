@@ -675,7 +675,7 @@ def test_watch_takes_a_name_or_opens_a_browser(rpg: Call) -> None:
     code, said = rpg("watch")
     assert (code, "name a run or an experiment" in said) == (2, True)
     assert rpg("watch --web other", home="DIR/home") == (
-        1,
+        2,
         "there is no run `other`: DIR/home holds none yet; `rpg run FILE` makes one\n",
     )
 
