@@ -9,7 +9,7 @@ import os
 import secrets
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
@@ -73,10 +73,10 @@ class Choice:
     def __bool__(self) -> bool:
         return bool(self.rows) or self.digits is not None
 
-    def of(self, rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
+    def of(self, rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
         """Returns the chosen rows, numbers with the chosen digits."""
         chosen = [row for row in rows if not self.rows or any(text in cell_text(row[0]) for text in self.rows)]
-        return [tuple(map(self._rounded, row)) for row in chosen] if self.digits is not None else chosen
+        return [tuple(row) if self.digits is None else tuple(map(self._rounded, row)) for row in chosen]
 
     def _rounded(self, value: Any) -> Any:
         return f"{value:z.{self.digits}f}" if isinstance(value, (float, Decimal)) else value
@@ -94,7 +94,7 @@ def write_stream(
     Warnings go to stderr. Rows are written as they arrive; a table holds only the rows that it shows.
 
     Args:
-        choice: chosen rows and digits; not for Parquet.
+        choice: chosen rows and digits; JSON keeps all digits, and Parquet has neither.
         safe: as for `csv_text`.
     """
     for warning in stream.warnings:
@@ -110,6 +110,7 @@ def write_stream(
 def _texts(stream: "Stream", kind: Format, choice: Choice, *, width: int | None, safe: bool) -> Iterator[str]:
     """Yields the result in pieces."""
     columns, written = stream.columns, stream.texts()
+    choice = replace(choice, digits=None) if kind is Format.json else choice
     batches = (choice.of(rows) if choice else rows for rows in stream.rows()) if written is None else iter(())
     if kind is Format.table:
         shown: list[tuple[Any, ...]] = []

@@ -131,8 +131,13 @@ def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str, *, 
 
     def in_turn(runs: Sequence[RunPlan]) -> Outcomes:
         announce()
-        progress = Silent() if quiet else ConsoleProgress(left=TimeLeft(runs))
-        return execute_in_turn(document, runs, home, shared=not only, progress=progress)
+        return execute_in_turn(
+            document,
+            runs,
+            home,
+            shared=not only,
+            progress=Silent() if quiet else ConsoleProgress(left=TimeLeft(runs)),
+        )
 
     def in_parallel(runs: Sequence[RunPlan]) -> Outcomes:
         announce()

@@ -108,7 +108,7 @@ def _by_group(comparison: RunComparison, digits: int | None) -> tuple[list[str],
         results.setdefault((measure.metric, False), []).append(of_metric)
     rows = []
     for (name, share), of_result in results.items():
-        intervals = [interval for _, *both, _ in of_result for interval in both]
+        intervals = [interval for _, value, against, _ in of_result for interval in (value, against)]
         places = digits_of(intervals, share=share) if digits is None else digits
         for label, value, against, differs in of_result:
             gap = figure_and_interval(against, places, share=share, sign="+") if against else ("", "")
@@ -150,15 +150,16 @@ def _print(comparison: RunComparison, names: Sequence[str], choice: Choice, *, w
     if not fields:
         console.print("\nThe specs differ in nothing but the seed.")
     columns, rows = _results(comparison, choice.digits)
-    rows, whole = (replace(choice, digits=None).of(rows), True) if choice.rows else (rows, whole)
-    short = rows if whole else [row for row in rows if _on_one_screen(comparison, row[0])][:_MOST_ROWS]
+    whole = whole or bool(choice.rows)
+    every = replace(choice, digits=None).of(rows)
+    short = every if whole else [row for row in every if _on_one_screen(comparison, row[0])][:_MOST_ROWS]
     shown = fields if whole else fields[:_MOST_FIELDS]
     if fields:
         console.print(_spec_table(comparison, shown))
     console.print(_result_table(columns, short))
     if len(comparison.groups) > 1:
         console.print(f"Second lines: difference from the first column; * {_SURE}.")
-    if left := len(fields) - len(shown) + len(rows) - len(short):
+    if left := len(fields) - len(shown) + len(every) - len(short):
         console.print(Text(f"\nnext\n  rpg compare {shlex.join(names)} --all  {left} more rows"))
 
 

@@ -702,7 +702,8 @@ def test_rows_and_digits_of_a_query_are_chosen(call: Call, kind: str) -> None:
     code, told, _ = call("sql", query, "--format", kind, "--rows", "kl", "--digits", "2")
     assert code == 0
     assert re.findall("[a-z]+/[a-z]+(?=[^>])|entropy", told.replace("</", " ")) == ["kl/reverse", "kl/forward"]
-    assert re.findall(r"\d\.\d+", told) == ["0.12", "2.00"]
+    # Programs that read JSON round for themselves.
+    assert re.findall(r"\d\.\d+", told) == (["0.12345", "2.0"] if kind == "json" else ["0.12", "2.00"])
 
 
 def test_parquet_has_every_row_and_digit(call: Call) -> None:
